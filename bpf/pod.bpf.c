@@ -114,11 +114,14 @@ struct plan {
  * plan_service - decide what a Service does with a new flow
  * Return: enum drop_reason.
  */
-slow_fn int plan_service(struct pkt *p, struct plan *plan)
+global_fn int plan_service(struct pkt *p, struct plan *plan)
 {
-	struct service *s = service_find(&p->t.dst, p->t.dport, p->proto);
+	struct service *s;
 	struct backend *b;
 
+	if (!p || !plan)
+		return REASON_NONE;
+	s = service_find(&p->t.dst, p->t.dport, p->proto);
 	if (!s)
 		return service_address(&p->t.dst) ? REASON_SERVICE_PORT : REASON_NONE;
 	if (p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
@@ -156,8 +159,10 @@ inline_fn bool tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
  * nat_port - keep the flow's source port, or find another when a flow to the same backend has it
  * Return: enum drop_reason.
  */
-slow_fn int nat_port(struct plan *plan, __u8 proto, __u32 now)
+global_fn int nat_port(struct plan *plan, __u8 proto, __u32 now)
 {
+	if (!plan)
+		return REASON_NAT_PORTS;
 	for (int i = 0; i < NAT_PORT_TRIES; i++) {
 		if (!tuple_taken(&plan->post, proto, now))
 			return REASON_NONE;
@@ -173,10 +178,12 @@ slow_fn int nat_port(struct plan *plan, __u8 proto, __u32 now)
  *
  * Return: enum drop_reason.
  */
-slow_fn int create_flow(struct pkt *p, struct plan *plan, struct ct_entry *e, __u32 now)
+global_fn int create_flow(struct pkt *p, struct plan *plan, struct ct_entry *e, __u32 now)
 {
 	int reason;
 
+	if (!p || !plan || !e)
+		return REASON_CT_FULL;
 	end_set(&e->opener, &p->t.src);
 	end_set(&e->responder, &plan->post.dst);
 	e->backend = plan->backend;

@@ -15,11 +15,17 @@
  *
  * Return: enum drop_reason.
  */
-slow_fn int frag_follow(struct pkt *p, __u32 now)
+global_fn int frag_follow(struct pkt *p, __u32 now)
 {
-	struct frag_key key = { .src = p->t.src, .dst = p->t.dst, .id = p->frag_id, .proto = p->proto };
 	struct frag_ports *found, ports = {};
+	struct frag_key key = {};
 
+	if (!p)
+		return REASON_FRAG_NO_FIRST;
+	key.src = p->t.src;
+	key.dst = p->t.dst;
+	key.id = p->frag_id;
+	key.proto = p->proto;
 	if (p->frag == FRAG_FIRST) {
 		ports.sport = p->t.sport;
 		ports.dport = p->t.dport;

@@ -35,14 +35,19 @@ inline_fn int nat_addrs_ipv6(struct __sk_buff *skb, const struct tuple *from, co
  *
  * Return: enum drop_reason.
  */
-slow_fn int translate(struct __sk_buff *skb, struct pkt *p, const struct tuple *to)
+global_fn int translate(struct __sk_buff *skb, struct pkt *p, const struct tuple *to)
 {
-	bool udp = p->proto == IPPROTO_UDP;
-	__u32 csum = p->l4_off + (udp ? 6 : 16);
-	__u64 zero_is_none = udp ? BPF_F_MARK_MANGLED_0 : 0;
+	__u64 zero_is_none;
 	__s64 diff;
+	__u32 csum;
+	bool udp;
 	int err;
 
+	if (!p || !to)
+		return REASON_NAT_FAILED;
+	udp = p->proto == IPPROTO_UDP;
+	csum = p->l4_off + (udp ? 6 : 16);
+	zero_is_none = udp ? BPF_F_MARK_MANGLED_0 : 0;
 	if (!udp && p->proto != IPPROTO_TCP)
 		return REASON_NAT_FAILED;
 	err = p->ipv6 ? nat_addrs_ipv6(skb, &p->t, to, &diff) : nat_addrs_ipv4(skb, &p->t, to, &diff);
