@@ -13,6 +13,7 @@
 #include "lib/deliver.h"
 #include "lib/drop.h"
 #include "lib/frag.h"
+#include "lib/icmp_error.h"
 #include "lib/lb.h"
 #include "lib/nat.h"
 #include "lib/parse.h"
@@ -231,10 +232,50 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	return to ? deliver(skb, self, to, e.responder.endpoint) : NEXT;
 }
 
-/* An ICMP error about a flow: let it follow the flow, or say why not. */
-slow_fn int icmp_error(struct __sk_buff *skb, __u32 dir)
+/**
+ * forward_error - an ICMP error from a pod follows the flow that it is about
+ */
+slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 now)
 {
-	return drop(skb, REASON_ICMP_ERROR_FLOW, dir);
+	struct flow f = { .now = now };
+	struct quote q = {};
+	struct endpoint *to;
+	struct tuple t;
+	__u32 id;
+	int reason = error_flow(skb, p, &f, &q);
+
+	if (reason || !f.e)
+		return drop(skb, reason, DIR_FROM_POD);
+	to = next_endpoint(&f, &id);
+	if (f.e->role == CT_PRE_NAT && !f.reply) {
+		tuple_reverse(&t, &f.e->other);
+		reason = translate_error(skb, p, &q, &t);
+	} else if (f.e->role == CT_POST_NAT && f.reply && reply_translated_here(self, to)) {
+		t = f.e->other;
+		reason = translate_error(skb, p, &q, &t);
+	}
+	if (reason)
+		return drop(skb, reason, DIR_FROM_POD);
+	return to && to->generation ? deliver(skb, self, to, id) : NEXT;
+}
+
+/**
+ * accept_error - an ICMP error on its way into a pod
+ */
+slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 now)
+{
+	struct flow f = { .now = now };
+	struct quote q = {};
+	struct tuple t;
+	int reason = error_flow(skb, p, &f, &q);
+
+	if (reason || !f.e)
+		return drop(skb, reason, DIR_TO_POD);
+	if (f.e->role == CT_POST_NAT && f.reply && f.e->opener.endpoint == id) {
+		t = f.e->other;
+		reason = translate_error(skb, p, &q, &t);
+	}
+	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 }
 
 /* A pod sends from its own link and network addresses only. */
@@ -289,7 +330,7 @@ int from_pod(struct __sk_buff *skb)
 	if (p.kind == PKT_CONTROL)
 		return NEXT;
 	if (p.kind == PKT_ICMP_ERROR)
-		return icmp_error(skb, DIR_FROM_POD);
+		return forward_error(skb, &p, self, f.now);
 
 	ct_find(&f, &p, scope);
 	if (f.e && begins_anew(&f, &p))
@@ -343,7 +384,7 @@ int to_pod(struct __sk_buff *skb)
 	if (p.kind == PKT_CONTROL)
 		return NEXT;
 	if (p.kind == PKT_ICMP_ERROR)
-		return icmp_error(skb, DIR_TO_POD);
+		return accept_error(skb, &p, id, f.now);
 
 	ct_find(&f, &p, CT_SCOPE_FLOW);
 	if (f.e && begins_anew(&f, &p))
