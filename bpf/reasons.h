@@ -28,5 +28,6 @@ enum drop_reason {
 	REASON_NAT_FAILED = 18,        /* rewriting the packet failed */
 	REASON_DELIVER = 19,           /* handing the packet to the pod failed */
 	REASON_ICMP_ERROR_NAT = 20,    /* an ICMP error about a translated flow could not be translated */
-	REASON_COUNT = 21,
+	REASON_ICMP_ERROR_FLOW = 21,   /* an ICMP error about a flow that is not known */
+	REASON_COUNT = 22,
 };

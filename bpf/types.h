@@ -23,8 +23,9 @@ struct tuple {
 	struct addr dst;
 	__be16 sport;
 	__be16 dport;
+	__u32 pad;
 };
-_Static_assert(sizeof(struct tuple) == 36, "tuple");
+_Static_assert(sizeof(struct tuple) == 40, "tuple");
 
 enum direction {
 	DIR_FROM_POD = 0,
@@ -90,8 +91,9 @@ struct service_key {
 	__be16 port;
 	__u8 proto;
 	__u8 scope; /* 0; reserved for local-only frontends */
+	__u32 pad;
 };
-_Static_assert(sizeof(struct service_key) == 20, "service_key");
+_Static_assert(sizeof(struct service_key) == 24, "service_key");
 
 enum service_flag {
 	SVC_ADDRESS = 1, /* marks an address that has frontends; has no backends itself */
@@ -117,8 +119,9 @@ struct backend {
 	__be16 port;
 	__u8 proto;
 	__u8 flags;
+	__u32 pad;
 };
-_Static_assert(sizeof(struct backend) == 20, "backend");
+_Static_assert(sizeof(struct backend) == 24, "backend");
 
 /* ---- flow state ------------------------------------------------------- */
 
@@ -167,7 +170,7 @@ struct ct_entry {
 	__u8 flags;    /* enum ct_flag */
 	/* Single-writer bytes, so that two CPUs need no atomic read-modify-write. */
 	__u8 seen_reply;
-	__u8 pad0;
+	__u8 shadow;   /* 1: the PRE half is keyed with CT_SCOPE_SHADOW */
 	__u8 closing_orig;  /* enum ct_closing, by the opener's packets */
 	__u8 closing_reply; /* by the other end's */
 	__u8 pad1[2];
@@ -176,7 +179,7 @@ struct ct_entry {
 	__u32 backend;      /* id, 0 when none */
 	struct tuple other; /* the other half's tuple in the flow's original direction */
 };
-_Static_assert(sizeof(struct ct_entry) == 68, "ct_entry");
+_Static_assert(sizeof(struct ct_entry) == 72, "ct_entry");
 
 struct frag_key {
 	struct addr src;
