@@ -53,25 +53,21 @@ func (d *Datapath) AttachKind() string {
 }
 
 // Attach puts the entry programs of ep on its interface. The calling thread is
-// in the interface's namespace. What is attached already stays. qdisc says
-// that a clsact qdisc was made for it.
+// in the interface's namespace. What is attached already stays.
 //
 // With tcx we go to the head of the list: a foreign program that ends the
 // processing early must not be able to skip ours.
-func (d *Datapath) Attach(ep state.Endpoint) (qdisc bool, err error) {
+func (d *Datapath) Attach(ep state.Endpoint) error {
+	attach := d.attachTCX
+	if ep.Attach == AttachClsact {
+		attach = d.attachFilter
+	}
 	for _, h := range hooks(ep.Placement) {
-		if ep.Attach == AttachTCX {
-			err = d.attachTCX(ep, h)
-		} else {
-			var made bool
-			made, err = d.attachFilter(ep, h)
-			qdisc = qdisc || made
-		}
-		if err != nil {
-			return qdisc, fmt.Errorf("attach to interface %d: %w", ep.IfIndex, err)
+		if err := attach(ep, h); err != nil {
+			return fmt.Errorf("attach to interface %d: %w", ep.IfIndex, err)
 		}
 	}
-	return qdisc, nil
+	return nil
 }
 
 func (d *Datapath) attachTCX(ep state.Endpoint, h hook) error {

@@ -31,18 +31,34 @@ func parentOf(h hook) uint32 {
 	return netlink.HANDLE_MIN_EGRESS
 }
 
-// attachFilter is attachTCX for kernels without tcx. made says that the clsact
-// qdisc was not there before.
-func (d *Datapath) attachFilter(ep state.Endpoint, h hook) (made bool, err error) {
+// HasClsact says whether the interface has a clsact qdisc. The calling thread
+// is in its namespace.
+func HasClsact(ifindex int) (bool, error) {
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return false, fmt.Errorf("interface %d: %w", ifindex, err)
+	}
+	list, err := netlink.QdiscList(l)
+	if err != nil {
+		return false, fmt.Errorf("list qdiscs of %s: %w", l.Attrs().Name, err)
+	}
+	for _, q := range list {
+		if q.Type() == "clsact" {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// attachFilter is attachTCX for kernels without tcx.
+func (d *Datapath) attachFilter(ep state.Endpoint, h hook) error {
 	prog, err := d.entryProgram(ep.ID, h.slot)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer prog.Close()
-	err = netlink.QdiscAdd(clsact(ep.IfIndex))
-	made = err == nil
-	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return false, fmt.Errorf("add clsact qdisc: %w", err)
+	if err := netlink.QdiscAdd(clsact(ep.IfIndex)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("add clsact qdisc: %w", err)
 	}
 	// Replace is one message to the kernel, so a filter left by a killed tool
 	// goes over into this one without a gap.
@@ -59,15 +75,15 @@ func (d *Datapath) attachFilter(ep state.Endpoint, h hook) (made bool, err error
 		DirectAction: true,
 	})
 	if err != nil {
-		return made, fmt.Errorf("add filter: %w", err)
+		return fmt.Errorf("add filter: %w", err)
 	}
-	return made, nil
+	return nil
 }
 
 // DetachFilters takes the filters of ep off its interface, and the qdisc when
 // it was made for them and nobody else uses it. The calling thread is in the
 // interface's namespace. Absent filters, or an absent interface, are success.
-func (d *Datapath) DetachFilters(ep state.Endpoint) error {
+func DetachFilters(ep state.Endpoint) error {
 	l, err := netlink.LinkByIndex(ep.IfIndex)
 	if err != nil {
 		return ignoreGone(err)

@@ -155,7 +155,7 @@ type Endpoint struct {
 	Labels   map[string]string
 	// Attach is "tcx" or "clsact"; Qdisc says that the clsact qdisc was made by us.
 	Attach string
-	Qdisc  bool
+	Qdisc  bool `json:",omitempty"`
 }
 
 // Addrs are the endpoint's addresses, IPv4 first.
