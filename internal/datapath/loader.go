@@ -140,7 +140,7 @@ func loadError(what string, err error) error {
 // replacePin pins p at path whatever was there: beside, then renamed, so that
 // the path always names a program.
 func replacePin(p *ebpf.Program, path string) error {
-	beside := path + ".new"
+	beside := path + "-new" // bpffs allows no dots
 	if err := removePin(beside); err != nil {
 		return err
 	}

@@ -131,7 +131,7 @@ func (e *Engine) Close() error {
 // directories. The engine is closed by it.
 func (e *Engine) Reset() error {
 	if e.lock == nil {
-		return e.store.Remove()
+		return e.store.Remove() // there was nothing else to open
 	}
 	if err := e.store.WriteJournal(operation{Kind: opReset}); err != nil {
 		return err
@@ -152,4 +152,23 @@ func (e *Engine) reset() error {
 	}
 	errs = append(errs, datapath.Remove(e.scope.BPFFS), e.store.Remove())
 	return errors.Join(errs...)
+}
+
+// Reset opens and resets a scope, even one whose tables this mustang cannot
+// read. A scope that does not exist is success.
+func Reset(ctx context.Context, scope Scope, notify func(string)) error {
+	scope = scope.withDefaults()
+	st := store.At(scope.StateDir)
+	if _, err := os.Stat(scope.BPFFS); errors.Is(err, os.ErrNotExist) {
+		return privilege(st.Remove())
+	}
+	if err := scope.checkBPFFS(); err != nil {
+		return privilege(err)
+	}
+	f, err := scope.lock(ctx, notify)
+	if err != nil {
+		return privilege(err)
+	}
+	e := &Engine{scope: scope, opts: Options{Notify: notify}, store: st, lock: f}
+	return privilege(e.Reset())
 }

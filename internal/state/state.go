@@ -171,5 +171,6 @@ func (e Endpoint) Addrs() []netip.Addr {
 
 // Counter counts packets and bytes.
 type Counter struct {
-	Packets, Bytes uint64
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
 }
