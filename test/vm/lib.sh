@@ -22,6 +22,15 @@ die() { say "$1"; exit "${2:-1}"; }
 # usage: the script's own head comment, as its help.
 usage() { sed -n '/^# usage:/,/^[^#]/ { /^#/ s/^# \{0,1\}//p }' "$0"; }
 
+# option_words OPTION: how many words one of run's options takes; fails on anything else.
+option_words() {
+    case $1 in
+    --icount | --no-share) echo 1 ;;
+    --share | --timeout | --cpus | --mem | --console | --append) echo 2 ;;
+    *) return 1 ;;
+    esac
+}
+
 # lock_rows GROUP: the group's rows, "suite package version sha256".
 lock_rows() { awk -v g="$1" '$1 == g { print $2, $3, $4, $5 }' "$lock"; }
 
