@@ -59,5 +59,5 @@ kernel_group() {
         "$1"[.-]*) echo "$group"; return ;;
         esac
     done
-    die "no kernel $1 in $lock; it has: $(lock_groups | tr '\n' ' ')" 2
+    die "no kernel $1 in $lock; it has: $(lock_groups | tr '\n' ' ')(test/vm/fetch --update adds those it knows)" 2
 }
