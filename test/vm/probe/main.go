@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command probe tells which features the running kernel has, each by using it:
-// a program must count a real packet, a device must be made, a connection must
-// be refused. It is built static and run in each guest by test/vm/selftest.
+// Command probe tells which features the running kernel has, as far as it can by
+// using them: a program must count a real packet, a device must be made, a
+// connection must be refused. test/vm/selftest builds it static and runs it in
+// each guest.
 //
 // It prints one line a feature, "name<TAB>yes|no<TAB>note", and fails only when
 // it cannot probe at all. It leaves nothing behind: each probe has a network
