@@ -282,7 +282,7 @@ func (w *world) portCollision() {
 		var conns []net.Conn
 		for _, dst := range order {
 			c, err := dial(w.client, "tcp", dst, port)
-			if w.path == lab.MustangSocket && err != nil {
+			if w.path != lab.MustangTC && err != nil {
 				continue // the socket itself refuses a second connection to the backend
 			}
 			w.must(err)
