@@ -109,57 +109,111 @@ func readSchedstat(pid int) (time.Duration, error) {
 	return time.Duration(ns), err
 }
 
-// Group is a control group made for one bench run.
-type Group struct{ Source }
+// Group is the control group of one bench run. Beside accounting, it has a
+// group of the v2 hierarchy for each environment, because socket programs are
+// attached to groups: the load of one contestant must not run through the
+// programs of another.
+type Group struct {
+	Source
+	v2 string // the run's directory in the v2 hierarchy; "" without one
+}
 
-// NewGroup makes a control group called name where this machine can account
-// CPU time. It never fails for want of control groups: it falls back to
-// Getrusage, and Kind says so.
+// NewGroup makes control groups called name where this machine has them. It
+// never fails for want of accounting: it falls back to Getrusage, and Kind
+// says so.
 func NewGroup(name string, cpus []int) *Group {
-	g := &Group{Source{Kind: Getrusage, Softirqd: softirqd(cpus)}}
+	g := &Group{Source: Source{Kind: Getrusage, Softirqd: softirqd(cpus)}}
 	v1, v2 := mounts()
-	for _, try := range []struct{ kind, root, file string }{
-		{Cpuacct, v1, "cpuacct.usage"}, {CPUStat, v2, "cpu.stat"},
-	} {
-		if try.root == "" {
-			continue
+	if v2 != "" {
+		g.v2 = makeGroup(filepath.Join(v2, name), "cgroup.procs")
+	}
+	if v1 != "" {
+		if dir := makeGroup(filepath.Join(v1, name), "cpuacct.usage"); dir != "" {
+			g.Kind, g.Dir = Cpuacct, dir
+			return g
 		}
-		dir := filepath.Join(try.root, name)
-		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-			continue
+	}
+	if g.v2 != "" {
+		if _, err := os.Stat(filepath.Join(g.v2, "cpu.stat")); err == nil {
+			g.Kind, g.Dir = CPUStat, g.v2
 		}
-		if _, err := os.Stat(filepath.Join(dir, try.file)); err != nil {
-			_ = os.Remove(dir)
-			continue
-		}
-		g.Kind, g.Dir = try.kind, dir
-		return g
 	}
 	return g
 }
 
-// Close removes the group. A process that was just killed may stay in it for a
-// moment, so removal is tried until a deadline.
-func (g *Group) Close() error {
-	if g.Dir == "" {
-		return nil
+// makeGroup makes a group that must have file, and returns "" if it cannot.
+func makeGroup(dir, file string) string {
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return ""
 	}
+	if _, err := os.Stat(filepath.Join(dir, file)); err != nil {
+		_ = os.Remove(dir)
+		return ""
+	}
+	return dir
+}
+
+// Env makes the v2 group of one environment and returns its directory, "" on a
+// machine without the v2 hierarchy.
+func (g *Group) Env(name string) string {
+	if g.v2 == "" {
+		return ""
+	}
+	return makeGroup(filepath.Join(g.v2, name), "cgroup.procs")
+}
+
+// Joins returns the groups that a load of an environment joins. Where
+// accounting is by v2 itself, the run's group counts its children.
+func (g *Group) Joins(env string) []string {
+	var dirs []string
+	if g.Kind == Cpuacct {
+		dirs = append(dirs, g.Dir)
+	}
+	if env == "" {
+		env = g.v2
+	}
+	if env != "" {
+		dirs = append(dirs, env)
+	}
+	return dirs
+}
+
+// Close removes the groups. A process that was just killed may stay in one for
+// a moment, so removal is tried until a deadline.
+func (g *Group) Close() error {
+	var dirs []string
+	if g.v2 != "" {
+		dirs, _ = filepath.Glob(filepath.Join(g.v2, "*", "cgroup.procs"))
+		for i := range dirs {
+			dirs[i] = filepath.Dir(dirs[i])
+		}
+		dirs = append(dirs, g.v2)
+	}
+	if g.Kind == Cpuacct {
+		dirs = append(dirs, g.Dir)
+	}
+	var errs []error
+	for _, dir := range dirs {
+		errs = append(errs, removeGroup(dir))
+	}
+	return errors.Join(errs...)
+}
+
+func removeGroup(dir string) error {
 	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		err := os.Remove(g.Dir)
-		if err == nil || errors.Is(err, os.ErrNotExist) {
+		// Not os.Remove: a group that is gone or busy is told apart by errno.
+		err := unix.Rmdir(dir)
+		if err == nil || errors.Is(err, unix.ENOENT) {
 			return nil
 		}
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
-			return fmt.Errorf("remove control group: %w", err)
+			return fmt.Errorf("remove control group %s: %w", dir, err)
 		}
 	}
 }
 
-// Join moves the calling process into the control group dir ("" does nothing).
+// Join moves the calling process into the control group dir.
 func Join(dir string) error {
-	if dir == "" {
-		return nil
-	}
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0); err != nil {
 		return fmt.Errorf("join control group: %w", err)
 	}

@@ -46,12 +46,17 @@ func TestGroupIsRemovedOnClose(t *testing.T) {
 	if _, err := g.Read(); err != nil {
 		t.Error(err)
 	}
+	env := g.Env("e1")
+	dirs := g.Joins(env)
 	if err := g.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if g.Dir != "" {
-		if _, err := os.Stat(g.Dir); !os.IsNotExist(err) {
-			t.Errorf("%s is still there", g.Dir)
+	for _, dir := range dirs {
+		if _, err := os.Stat(dir); !os.IsNotExist(err) {
+			t.Errorf("%s is still there", dir)
 		}
+	}
+	if err := g.Close(); err != nil {
+		t.Errorf("closing again: %v", err)
 	}
 }

@@ -136,7 +136,7 @@ func TestClientWithoutServerFailsByItsDeadline(t *testing.T) {
 func TestArgsRoundTrip(t *testing.T) {
 	want := Options{
 		Server: true, Mode: CRR, Addr: netip.MustParseAddrPort("[fd00::1]:5201"),
-		Place:    Place{Netns: "/proc/1/fd/3", CPU: 1, Cgroup: "/sys/fs/cgroup/x"},
+		Place:    Place{Netns: "/proc/1/fd/3", CPU: 1, Cgroups: []string{"/sys/fs/cgroup/x", "/sys/fs/cgroup/y"}},
 		Duration: time.Second, Warmup: time.Millisecond, Timeout: 2 * time.Second, CC: "cubic",
 		CPU: cpu.Source{Kind: cpu.CPUStat, Dir: "/sys/fs/cgroup/x", Softirqd: []int{14, 22}},
 	}

@@ -16,24 +16,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Place is where a process runs: its network namespace, CPU and control group.
+// Place is where a process runs: its network namespace, CPU and control groups.
 type Place struct {
-	Netns  string // path; "" stays
-	CPU    int    // number; -1 leaves the affinity alone
-	Cgroup string // directory; "" stays
+	Netns   string   // path; "" stays
+	CPU     int      // number; -1 leaves the affinity alone
+	Cgroups []string // directories, one a hierarchy
 }
 
 func (p *Place) flags(fs *flag.FlagSet) {
 	fs.StringVar(&p.Netns, "netns", "", "path of the network namespace to enter")
 	fs.IntVar(&p.CPU, "cpu", -1, "CPU to stay on; -1 for any")
-	fs.StringVar(&p.Cgroup, "cgroup", "", "control group to join")
+	fs.Func("cgroup", "control group to join; may be repeated", func(dir string) error {
+		p.Cgroups = append(p.Cgroups, dir)
+		return nil
+	})
 }
 
 func (p Place) args() []string {
-	return []string{"--netns", p.Netns, "--cpu", strconv.Itoa(p.CPU), "--cgroup", p.Cgroup}
+	args := []string{"--netns", p.Netns, "--cpu", strconv.Itoa(p.CPU)}
+	for _, dir := range p.Cgroups {
+		args = append(args, "--cgroup", dir)
+	}
+	return args
 }
 
-// Enter moves the process to its control group and CPU, and locks the calling
+// Enter moves the process to its control groups and CPU, and locks the calling
 // goroutine to its thread and that thread into the namespace. It also turns
 // the garbage collector off: the loops allocate nothing, and a collection in
 // the middle of a sample would be measured as network.
@@ -43,8 +50,10 @@ func (p Place) Enter() error {
 	// changes, which would stop the world while a thread blocks in the kernel.
 	runtime.GOMAXPROCS(1)
 	runtime.LockOSThread()
-	if err := cpu.Join(p.Cgroup); err != nil {
-		return err
+	for _, dir := range p.Cgroups {
+		if err := cpu.Join(dir); err != nil {
+			return err
+		}
 	}
 	if p.CPU >= 0 {
 		if err := pinProcess(p.CPU); err != nil {

@@ -53,14 +53,15 @@ func (l Launcher) iperf3(ctx context.Context, t Target, s *Sample) error {
 	}
 	seconds := strconv.Itoa(max(1, int(math.Round(l.Duration.Seconds()))))
 	port := strconv.Itoa(int(t.Listen.Port()))
-	server := l.place(t.ServerNS, l.ServerCPU).ExecArgs("iperf3", "-s", "-1", "--forceflush",
+	clientPlace, serverPlace := l.places(t)
+	server := serverPlace.ExecArgs("iperf3", "-s", "-1", "--forceflush",
 		"-B", t.Listen.Addr().String(), "-p", port)
 	args := []string{"iperf3", "-c", t.Dial.Addr().String(), "-p", strconv.Itoa(int(t.Dial.Port())),
 		"-t", seconds, "-J", "--connect-timeout", strconv.FormatInt(socketDeadline.Milliseconds(), 10)}
 	if l.CC != "" {
 		args = append(args, "-C", l.CC)
 	}
-	client := l.place(t.ClientNS, l.ClientCPU).ExecArgs(args...)
+	client := clientPlace.ExecArgs(args...)
 	var r iperf3Report
 	usage, err := l.pair(ctx, server, client, "Server listening", func(_, out []byte) error {
 		if err := json.Unmarshal(out, &r); err != nil {

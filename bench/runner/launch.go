@@ -28,6 +28,7 @@ type Target struct {
 	ClientNS, ServerNS string         // paths
 	Dial               netip.AddrPort // where the client connects to
 	Listen             netip.AddrPort // where the server listens
+	Cgroup             string         // the environment's v2 control group, "" for none
 }
 
 // Launcher takes samples by starting a server and a client, each in its
@@ -90,15 +91,17 @@ func (l Launcher) Sample(ctx context.Context, t Target, scenario string) (Sample
 	return s, nil
 }
 
-func (l Launcher) place(netns string, n int) load.Place {
-	return load.Place{Netns: netns, CPU: n, Cgroup: l.Group.Dir}
+func (l Launcher) places(t Target) (client, server load.Place) {
+	joins := l.Group.Joins(t.Cgroup)
+	return load.Place{Netns: t.ClientNS, CPU: l.ClientCPU, Cgroups: joins},
+		load.Place{Netns: t.ServerNS, CPU: l.ServerCPU, Cgroups: joins}
 }
 
 func (l Launcher) ownLoad(ctx context.Context, t Target, mode load.Mode, s *Sample) error {
 	o := load.Options{Mode: mode, Duration: l.Duration, Warmup: l.Warmup, Timeout: socketDeadline, CC: l.CC, CPU: l.Group.Source}
 	server, client := o, o
-	server.Server, server.Addr, server.Place = true, t.Listen, l.place(t.ServerNS, l.ServerCPU)
-	client.Addr, client.Place = t.Dial, l.place(t.ClientNS, l.ClientCPU)
+	server.Server, server.Addr, client.Addr = true, t.Listen, t.Dial
+	client.Place, server.Place = l.places(t)
 	var r load.Result
 	usage, err := l.pair(ctx, server.Args(), client.Args(), load.Ready, func(serverOut, clientOut []byte) error {
 		out := clientOut
