@@ -8,8 +8,10 @@
 package report
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"time"
 
@@ -105,16 +107,26 @@ type Subject struct {
 // Write writes the document beside path and renames it, so that an
 // interruption never leaves half a file.
 func (d *Document) Write(path string) error {
-	b, err := json.MarshalIndent(d, "", " ")
-	if err != nil {
-		return fmt.Errorf("encode bench document: %w", err)
+	var b bytes.Buffer
+	if err := d.Encode(&b); err != nil {
+		return err
 	}
 	tmp := path + ".part"
-	if err := os.WriteFile(tmp, append(b, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(tmp, b.Bytes(), 0o644); err != nil {
 		return fmt.Errorf("write bench document: %w", err)
 	}
 	if err := os.Rename(tmp, path); err != nil {
 		return fmt.Errorf("write bench document: %w", err)
+	}
+	return nil
+}
+
+// Encode writes the document as JSON.
+func (d *Document) Encode(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", " ")
+	if err := e.Encode(d); err != nil {
+		return fmt.Errorf("encode bench document: %w", err)
 	}
 	return nil
 }

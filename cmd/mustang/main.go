@@ -24,7 +24,7 @@ func main() {
 	f.StringVar(&g.StateDir, "state-dir", "/run/mustang", "directory for what maps cannot hold")
 	f.StringVar(&g.CgroupRoot, "cgroup-root", "", "cgroup v2 directory whose sockets are ours (default: found in /proc/mounts)")
 	f.StringVarP(&g.Output, "output", "o", "table", "table, json or yaml")
-	root.AddCommand(newPodCmd(g), newLabCmd(g))
+	root.AddCommand(newPodCmd(g), newLabCmd(g), newBenchCmd(g), newBenchLoadCmd())
 	if err := root.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "mustang:", err)
 		var code interface{ ExitCode() int }
