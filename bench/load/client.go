@@ -125,15 +125,21 @@ func connectUDP(o Options) (int, error) {
 // Place.tune for what keeps it in source ports.
 func dialCRR(o Options) (Result, error) {
 	r := Result{Mode: CRR, CC: ProbeCC("")}
+	// A namespace may take only an allowed algorithm as its default; a socket
+	// of a privileged process may take any. Then each connection asks.
+	cc := ""
+	if o.CC != "" && o.CC != r.CC && ProbeCC(o.CC) == o.CC {
+		cc, r.CC = o.CC, o.CC
+	}
 	to := newSockaddr(o.Addr)
 	tv := unix.NsecToTimeval(int64(o.Timeout))
 	buf := []byte{1}
-	err := transact(o, &r, func() error { return connectOnce(o, to, &tv, buf, &r) })
+	err := transact(o, &r, func() error { return connectOnce(o, cc, to, &tv, buf, &r) })
 	r.Bytes = r.Count
 	return r, err
 }
 
-func connectOnce(o Options, to *sockaddr, tv *unix.Timeval, buf []byte, r *Result) error {
+func connectOnce(o Options, cc string, to *sockaddr, tv *unix.Timeval, buf []byte, r *Result) error {
 	fd, e := rawSocket(to.family, unix.SOCK_STREAM)
 	if e != 0 {
 		return fmt.Errorf("socket: %w", e)
@@ -141,6 +147,9 @@ func connectOnce(o Options, to *sockaddr, tv *unix.Timeval, buf []byte, r *Resul
 	defer rawClose(fd)
 	// The send deadline bounds connect; a response is awaited under the
 	// receive deadline. Two calls a connection, the same for every contestant.
+	if cc != "" {
+		rawSetCC(fd, cc)
+	}
 	rawSetTimeval(fd, unix.SO_SNDTIMEO, tv)
 	rawSetTimeval(fd, unix.SO_RCVTIMEO, tv)
 	for waited := time.Duration(0); ; waited += time.Millisecond {

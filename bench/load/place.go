@@ -128,7 +128,7 @@ func (p Place) tune(cc string) {
 		"net/ipv4/ip_local_port_range": "10000 65535", // above the server's port
 		"net/ipv4/tcp_max_tw_buckets":  "262144",
 	}
-	if cc != "" {
+	if cc != "" { // refused for an algorithm that is not allowed; see dialCRR
 		knobs["net/ipv4/tcp_congestion_control"] = cc
 	}
 	for name, value := range knobs {

@@ -76,6 +76,12 @@ func rawSetTimeval(fd, option int, tv *unix.Timeval) {
 		uintptr(unsafe.Pointer(tv)), unsafe.Sizeof(*tv), 0)
 }
 
+// rawSetCC sets a congestion control that is known to be granted.
+func rawSetCC(fd int, cc string) {
+	_, _, _ = unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION,
+		uintptr(unsafe.Pointer(unsafe.StringData(cc))), uintptr(len(cc)), 0)
+}
+
 // sockaddr is an address in the form the kernel takes, made once.
 type sockaddr struct {
 	buf    unix.RawSockaddrInet6 // large enough for, and as aligned as, IPv4's

@@ -50,7 +50,7 @@ func (e *evaluator) add(name string, a, b Subject, ok bool, m Metric, bar, goal 
 	out := Bar{Name: name, Bar: bar, Goal: goal, AtMost: m.Lower(), Verdict: stats.NotShown, GoalVerdict: stats.NotShown}
 	switch {
 	case !ok:
-		out.Why = "no such contestant in this run"
+		out.Why = whyAbsent
 	case !slices.Contains(e.d.Settings.Cores, "same"):
 		out.Why = "needs samples of one core"
 	default:
@@ -65,6 +65,8 @@ func (e *evaluator) add(name string, a, b Subject, ok bool, m Metric, bar, goal 
 	}
 	e.bars = append(e.bars, out)
 }
+
+const whyAbsent = "no such contestant in this run"
 
 func whyNot(v stats.Verdict, r stats.Estimate) string {
 	switch {

@@ -137,7 +137,12 @@ func (d *Document) renderSeed(w io.Writer, f *Figures, cores string) {
 
 func (d *Document) renderBars(w io.Writer, color bool) {
 	t := table{head: []string{"DESIGN bar (one core)", "measured", "bar", "", "goal", "", "why"}}
+	absent := 0
 	for _, b := range d.Bars {
+		if b.Why == whyAbsent {
+			absent++
+			continue
+		}
 		sign := "≥ "
 		if b.AtMost {
 			sign = "≤ "
@@ -146,16 +151,14 @@ func (d *Document) renderBars(w io.Writer, color bool) {
 			sign + number(b.Goal), paint(b.GoalVerdict, color), b.Why})
 	}
 	t.write(w)
+	if absent > 0 {
+		fmt.Fprintf(w, "\nnot shown: %d more bars, whose contestants are not in this run (the JSON file names them)\n", absent)
+	}
 }
 
 func (d *Document) renderFoot(w io.Writer, f *Figures) {
 	fmt.Fprintln(w)
-	for _, c := range d.Control {
-		if !stats.ControlHolds(c.Ratio) {
-			fmt.Fprintf(w, "A/A CONTROL FAILS: %s, %s core: loopback differs from itself by %s; trust no difference smaller than that\n",
-				heads[c.Metric], c.Cores, interval(c.Ratio))
-		}
-	}
+	d.renderControl(w)
 	fmt.Fprintln(w, "Figures are medians of per-round ratios with a bootstrap 95 % interval. A bar passes when the interval")
 	fmt.Fprintf(w, "passes it as a whole, over at least %d rounds. CPU: less is better.\n", stats.MinRounds)
 	seen := map[string]bool{}
@@ -178,6 +181,21 @@ func (d *Document) renderFoot(w io.Writer, f *Figures) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Failures)) {
 		fmt.Fprintf(w, "FAILED: %s: %s\n", name, d.Failures[name])
+	}
+}
+
+// renderControl says when loopback differs from itself: then the machine, not
+// the contestants, makes differences of that size.
+func (d *Document) renderControl(w io.Writer) {
+	if n := d.finishedRounds(); n < stats.MinControl {
+		fmt.Fprintf(w, "A/A control: not judged, %d rounds are too few (%d)\n", n, stats.MinControl)
+		return
+	}
+	for _, c := range d.Control {
+		if !stats.ControlHolds(c.Ratio) {
+			fmt.Fprintf(w, "A/A CONTROL FAILS: %s, %s core: loopback differs from itself by %s; trust no difference smaller than that\n",
+				heads[c.Metric], c.Cores, interval(c.Ratio))
+		}
 	}
 }
 

@@ -141,8 +141,12 @@ func AtMost(e Estimate, bar float64) Verdict {
 	return NotShown
 }
 
+// MinControl is how many rounds the A/A control needs: the interval of fewer
+// values is their range, and half of all pairs lie on one side of 1.
+const MinControl = 6
+
 // ControlHolds reports whether an A/A control is consistent with 1: one
-// contestant, listed twice, must not beat itself.
+// contestant, listed twice, must not beat itself. With fewer rounds than MinControl it does not hold.
 func ControlHolds(aa Estimate) bool {
-	return aa.N > 0 && aa.Low <= 1 && aa.High >= 1
+	return aa.N >= MinControl && aa.Low <= 1 && aa.High >= 1
 }

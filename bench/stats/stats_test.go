@@ -86,7 +86,7 @@ func TestVerdicts(t *testing.T) {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
 	}
-	if ControlHolds(est(1.01, 1.03, 15)) || !ControlHolds(est(0.99, 1.01, 15)) || ControlHolds(Estimate{}) {
+	if ControlHolds(est(1.01, 1.03, 15)) || !ControlHolds(est(0.99, 1.01, 15)) || ControlHolds(Estimate{}) || ControlHolds(est(0.9, 1.1, 5)) {
 		t.Error("the A/A control must enclose 1")
 	}
 }
