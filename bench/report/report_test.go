@@ -129,6 +129,11 @@ func TestDocumentWithoutSamplesIsStillJSON(t *testing.T) {
 	if err := d.Write(filepath.Join(t.TempDir(), "out.json")); err != nil {
 		t.Errorf("an empty run cannot be written: %v", err)
 	}
+	var b bytes.Buffer
+	d.Render(&b, false)
+	if !strings.Contains(b.String(), "nothing to show") || strings.Contains(b.String(), "ratio to loopback") {
+		t.Errorf("an empty run shows tables:\n%s", b.String())
+	}
 }
 
 func TestRenderShowsSeedAndVerdicts(t *testing.T) {

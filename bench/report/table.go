@@ -19,6 +19,11 @@ import (
 func (d *Document) Render(w io.Writer, color bool) {
 	f := NewFigures(d)
 	d.renderHead(w)
+	if d.finishedRounds() == 0 {
+		fmt.Fprintln(w, "no round was finished: there is nothing to show")
+		d.renderFailures(w)
+		return
+	}
 	for _, cores := range d.Settings.Cores {
 		d.renderLoopback(w, f, cores)
 		d.renderCluster(w, f, cores)
@@ -179,6 +184,10 @@ func (d *Document) renderFoot(w io.Writer, f *Figures) {
 	if waits > 0 {
 		fmt.Fprintf(w, "CRR clients waited %d times for a free source port: their rates are too low\n", waits)
 	}
+	d.renderFailures(w)
+}
+
+func (d *Document) renderFailures(w io.Writer) {
 	for _, name := range slices.Sorted(maps.Keys(d.Failures)) {
 		fmt.Fprintf(w, "FAILED: %s: %s\n", name, d.Failures[name])
 	}
@@ -218,6 +227,9 @@ func absolute(v float64, m Metric) string {
 func interval(e stats.Estimate) string {
 	if e.N == 0 || math.IsNaN(e.Median) {
 		return "–"
+	}
+	if e.N == 1 {
+		return fmt.Sprintf("%.2f (1 round)", e.Median)
 	}
 	return fmt.Sprintf("%.2f [%.2f %.2f]", e.Median, e.Low, e.High)
 }

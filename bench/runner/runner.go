@@ -89,7 +89,7 @@ func Run(ctx context.Context, cases []Case, set Settings, measure Measure, p Pro
 	}
 	r.total = len(cases) * (set.Rounds - first + 1)
 	rng := rand.New(rand.NewPCG(set.Seed, 1))
-	var kept []Sample
+	kept := []Sample{} // not nil: in JSON it is a list, even when empty
 	var order []Case
 	for round := first; round <= set.Rounds; round++ {
 		order = nextOrder(cases, order, round, rng)

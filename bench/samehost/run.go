@@ -103,7 +103,7 @@ func (s *session) up(ctx context.Context) error {
 	list := s.o.contestants()
 	for i, c := range list {
 		s.say("building %d of %d: %s", i+1, len(list), c.Name())
-		env, err := c.Up(ctx, s.group.Env(fmt.Sprintf("e%d", i)))
+		env, err := s.build(ctx, c, s.group.Env(fmt.Sprintf("e%d", i)))
 		if cause := context.Cause(ctx); cause != nil {
 			if env != nil {
 				s.envs = append(s.envs, env)
@@ -115,7 +115,10 @@ func (s *session) up(ctx context.Context) error {
 				return err
 			}
 			s.doc.Failures[c.Name()] = err.Error()
-			s.say("failed: %s: %v\n", c.Name(), err)
+			s.say("failed: %s: %v", c.Name(), err)
+			if s.log.Terminal {
+				fmt.Fprintln(s.log.W)
+			}
 			continue
 		}
 		s.envs = append(s.envs, env)
@@ -125,6 +128,15 @@ func (s *session) up(ctx context.Context) error {
 	}
 	s.say("")
 	return nil
+}
+
+// build bounds the time of one environment: the kernel's firewalls take
+// milliseconds a Service when there are many.
+func (s *session) build(ctx context.Context, c Contestant, cgroup string) (Env, error) {
+	limit := 2*time.Minute + time.Duration(slices.Max(s.o.Services))*6*time.Millisecond
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not built within %s", limit))
+	defer cancel()
+	return c.Up(ctx, cgroup)
 }
 
 func (s *session) add(p Path, env Env) {
@@ -155,6 +167,9 @@ func (s *session) measure(ctx context.Context) error {
 	set := runner.Settings{Rounds: s.o.Rounds, Warmup: true, Seed: s.o.Seed}
 	progress := &runner.Printer{W: s.log.W, Terminal: s.log.Terminal, Rounds: s.o.Rounds}
 	samples, err := runner.Run(ctx, s.cases, set, s.sample, progress)
+	if err != nil {
+		s.say("") // the progress line
+	}
 	s.doc.Samples, s.doc.Finished, s.doc.Complete = samples, time.Now().UTC(), err == nil
 	for _, sample := range samples {
 		if sample.Error != "" && s.doc.Failures[sample.Subject] == "" {
@@ -163,7 +178,7 @@ func (s *session) measure(ctx context.Context) error {
 	}
 	s.doc.Compute()
 	if err != nil {
-		return fmt.Errorf("the run ended after %d samples: %w", len(samples), err)
+		return fmt.Errorf("the run was cut short, %d samples of finished rounds are kept: %w", len(samples), err)
 	}
 	if n := len(s.doc.Failures); n > 0 {
 		return fmt.Errorf("%d contestants failed: see FAILED in the report", n)
