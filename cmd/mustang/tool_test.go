@@ -294,6 +294,32 @@ func TestKilledEndpointChangesAreOldOrNew(t *testing.T) {
 	})
 }
 
+// Resets killed at any instant, and the making of a fresh scope likewise: the
+// next tool finishes the one and completes the other.
+func TestKilledResetsAreFinished(t *testing.T) {
+	w := newTool(t)
+	add := []string{"svc", "add", "--service=10.96.0.1:80", "--backend=10.0.0.1:80", "--protocol=tcp", "--replace"}
+	want := []string{"tcp 10.96.0.1:80 10.0.0.1:80"}
+	start := time.Now()
+	w.ok(add...)
+	span := time.Since(start)
+	rounds := 60
+	if testing.Short() {
+		rounds = 10
+	}
+	for range rounds {
+		w.killed(time.Duration(rand.Int64N(int64(span))), "reset")
+		if got := w.services(); len(got) != 0 && !slices.Equal(got, want) {
+			t.Fatalf("neither old nor new: %v", got)
+		}
+		w.killed(time.Duration(rand.Int64N(int64(span))), add...)
+		w.ok(add...)
+		if got := w.services(); !slices.Equal(got, want) {
+			t.Fatal(got)
+		}
+	}
+}
+
 // killLoop kills adds and removals at random instants, mostly within the time
 // that a whole one takes, for d at most.
 func (w *tool) killLoop(d time.Duration, add, rm []string, there func() bool) {

@@ -119,7 +119,10 @@ func Open(dir string, sizes Sizes) (*Datapath, error) {
 		d.maps[name] = m
 	}
 	d.bind()
-	return d, d.checkLayout()
+	if err := d.checkLayout(); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
 }
 
 // openMap opens a pinned map, or creates it with size entries.
@@ -173,7 +176,7 @@ func refuseOtherLayouts(dir string, tables map[string]*ebpf.MapSpec) error {
 func (d *Datapath) checkLayout() error {
 	meta, _, err := d.Meta.Get(0)
 	if err != nil {
-		return errors.Join(err, d.Close())
+		return err
 	}
 	switch meta.Layout {
 	case bpfgen.MstLayout:
@@ -182,8 +185,7 @@ func (d *Datapath) checkLayout() error {
 		meta.Layout = bpfgen.MstLayout
 		return d.PutMeta(meta)
 	}
-	err = layoutError("mst_meta_v1", fmt.Errorf("layout %d, not %d", meta.Layout, bpfgen.MstLayout))
-	return errors.Join(err, d.Close())
+	return layoutError(bpfgen.PodMapMstMetaV1, fmt.Errorf("layout %d, not %d", meta.Layout, bpfgen.MstLayout))
 }
 
 func (d *Datapath) bind() {

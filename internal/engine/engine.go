@@ -55,11 +55,12 @@ func Open(ctx context.Context, scope Scope, opts Options) (*Engine, error) {
 		opts.Notify = func(string) {}
 	}
 	scope = scope.withDefaults()
+	empty := &Engine{scope: scope, opts: opts, store: store.At(scope.StateDir)}
 	if opts.ReadOnly && !datapath.Exists(scope.BPFFS) {
 		if err := unreadable(scope.BPFFS); err != nil {
 			return nil, privilege(err)
 		}
-		return &Engine{scope: scope, opts: opts, store: store.At(scope.StateDir)}, nil
+		return empty, nil
 	}
 	if err := scope.checkBPFFS(); err != nil {
 		return nil, privilege(err)
@@ -74,6 +75,9 @@ func Open(ctx context.Context, scope Scope, opts Options) (*Engine, error) {
 		}
 		if !again {
 			return e, nil
+		}
+		if opts.ReadOnly {
+			return empty, nil
 		}
 	}
 }

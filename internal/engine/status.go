@@ -45,7 +45,8 @@ type Status struct {
 
 // Status looks at everything and changes nothing.
 func (e *Engine) Status() (Status, error) {
-	s := Status{BPFFS: e.scope.BPFFS, StateDir: e.scope.StateDir, Present: e.dp != nil, Features: datapath.Probe(), Endpoints: map[string]int{}}
+	s := Status{BPFFS: e.scope.BPFFS, StateDir: e.scope.StateDir, Present: e.dp != nil, Features: datapath.Probe(), Endpoints: map[string]int{},
+		Programs: []datapath.ProgramInfo{}, Tables: []datapath.TableInfo{}, Drops: []Drop{}, Bypassed: []ForwardRules{}, Warnings: []string{}}
 	root, err := e.scope.cgroupRoot()
 	if err != nil {
 		s.Warnings = append(s.Warnings, err.Error())
@@ -71,9 +72,11 @@ func (e *Engine) Status() (Status, error) {
 	for _, ep := range endpoints {
 		s.Endpoints[string(ep.Placement)]++
 	}
-	if s.Programs, s.Current, err = e.dp.Programs(); err != nil {
+	programs, current, err := e.dp.Programs()
+	if err != nil {
 		return s, err
 	}
+	s.Programs, s.Current = append(s.Programs, programs...), current
 	if s.Tables, err = e.dp.Tables(); err != nil {
 		return s, err
 	}
@@ -93,7 +96,7 @@ func (e *Engine) Status() (Status, error) {
 // drops sums mst_drops over the CPUs, most packets first.
 func (e *Engine) drops() ([]Drop, error) {
 	directions := [bpfgen.DirCount]string{"from pod", "to pod", "socket"}
-	var out []Drop
+	out := []Drop{}
 	for reason, r := range bpfgen.Reasons {
 		for dir, name := range directions {
 			slot := uint32(reason*bpfgen.DirCount + dir)
