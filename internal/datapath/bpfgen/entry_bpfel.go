@@ -27,6 +27,7 @@ const (
 	EntryMapMstMetaV1             = "mst_meta_v1"
 	EntryMapMstNetnsV1            = "mst_netns_v1"
 	EntryMapMstProgramsV1         = "mst_programs_v1"
+	EntryMapMstRefusalsV1         = "mst_refusals_v1"
 	EntryMapMstServicesV1         = "mst_services_v1"
 	EntryMapMstSlotsV1            = "mst_slots_v1"
 	EntryMapMstSockFlowsV1        = "mst_sock_flows_v1"
@@ -99,6 +100,7 @@ type EntryMapSpecs struct {
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
+	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
@@ -147,6 +149,7 @@ type EntryMaps struct {
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
+	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
@@ -166,6 +169,7 @@ func (m *EntryMaps) Close() error {
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstProgramsV1,
+		m.MstRefusalsV1,
 		m.MstServicesV1,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,

@@ -139,6 +139,12 @@ type PodNetnsInfo struct {
 	Flags    uint32
 }
 
+type PodRefusals struct {
+	_      structs.HostLayout
+	Second uint32
+	Count  uint32
+}
+
 type PodService struct {
 	_        structs.HostLayout
 	Id       uint32
@@ -207,6 +213,7 @@ const (
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
 	PodMapMstProgramsV1         = "mst_programs_v1"
+	PodMapMstRefusalsV1         = "mst_refusals_v1"
 	PodMapMstServicesV1         = "mst_services_v1"
 	PodMapMstSlotsV1            = "mst_slots_v1"
 	PodMapMstSockFlowsV1        = "mst_sock_flows_v1"
@@ -279,6 +286,7 @@ type PodMapSpecs struct {
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
+	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
@@ -325,6 +333,7 @@ type PodMaps struct {
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
+	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
@@ -344,6 +353,7 @@ func (m *PodMaps) Close() error {
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstProgramsV1,
+		m.MstRefusalsV1,
 		m.MstServicesV1,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,

@@ -27,6 +27,7 @@ const (
 	SockMapMstMetaV1             = "mst_meta_v1"
 	SockMapMstNetnsV1            = "mst_netns_v1"
 	SockMapMstProgramsV1         = "mst_programs_v1"
+	SockMapMstRefusalsV1         = "mst_refusals_v1"
 	SockMapMstServicesV1         = "mst_services_v1"
 	SockMapMstSlotsV1            = "mst_slots_v1"
 	SockMapMstSockFlowsV1        = "mst_sock_flows_v1"
@@ -111,6 +112,7 @@ type SockMapSpecs struct {
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
+	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
@@ -157,6 +159,7 @@ type SockMaps struct {
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
+	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
@@ -176,6 +179,7 @@ func (m *SockMaps) Close() error {
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstProgramsV1,
+		m.MstRefusalsV1,
 		m.MstServicesV1,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
