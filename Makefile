@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+# What a person types. `make demo` and `make test` work on a fresh machine, as root.
+
+SHELL := /bin/bash
+GO    ?= go
+BIN   := bin/mustang
+
+.PHONY: all
+all: build
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
+
+.PHONY: build
+build: ## the tool, into bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN) ./cmd/mustang
+
+.PHONY: deps
+deps: ## Debian packages that the demo runs
+	@scripts/deps run
+
+.PHONY: test-deps
+test-deps: ## Debian packages that the tests run
+	@scripts/deps test
+
+.PHONY: demo
+demo: deps build ## pods, Services, a short bench, its table; then everything is gone again
+	@scripts/demo $(BIN)
+
+.PHONY: generate
+generate: ## recompile the BPF programs and what is generated from them
+	$(GO) generate ./internal/...
+
+.PHONY: check
+check: test-deps ## quick: formatting, vet, generated code, unit tests, packets through the programs
+	@scripts/check-format
+	$(GO) vet ./...
+	@scripts/check-generated
+	$(GO) test -short ./...
+
+.PHONY: test
+test: test-deps ## everything
+	@scripts/check-format
+	$(GO) vet ./...
+	@scripts/check-generated
+	$(GO) test -timeout 30m ./...

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Load-time constants: the verifier sees their values and removes dead branches. */
+#pragma once
+
+#include "types.h"
+
+/* 1: the programs sit inside the pod, so the pod's egress is the hook's egress. */
+const volatile __u8 in_pod = 0;
+
+/* 1: the kernel has bpf_set_retval (5.18), so a refused connect() gets its own errno. */
+const volatile __u8 has_set_retval = 0;
+
+/* Lifetimes of flow entries, seconds since the last packet. */
+struct ct_timeouts {
+	__u32 tcp_half_open;
+	__u32 tcp_established;
+	__u32 tcp_closing; /* after a FIN of either end */
+	__u32 tcp_reset;
+	__u32 udp_half_open;
+	__u32 udp_established;
+	__u32 other;
+};
+const volatile struct ct_timeouts timeouts = {
+	.tcp_half_open = 60,
+	.tcp_established = 86400,
+	.tcp_closing = 120,
+	.tcp_reset = 10,
+	.udp_half_open = 30,
+	.udp_established = 180,
+	.other = 30,
+};
+
+#define MST_LAYOUT 1
+#define NAT_PORT_TRIES 16
+#define NAT_PORT_FIRST 32768
+#define NAT_PORT_COUNT 28232
+#define CT_REFRESH 4 /* seconds: an entry is written to at most this often */
+#define FRAG_LIFETIME 15

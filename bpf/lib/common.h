@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What every program starts from: kernel headers, helpers, small tools on addresses. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <linux/in.h>
+#include <linux/pkt_cls.h>
+#include <stdbool.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../types.h"
+#include "../reasons.h"
+#include "../config.h"
+#include "../maps.h"
+
+#define inline_fn static __always_inline
+#define slow_fn static __noinline /* off the established path: keeps the hot code dense */
+/* Not static: the verifier checks it once, for any arguments, not again for each caller's state.
+ * Pointers may be NULL as far as it knows. */
+#define global_fn __noinline
+
+/* A program that lets a packet go on leaves the word to those attached after it. */
+#define NEXT TC_ACT_UNSPEC
+
+/* Keeps the compiler from reasoning about X, so that the verifier sees each bound. */
+#define opaque(x) asm volatile("" : "+r"(x))
+
+#define NSEC_PER_SEC 1000000000ULL
+
+/* The compiler likes to copy these two by 32-bit moves, which the verifier refuses. */
+inline_fn void *packet(const struct __sk_buff *skb)
+{
+	void *p;
+
+	asm volatile("%0 = *(u32 *)(%1 + %2)"
+		     : "=r"(p)
+		     : "r"(skb), "i"(__builtin_offsetof(struct __sk_buff, data)));
+	return p;
+}
+
+inline_fn void *packet_end(const struct __sk_buff *skb)
+{
+	void *p;
+
+	asm volatile("%0 = *(u32 *)(%1 + %2)"
+		     : "=r"(p)
+		     : "r"(skb), "i"(__builtin_offsetof(struct __sk_buff, data_end)));
+	return p;
+}
+
+/* Return: seconds of CLOCK_MONOTONIC, to the tick. */
+inline_fn __u32 now_seconds(void)
+{
+	return bpf_ktime_get_coarse_ns() / NSEC_PER_SEC;
+}
+
+inline_fn void addr_from_ipv4(struct addr *a, __be32 ip)
+{
+	a->quads[0] = 0;
+	a->words[2] = bpf_htonl(0xffff);
+	a->words[3] = ip;
+}
+
+inline_fn bool addr_is_ipv4(const struct addr *a)
+{
+	return a->quads[0] == 0 && a->words[2] == bpf_htonl(0xffff);
+}
+
+inline_fn bool addr_equal(const struct addr *a, const struct addr *b)
+{
+	return a->quads[0] == b->quads[0] && a->quads[1] == b->quads[1];
+}
+
+inline_fn void tuple_reverse(struct tuple *to, const struct tuple *from)
+{
+	to->src = from->dst;
+	to->dst = from->src;
+	to->sport = from->dport;
+	to->dport = from->sport;
+}
+
+/* Return: the slot of endpoint @id; its generation is 0 when the slot is free. */
+inline_fn struct endpoint *endpoint_slot(__u32 id)
+{
+	return bpf_map_lookup_elem(&mst_endpoints_v1, &id);
+}
+
+/* Return: id of the node's own endpoint that has this address, 0 when none has. */
+inline_fn __u32 endpoint_of(const struct addr *a)
+{
+	struct addr key = *a; /* on the stack: 6.1 takes no key from a global function's argument */
+	__u32 *id = bpf_map_lookup_elem(&mst_endpoint_addrs_v1, &key);
+
+	return id ? *id : 0;
+}

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Flow state. A flow without translation is one entry, found by both
+ * directions. A translated one is two: PRE under the tuple the client sees,
+ * POST under the tuple the backend sees; each holds the other's tuple in the
+ * flow's original direction, so either can restore a lost other half, and
+ * translating is rewriting a packet's tuple to the other half's.
+ *
+ * Half-open flows live in a small table of their own until a packet of the
+ * opener follows a reply; then both halves move.
+ */
+#pragma once
+
+#include "common.h"
+#include "parse.h"
+
+/* A flow as one packet finds it. */
+struct flow {
+	struct ct_key key;
+	struct ct_entry *e; /* NULL: none, or expired */
+	__u32 now;
+	bool reply;         /* the packet goes against the flow's original direction */
+	bool src_is_hi;
+	bool established;   /* found in the table of answered flows */
+};
+
+/**
+ * ct_key_of - the key under which both directions of a flow are found
+ * Return: true when the tuple's source is the key's `hi` end.
+ */
+inline_fn bool ct_key_of(struct ct_key *k, const struct tuple *t, __u8 proto, __u8 scope)
+{
+	bool src_is_hi;
+
+	if (t->src.quads[0] != t->dst.quads[0])
+		src_is_hi = t->src.quads[0] > t->dst.quads[0];
+	else if (t->src.quads[1] != t->dst.quads[1])
+		src_is_hi = t->src.quads[1] > t->dst.quads[1];
+	else
+		src_is_hi = t->sport > t->dport;
+
+	k->lo = src_is_hi ? t->dst : t->src;
+	k->hi = src_is_hi ? t->src : t->dst;
+	k->lo_port = src_is_hi ? t->dport : t->sport;
+	k->hi_port = src_is_hi ? t->sport : t->dport;
+	k->proto = proto;
+	k->scope = scope;
+	k->pad = 0;
+	return src_is_hi;
+}
+
+inline_fn bool ct_alive(const struct ct_entry *e, __u32 now)
+{
+	return e && (__s32)(e->expires - now) >= 0;
+}
+
+inline_fn void ct_find_key(struct flow *f)
+{
+	f->e = bpf_map_lookup_elem(&mst_ct_v1, &f->key);
+	f->established = true;
+	if (!ct_alive(f->e, f->now)) {
+		f->e = bpf_map_lookup_elem(&mst_ct_new_v1, &f->key);
+		f->established = false;
+		if (!ct_alive(f->e, f->now))
+			f->e = NULL;
+	}
+	f->reply = f->e && f->src_is_hi != !!(f->e->flags & CT_ORIGIN_IS_HI);
+}
+
+/**
+ * ct_find - look up the flow of a packet
+ * @f: now must be set; the rest is filled
+ * @scope: enum ct_scope
+ */
+inline_fn void ct_find(struct flow *f, const struct pkt *p, __u8 scope)
+{
+	f->src_is_hi = ct_key_of(&f->key, &p->t, p->proto, scope);
+	ct_find_key(f);
+}
+
+inline_fn __u32 ct_lifetime(const struct ct_entry *e, __u8 proto, bool established)
+{
+	__u8 closing = e->closing_orig | e->closing_reply;
+
+	if (proto == IPPROTO_TCP) {
+		if (closing & CT_RST)
+			return timeouts.tcp_reset;
+		if (closing)
+			return timeouts.tcp_closing;
+		return established ? timeouts.tcp_established : timeouts.tcp_half_open;
+	}
+	if (proto == IPPROTO_UDP)
+		return established ? timeouts.udp_established : timeouts.udp_half_open;
+	return timeouts.other;
+}
+
+/* The packet's tuple in its flow's original direction. */
+inline_fn void flow_tuple(struct tuple *t, const struct flow *f, const struct pkt *p)
+{
+	if (f->reply)
+		tuple_reverse(t, &p->t);
+	else
+		*t = p->t;
+}
+
+/* The other half of a translated flow, made from this one. */
+inline_fn void ct_other_half(struct ct_entry *half, const struct ct_entry *e, const struct tuple *mine,
+			     bool origin_is_hi)
+{
+	*half = *e;
+	half->role = e->role == CT_PRE_NAT ? CT_POST_NAT : CT_PRE_NAT;
+	half->flags = (e->flags & ~CT_ORIGIN_IS_HI) | (origin_is_hi ? CT_ORIGIN_IS_HI : 0);
+	half->other = *mine;
+}
+
+/* Only a PRE half can be shadowed; what the backend sees is unique by construction. */
+inline_fn __u8 other_scope(const struct ct_entry *e)
+{
+	return e->role == CT_POST_NAT && e->shadow ? CT_SCOPE_SHADOW : CT_SCOPE_FLOW;
+}
+
+/**
+ * ct_repair - give the other half the same life, or bring it back if it was evicted
+ */
+slow_fn int ct_repair(struct flow *f, struct pkt *p)
+{
+	struct ct_entry *e = f->e, *other, half;
+	struct tuple mine;
+	struct ct_key key;
+	bool hi;
+
+	if (!e)
+		return 0;
+	hi = ct_key_of(&key, &e->other, p->proto, other_scope(e));
+	other = bpf_map_lookup_elem(&mst_ct_v1, &key);
+	if (other) {
+		if ((__s32)(e->expires - other->expires) > 0 && !(other->closing_orig | other->closing_reply))
+			other->expires = e->expires;
+		return 0;
+	}
+	flow_tuple(&mine, f, p);
+	ct_other_half(&half, e, &mine, hi);
+	return bpf_map_update_elem(&mst_ct_v1, &key, &half, BPF_NOEXIST);
+}
+
+/**
+ * ct_promote - move an answered flow, both halves of it, to the table of answered flows
+ */
+slow_fn int ct_promote(struct flow *f, struct pkt *p)
+{
+	struct ct_entry *e = f->e, *other, copy, half;
+	struct ct_key key;
+
+	if (!e)
+		return 0;
+	copy = *e;
+	if (copy.role != CT_DIRECT) {
+		ct_key_of(&key, &copy.other, p->proto, other_scope(&copy));
+		other = bpf_map_lookup_elem(&mst_ct_new_v1, &key);
+		if (!other || !(other->seen_reply | copy.seen_reply))
+			return 0;
+		half = *other;
+		half.seen_reply = 1;
+		half.expires = f->now + ct_lifetime(&half, p->proto, true);
+		if (bpf_map_update_elem(&mst_ct_v1, &key, &half, BPF_ANY))
+			return 0;
+		bpf_map_delete_elem(&mst_ct_new_v1, &key);
+	} else if (!copy.seen_reply) {
+		return 0;
+	}
+	copy.seen_reply = 1;
+	copy.expires = f->now + ct_lifetime(&copy, p->proto, true);
+	if (!bpf_map_update_elem(&mst_ct_v1, &f->key, &copy, BPF_ANY))
+		bpf_map_delete_elem(&mst_ct_new_v1, &f->key);
+	return 1;
+}
+
+/**
+ * ct_touch - what a packet of a known flow does to its entry
+ */
+inline_fn void ct_touch(struct flow *f, struct pkt *p)
+{
+	struct ct_entry *e = f->e;
+	__u32 expires;
+
+	if (p->proto == IPPROTO_TCP && p->tcp_flags & (TCP_FIN | TCP_RST)) {
+		__u8 how = p->tcp_flags & TCP_RST ? CT_RST : CT_FIN;
+
+		if (f->reply)
+			e->closing_reply |= how;
+		else
+			e->closing_orig |= how;
+	}
+	if (f->reply && !e->seen_reply)
+		e->seen_reply = 1;
+	expires = f->now + ct_lifetime(e, p->proto, f->established);
+	if (expires - e->expires + CT_REFRESH - 1 >= 2 * CT_REFRESH - 1) {
+		e->expires = expires;
+		if (f->established && e->role != CT_DIRECT)
+			ct_repair(f, p);
+	}
+	if (!f->established && !f->reply && !(p->tcp_flags & TCP_SYN) && ct_promote(f, p))
+		ct_find_key(f);
+}
+
+/**
+ * ct_forget - remove a flow, both halves
+ */
+slow_fn int ct_forget(struct flow *f, __u8 proto)
+{
+	struct ct_key other = {};
+	bool two = false;
+
+	if (!f->e)
+		return 0;
+	if (f->e->role != CT_DIRECT) {
+		ct_key_of(&other, &f->e->other, proto, other_scope(f->e));
+		two = true;
+	}
+	bpf_map_delete_elem(&mst_ct_v1, &f->key);
+	bpf_map_delete_elem(&mst_ct_new_v1, &f->key);
+	if (two) {
+		bpf_map_delete_elem(&mst_ct_v1, &other);
+		bpf_map_delete_elem(&mst_ct_new_v1, &other);
+	}
+	f->e = NULL;
+	return 0;
+}
+
+/* A SYN begins a new connection when the old one on its ports has closed (RFC 9293 3.6.1). */
+inline_fn bool ct_reopens(const struct flow *f, const struct pkt *p)
+{
+	return p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN &&
+	       (f->e->closing_orig | f->e->closing_reply);
+}
+
+/**
+ * ct_create - a new half-open entry
+ * @e: complete but for flags' orientation and expiry
+ *
+ * Return: 0, or a negative errno.
+ */
+inline_fn long ct_create(const struct tuple *t, __u8 proto, __u8 scope, struct ct_entry *e, __u32 now)
+{
+	struct ct_key key;
+
+	e->flags = (e->flags & ~CT_ORIGIN_IS_HI) | (ct_key_of(&key, t, proto, scope) ? CT_ORIGIN_IS_HI : 0);
+	e->expires = now + ct_lifetime(e, proto, false);
+	return bpf_map_update_elem(&mst_ct_new_v1, &key, e, BPF_ANY);
+}

@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * From bytes to a tuple: Ethernet, IPv4 (RFC 791), IPv6 with its extension
+ * headers (RFC 8200), TCP, UDP, ICMP and ICMPv6. A packet is either a part of
+ * a flow, an ICMP error about one, or link control that no flow state is kept
+ * for; anything that does not add up has a reason to be dropped.
+ */
+#pragma once
+
+#include <linux/icmpv6.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+
+#include "common.h"
+
+#define IP_MORE_FRAGMENTS 0x2000
+#define IP_OFFSET_MASK 0x1fff
+#define IP6_OFFSET_MASK 0xfff8
+#define IP6_MORE_FRAGMENTS 1
+#define MAX_EXT_HEADERS 6
+#define L4_OFF_MASK 0x3ff /* headers before the transport header: less than 1 KiB */
+
+/* RFC 792; linux/icmp.h pulls in the C library. */
+enum icmp_type {
+	ICMP_ECHOREPLY = 0,
+	ICMP_DEST_UNREACH = 3,
+	ICMP_SOURCE_QUENCH = 4,
+	ICMP_REDIRECT = 5,
+	ICMP_ECHO = 8,
+	ICMP_TIME_EXCEEDED = 11,
+	ICMP_PARAMETERPROB = 12,
+};
+
+enum pkt_kind {
+	PKT_FLOW,       /* has a tuple */
+	PKT_ICMP_ERROR, /* carries a part of another packet */
+	PKT_CONTROL,    /* ARP, neighbour discovery, multicast: the kernel's own business */
+};
+
+enum pkt_frag {
+	FRAG_NONE,
+	FRAG_FIRST, /* has the transport header */
+	FRAG_LATER, /* has not */
+};
+
+enum tcp_flag {
+	TCP_FIN = 0x01,
+	TCP_SYN = 0x02,
+	TCP_RST = 0x04,
+	TCP_ACK = 0x10,
+};
+
+struct pkt {
+	struct tuple t;
+	__u32 l4_off;  /* bytes from the link header to the transport header */
+	__u32 end;     /* bytes from the link header to the end of the IP packet */
+	__u32 frag_id; /* network order, as found */
+	__u8 ipv6;
+	__u8 proto;
+	__u8 kind;      /* enum pkt_kind */
+	__u8 frag;      /* enum pkt_frag */
+	__u8 tcp_flags; /* enum tcp_flag, of any TCP packet with a header */
+	__u8 icmp_type;
+	__u8 pad[2];
+};
+
+/**
+ * headers - make the first @len bytes readable
+ * Return: pointer to the packet, or NULL when it is shorter.
+ */
+inline_fn void *headers(struct __sk_buff *skb, __u32 len)
+{
+	void *data = packet(skb);
+	void *end = packet_end(skb);
+
+	if (data + len <= end)
+		return data;
+	if (bpf_skb_pull_data(skb, len))
+		return NULL;
+	data = packet(skb);
+	end = packet_end(skb);
+	return data + len <= end ? data : NULL;
+}
+
+inline_fn int parse_icmp(struct pkt *p, __u8 type, __be16 id)
+{
+	bool echo = false;
+
+	p->icmp_type = type;
+	if (p->proto == IPPROTO_ICMP) {
+		echo = type == ICMP_ECHO || type == ICMP_ECHOREPLY;
+		if (type == ICMP_DEST_UNREACH || type == ICMP_SOURCE_QUENCH || type == ICMP_REDIRECT ||
+		    type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB)
+			p->kind = PKT_ICMP_ERROR;
+	} else {
+		echo = type == ICMPV6_ECHO_REQUEST || type == ICMPV6_ECHO_REPLY;
+		if (type < ICMPV6_ECHO_REQUEST) /* RFC 4443 2.1: errors have the high bit clear */
+			p->kind = PKT_ICMP_ERROR;
+		else if (!echo && type >= 130 && type <= 143) /* MLD, ND */
+			p->kind = PKT_CONTROL;
+	}
+	if (echo) {
+		p->t.sport = id;
+		p->t.dport = id;
+	} else {
+		p->t.sport = 0;
+		p->t.dport = bpf_htons(type);
+	}
+	return REASON_NONE;
+}
+
+inline_fn int parse_tcp(struct pkt *p, const struct tcphdr *tcp)
+{
+	__u32 length = tcp->doff * 4;
+
+	if (length < sizeof(*tcp))
+		return REASON_BAD_HEADER;
+	if (p->l4_off + length > p->end)
+		return REASON_BAD_LENGTH;
+	p->t.sport = tcp->source;
+	p->t.dport = tcp->dest;
+	p->tcp_flags = ((const __u8 *)tcp)[13];
+	return REASON_NONE;
+}
+
+inline_fn int parse_udp(struct pkt *p, const struct udphdr *udp)
+{
+	__u32 length = bpf_ntohs(udp->len);
+
+	/* 0 is a length over 65,535 (RFC 2675), which only segmentation offload makes. */
+	if (length && length < sizeof(*udp))
+		return REASON_BAD_LENGTH;
+	if (p->frag == FRAG_NONE && p->l4_off + length > p->end)
+		return REASON_BAD_LENGTH;
+	p->t.sport = udp->source;
+	p->t.dport = udp->dest;
+	return REASON_NONE;
+}
+
+/**
+ * parse_l4 - ports and flags, for a packet that has its transport header
+ * Return: enum drop_reason.
+ */
+inline_fn int parse_l4(struct __sk_buff *skb, struct pkt *p)
+{
+	__u32 need = 0, off = p->l4_off;
+	void *data, *l4;
+
+	if (p->proto == IPPROTO_TCP)
+		need = sizeof(struct tcphdr);
+	else if (p->proto == IPPROTO_UDP || p->proto == IPPROTO_ICMP || p->proto == IPPROTO_ICMPV6)
+		need = 8;
+	else
+		return REASON_NONE;
+	if (off + need > p->end)
+		return p->frag == FRAG_FIRST ? REASON_FRAG_TINY : REASON_TRUNCATED;
+
+	opaque(off);
+	off &= L4_OFF_MASK;
+	data = headers(skb, off + need);
+	if (!data)
+		return REASON_TRUNCATED;
+	l4 = data + off;
+	if (p->proto == IPPROTO_TCP) {
+		if (l4 + sizeof(struct tcphdr) > packet_end(skb))
+			return REASON_TRUNCATED;
+		return parse_tcp(p, l4);
+	}
+	if (l4 + 8 > packet_end(skb))
+		return REASON_TRUNCATED;
+	if (p->proto == IPPROTO_UDP)
+		return parse_udp(p, l4);
+	return parse_icmp(p, ((__u8 *)l4)[0], ((__be16 *)l4)[2]);
+}
+
+inline_fn void note_fragment(struct pkt *p, bool first, __u32 id)
+{
+	p->frag = first ? FRAG_FIRST : FRAG_LATER;
+	p->frag_id = id;
+}
+
+inline_fn int parse_ipv4(struct __sk_buff *skb, struct pkt *p)
+{
+	__u32 length, total, avail = skb->len - ETH_HLEN;
+	void *data = headers(skb, ETH_HLEN + sizeof(struct iphdr));
+	struct iphdr *ip;
+	__u16 frag;
+
+	if (!data)
+		return REASON_TRUNCATED;
+	ip = data + ETH_HLEN;
+	if ((void *)(ip + 1) > packet_end(skb))
+		return REASON_TRUNCATED;
+	length = ip->ihl * 4;
+	if (ip->version != 4 || length < sizeof(*ip))
+		return REASON_BAD_HEADER;
+	total = bpf_ntohs(ip->tot_len);
+	if (!total && skb->gso_size) /* BIG TCP: longer than the field can say */
+		total = avail;
+	if (total < length || total > avail)
+		return REASON_BAD_LENGTH;
+	p->l4_off = ETH_HLEN + length;
+	p->end = ETH_HLEN + total;
+	p->proto = ip->protocol;
+	if (p->proto == IPPROTO_ICMPV6)
+		return REASON_BAD_HEADER;
+	addr_from_ipv4(&p->t.src, ip->saddr);
+	addr_from_ipv4(&p->t.dst, ip->daddr);
+	if ((ip->daddr & bpf_htonl(0xf0000000)) == bpf_htonl(0xe0000000) || ip->daddr == 0xffffffff)
+		p->kind = PKT_CONTROL;
+	frag = bpf_ntohs(ip->frag_off);
+	if (frag & (IP_MORE_FRAGMENTS | IP_OFFSET_MASK)) {
+		note_fragment(p, !(frag & IP_OFFSET_MASK), ip->id);
+		if (p->frag == FRAG_LATER)
+			/* RFC 1858: 8 bytes of TCP leave the flags to the next fragment */
+			return (frag & IP_OFFSET_MASK) * 8 < sizeof(struct tcphdr) && p->proto == IPPROTO_TCP
+				       ? REASON_FRAG_OVERLAP
+				       : REASON_NONE;
+	}
+	return parse_l4(skb, p);
+}
+
+struct ext_header {
+	__u8 next;
+	__u8 length; /* in 8 bytes, without the first 8 */
+	__be16 frag_off;
+	__be32 frag_id;
+};
+
+/**
+ * skip_ext_headers - follow IPv6's chain to the transport header
+ * Return: enum drop_reason; on success @p has proto, l4_off and fragment.
+ */
+slow_fn int skip_ext_headers(struct __sk_buff *skb, struct pkt *p)
+{
+	struct ext_header h;
+
+	for (int i = 0; i <= MAX_EXT_HEADERS; i++) {
+		__u8 type = p->proto;
+
+		if (type != IPPROTO_HOPOPTS && type != IPPROTO_ROUTING && type != IPPROTO_DSTOPTS &&
+		    type != IPPROTO_FRAGMENT && type != IPPROTO_AH)
+			return REASON_NONE;
+		if (i == MAX_EXT_HEADERS)
+			break;
+		if (type == IPPROTO_HOPOPTS && i)
+			return REASON_BAD_HEADER; /* RFC 8200 4.1: only first */
+		if (p->l4_off + sizeof(h) > p->end || bpf_skb_load_bytes(skb, p->l4_off, &h, sizeof(h)))
+			return REASON_TRUNCATED;
+		p->proto = h.next;
+		if (type == IPPROTO_FRAGMENT) {
+			__u16 off = bpf_ntohs(h.frag_off);
+
+			p->l4_off += sizeof(h);
+			if (off & (IP6_OFFSET_MASK | IP6_MORE_FRAGMENTS)) {
+				note_fragment(p, !(off & IP6_OFFSET_MASK), h.frag_id);
+				if (p->frag == FRAG_LATER)
+					return (off & IP6_OFFSET_MASK) < sizeof(struct tcphdr) &&
+							       p->proto == IPPROTO_TCP
+						       ? REASON_FRAG_OVERLAP
+						       : REASON_NONE;
+			}
+		} else if (type == IPPROTO_AH) {
+			p->l4_off += (h.length + 2) * 4;
+		} else {
+			p->l4_off += (h.length + 1) * 8;
+		}
+		if (p->l4_off > p->end)
+			return REASON_TRUNCATED;
+		if (p->l4_off > L4_OFF_MASK - sizeof(struct tcphdr))
+			return REASON_EXT_HEADERS;
+	}
+	return REASON_EXT_HEADERS;
+}
+
+inline_fn int parse_ipv6(struct __sk_buff *skb, struct pkt *p)
+{
+	__u32 payload, avail = skb->len - ETH_HLEN - sizeof(struct ipv6hdr);
+	void *data = headers(skb, ETH_HLEN + sizeof(struct ipv6hdr));
+	struct ipv6hdr *ip;
+	int reason;
+
+	if (!data)
+		return REASON_TRUNCATED;
+	ip = data + ETH_HLEN;
+	if ((void *)(ip + 1) > packet_end(skb))
+		return REASON_TRUNCATED;
+	if (ip->version != 6)
+		return REASON_BAD_HEADER;
+	payload = bpf_ntohs(ip->payload_len);
+	if (!payload && skb->gso_size) /* BIG TCP */
+		payload = avail;
+	if (payload > avail)
+		return REASON_BAD_LENGTH;
+	p->ipv6 = 1;
+	p->l4_off = ETH_HLEN + sizeof(*ip);
+	p->end = p->l4_off + payload;
+	p->proto = ip->nexthdr;
+	__builtin_memcpy(&p->t.src, &ip->saddr, 16);
+	__builtin_memcpy(&p->t.dst, &ip->daddr, 16);
+	if (addr_is_ipv4(&p->t.src) || addr_is_ipv4(&p->t.dst))
+		return REASON_BAD_HEADER; /* never on the wire; would be taken for IPv4 */
+	if (p->t.dst.bytes[0] == 0xff)
+		p->kind = PKT_CONTROL;
+	if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_ICMPV6) {
+		reason = skip_ext_headers(skb, p);
+		if (reason || p->frag == FRAG_LATER)
+			return reason;
+	}
+	if (p->proto == IPPROTO_ICMP)
+		return REASON_BAD_HEADER;
+	return parse_l4(skb, p);
+}
+
+/**
+ * parse - read a frame's headers
+ * @skb: the frame, its link header first
+ * @p: filled; must be zeroed
+ *
+ * Return: enum drop_reason.
+ */
+global_fn int parse(struct __sk_buff *skb, struct pkt *p)
+{
+	void *data = headers(skb, ETH_HLEN);
+	struct ethhdr *eth = data;
+
+	if (!data || !p || (void *)(eth + 1) > packet_end(skb))
+		return REASON_TRUNCATED;
+	if (skb->vlan_present)
+		return REASON_ETHERTYPE;
+	if (eth->h_proto == bpf_htons(ETH_P_IP))
+		return parse_ipv4(skb, p);
+	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
+		return parse_ipv6(skb, p);
+	if (eth->h_proto == bpf_htons(ETH_P_ARP)) {
+		p->kind = PKT_CONTROL;
+		p->proto = 0;
+		return REASON_NONE;
+	}
+	return REASON_ETHERTYPE;
+}

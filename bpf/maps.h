@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Every table. Each says who writes it, who reads it, how long an entry lives
+ * and why it has its size. Names end in the version of their layout; sizes
+ * marked (set at load) can be changed by the loader before creation.
+ */
+#pragma once
+
+#include "types.h"
+#include "reasons.h"
+
+/* Flows that saw packets both ways. Written by the tc programs; read by them and `status`.
+ * An entry lives until `expires`, or until the table needs its room (LRU).
+ * Size: connections a node carries (set at load); 160 bytes each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 131072);
+	__type(key, struct ct_key);
+	__type(value, struct ct_entry);
+} mst_ct_v1 SEC(".maps");
+
+/* Flows not yet answered: apart, so that a flood of them evicts only its own kind.
+ * Writers, readers and life as above. Size: what a flood may hold. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct ct_key);
+	__type(value, struct ct_entry);
+} mst_ct_new_v1 SEC(".maps");
+
+/* Ports of fragmented datagrams, from the first fragment. Written and read by the tc
+ * programs; an entry lives FRAG_LIFETIME. Size: datagrams in flight at once. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct frag_key);
+	__type(value, struct frag_ports);
+} mst_frags_v1 SEC(".maps");
+
+/* Frontends. Written by the reconciler; read on a flow's first packet and at connect().
+ * Lives as long as the Service. Size: frontends plus addresses (set at load). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 262144);
+	__type(key, struct service_key);
+	__type(value, struct service);
+} mst_services_v1 SEC(".maps");
+
+/* (Service, slot) → backend id. Written by the reconciler, read after mst_services.
+ * Size: endpoints over all Services (set at load). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 524288);
+	__type(key, struct slot_key);
+	__type(value, __u32);
+} mst_slots_v1 SEC(".maps");
+
+/* Backend id → address and port. Written by the reconciler, read after mst_slots.
+ * Size: distinct backends (set at load). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 262144);
+	__type(key, __u32);
+	__type(value, struct backend);
+} mst_backends_v1 SEC(".maps");
+
+/* Endpoint id → endpoint. Written by the reconciler, read for every packet.
+ * An array, so that a lookup is an addition. Size: pods of one node, with room. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct endpoint);
+} mst_endpoints_v1 SEC(".maps");
+
+/* Address → endpoint id, for the node's own pods. Written by the reconciler, read on a
+ * flow's first packet. Size: two addresses and some to spare for each endpoint. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct addr);
+	__type(value, __u32);
+} mst_endpoint_addrs_v1 SEC(".maps");
+
+/* Namespace cookie → endpoint: which sockets are ours. Written by the reconciler, read by
+ * the socket programs. Size: one for each endpoint. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, __u64);
+	__type(value, struct netns_info);
+} mst_netns_v1 SEC(".maps");
+
+/* Where a connected socket really goes. Written at connect(), read by getpeername() and
+ * recvmsg(); lives and dies with the socket, so it has no size. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct sock_peer);
+} mst_sock_peers_v1 SEC(".maps");
+
+/* Unconnected UDP sockets: the choice made for a frontend, and the way back from the
+ * backend. Written and read at sendmsg(), read at recvmsg(). Two entries for each pair of
+ * socket and Service; LRU. Size: such pairs in use at once. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct sock_flow_key);
+	__type(value, struct sock_flow);
+} mst_sock_flows_v1 SEC(".maps");
+
+/* Dropped packets by reason and direction. Written by every program, read by `status`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, REASON_COUNT * DIR_COUNT);
+	__type(key, __u32);
+	__type(value, struct counter);
+} mst_drops_v1 SEC(".maps");
+
+/* Traffic by endpoint id. Written by the tc programs, read by `ep ls` and metrics. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct endpoint_counters);
+} mst_endpoint_counters_v1 SEC(".maps");
+
+/* The shared programs, by enum pod_program: entry programs call them, an upgrade replaces
+ * them in place. Written by the loader. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, PROG_COUNT);
+	__type(key, __u32);
+	__type(value, __u32);
+} mst_programs_v1 SEC(".maps");
+
+/* Who wrote these tables, and the last numbers given out. Written and read by the engine. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct meta);
+} mst_meta_v1 SEC(".maps");

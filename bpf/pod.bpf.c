@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * A pod's interface, both directions. On the host's end `from_pod` sits at the
+ * interface's ingress and `to_pod` at its egress; inside the pod the other way
+ * round (in_pod). Reached from an entry program, which leaves the endpoint's id
+ * in cb[CB_ENDPOINT].
+ *
+ * The sender's program does the receiver's part too when it delivers on the
+ * same node, because redirect_peer passes the receiver's host end by.
+ */
+#include "lib/common.h"
+#include "lib/conntrack.h"
+#include "lib/deliver.h"
+#include "lib/drop.h"
+#include "lib/frag.h"
+#include "lib/icmp_error.h"
+#include "lib/lb.h"
+#include "lib/nat.h"
+#include "lib/parse.h"
+
+/* Both ends are as they were when the flow was judged. */
+inline_fn bool end_current(const struct ct_end *end)
+{
+	struct endpoint *ep;
+
+	if (!end->endpoint)
+		return true;
+	ep = endpoint_slot(end->endpoint);
+	return ep && ep->generation == end->generation;
+}
+
+inline_fn void end_set(struct ct_end *end, const struct addr *a)
+{
+	struct endpoint *ep;
+	__u32 id = endpoint_of(a);
+
+	end->endpoint = 0;
+	end->generation = 0;
+	ep = id ? endpoint_slot(id) : NULL;
+	if (!ep || !ep->generation)
+		return;
+	end->generation = ep->generation;
+	end->endpoint = id;
+}
+
+/**
+ * judge_again - an end of the flow changed: find both anew
+ */
+slow_fn int judge_again(struct flow *f, struct pkt *p)
+{
+	struct tuple t;
+
+	if (!f->e)
+		return 0;
+	flow_tuple(&t, f, p);
+	/* The opener as the client's own tuple names it, the responder as the backend's. */
+	end_set(&f->e->opener, f->e->role == CT_POST_NAT ? &f->e->other.src : &t.src);
+	end_set(&f->e->responder, f->e->role == CT_PRE_NAT ? &f->e->other.dst : &t.dst);
+	return 0;
+}
+
+/* The endpoint the packet goes to: NULL when that is not on this node, or the kernel must carry it. */
+inline_fn struct endpoint *next_endpoint(const struct flow *f, __u32 *id)
+{
+	const struct ct_end *end = f->reply ? &f->e->opener : &f->e->responder;
+
+	*id = end->endpoint;
+	if (!*id || (f->reply && f->e->flags & CT_VIA_STACK))
+		return NULL;
+	return endpoint_slot(*id);
+}
+
+/* Where the reply's tuple is turned back depends on which hook sees it last before the client. */
+inline_fn bool reply_translated_here(struct endpoint *self, struct endpoint *to)
+{
+	if (!to)
+		return false;
+	return in_pod ? to == self : !!(to->flags & EP_HOST_END);
+}
+
+/**
+ * forward_known - a packet from a pod that belongs to a known flow
+ */
+inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, struct endpoint *self)
+{
+	struct ct_entry *e = f->e;
+	struct endpoint *to;
+	struct tuple t;
+	int reason = 0;
+	__u32 id;
+
+	if (!end_current(&e->opener) || !end_current(&e->responder))
+		judge_again(f, p);
+	to = next_endpoint(f, &id);
+	if (e->role == CT_PRE_NAT && !f->reply) {
+		reason = translate(skb, p, &e->other);
+	} else if (e->role == CT_POST_NAT && f->reply && reply_translated_here(self, to)) {
+		tuple_reverse(&t, &e->other);
+		reason = translate(skb, p, &t);
+	}
+	if (reason)
+		return drop(skb, reason, DIR_FROM_POD);
+	return to ? deliver(skb, self, to, id) : NEXT;
+}
+
+/* What a new flow is to become. */
+struct plan {
+	struct tuple post; /* the tuple the backend sees */
+	__u32 backend;     /* id */
+	__u32 responder;   /* endpoint id, 0 when it is not on this node */
+	__u8 role;         /* CT_DIRECT or CT_PRE_NAT */
+	__u8 scope;        /* enum ct_scope of the packet's own tuple */
+	__u8 flags;        /* enum ct_flag */
+};
+
+/**
+ * plan_service - decide what a Service does with a new flow
+ * Return: enum drop_reason.
+ */
+global_fn int plan_service(struct pkt *p, struct plan *plan)
+{
+	struct service *s;
+	struct backend *b;
+	__u32 id = 0;
+
+	if (!p || !plan)
+		return REASON_NONE;
+	s = service_find(&p->t.dst, p->t.dport, p->proto);
+	if (!s)
+		return service_address(&p->t.dst) ? REASON_SERVICE_PORT : REASON_NONE;
+	if (p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
+		return REASON_MIDSTREAM_NAT;
+	b = backend_pick(s, &id);
+	if (!b)
+		return REASON_NO_BACKEND;
+	plan->backend = id;
+	plan->role = CT_PRE_NAT;
+	plan->post.dst = b->addr;
+	plan->post.dport = b->port;
+	/* Hairpin: a pod drops packets from itself, so the Service's address stands in for it;
+	 * replies to that address come back here. */
+	if (addr_equal(&b->addr, &p->t.src))
+		plan->post.src = p->t.dst;
+	return REASON_NONE;
+}
+
+/* Whether a living entry occupies the tuple that the backend would see. */
+inline_fn bool tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
+{
+	struct ct_entry *e;
+	struct ct_key key;
+
+	ct_key_of(&key, t, proto, CT_SCOPE_FLOW);
+	e = bpf_map_lookup_elem(&mst_ct_v1, &key);
+	if (ct_alive(e, now) && !(e->closing_orig | e->closing_reply))
+		return true;
+	if (e) /* closed: must not be found before the new one */
+		bpf_map_delete_elem(&mst_ct_v1, &key);
+	e = bpf_map_lookup_elem(&mst_ct_new_v1, &key);
+	return ct_alive(e, now) && !(e->closing_orig | e->closing_reply);
+}
+
+/**
+ * nat_port - keep the flow's source port, or find another when a flow to the same backend has it
+ * Return: enum drop_reason.
+ */
+global_fn int nat_port(struct plan *plan, __u8 proto, __u32 now)
+{
+	if (!plan)
+		return REASON_NAT_PORTS;
+	for (int i = 0; i < NAT_PORT_TRIES; i++) {
+		if (!tuple_taken(&plan->post, proto, now))
+			return REASON_NONE;
+		plan->post.sport =
+			bpf_htons(NAT_PORT_FIRST + bpf_get_prandom_u32() % NAT_PORT_COUNT);
+	}
+	return REASON_NAT_PORTS;
+}
+
+/**
+ * create_flow - enter a planned flow, one half or both
+ * @plan: gets the responder, and the source port that was free
+ *
+ * Return: enum drop_reason.
+ */
+global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
+{
+	struct ct_entry e = {};
+	int reason;
+
+	if (!p || !plan)
+		return REASON_CT_FULL;
+	end_set(&e.opener, &p->t.src);
+	end_set(&e.responder, &plan->post.dst);
+	plan->responder = e.responder.endpoint;
+	e.backend = plan->backend;
+	e.flags = plan->flags;
+	if (plan->role == CT_PRE_NAT) {
+		reason = nat_port(plan, p->proto, now);
+		if (reason)
+			return reason;
+		e.role = CT_POST_NAT;
+		e.shadow = plan->scope;
+		e.other = p->t;
+		if (ct_create(&plan->post, p->proto, CT_SCOPE_FLOW, &e, now))
+			return REASON_CT_FULL;
+		e.role = CT_PRE_NAT;
+		e.other = plan->post;
+	}
+	return ct_create(&p->t, p->proto, plan->scope, &e, now) ? REASON_CT_FULL : REASON_NONE;
+}
+
+/**
+ * forward_new - the first packet of a flow from a pod
+ * @scope: CT_SCOPE_SHADOW when a translated flow occupies the packet's own tuple
+ */
+slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u8 scope, __u32 now)
+{
+	struct plan plan = { .post = p->t, .role = CT_DIRECT, .scope = scope };
+	struct endpoint *to;
+	int reason = 0;
+
+	if (scope == CT_SCOPE_SHADOW) {
+		if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP)
+			return drop(skb, REASON_NAT_FAILED, DIR_FROM_POD);
+		plan.role = CT_PRE_NAT;
+	} else if (self->flags & EP_SERVICE_TC) {
+		reason = plan_service(p, &plan);
+	}
+	if (!reason)
+		reason = create_flow(p, &plan, now);
+	if (!reason && plan.role == CT_PRE_NAT)
+		reason = translate(skb, p, &plan.post);
+	if (reason)
+		return drop(skb, reason, DIR_FROM_POD);
+	to = plan.responder ? endpoint_slot(plan.responder) : NULL;
+	return to ? deliver(skb, self, to, plan.responder) : NEXT;
+}
+
+/**
+ * forward_error - an ICMP error from a pod follows the flow that it is about
+ */
+slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 now)
+{
+	struct flow f = { .now = now };
+	struct quote q = {};
+	struct endpoint *to;
+	struct tuple t;
+	__u32 id;
+	int reason = error_flow(skb, p, &f, &q);
+
+	if (reason || !f.e)
+		return drop(skb, reason, DIR_FROM_POD);
+	to = next_endpoint(&f, &id);
+	if (f.e->role == CT_PRE_NAT && !f.reply) {
+		tuple_reverse(&t, &f.e->other);
+		reason = translate_error(skb, p, &q, &t);
+	} else if (f.e->role == CT_POST_NAT && f.reply && reply_translated_here(self, to)) {
+		t = f.e->other;
+		reason = translate_error(skb, p, &q, &t);
+	}
+	if (reason)
+		return drop(skb, reason, DIR_FROM_POD);
+	return to && to->generation ? deliver(skb, self, to, id) : NEXT;
+}
+
+/**
+ * accept_error - an ICMP error on its way into a pod
+ */
+slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 now)
+{
+	struct flow f = { .now = now };
+	struct quote q = {};
+	struct tuple t;
+	int reason = error_flow(skb, p, &f, &q);
+
+	if (reason || !f.e)
+		return drop(skb, reason, DIR_TO_POD);
+	if (f.e->role == CT_POST_NAT && f.reply && f.e->opener.endpoint == id) {
+		t = f.e->other;
+		reason = translate_error(skb, p, &q, &t);
+	}
+	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
+}
+
+/* A pod sends from its own link and network addresses only. */
+inline_fn int source_check(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id)
+{
+	struct ethhdr *eth = packet(skb);
+
+	if ((void *)(eth + 1) > packet_end(skb))
+		return REASON_TRUNCATED;
+	if (__builtin_memcmp(eth->h_source, self->mac, ETH_ALEN))
+		return REASON_SPOOFED_MAC;
+	if (addr_equal(&p->t.src, &self->ip4) || addr_equal(&p->t.src, &self->ip6) || p->kind == PKT_CONTROL)
+		return REASON_NONE;
+	if (p->t.src.bytes[0] == 0xfe && (p->t.src.bytes[1] & 0xc0) == 0x80)
+		return REASON_NONE; /* link-local: never leaves the link */
+	return endpoint_of(&p->t.src) == id ? REASON_NONE : REASON_SPOOFED_ADDRESS;
+}
+
+/* A SYN to a backend that is gone must not wait for the half-open entry to expire. */
+slow_fn bool backend_gone(const struct ct_entry *e)
+{
+	return e->backend && !bpf_map_lookup_elem(&mst_backends_v1, &e->backend);
+}
+
+inline_fn bool begins_anew(const struct flow *f, const struct pkt *p)
+{
+	if (p->proto != IPPROTO_TCP || (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+		return false;
+	return ct_reopens(f, p) || backend_gone(f->e);
+}
+
+SEC("tc")
+int from_pod(struct __sk_buff *skb)
+{
+	struct flow f = { .now = now_seconds() };
+	__u32 id = skb->cb[CB_ENDPOINT];
+	struct endpoint *self = endpoint_slot(id);
+	__u8 scope = CT_SCOPE_FLOW;
+	struct pkt p = {};
+	int reason;
+
+	if (!self || !self->generation)
+		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
+	reason = parse(skb, &p);
+	if (!reason)
+		reason = source_check(skb, &p, self, id);
+	if (!reason && p.frag)
+		reason = frag_follow(&p, f.now);
+	if (reason)
+		return drop(skb, reason, DIR_FROM_POD);
+	count_from_pod(id, skb->len);
+	if (p.kind == PKT_CONTROL)
+		return NEXT;
+	if (p.kind == PKT_ICMP_ERROR)
+		return forward_error(skb, &p, self, f.now);
+
+	ct_find(&f, &p, scope);
+	if (f.e && begins_anew(&f, &p))
+		ct_forget(&f, p.proto);
+	if (f.e && f.e->role == CT_POST_NAT && !f.reply) {
+		/* Only a translated flow may look like this, and not here: the pod has a
+		 * flow of its own on the tuple that another one was translated to. */
+		scope = CT_SCOPE_SHADOW;
+		ct_find(&f, &p, scope);
+		if (f.e && begins_anew(&f, &p))
+			ct_forget(&f, p.proto);
+	}
+	if (!f.e)
+		return forward_new(skb, &p, self, scope, f.now);
+	ct_touch(&f, &p);
+	if (!f.e)
+		return drop(skb, REASON_CT_FULL, DIR_FROM_POD);
+	return forward_known(skb, &p, &f, self);
+}
+
+/**
+ * accept_new - the first packet of a flow that reaches a pod through its own hook
+ */
+slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
+{
+	struct plan plan = { .post = p->t, .role = CT_DIRECT };
+	int reason = create_flow(p, &plan, now);
+
+	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
+}
+
+SEC("tc")
+int to_pod(struct __sk_buff *skb)
+{
+	struct flow f = { .now = now_seconds() };
+	__u32 id = skb->cb[CB_ENDPOINT];
+	struct endpoint *self = endpoint_slot(id);
+	struct pkt p = {};
+	struct tuple t;
+	int reason;
+
+	if (!self || !self->generation)
+		return drop(skb, REASON_NO_ENDPOINT, DIR_TO_POD);
+	reason = parse(skb, &p);
+	if (!reason && p.frag)
+		reason = frag_follow(&p, f.now);
+	if (reason)
+		return drop(skb, reason, DIR_TO_POD);
+	count_to_pod(id, skb->len);
+	if (p.kind == PKT_CONTROL)
+		return NEXT;
+	if (p.kind == PKT_ICMP_ERROR)
+		return accept_error(skb, &p, id, f.now);
+
+	ct_find(&f, &p, CT_SCOPE_FLOW);
+	if (f.e && begins_anew(&f, &p))
+		ct_forget(&f, p.proto);
+	if (!f.e)
+		return accept_new(skb, &p, f.now);
+	ct_touch(&f, &p);
+	if (!f.e)
+		return drop(skb, REASON_CT_FULL, DIR_TO_POD);
+	if (!end_current(&f.e->opener) || !end_current(&f.e->responder))
+		judge_again(&f, &p);
+	if (f.e->role == CT_POST_NAT && f.reply && f.e->opener.endpoint == id) {
+		tuple_reverse(&t, &f.e->other);
+		reason = translate(skb, &p, &t);
+		if (reason)
+			return drop(skb, reason, DIR_TO_POD);
+	}
+	return NEXT;
+}
+
+char __license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * Services at the socket: connect() and sendmsg() go to a backend from the
+ * start, so no packet needs translating; getpeername() and recvmsg() show the
+ * Service's address again. Only sockets of namespaces in mst_netns_v1 are ours.
+ */
+#include "lib/common.h"
+#include "lib/lb.h"
+
+#define ECONNREFUSED 111
+#define ALLOW 1
+#define REFUSE 0
+
+struct dest {
+	struct addr addr;
+	__be16 port;
+};
+
+inline_fn void dest_load4(struct dest *d, struct bpf_sock_addr *ctx)
+{
+	addr_from_ipv4(&d->addr, ctx->user_ip4);
+	d->port = ctx->user_port;
+}
+
+inline_fn void dest_load6(struct dest *d, struct bpf_sock_addr *ctx)
+{
+	d->addr.words[0] = ctx->user_ip6[0];
+	d->addr.words[1] = ctx->user_ip6[1];
+	d->addr.words[2] = ctx->user_ip6[2];
+	d->addr.words[3] = ctx->user_ip6[3];
+	d->port = ctx->user_port;
+}
+
+inline_fn void dest_store4(struct bpf_sock_addr *ctx, const struct dest *d)
+{
+	ctx->user_ip4 = d->addr.words[3];
+	ctx->user_port = d->port;
+}
+
+inline_fn void dest_store6(struct bpf_sock_addr *ctx, const struct dest *d)
+{
+	ctx->user_ip6[0] = d->addr.words[0];
+	ctx->user_ip6[1] = d->addr.words[1];
+	ctx->user_ip6[2] = d->addr.words[2];
+	ctx->user_ip6[3] = d->addr.words[3];
+	ctx->user_port = d->port;
+}
+
+/* The endpoint's flags, 0 for a socket that is not ours. */
+inline_fn __u32 socket_flags(struct bpf_sock_addr *ctx)
+{
+	__u64 cookie = bpf_get_netns_cookie(ctx);
+	struct netns_info *ns = bpf_map_lookup_elem(&mst_netns_v1, &cookie);
+
+	return ns ? ns->flags : 0;
+}
+
+slow_fn int refuse(__u32 reason)
+{
+	__u32 slot = reason * DIR_COUNT + DIR_SOCKET;
+	struct counter *c = bpf_map_lookup_elem(&mst_drops_v1, &slot);
+
+	if (c)
+		c->packets++;
+	if (has_set_retval)
+		bpf_set_retval(-ECONNREFUSED);
+	return REFUSE;
+}
+
+enum outcome {
+	KEEP,   /* not a Service: leave the address */
+	REWRITE,
+	REFUSED,
+};
+
+/**
+ * connect_to - choose where a connecting socket goes
+ * @d: the destination; a backend's on REWRITE
+ *
+ * Return: enum outcome.
+ */
+inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
+{
+	struct sock_peer peer = { .frontend = d->addr, .frontend_port = d->port }, *stored;
+	struct bpf_sock *sk = ctx->sk;
+	struct service *s;
+	struct backend *b;
+
+	if (!(socket_flags(ctx) & EP_SERVICE_SOCKET))
+		return KEEP;
+	s = service_find(&d->addr, d->port, ctx->protocol);
+	if (!s) {
+		if (!service_address(&d->addr))
+			return KEEP;
+		refuse(REASON_SERVICE_PORT);
+		return REFUSED;
+	}
+	b = backend_pick(s, &peer.backend);
+	if (!b) {
+		refuse(REASON_NO_BACKEND);
+		return REFUSED;
+	}
+	peer.backend_addr = b->addr;
+	peer.backend_port = b->port;
+	peer.service = s->number;
+	d->addr = b->addr;
+	d->port = b->port;
+	if (sk) {
+		stored = bpf_sk_storage_get(&mst_sock_peers_v1, sk, &peer, BPF_SK_STORAGE_GET_F_CREATE);
+		if (stored)
+			*stored = peer;
+	}
+	return REWRITE;
+}
+
+/* The Service's address for a connected socket whose peer is @d. */
+inline_fn bool peer_frontend(struct bpf_sock_addr *ctx, struct dest *d)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct sock_peer *peer;
+
+	if (!sk)
+		return false;
+	peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
+	if (!peer || !addr_equal(&peer->backend_addr, &d->addr) || peer->backend_port != d->port)
+		return false;
+	d->addr = peer->frontend;
+	d->port = peer->frontend_port;
+	return true;
+}
+
+/* The choice made earlier for this socket and frontend, while that backend exists. */
+inline_fn bool flow_backend(const struct sock_flow_key *key, struct dest *d)
+{
+	struct sock_flow *flow = bpf_map_lookup_elem(&mst_sock_flows_v1, key);
+	struct backend *b;
+
+	if (!flow)
+		return false;
+	b = bpf_map_lookup_elem(&mst_backends_v1, &flow->backend);
+	if (!b || b->port != flow->port || !addr_equal(&b->addr, &flow->addr))
+		return false;
+	d->addr = flow->addr;
+	d->port = flow->port;
+	return true;
+}
+
+/**
+ * send_to - choose where a datagram of an unconnected socket goes
+ * @d: the destination; a backend's on REWRITE
+ *
+ * Return: enum outcome.
+ */
+inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
+{
+	struct sock_flow_key key = { .addr = d->addr, .port = d->port }, back = { .reverse = 1 };
+	struct sock_flow there = {}, here = { .addr = d->addr, .port = d->port }, *other;
+	__u32 flags = socket_flags(ctx);
+	struct service *s;
+	struct backend *b;
+
+	if (!(flags & EP_SERVICE_SOCKET))
+		return KEEP;
+	s = service_find(&d->addr, d->port, ctx->protocol);
+	if (!s) {
+		if (!service_address(&d->addr))
+			return KEEP;
+		refuse(REASON_SERVICE_PORT);
+		return REFUSED;
+	}
+	key.cookie = bpf_get_socket_cookie(ctx);
+	if (flow_backend(&key, d))
+		return REWRITE;
+	b = backend_pick(s, &there.backend);
+	if (!b) {
+		refuse(REASON_NO_BACKEND);
+		return REFUSED;
+	}
+	back.cookie = key.cookie;
+	back.addr = there.addr = b->addr;
+	back.port = there.port = b->port;
+	other = bpf_map_lookup_elem(&mst_sock_flows_v1, &back);
+	/* The socket reaches this backend by another Service already: a datagram from it could
+	 * not be told apart, so this one is left to NAT, which gives it a port of its own. */
+	if (other && flags & EP_SERVICE_TC && (other->port != d->port || !addr_equal(&other->addr, &d->addr)))
+		return KEEP;
+	here.backend = there.backend;
+	bpf_map_update_elem(&mst_sock_flows_v1, &key, &there, BPF_ANY);
+	bpf_map_update_elem(&mst_sock_flows_v1, &back, &here, BPF_ANY);
+	d->addr = there.addr;
+	d->port = there.port;
+	return REWRITE;
+}
+
+/* The Service's address for a datagram that came from @d. */
+inline_fn bool received_from(struct bpf_sock_addr *ctx, struct dest *d)
+{
+	struct sock_flow_key key = { .addr = d->addr, .port = d->port, .reverse = 1 };
+	struct sock_flow *flow;
+
+	if (peer_frontend(ctx, d))
+		return true;
+	key.cookie = bpf_get_socket_cookie(ctx);
+	flow = bpf_map_lookup_elem(&mst_sock_flows_v1, &key);
+	if (!flow)
+		return false;
+	d->addr = flow->addr;
+	d->port = flow->port;
+	return true;
+}
+
+SEC("cgroup/connect4")
+int mst_connect4(struct bpf_sock_addr *ctx)
+{
+	struct dest d = {};
+	int outcome;
+
+	dest_load4(&d, ctx);
+	outcome = connect_to(ctx, &d);
+	if (outcome == REWRITE)
+		dest_store4(ctx, &d);
+	return outcome == REFUSED ? REFUSE : ALLOW;
+}
+
+SEC("cgroup/connect6")
+int mst_connect6(struct bpf_sock_addr *ctx)
+{
+	struct dest d = {};
+	int outcome;
+
+	dest_load6(&d, ctx);
+	outcome = connect_to(ctx, &d);
+	if (outcome == REWRITE)
+		dest_store6(ctx, &d);
+	return outcome == REFUSED ? REFUSE : ALLOW;
+}
+
+SEC("cgroup/sendmsg4")
+int mst_sendmsg4(struct bpf_sock_addr *ctx)
+{
+	struct dest d = {};
+	int outcome;
+
+	dest_load4(&d, ctx);
+	outcome = send_to(ctx, &d);
+	if (outcome == REWRITE)
+		dest_store4(ctx, &d);
+	return outcome == REFUSED ? REFUSE : ALLOW;
+}
+
+SEC("cgroup/sendmsg6")
+int mst_sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct dest d = {};
+	int outcome;
+
+	dest_load6(&d, ctx);
+	outcome = send_to(ctx, &d);
+	if (outcome == REWRITE)
+		dest_store6(ctx, &d);
+	return outcome == REFUSED ? REFUSE : ALLOW;
+}
+
+SEC("cgroup/recvmsg4")
+int mst_recvmsg4(struct bpf_sock_addr *ctx)
+{
+	struct dest d = {};
+
+	dest_load4(&d, ctx);
+	if (received_from(ctx, &d))
+		dest_store4(ctx, &d);
+	return ALLOW;
+}
+
+SEC("cgroup/recvmsg6")
+int mst_recvmsg6(struct bpf_sock_addr *ctx)
+{
+	struct dest d = {};
+
+	dest_load6(&d, ctx);
+	if (received_from(ctx, &d))
+		dest_store6(ctx, &d);
+	return ALLOW;
+}
+
+SEC("cgroup/getpeername4")
+int mst_getpeername4(struct bpf_sock_addr *ctx)
+{
+	struct dest d = {};
+
+	dest_load4(&d, ctx);
+	if (peer_frontend(ctx, &d))
+		dest_store4(ctx, &d);
+	return ALLOW;
+}
+
+SEC("cgroup/getpeername6")
+int mst_getpeername6(struct bpf_sock_addr *ctx)
+{
+	struct dest d = {};
+
+	dest_load6(&d, ctx);
+	if (peer_frontend(ctx, &d))
+		dest_store6(ctx, &d);
+	return ALLOW;
+}
+
+char __license[] SEC("license") = "Dual BSD/GPL";
