@@ -1,6 +1,6 @@
 module github.com/mustang-net/mustang
 
-go 1.26
+go 1.26.0
 
 require (
 	github.com/HdrHistogram/hdrhistogram-go v1.4.0
@@ -14,4 +14,9 @@ require (
 	golang.org/x/sys v0.49.0
 	sigs.k8s.io/knftables v0.0.22
 	sigs.k8s.io/yaml v1.6.0
+)
+
+require (
+	github.com/spf13/pflag v1.0.10 // indirect
+	go.yaml.in/yaml/v2 v2.4.2 // indirect
 )

@@ -17,6 +17,7 @@
 #include "lib/lb.h"
 #include "lib/nat.h"
 #include "lib/parse.h"
+#include "lib/refuse.h"
 
 /* Both ends are as they were when the flow was judged. */
 inline_fn bool end_current(const struct ct_end *end)
@@ -106,9 +107,11 @@ inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f
 /* What a new flow is to become. */
 struct plan {
 	struct tuple post; /* the tuple the backend sees */
-	__u32 backend;
-	__u8 role; /* CT_DIRECT or CT_PRE_NAT */
-	__u8 scope;
+	__u32 backend;     /* id */
+	__u32 responder;   /* endpoint id, 0 when it is not on this node */
+	__u8 role;         /* CT_DIRECT or CT_PRE_NAT */
+	__u8 scope;        /* enum ct_scope of the packet's own tuple */
+	__u8 flags;        /* enum ct_flag */
 };
 
 /**
@@ -119,6 +122,7 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 {
 	struct service *s;
 	struct backend *b;
+	__u32 id = 0;
 
 	if (!p || !plan)
 		return REASON_NONE;
@@ -127,9 +131,10 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 		return service_address(&p->t.dst) ? REASON_SERVICE_PORT : REASON_NONE;
 	if (p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		return REASON_MIDSTREAM_NAT;
-	b = backend_pick(s, &plan->backend);
+	b = backend_pick(s, &id);
 	if (!b)
 		return REASON_NO_BACKEND;
+	plan->backend = id;
 	plan->role = CT_PRE_NAT;
 	plan->post.dst = b->addr;
 	plan->post.dport = b->port;
@@ -175,33 +180,35 @@ global_fn int nat_port(struct plan *plan, __u8 proto, __u32 now)
 
 /**
  * create_flow - enter a planned flow, one half or both
- * @e: zeroed but for flags; gets both ends
+ * @plan: gets the responder, and the source port that was free
  *
  * Return: enum drop_reason.
  */
-global_fn int create_flow(struct pkt *p, struct plan *plan, struct ct_entry *e, __u32 now)
+global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
 {
+	struct ct_entry e = {};
 	int reason;
 
-	if (!p || !plan || !e)
+	if (!p || !plan)
 		return REASON_CT_FULL;
-	end_set(&e->opener, &p->t.src);
-	end_set(&e->responder, &plan->post.dst);
-	e->backend = plan->backend;
-	e->role = plan->role;
+	end_set(&e.opener, &p->t.src);
+	end_set(&e.responder, &plan->post.dst);
+	plan->responder = e.responder.endpoint;
+	e.backend = plan->backend;
+	e.flags = plan->flags;
 	if (plan->role == CT_PRE_NAT) {
 		reason = nat_port(plan, p->proto, now);
 		if (reason)
 			return reason;
-		e->role = CT_POST_NAT;
-		e->shadow = plan->scope;
-		e->other = p->t;
-		if (ct_create(&plan->post, p->proto, CT_SCOPE_FLOW, e, now, BPF_ANY))
+		e.role = CT_POST_NAT;
+		e.shadow = plan->scope;
+		e.other = p->t;
+		if (ct_create(&plan->post, p->proto, CT_SCOPE_FLOW, &e, now))
 			return REASON_CT_FULL;
-		e->role = CT_PRE_NAT;
-		e->other = plan->post;
+		e.role = CT_PRE_NAT;
+		e.other = plan->post;
 	}
-	return ct_create(&p->t, p->proto, plan->scope, e, now, BPF_ANY) ? REASON_CT_FULL : REASON_NONE;
+	return ct_create(&p->t, p->proto, plan->scope, &e, now) ? REASON_CT_FULL : REASON_NONE;
 }
 
 /**
@@ -211,7 +218,6 @@ global_fn int create_flow(struct pkt *p, struct plan *plan, struct ct_entry *e, 
 slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u8 scope, __u32 now)
 {
 	struct plan plan = { .post = p->t, .role = CT_DIRECT, .scope = scope };
-	struct ct_entry e = {};
 	struct endpoint *to;
 	int reason = 0;
 
@@ -222,14 +228,16 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	} else if (self->flags & EP_SERVICE_TC) {
 		reason = plan_service(p, &plan);
 	}
+	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT)
+		return refuse(skb, p, self, reason, now);
 	if (!reason)
-		reason = create_flow(p, &plan, &e, now);
+		reason = create_flow(p, &plan, now);
 	if (!reason && plan.role == CT_PRE_NAT)
 		reason = translate(skb, p, &plan.post);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
-	to = e.responder.endpoint ? endpoint_slot(e.responder.endpoint) : NULL;
-	return to ? deliver(skb, self, to, e.responder.endpoint) : NEXT;
+	to = plan.responder ? endpoint_slot(plan.responder) : NULL;
+	return to ? deliver(skb, self, to, plan.responder) : NEXT;
 }
 
 /**
@@ -357,8 +365,7 @@ int from_pod(struct __sk_buff *skb)
 slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
 {
 	struct plan plan = { .post = p->t, .role = CT_DIRECT };
-	struct ct_entry e = { .flags = in_pod ? 0 : CT_VIA_STACK };
-	int reason = create_flow(p, &plan, &e, now);
+	int reason = create_flow(p, &plan, now);
 
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 }
@@ -375,6 +382,10 @@ int to_pod(struct __sk_buff *skb)
 
 	if (!self || !self->generation)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_TO_POD);
+	if (in_pod && skb->mark == MARK_ANSWER) {
+		skb->mark = 0;
+		return NEXT;
+	}
 	reason = parse(skb, &p);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now);

@@ -91,7 +91,8 @@ inline_fn struct endpoint *endpoint_slot(__u32 id)
 /* Return: id of the node's own endpoint that has this address, 0 when none has. */
 inline_fn __u32 endpoint_of(const struct addr *a)
 {
-	__u32 *id = bpf_map_lookup_elem(&mst_endpoint_addrs_v1, a);
+	struct addr key = *a; /* on the stack: 6.1 takes no key from a global function's argument */
+	__u32 *id = bpf_map_lookup_elem(&mst_endpoint_addrs_v1, &key);
 
 	return id ? *id : 0;
 }

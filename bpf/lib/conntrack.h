@@ -237,16 +237,14 @@ inline_fn bool ct_reopens(const struct flow *f, const struct pkt *p)
 /**
  * ct_create - a new half-open entry
  * @e: complete but for flags' orientation and expiry
- * @how: BPF_ANY, or BPF_NOEXIST where a living entry must not be overwritten
  *
  * Return: 0, or a negative errno.
  */
-inline_fn long ct_create(const struct tuple *t, __u8 proto, __u8 scope, struct ct_entry *e, __u32 now,
-			 __u64 how)
+inline_fn long ct_create(const struct tuple *t, __u8 proto, __u8 scope, struct ct_entry *e, __u32 now)
 {
 	struct ct_key key;
 
 	e->flags = (e->flags & ~CT_ORIGIN_IS_HI) | (ct_key_of(&key, t, proto, scope) ? CT_ORIGIN_IS_HI : 0);
 	e->expires = now + ct_lifetime(e, proto, false);
-	return bpf_map_update_elem(&mst_ct_new_v1, &key, e, how);
+	return bpf_map_update_elem(&mst_ct_new_v1, &key, e, BPF_ANY);
 }

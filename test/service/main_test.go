@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package service_test is the table of Service tests: real sockets in network
+// namespaces, through the mustang binary as a user runs it, for every way of
+// connecting a pod, every way of doing Services, and both address families.
+//
+// MUSTANG_TEST_MODES (comma-separated) and MUSTANG_TEST_PATHS choose a part of
+// the table; MUSTANG_BIN names a binary instead of building one.
+package service_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/mustang-net/mustang/lab"
+)
+
+const roleVariable = "MUSTANG_TEST_ROLE"
+
+var binary string
+
+func TestMain(m *testing.M) {
+	if os.Getenv(roleVariable) == "server" {
+		serve()
+		return
+	}
+	dir, err := os.MkdirTemp("", "mustang-service-test-")
+	if err == nil {
+		binary, err = buildBinary(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "service tests:", err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+func buildBinary(dir string) (string, error) {
+	if bin := os.Getenv("MUSTANG_BIN"); bin != "" {
+		return bin, nil
+	}
+	bin := filepath.Join(dir, "mustang")
+	build := exec.Command("go", "build", "-o", bin, "../../cmd/mustang")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build the tool: %w: %s", err, out)
+	}
+	return bin, nil
+}
+
+func chosen[T ~string](variable string, all ...T) []T {
+	list := os.Getenv(variable)
+	if list == "" {
+		return all
+	}
+	var out []T
+	for _, s := range strings.Split(list, ",") {
+		out = append(out, T(s))
+	}
+	return out
+}
+
+// TestServices runs the whole table.
+func TestServices(t *testing.T) {
+	for _, mode := range chosen("MUSTANG_TEST_MODES", lab.Veth, lab.Bridge, lab.Macvlan) {
+		for _, path := range chosen("MUSTANG_TEST_PATHS", lab.MustangTC, lab.MustangSocket, lab.Mustang) {
+			t.Run(string(mode)+"/"+string(path), func(t *testing.T) {
+				w := newWorld(t, mode, path)
+				for _, family := range []string{"ipv4", "ipv6"} {
+					t.Run(family, func(t *testing.T) { w.on(t, family).table() })
+				}
+			})
+		}
+	}
+}
+
+func (w *world) table() {
+	for _, c := range []struct {
+		name string
+		run  func(*world)
+	}{
+		{"tcp by pod address", (*world).tcpByPodAddress},
+		{"tcp by Service, source kept, peer shown as the Service", (*world).tcpByService},
+		{"bulk both ways arrives whole", (*world).bulk},
+		{"every backend is used", (*world).everyBackend},
+		{"udp connected and unconnected", (*world).udpByService},
+		{"udp datagrams larger than the mtu", (*world).udpFragments},
+		{"two Services, one backend, one udp socket", (*world).udpTwoServices},
+		{"hairpin", (*world).hairpin},
+		{"echo by pod address", (*world).echo},
+		{"closed port is refused at once", (*world).closedPort},
+		{"a Service's unknown port is refused at once", (*world).unknownPort},
+		{"node and pod reach each other", (*world).node},
+		{"source port reuse, Service and pod address in turn", (*world).portReuse},
+		{"one source port, Service and pod address at once", (*world).portCollision},
+		{"Service removed, others stay", (*world).removal},
+	} {
+		w.t.Run(c.name, func(t *testing.T) {
+			sub := *w
+			sub.t = t
+			c.run(&sub)
+		})
+	}
+}
