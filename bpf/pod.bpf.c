@@ -364,7 +364,7 @@ int from_pod(struct __sk_buff *skb)
  */
 slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
 {
-	struct plan plan = { .post = p->t, .role = CT_DIRECT };
+	struct plan plan = { .post = p->t, .role = CT_DIRECT, .flags = in_pod ? 0 : CT_VIA_STACK };
 	int reason = create_flow(p, &plan, now);
 
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
