@@ -295,7 +295,11 @@ inline_fn int source_check(struct __sk_buff *skb, const struct pkt *p, const str
 		return REASON_TRUNCATED;
 	if (__builtin_memcmp(eth->h_source, self->mac, ETH_ALEN))
 		return REASON_SPOOFED_MAC;
-	if (addr_equal(&p->t.src, &self->ip4) || addr_equal(&p->t.src, &self->ip6) || p->kind == PKT_CONTROL)
+	if (p->kind == PKT_CONTROL)
+		return REASON_NONE;
+	if (addr_is_zero(&p->t.src))
+		return REASON_SPOOFED_ADDRESS; /* equals the address that a pod does not have */
+	if (addr_equal(&p->t.src, &self->ip4) || addr_equal(&p->t.src, &self->ip6))
 		return REASON_NONE;
 	if (p->t.src.bytes[0] == 0xfe && (p->t.src.bytes[1] & 0xc0) == 0x80)
 		return REASON_NONE; /* link-local: never leaves the link */
