@@ -255,7 +255,7 @@ func TestHairpinInsideThePodGoesBackIntoItsInterface(t *testing.T) {
 	ns, err := netns.New()
 	check(t, err)
 	defer ns.Close()
-	check(t, netlink.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 42}}))
+	check(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 42}, PeerName: "peer"}))
 	net := NewNetwork(t, Options{InPod: true}, 1)
 	s := speaker{t, net, oracle.TCP}
 	p := net.Pods[1]

@@ -4,6 +4,7 @@ package dptest
 
 import (
 	"net/netip"
+	"os"
 	"testing"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
@@ -86,10 +87,36 @@ func eachWay(t *testing.T, f func(t *testing.T, net *Network, v6 bool)) {
 	for name, inPod := range map[string]bool{"host": false, "inner": true} {
 		for family, v6 := range map[string]bool{"v4": false, "v6": true} {
 			t.Run(name+"_"+family, func(t *testing.T) {
-				f(t, NewNetwork(t, Options{InPod: inPod}, 4), v6)
+				f(t, usualNetwork(t, inPod), v6)
 			})
 		}
 	}
+}
+
+// Loading takes far longer than a test: those that need nothing special share
+// one node of each kind, emptied in between.
+var usual = map[bool]*Network{}
+
+func usualNetwork(t *testing.T, inPod bool) *Network {
+	t.Helper()
+	if usual[inPod] == nil {
+		if os.Geteuid() != 0 {
+			t.Skip("loading programs needs root")
+		}
+		d, err := Load(Options{InPod: inPod, Sizes: map[string]uint32{"mst_ct_v1": 2048, "mst_ct_new_v1": 2048}})
+		check(t, err)
+		usual[inPod] = &Network{Datapath: d}
+	}
+	usual[inPod].Reset(t, 4)
+	return usual[inPod]
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for _, net := range usual {
+		net.Close()
+	}
+	os.Exit(code)
 }
 
 func end(a netip.Addr, p uint16) netip.AddrPort { return netip.AddrPortFrom(a, p) }

@@ -24,12 +24,25 @@ var Router = [6]byte{2, 0xee, 0, 0, 0, 1}
 // NewNetwork is a node with pods 1 to n.
 func NewNetwork(t testing.TB, o Options, n int) *Network {
 	t.Helper()
-	net := &Network{Datapath: New(t, o), Pods: map[uint32]Pod{}}
-	for i := 1; i <= n; i++ {
-		p := net.AddPod(t, i)
-		net.Pods[p.ID] = p
-	}
+	net := &Network{Datapath: New(t, o)}
+	net.addPods(t, n)
 	return net
+}
+
+func (n *Network) addPods(t testing.TB, count int) {
+	t.Helper()
+	n.Pods = map[uint32]Pod{}
+	for i := 1; i <= count; i++ {
+		p := n.AddPod(t, i)
+		n.Pods[p.ID] = p
+	}
+}
+
+// Reset empties the tables and adds pods 1 to n again.
+func (n *Network) Reset(t testing.TB, pods int) {
+	t.Helper()
+	n.Clear(t)
+	n.addPods(t, pods)
 }
 
 // Arrival is where a packet ended.
@@ -38,6 +51,7 @@ type Arrival struct {
 	Frame   []byte // as it arrived, or as it was dropped
 	Headers oracle.Headers
 	Dropped string   // the reason's name
+	Refused bool     // dropped, and Frame is the answer to the pod that sent it
 	Direct  bool     // by redirect, past the kernel's stack
 	Hooks   []Result // of each hook it went through
 }
@@ -80,6 +94,7 @@ func (n *Network) Send(p Pod, frame []byte) (Arrival, error) {
 	}
 	a := arrived(r, 0)
 	switch {
+	case a.Dropped != "":
 	case r.Verdict == Redirect && r.RedirectKind == bpfgen.RedirectPeer:
 		for _, to := range n.Pods {
 			if to.Ifindex == r.RedirectIfindex {
@@ -120,9 +135,10 @@ func (n *Network) arrive(to Pod, before Result) (Arrival, error) {
 func arrived(r Result, pod uint32) Arrival {
 	a := Arrival{Pod: pod, Frame: r.Packet, Hooks: []Result{r}}
 	a.Headers, _ = oracle.Parse(r.Packet)
-	if r.Verdict == Drop {
+	if r.Reason != bpfgen.ReasonNone {
 		a.Pod = 0
 		a.Dropped = ReasonName(r.Reason)
+		a.Refused = r.Verdict == Redirect
 	}
 	return a
 }

@@ -26,9 +26,7 @@ type hook struct {
 // Packets are pod 1's own, or for it from pod 2: see frames.
 func eachHook(t *testing.T, f func(t *testing.T, h hook)) {
 	for _, inPod := range []bool{false, true} {
-		// Small flow tables, because each case looks at all of them.
-		small := map[string]uint32{"mst_ct_v1": 512, "mst_ct_new_v1": 512}
-		net := NewNetwork(t, Options{InPod: inPod, Sizes: small}, 3)
+		net := usualNetwork(t, inPod)
 		for dir, prog := range []*ebpf.Program{net.PodPrograms.FromPod, net.PodPrograms.ToPod} {
 			h := hook{net: net, prog: prog, dir: uint32(dir)}
 			h.name = map[bool]string{false: "host", true: "inner"}[inPod] +

@@ -233,6 +233,18 @@ func TestAHalfClosedFlowKeepsItsTuple(t *testing.T) {
 	}
 }
 
+// A SYN straight to a backend is another flow than the Service's that is drained there.
+func TestADirectSynLeavesADrainingFlowAlone(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.TCP)
+		s.open(s.vip, s.b)
+		net.RemoveService(t, s.proto, s.vip)
+		net.ForgetBackend(t, s.proto, s.b)
+		s.send(s.client, s.c, s.b, syn)
+		s.talk(s.vip, s.c, s.b)
+	})
+}
+
 func TestNoFreeSourcePort(t *testing.T) {
 	net := NewNetwork(t, Options{Sizes: map[string]uint32{"mst_ct_v1": 65536}}, 4)
 	s := newScene(t, net, false, oracle.TCP)

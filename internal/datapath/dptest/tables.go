@@ -217,3 +217,33 @@ func (d *Datapath) Counters(t testing.TB, p Pod) bpfgen.PodEndpointCounters {
 	}
 	return sum
 }
+
+// Clear empties all tables and counters, as if they had just been made. Only
+// endpoints with small ids are looked at.
+func (d *Datapath) Clear(t testing.TB) {
+	t.Helper()
+	for _, table := range []*ebpf.Map{d.MstCtV1, d.MstCtNewV1, d.MstFragsV1, d.MstServicesV1, d.MstSlotsV1,
+		d.MstBackendsV1, d.MstEndpointAddrsV1} {
+		clearTable(t, table)
+	}
+	cpus, err := ebpf.PossibleCPU()
+	check(t, err)
+	for id := range uint32(256) {
+		check(t, d.MstEndpointsV1.Put(id, bpfgen.PodEndpoint{}))
+		check(t, d.MstEndpointCountersV1.Put(id, make([]bpfgen.PodEndpointCounters, cpus)))
+	}
+	for slot := range d.MstDropsV1.MaxEntries() {
+		check(t, d.MstDropsV1.Put(slot, make([]bpfgen.PodCounter, cpus)))
+	}
+	check(t, d.MstRefusalsV1.Put(uint32(0), make([]bpfgen.PodRefusals, cpus)))
+	clear(d.services)
+	clear(d.backends)
+}
+
+func clearTable(t testing.TB, table *ebpf.Map) {
+	t.Helper()
+	key := make([]byte, table.KeySize())
+	for table.NextKey(nil, &key) == nil {
+		check(t, ignoreAbsent(table.Delete(key)))
+	}
+}
