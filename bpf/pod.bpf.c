@@ -18,6 +18,7 @@
 #include "lib/nat.h"
 #include "lib/parse.h"
 #include "lib/refuse.h"
+#include "lib/source.h"
 
 /* Both ends are as they were when the flow was judged. */
 inline_fn bool end_current(const struct ct_end *end)
@@ -291,26 +292,6 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 }
 
-/* A pod sends from its own link and network addresses only. */
-inline_fn int source_check(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id)
-{
-	struct ethhdr *eth = packet(skb);
-
-	if ((void *)(eth + 1) > packet_end(skb))
-		return REASON_TRUNCATED;
-	if (__builtin_memcmp(eth->h_source, self->mac, ETH_ALEN))
-		return REASON_SPOOFED_MAC;
-	if (p->kind == PKT_CONTROL)
-		return REASON_NONE;
-	if (addr_is_zero(&p->t.src))
-		return REASON_SPOOFED_ADDRESS; /* equals the address that a pod does not have */
-	if (addr_equal(&p->t.src, &self->ip4) || addr_equal(&p->t.src, &self->ip6))
-		return REASON_NONE;
-	if (p->t.src.bytes[0] == 0xfe && (p->t.src.bytes[1] & 0xc0) == 0x80)
-		return REASON_NONE; /* link-local: never leaves the link */
-	return endpoint_of(&p->t.src) == id ? REASON_NONE : REASON_SPOOFED_ADDRESS;
-}
-
 /* A SYN to a backend that is gone must not wait for the half-open entry to expire. The client's
  * half tells: a SYN on the other one's tuple is of another flow. */
 slow_fn bool backend_gone(const struct ct_entry *e)
@@ -339,7 +320,7 @@ int from_pod(struct __sk_buff *skb)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
 	reason = parse(skb, &p);
 	if (!reason)
-		reason = source_check(skb, &p, self, id);
+		reason = source_check(skb, &p, self, id, true);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now);
 	if (reason)
