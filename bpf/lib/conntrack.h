@@ -163,7 +163,7 @@ inline_fn void ct_tuple(struct tuple *t, const struct ct_key *k, const struct ct
  * its place to others. */
 inline_fn bool ct_is_half(const struct ct_entry *half, const struct ct_entry *e, const struct tuple *mine)
 {
-	return half && half->role != CT_DIRECT && half->role != e->role &&
+	return half->role != CT_DIRECT && half->role != e->role &&
 	       addr_equal(&half->other.src, &mine->src) && addr_equal(&half->other.dst, &mine->dst) &&
 	       half->other.sport == mine->sport && half->other.dport == mine->dport;
 }
@@ -173,7 +173,7 @@ inline_fn bool ct_is_half(const struct ct_entry *half, const struct ct_entry *e,
  * @key: filled with its key
  * @mine: filled with @e's own tuple
  *
- * Return: NULL when it is gone, or another flow has its place.
+ * Return: NULL when it is gone or expired, or another flow has its place.
  */
 inline_fn struct ct_entry *ct_half(const struct flow *f, const struct ct_entry *e, __u8 proto,
 				   struct ct_key *key, struct tuple *mine)
@@ -183,10 +183,10 @@ inline_fn struct ct_entry *ct_half(const struct flow *f, const struct ct_entry *
 	ct_tuple(mine, &f->key, e);
 	ct_key_of(key, &e->other, proto, other_scope(e));
 	half = bpf_map_lookup_elem(&mst_ct_v1, key);
-	if (ct_is_half(half, e, mine))
+	if (ct_alive(half, f->now) && ct_is_half(half, e, mine))
 		return half;
 	half = bpf_map_lookup_elem(&mst_ct_new_v1, key);
-	return ct_is_half(half, e, mine) ? half : NULL;
+	return ct_alive(half, f->now) && ct_is_half(half, e, mine) ? half : NULL;
 }
 
 /**
