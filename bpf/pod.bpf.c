@@ -18,6 +18,7 @@
 #include "lib/nat.h"
 #include "lib/parse.h"
 #include "lib/refuse.h"
+#include "lib/source.h"
 
 /* Both ends are as they were when the flow was judged. */
 inline_fn bool end_current(const struct ct_end *end)
@@ -108,7 +109,8 @@ inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f
 struct plan {
 	struct tuple post; /* the tuple the backend sees */
 	__u32 backend;     /* id */
-	__u32 responder;   /* endpoint id, 0 when it is not on this node */
+	struct ct_end opener;
+	struct ct_end responder;
 	__u8 role;         /* CT_DIRECT or CT_PRE_NAT */
 	__u8 scope;        /* enum ct_scope of the packet's own tuple */
 	__u8 flags;        /* enum ct_flag */
@@ -191,9 +193,9 @@ global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
 
 	if (!p || !plan)
 		return REASON_CT_FULL;
-	end_set(&e.opener, &p->t.src);
-	end_set(&e.responder, &plan->post.dst);
-	plan->responder = e.responder.endpoint;
+	end_set(&plan->responder, &plan->post.dst);
+	e.opener = plan->opener;
+	e.responder = plan->responder;
 	e.backend = plan->backend;
 	e.flags = plan->flags;
 	if (plan->role == CT_PRE_NAT) {
@@ -214,11 +216,16 @@ global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
  */
 slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u8 scope, __u32 now)
 {
-	struct plan plan = { .post = p->t, .role = CT_DIRECT, .scope = scope };
+	struct plan plan = { .post = p->t, .role = CT_DIRECT, .scope = scope,
+			     .opener = { .endpoint = skb->cb[CB_ENDPOINT], .generation = self->generation } };
 	struct endpoint *to;
 	int reason = 0;
 
 	if (scope == CT_SCOPE_SHADOW) {
+		struct facts *known = facts();
+
+		if (known)
+			known->shadowed = 1;
 		if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP)
 			return drop(skb, REASON_NAT_FAILED, DIR_FROM_POD);
 		plan.role = CT_PRE_NAT;
@@ -235,8 +242,8 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		reason = translate(skb, p, &plan.post);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
-	to = plan.responder ? endpoint_slot(plan.responder) : NULL;
-	return to ? deliver(skb, self, to, plan.responder) : NEXT;
+	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
+	return to ? deliver(skb, self, to, plan.responder.endpoint) : NEXT;
 }
 
 /**
@@ -285,26 +292,6 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 }
 
-/* A pod sends from its own link and network addresses only. */
-inline_fn int source_check(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id)
-{
-	struct ethhdr *eth = packet(skb);
-
-	if ((void *)(eth + 1) > packet_end(skb))
-		return REASON_TRUNCATED;
-	if (__builtin_memcmp(eth->h_source, self->mac, ETH_ALEN))
-		return REASON_SPOOFED_MAC;
-	if (p->kind == PKT_CONTROL)
-		return REASON_NONE;
-	if (addr_is_zero(&p->t.src))
-		return REASON_SPOOFED_ADDRESS; /* equals the address that a pod does not have */
-	if (addr_equal(&p->t.src, &self->ip4) || addr_equal(&p->t.src, &self->ip6))
-		return REASON_NONE;
-	if (p->t.src.bytes[0] == 0xfe && (p->t.src.bytes[1] & 0xc0) == 0x80)
-		return REASON_NONE; /* link-local: never leaves the link */
-	return endpoint_of(&p->t.src) == id ? REASON_NONE : REASON_SPOOFED_ADDRESS;
-}
-
 /* A SYN to a backend that is gone must not wait for the half-open entry to expire. The client's
  * half tells: a SYN on the other one's tuple is of another flow. */
 slow_fn bool backend_gone(const struct ct_entry *e)
@@ -333,7 +320,7 @@ int from_pod(struct __sk_buff *skb)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
 	reason = parse(skb, &p);
 	if (!reason)
-		reason = source_check(skb, &p, self, id);
+		reason = source_check(skb, &p, self, id, true);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now);
 	if (reason)
@@ -347,7 +334,7 @@ int from_pod(struct __sk_buff *skb)
 	ct_find(&f, &p, scope);
 	if (f.e && begins_anew(&f, &p))
 		ct_forget(&f, p.proto);
-	if (!f.e || (f.e->role == CT_POST_NAT && !f.reply)) {
+	if (f.e ? f.e->role == CT_POST_NAT && !f.reply : shadows_exist()) {
 		/* Only a translated flow may look like this, and not here: the pod has a
 		 * flow of its own on the tuple that another one was translated to. It stays
 		 * in the shadow when that one is gone. */
@@ -371,8 +358,10 @@ int from_pod(struct __sk_buff *skb)
 slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
 {
 	struct plan plan = { .post = p->t, .role = CT_DIRECT, .flags = in_pod ? 0 : CT_VIA_STACK };
-	int reason = create_flow(p, &plan, now);
+	int reason;
 
+	end_set(&plan.opener, &p->t.src);
+	reason = create_flow(p, &plan, now);
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 }
 

@@ -75,10 +75,18 @@ func (r ruleset) nftService(b *bytes.Buffer, family string, s Service) {
 	if r.masqueradeAll {
 		from = ""
 	}
-	fmt.Fprintf(b, "chain service-%s {\n\t%s daddr %s %s dport %d %sjump mark-for-masquerade\n\tnumgen random mod %d vmap {",
-		id(name), family, s.VIP, s.Protocol, s.Port, from, len(s.Backends))
+	fmt.Fprintf(b, "chain service-%s {\n\t%s daddr %s %s dport %d %sjump mark-for-masquerade\n",
+		id(name), family, s.VIP, s.Protocol, s.Port, from)
+	defer b.WriteString("}\n")
+	if len(s.Backends) == 1 {
+		// kube-proxy writes a map of one element here. Each such map makes the
+		// kernel search all others for a free name: minutes at 100,000.
+		fmt.Fprintf(b, "\tgoto endpoint-%s\n", id(name, s.Backends[0].String()))
+		return
+	}
+	fmt.Fprintf(b, "\tnumgen random mod %d vmap {", len(s.Backends))
 	for i, be := range s.Backends {
 		fmt.Fprintf(b, " %d : goto endpoint-%s,", i, id(name, be.String()))
 	}
-	b.WriteString(" }\n}\n")
+	b.WriteString(" }\n")
 }

@@ -16,10 +16,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 )
 
-// AddServices adds Services to the node, all in one batch a family. It may be
-// called again with more.
+// AddServices adds Services to the node, in as few batches as the tool at hand
+// bears. It may be called again with more. By the kernel's own means 5,000 take
+// seconds; 100,000 take a minute by iptables-legacy, half a minute by nft with
+// one backend each (many minutes with more), and by iptables-nft there is no
+// end to it. When it fails, earlier batches stay.
 func (n *Node) AddServices(ctx context.Context, services []Service) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -27,23 +31,39 @@ func (n *Node) AddServices(ctx context.Context, services []Service) error {
 	if by == NoServices {
 		return errors.New("this lab has no Services: set Config.Services")
 	}
-	batch := make(map[string]bool, len(services))
+	seen := make(map[string]bool, len(services))
 	for _, s := range services {
 		if err := s.validate(); err != nil {
 			return err
 		}
-		if n.services[s.String()] || batch[s.String()] {
+		if n.services[s.String()] || seen[s.String()] {
 			return fmt.Errorf("service %s is there already", s)
 		}
-		batch[s.String()] = true
+		seen[s.String()] = true
 	}
-	if err := n.addServices(ctx, by, services); err != nil {
-		return err
-	}
-	for s := range batch {
-		n.services[s] = true
+	for batch := range slices.Chunk(services, batchSize(by, services)) {
+		if err := n.addServices(ctx, by, batch); err != nil {
+			return err
+		}
+		for _, s := range batch {
+			n.services[s.String()] = true
+		}
 	}
 	return nil
+}
+
+// batchSize is where the time of one batch begins to grow with its square.
+func batchSize(by ServiceBy, services []Service) int {
+	switch by {
+	case IptablesNFT:
+		return 2000 // the tool compares each chain's name with all others'
+	case NFT:
+		// The kernel walks the whole transaction for each map in it.
+		if slices.ContainsFunc(services, func(s Service) bool { return len(s.Backends) > 1 }) {
+			return 1000
+		}
+	}
+	return max(1, len(services))
 }
 
 func (n *Node) addServices(ctx context.Context, by ServiceBy, services []Service) error {

@@ -54,28 +54,56 @@ inline_fn bool ct_alive(const struct ct_entry *e, __u32 now)
 	return e && (__s32)(e->expires - now) >= 0;
 }
 
+inline_fn void ct_found(struct flow *f, bool established)
+{
+	if (!ct_alive(f->e, f->now))
+		f->e = NULL;
+	f->established = established;
+	f->reply = f->e && f->src_is_hi != !!(f->e->flags & CT_ORIGIN_IS_HI);
+}
+
 inline_fn void ct_find_key(struct flow *f)
 {
 	f->e = bpf_map_lookup_elem(&mst_ct_v1, &f->key);
-	f->established = true;
-	if (!ct_alive(f->e, f->now)) {
-		f->e = bpf_map_lookup_elem(&mst_ct_new_v1, &f->key);
-		f->established = false;
-		if (!ct_alive(f->e, f->now))
-			f->e = NULL;
-	}
-	f->reply = f->e && f->src_is_hi != !!(f->e->flags & CT_ORIGIN_IS_HI);
+	ct_found(f, true);
+	if (f->e)
+		return;
+	f->e = bpf_map_lookup_elem(&mst_ct_new_v1, &f->key);
+	ct_found(f, false);
 }
 
 /**
  * ct_find - look up the flow of a packet
  * @f: now must be set; the rest is filled
  * @scope: enum ct_scope
+ *
+ * The answer to a SYN belongs to a half-open flow, so it looks there first.
  */
 inline_fn void ct_find(struct flow *f, const struct pkt *p, __u8 scope)
 {
 	f->src_is_hi = ct_key_of(&f->key, &p->t, p->proto, scope);
+	if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK)) {
+		f->e = bpf_map_lookup_elem(&mst_ct_new_v1, &f->key);
+		ct_found(f, false);
+		if (f->e)
+			return;
+	}
 	ct_find_key(f);
+}
+
+/* Whether any flow was ever shadowed: only then is it worth looking for one. */
+inline_fn struct facts *facts(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&mst_facts_v1, &zero);
+}
+
+inline_fn bool shadows_exist(void)
+{
+	struct facts *known = facts();
+
+	return known && known->shadowed;
 }
 
 inline_fn __u32 ct_lifetime(const struct ct_entry *e, __u8 proto, bool established)

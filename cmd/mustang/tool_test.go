@@ -279,19 +279,34 @@ func TestKilledEndpointChangesAreOldOrNew(t *testing.T) {
 		if err := json.Unmarshal([]byte(w.ok("ep", "ls", "-o", "json")), &list); err != nil {
 			t.Fatal(err)
 		}
-		pins, err := filepath.Glob(filepath.Join(w.bpffs, "links", "ep-*"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		attached := w.attachments("h1")
 		switch {
-		case len(list) == 0 && len(pins) == 0:
+		case len(list) == 0 && attached == 0:
 			return false
-		case len(list) == 1 && len(pins) == 2 && len(list[0].IPs) == 1 && list[0].Netns != "":
+		case len(list) == 1 && attached == 2 && len(list[0].IPs) == 1 && list[0].Netns != "":
 			return true
 		}
-		t.Fatalf("neither old nor new: %+v, links %v", list, pins)
+		t.Fatalf("neither old nor new: %+v, %d attachments", list, attached)
 		return false
 	})
+}
+
+// attachments counts our links, and our filters on an interface of the node's.
+func (w *tool) attachments(ifname string) int {
+	w.t.Helper()
+	pins, err := filepath.Glob(filepath.Join(w.bpffs, "links", "ep-*"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	n := len(pins)
+	for _, hook := range []string{"ingress", "egress"} {
+		out, err := exec.Command("tc", "-n", w.netns, "filter", "show", "dev", ifname, hook).CombinedOutput()
+		if err != nil {
+			w.t.Fatalf("list filters: %v: %s", err, out)
+		}
+		n += strings.Count(string(out), "mustang:")
+	}
+	return n
 }
 
 // Resets killed at any instant, and the making of a fresh scope likewise: the

@@ -50,6 +50,24 @@ func HasClsact(ifindex int) (bool, error) {
 	return false, nil
 }
 
+// HasFilters says whether a filter of ep's is on its interface. The calling
+// thread is in the interface's namespace.
+func HasFilters(ep state.Endpoint) bool {
+	l, err := netlink.LinkByIndex(ep.IfIndex)
+	if err != nil {
+		return false
+	}
+	for _, h := range hooks(ep.Placement) {
+		filters, _ := netlink.FilterList(l, parentOf(h))
+		for _, f := range filters {
+			if b, ok := f.(*netlink.BpfFilter); ok && strings.HasPrefix(b.Name, filterName(ep.ID, h)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // attachFilter is attachTCX for kernels without tcx.
 func (d *Datapath) attachFilter(ep state.Endpoint, h hook) error {
 	prog, err := d.entryProgram(ep.ID, h.slot)

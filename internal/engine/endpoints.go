@@ -55,9 +55,12 @@ func (e *Engine) loadEndpoints() error {
 		case recorded:
 			ep.Netns, ep.IfName, ep.HostIf, ep.PodIndex = r.Netns, r.IfName, r.HostIf, r.PodIndex
 			ep.Labels, ep.Attach, ep.Qdisc = r.Labels, r.Attach, r.Qdisc
+		// The store is gone; where programs are at work, leave them.
 		case linked[id]:
-			// The store is gone but the programs are at work: leave them.
 			ep.Attach = datapath.AttachTCX
+		case ep.Placement == state.InPod || datapath.HasFilters(ep):
+			// Into a pod nobody can look without its path: benefit of the doubt.
+			ep.Attach = datapath.AttachClsact
 		default:
 			err = errors.Join(err, e.endpointTables().Delete(ep, known))
 			delete(known, id)
