@@ -149,10 +149,12 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 
 /* Whether a flow occupies the tuple that the backend would see. One that has closed is removed,
  * both halves: its late packets must not be taken for the new one's. */
-inline_fn bool tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
+global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
 {
 	struct flow f = { .now = now };
 
+	if (!t)
+		return true;
 	f.src_is_hi = ct_key_of(&f.key, t, proto, CT_SCOPE_FLOW);
 	ct_find_key(&f);
 	if (f.e && !ct_closed(f.e))

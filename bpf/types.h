@@ -207,6 +207,8 @@ struct frag_ports {
 	__be16 sport;
 	__be16 dport;
 	__u32 expires;
+	__u8 proto; /* of the transport header */
+	__u8 pad[3];
 };
 
 struct facts {

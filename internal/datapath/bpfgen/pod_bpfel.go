@@ -135,6 +135,8 @@ type PodFragPorts struct {
 	Sport   uint16
 	Dport   uint16
 	Expires uint32
+	Proto   uint8
+	Pad     [3]uint8
 }
 
 type PodMeta struct {
