@@ -97,6 +97,7 @@ func (w *world) table() {
 		{"echo by pod address", (*world).echo},
 		{"closed port is refused at once", (*world).closedPort},
 		{"a Service's unknown port is refused at once", (*world).unknownPort},
+		{"a Service without backends refuses at once", (*world).noBackends},
 		{"node and pod reach each other", (*world).node},
 		{"outside and pod reach each other", (*world).outside},
 		{"source port reuse, Service and pod address in turn", (*world).portReuse},
