@@ -95,8 +95,8 @@ struct {
 	__type(value, struct parent);
 } mst_parents_v1 SEC(".maps");
 
-/* (Parent, MAC address) → endpoint id. Written by the reconciler, read for every packet that
- * leaves by a parent. Size: one for each endpoint inside a pod. */
+/* (Parent, MAC address) → endpoint id, 0 for a child of the host's own. Written by the engine,
+ * read for every packet that leaves by a parent. Size: one for each endpoint inside a pod. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -34,7 +34,7 @@ inline_fn int sender_of(struct __sk_buff *skb, const struct pkt *p, const struct
 		*id = p->kind == PKT_CONTROL ? 0 : endpoint_of(&p->t.src);
 		return REASON_NONE;
 	}
-	if (!__builtin_memcmp(key.mac, parent->mac, ETH_ALEN) || !__builtin_memcmp(key.mac, parent->shim, ETH_ALEN))
+	if (!__builtin_memcmp(key.mac, parent->mac, ETH_ALEN))
 		return REASON_NONE;
 	child = bpf_map_lookup_elem(&mst_children_v1, &key);
 	if (!child)

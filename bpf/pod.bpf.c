@@ -357,13 +357,16 @@ int from_pod(struct __sk_buff *skb)
 /**
  * accept_new - the first packet of a flow that reaches a pod through its own hook
  */
-slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
+slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 now)
 {
 	struct plan plan = { .post = p->t, .role = CT_DIRECT, .flags = in_pod ? 0 : CT_VIA_STACK };
-	int reason;
+	int reason = 0;
 
 	end_set(&plan.opener, &p->t.src);
-	reason = create_flow(p, &plan, now);
+	if (in_pod)
+		reason = sibling_check(skb, self, plan.opener.endpoint);
+	if (!reason)
+		reason = create_flow(p, &plan, now);
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 }
 
@@ -398,12 +401,17 @@ int to_pod(struct __sk_buff *skb)
 	if (f.e && begins_anew(&f, &p))
 		ct_forget(&f, p.proto);
 	if (!f.e)
-		return accept_new(skb, &p, f.now);
+		return accept_new(skb, &p, self, f.now);
 	ct_touch(&f, &p);
 	if (!f.e)
 		return drop(skb, REASON_CT_FULL, DIR_TO_POD);
 	if (!end_current(&f.e->opener) || !end_current(&f.e->responder))
 		judge_again(&f, &p);
+	if (in_pod) {
+		reason = sibling_check(skb, self, f.reply ? f.e->responder.endpoint : f.e->opener.endpoint);
+		if (reason)
+			return drop(skb, reason, DIR_TO_POD);
+	}
 	if (f.e->role == CT_POST_NAT && f.reply && f.e->opener.endpoint == id) {
 		tuple_reverse(&t, &f.e->other);
 		reason = translate(skb, &p, &t);

@@ -77,12 +77,11 @@ struct netns_info {
 /* A link whose children are pods, by its ifindex. */
 struct parent {
 	__u8 mac[6];
-	__u8 shim[6]; /* of the host's own child, zero when it has none */
 	__u8 shared_mac; /* 1: ipvlan, whose children all have the parent's link address */
-	__u8 pad[3];
+	__u8 pad;
 };
 
-/* A pod's child link, as frames show it. */
+/* A child of a parent link, as frames show it. */
 struct child_key {
 	__u32 parent; /* ifindex */
 	__u8 mac[6];

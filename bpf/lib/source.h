@@ -55,3 +55,39 @@ inline_fn int source_check(struct __sk_buff *skb, const struct pkt *p, const str
 		return REASON_NONE;
 	return address_of(&p->t.src, self, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
 }
+
+/* The host forwards with the link address of its own child. */
+slow_fn bool host_child(const struct ethhdr *eth, __u32 parent)
+{
+	struct child_key key = { .parent = parent };
+	__u32 *id;
+
+	if (!eth)
+		return false;
+	__builtin_memcpy(key.mac, eth->h_source, ETH_ALEN);
+	id = bpf_map_lookup_elem(&mst_children_v1, &key);
+	return id && !*id;
+}
+
+/**
+ * sibling_check - whether a packet that claims to be of a sibling has that one's link address
+ * @self: the endpoint it came to, inside whose pod the program runs
+ * @sender: id of the endpoint whose network address it carries, or 0
+ *
+ * Return: enum drop_reason.
+ */
+inline_fn int sibling_check(struct __sk_buff *skb, const struct endpoint *self, __u32 sender)
+{
+	struct endpoint *from = sender ? endpoint_slot(sender) : NULL;
+	struct ethhdr *eth = packet(skb);
+	struct ethhdr copy;
+
+	if (!from || from == self || from->parent != self->parent)
+		return REASON_NONE;
+	if ((void *)(eth + 1) > packet_end(skb))
+		return REASON_TRUNCATED;
+	if (!__builtin_memcmp(eth->h_source, from->mac, ETH_ALEN))
+		return REASON_NONE;
+	copy = *eth;
+	return host_child(&copy, self->parent) ? REASON_NONE : REASON_SPOOFED_MAC;
+}

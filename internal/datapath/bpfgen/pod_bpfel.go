@@ -157,9 +157,8 @@ type PodNetnsInfo struct {
 type PodParent struct {
 	_         structs.HostLayout
 	Mac       [6]uint8
-	Shim      [6]uint8
 	SharedMac uint8
-	Pad       [3]uint8
+	Pad       uint8
 }
 
 type PodRefusals struct {
