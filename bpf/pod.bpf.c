@@ -20,7 +20,7 @@
 #include "lib/refuse.h"
 #include "lib/source.h"
 
-/* Both ends are as they were when the flow was judged. */
+/* An end is as it was when the flow was judged. */
 inline_fn bool end_current(const struct ct_end *end)
 {
 	struct endpoint *ep;
@@ -29,6 +29,16 @@ inline_fn bool end_current(const struct ct_end *end)
 		return true;
 	ep = endpoint_slot(end->endpoint);
 	return ep && ep->generation == end->generation;
+}
+
+/**
+ * flow_current - whether what was judged of both ends still holds
+ * @mine: the end that this program's endpoint is
+ * @id: of that endpoint; the flow may have been judged while it was not there
+ */
+inline_fn bool flow_current(const struct flow *f, const struct ct_end *mine, __u32 id)
+{
+	return mine->endpoint == id && end_current(&f->e->opener) && end_current(&f->e->responder);
 }
 
 inline_fn void end_set(struct ct_end *end, const struct addr *a)
@@ -91,7 +101,7 @@ inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f
 	int reason = 0;
 	__u32 id;
 
-	if (!end_current(&e->opener) || !end_current(&e->responder))
+	if (!flow_current(f, f->reply ? &e->responder : &e->opener, skb->cb[CB_ENDPOINT]))
 		judge_again(f, p);
 	to = next_endpoint(f, &id);
 	if (e->role == CT_PRE_NAT && !f->reply) {
@@ -405,7 +415,7 @@ int to_pod(struct __sk_buff *skb)
 	ct_touch(&f, &p);
 	if (!f.e)
 		return drop(skb, REASON_CT_FULL, DIR_TO_POD);
-	if (!end_current(&f.e->opener) || !end_current(&f.e->responder))
+	if (!flow_current(&f, f.reply ? &f.e->opener : &f.e->responder, id))
 		judge_again(&f, &p);
 	if (in_pod) {
 		reason = sibling_check(skb, self, f.reply ? f.e->responder.endpoint : f.e->opener.endpoint);
