@@ -96,6 +96,8 @@ func newPodStore(stateDir string) podStore { return podStore{filepath.Join(state
 
 func (s podStore) file(name string) string { return filepath.Join(s.dir, name+".json") }
 
+func (s podStore) tmp(name string) string { return filepath.Join(s.dir, "."+name+".tmp") }
+
 // list returns all records by name. No directory is no records.
 func (s podStore) list() ([]podRecord, error) {
 	files, err := filepath.Glob(filepath.Join(s.dir, "*.json"))
@@ -141,7 +143,8 @@ func (s podStore) write(r podRecord) (err error) {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(s.dir, "."+r.Name+".tmp-")
+	// One name at a time has one writer, so a killed one's file is overwritten.
+	f, err := os.OpenFile(s.tmp(r.Name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
@@ -161,8 +164,10 @@ func (s podStore) write(r podRecord) (err error) {
 }
 
 func (s podStore) forget(name string) error {
-	if err := os.Remove(s.file(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove record of pod %s: %w", name, err)
+	for _, f := range []string{s.tmp(name), s.file(name)} {
+		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove record of pod %s: %w", name, err)
+		}
 	}
 	return nil
 }
