@@ -148,6 +148,15 @@ struct {
 	__type(value, __u32);
 } mst_programs_v1 SEC(".maps");
 
+/* Facts that spare the common case a lookup. Written and read by the tc programs; they only
+ * ever become true. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct facts);
+} mst_facts_v1 SEC(".maps");
+
 /* Who wrote these tables, and the last numbers given out. Written and read by the engine. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -194,6 +194,11 @@ struct frag_ports {
 	__u32 expires;
 };
 
+struct facts {
+	__u32 shadowed; /* 1: a flow was entered with CT_SCOPE_SHADOW */
+	__u32 pad;
+};
+
 /* How many refusals were sent in a second, on one CPU. */
 struct refusals {
 	__u32 second;

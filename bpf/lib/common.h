@@ -69,6 +69,11 @@ inline_fn bool addr_is_ipv4(const struct addr *a)
 	return a->quads[0] == 0 && a->words[2] == bpf_htonl(0xffff);
 }
 
+inline_fn bool addr_is_zero(const struct addr *a)
+{
+	return !(a->quads[0] | a->quads[1]);
+}
+
 inline_fn bool addr_equal(const struct addr *a, const struct addr *b)
 {
 	return a->quads[0] == b->quads[0] && a->quads[1] == b->quads[1];

@@ -23,6 +23,7 @@ const (
 	EntryMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	EntryMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	EntryMapMstEndpointsV1        = "mst_endpoints_v1"
+	EntryMapMstFactsV1            = "mst_facts_v1"
 	EntryMapMstFragsV1            = "mst_frags_v1"
 	EntryMapMstMetaV1             = "mst_meta_v1"
 	EntryMapMstNetnsV1            = "mst_netns_v1"
@@ -96,6 +97,7 @@ type EntryMapSpecs struct {
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
+	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -145,6 +147,7 @@ type EntryMaps struct {
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
+	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -165,6 +168,7 @@ func (m *EntryMaps) Close() error {
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
+		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,

@@ -108,6 +108,12 @@ type PodEndpointCounters struct {
 	ToPod   PodCounter
 }
 
+type PodFacts struct {
+	_        structs.HostLayout
+	Shadowed uint32
+	Pad      uint32
+}
+
 type PodFragKey struct {
 	_     structs.HostLayout
 	Src   PodAddr
@@ -209,6 +215,7 @@ const (
 	PodMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	PodMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	PodMapMstEndpointsV1        = "mst_endpoints_v1"
+	PodMapMstFactsV1            = "mst_facts_v1"
 	PodMapMstFragsV1            = "mst_frags_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
@@ -282,6 +289,7 @@ type PodMapSpecs struct {
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
+	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -329,6 +337,7 @@ type PodMaps struct {
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
+	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -349,6 +358,7 @@ func (m *PodMaps) Close() error {
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
+		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,

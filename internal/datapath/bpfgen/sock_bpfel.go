@@ -23,6 +23,7 @@ const (
 	SockMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	SockMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	SockMapMstEndpointsV1        = "mst_endpoints_v1"
+	SockMapMstFactsV1            = "mst_facts_v1"
 	SockMapMstFragsV1            = "mst_frags_v1"
 	SockMapMstMetaV1             = "mst_meta_v1"
 	SockMapMstNetnsV1            = "mst_netns_v1"
@@ -108,6 +109,7 @@ type SockMapSpecs struct {
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
+	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -155,6 +157,7 @@ type SockMaps struct {
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
+	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -175,6 +178,7 @@ func (m *SockMaps) Close() error {
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
+		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
