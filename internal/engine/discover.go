@@ -42,11 +42,12 @@ func discover(spec EndpointSpec) (state.Endpoint, error) {
 		return ep, fmt.Errorf("netns %s is this node's own; give the pod's", path)
 	}
 	attrs := link.Attrs()
-	switch link.Type() {
-	case "netkit":
+	switch kind := link.Type(); {
+	case spec.InPod:
+	case kind == "netkit":
 		ep.Attach = datapath.AttachNetkit
-		fallthrough
-	case "veth":
+		return ep, hostEnd(&ep, ns, link)
+	case kind == "veth":
 		return ep, hostEnd(&ep, ns, link)
 	}
 	ep.Placement = state.InPod
@@ -158,7 +159,7 @@ func cookie() (uint64, error) {
 // that it is the one: an ifindex means nothing without its namespace.
 func hostEnd(ep *state.Endpoint, ns *os.File, podEnd netlink.Link) error {
 	pod := podEnd.Attrs()
-	elsewhere := fmt.Errorf("the other end of %s in %s is not in this network namespace; run mustang in the one that it is in (`nsenter --net=…`)", ep.IfName, ep.Netns)
+	elsewhere := fmt.Errorf("the other end of %s in %s is not in this network namespace; run mustang in the one that it is in (`nsenter --net=…`), or attach inside the pod (`--in-pod`)", ep.IfName, ep.Netns)
 	l, err := netlink.LinkByIndex(pod.ParentIndex)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return elsewhere

@@ -25,6 +25,9 @@ type EndpointSpec struct {
 	Owner       state.Owner
 	ServicePath state.ServicePath // "" is both
 	Labels      map[string]string
+	// InPod puts the programs inside the pod also when the interface is one end
+	// of a pair: one whose other end is not this node's.
+	InPod bool
 }
 
 func (e *Engine) endpointTables() reconcile.Endpoints {
