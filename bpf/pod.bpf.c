@@ -6,7 +6,9 @@
  * in cb[CB_ENDPOINT].
  *
  * The sender's program does the receiver's part too when it delivers on the
- * same node, because redirect_peer passes the receiver's host end by.
+ * same node, because redirect_peer passes the receiver's host end by. netkit's
+ * programs cannot do that: they send the packet out of the receiver's host end
+ * (deliver_egress), and its own program sees it.
  */
 #include "lib/common.h"
 #include "lib/conntrack.h"
@@ -87,6 +89,8 @@ inline_fn bool reply_translated_here(struct endpoint *self, struct endpoint *to)
 {
 	if (!to)
 		return false;
+	if (deliver_egress)
+		return false; /* the client's own hook is still to come */
 	return in_pod ? to == self : !!(to->flags & EP_HOST_END);
 }
 
@@ -392,10 +396,8 @@ int to_pod(struct __sk_buff *skb)
 
 	if (!self || !self->generation)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_TO_POD);
-	if (in_pod && skb->mark == MARK_ANSWER) {
-		skb->mark = 0;
+	if (is_answer(skb))
 		return NEXT;
-	}
 	reason = parse(skb, &p);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now);
