@@ -115,6 +115,14 @@ struct {
 	__type(value, struct sock_flow);
 } mst_sock_flows_v1 SEC(".maps");
 
+/* The rate of refusals sent to pods. Written and read by the tc programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct refusals);
+} mst_refusals_v1 SEC(".maps");
+
 /* Dropped packets by reason and direction. Written by every program, read by `status`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -17,6 +17,7 @@
 #include "lib/lb.h"
 #include "lib/nat.h"
 #include "lib/parse.h"
+#include "lib/refuse.h"
 
 /* Both ends are as they were when the flow was judged. */
 inline_fn bool end_current(const struct ct_end *end)
@@ -227,6 +228,8 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	} else if (self->flags & EP_SERVICE_TC) {
 		reason = plan_service(p, &plan);
 	}
+	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT)
+		return refuse(skb, p, self, reason, now);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
 	if (!reason && plan.role == CT_PRE_NAT)
@@ -379,6 +382,10 @@ int to_pod(struct __sk_buff *skb)
 
 	if (!self || !self->generation)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_TO_POD);
+	if (in_pod && skb->mark == MARK_ANSWER) {
+		skb->mark = 0;
+		return NEXT;
+	}
 	reason = parse(skb, &p);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now);

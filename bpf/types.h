@@ -194,6 +194,12 @@ struct frag_ports {
 	__u32 expires;
 };
 
+/* How many refusals were sent in a second, on one CPU. */
+struct refusals {
+	__u32 second;
+	__u32 count;
+};
+
 /* ---- Services at the socket ------------------------------------------- */
 
 /* What a connected socket was told, and where it really goes. Lives with the socket. */

@@ -9,7 +9,12 @@
 // a later run can remove what a killed one left behind.
 package lab
 
-import "net/netip"
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+)
 
 // Mode is the way a pod is connected to its node.
 type Mode string
@@ -33,14 +38,21 @@ const (
 	Mustang        ServiceBy = "mustang"         // both, as shipped
 )
 
+// Modes and ServiceBys list what there is, for flags and tests.
+var (
+	Modes      = []Mode{Veth, Bridge, Macvlan}
+	ServiceBys = []ServiceBy{NoServices, IptablesNFT, IptablesLegacy, NFT, MustangTC, MustangSocket, Mustang}
+)
+
 // Config describes one lab.
 type Config struct {
-	Name     string    // at most 6 characters; prefix of every namespace and link
-	Mode     Mode      // how pods are connected
-	Services ServiceBy // anything but a mustang value makes plain pods
-	BridgeNF bool      // bridge mode: bridge-nf-call-iptables and -ip6tables
-	MTU      int       // bytes; 0 means 1500
-	Binary   string    // the mustang binary; "" means this executable
+	Name       string    // 1 to 6 lower-case letters and digits; prefix of every namespace
+	Mode       Mode      // how pods are connected
+	Services   ServiceBy // anything but a mustang value makes plain pods; "" means NoServices
+	BridgeNF   bool      // bridge mode: bridge-nf-call-iptables and -ip6tables
+	MTU        int       // bytes; 0 means 1500
+	Binary     string    // the mustang binary; "" means this executable
+	CgroupRoot string    // whose sockets mustang serves; "" means the machine's cgroup v2 root
 }
 
 // Service is one virtual address and port with its backends.
@@ -49,4 +61,66 @@ type Service struct {
 	Port     uint16
 	Protocol string // "tcp" or "udp"
 	Backends []netip.AddrPort
+}
+
+// No dash: "mst-NAME-" must not be the beginning of another lab's names.
+var nameOK = regexp.MustCompile(`^[a-z0-9]{1,6}$`)
+
+func (c Config) validate() error {
+	if !nameOK.MatchString(c.Name) {
+		return fmt.Errorf("lab name %q is not usable: use 1 to 6 lower-case letters and digits", c.Name)
+	}
+	if !contains(Modes, c.Mode) {
+		return fmt.Errorf("mode %q is unknown: use one of %v", c.Mode, Modes)
+	}
+	if !contains(ServiceBys, c.Services) {
+		return fmt.Errorf("services %q is unknown: use one of %v", c.Services, ServiceBys)
+	}
+	if c.MTU < 1280 || c.MTU > 65535 {
+		return fmt.Errorf("MTU %d is out of range: use 1280 to 65535", c.MTU)
+	}
+	if c.Mode == Bridge && c.Services.kernel() && !c.BridgeNF {
+		return errors.New("services by the kernel on a bridge need BridgeNF: else replies between its ports are not translated back")
+	}
+	return nil
+}
+
+func contains[T comparable](all []T, one T) bool {
+	for _, x := range all {
+		if x == one {
+			return true
+		}
+	}
+	return false
+}
+
+// kernel reports whether the kernel's own firewall implements the Services.
+func (s ServiceBy) kernel() bool {
+	return s == IptablesNFT || s == IptablesLegacy || s == NFT
+}
+
+// servicePath is the value of `mustang pod add --service-path`, or "" when
+// pods are plain.
+func (s ServiceBy) servicePath() string {
+	return map[ServiceBy]string{MustangTC: "tc", MustangSocket: "socket", Mustang: "both"}[s]
+}
+
+func (s Service) validate() error {
+	if s.Protocol != "tcp" && s.Protocol != "udp" {
+		return fmt.Errorf("service %s: protocol %q is unknown: use tcp or udp", s, s.Protocol)
+	}
+	if !s.VIP.IsValid() || s.Port == 0 {
+		return fmt.Errorf("service %s: address or port is missing", s)
+	}
+	for _, b := range s.Backends {
+		if b.Addr().Is4() != s.VIP.Is4() || b.Port() == 0 {
+			return fmt.Errorf("service %s: backend %s needs a port and the service's address family", s, b)
+		}
+	}
+	return nil
+}
+
+// String is the service as ADDRESS:PORT/PROTOCOL.
+func (s Service) String() string {
+	return netip.AddrPortFrom(s.VIP, s.Port).String() + "/" + s.Protocol
 }

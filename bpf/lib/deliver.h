@@ -6,6 +6,8 @@
 #include "drop.h"
 #include "parse.h"
 
+#define MARK_ANSWER 0x6d737401 /* on an answer of ours that passes the pod's own ingress hook */
+
 inline_fn int redirect_note(struct __sk_buff *skb, __u32 ifindex, __u32 kind)
 {
 	skb->cb[CB_REDIRECT_IFINDEX] = ifindex;
@@ -17,6 +19,22 @@ inline_fn int redirect_note(struct __sk_buff *skb, __u32 ifindex, __u32 kind)
 inline_fn bool too_long(struct __sk_buff *skb, const struct endpoint *to)
 {
 	return skb->len > to->mtu + ETH_HLEN && !skb->gso_size;
+}
+
+/**
+ * reflect - hand a packet, rewritten as an answer, to the pod it came from
+ */
+inline_fn int reflect(struct __sk_buff *skb, struct endpoint *self)
+{
+	if (skb->pkt_type != PACKET_HOST)
+		bpf_skb_change_type(skb, PACKET_HOST);
+	if (in_pod) {
+		skb->mark = MARK_ANSWER;
+		redirect_note(skb, skb->ifindex, REDIRECT_INGRESS);
+		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+	}
+	redirect_note(skb, self->ifindex, REDIRECT_PEER);
+	return bpf_redirect_peer(self->ifindex, 0);
 }
 
 /**

@@ -96,6 +96,7 @@ func (w *world) table() {
 		{"hairpin", (*world).hairpin},
 		{"echo by pod address", (*world).echo},
 		{"closed port is refused at once", (*world).closedPort},
+		{"a Service's unknown port is refused at once", (*world).unknownPort},
 		{"node and pod reach each other", (*world).node},
 		{"source port reuse, Service and pod address in turn", (*world).portReuse},
 		{"one source port, Service and pod address at once", (*world).portCollision},

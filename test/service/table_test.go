@@ -197,11 +197,21 @@ func (w *world) echo() {
 func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
 func (w *world) closedPort() {
-	dst := netip.AddrPortFrom(address(w.servers[0], w.ipv6), 9)
+	w.refusal(netip.AddrPortFrom(address(w.servers[0], w.ipv6), 9))
+}
+
+// unknownPort is a Service's address at a port that it does not have.
+func (w *world) unknownPort() { w.refusal(netip.AddrPortFrom(vip(w.ipv6), 9)) }
+
+func (w *world) refusal(dst netip.AddrPort) {
+	w.t.Helper()
 	if _, err := dial(w.client, "tcp", dst, 0); !refused(err) {
 		w.t.Errorf("tcp to a closed port: %v", err)
 	}
 	c, err := dial(w.client, "udp", dst, 0)
+	if refused(err) {
+		return // already at the socket
+	}
 	w.must(err)
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(patience))
@@ -282,7 +292,7 @@ func (w *world) portCollision() {
 		var conns []net.Conn
 		for _, dst := range order {
 			c, err := dial(w.client, "tcp", dst, port)
-			if w.path == lab.MustangSocket && err != nil {
+			if w.path != lab.MustangTC && err != nil {
 				continue // the socket itself refuses a second connection to the backend
 			}
 			w.must(err)

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package load is the bench's own small load program: request/response,
+// connect/request/response and stream over TCP, and request/response over UDP.
+//
+// It exists because a figure is only as good as the loop that makes it: one
+// locked OS thread in one namespace on one CPU, blocking system calls without
+// the Go scheduler or the garbage collector in between, latencies in an
+// allocation-free histogram, and a deadline on everything.
+//
+// It runs as a process of its own (the hidden subcommand bench-load); the
+// result is one line of JSON on standard output.
+package load
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/mustang-net/mustang/bench/cpu"
+)
+
+// Mode is what the load does.
+type Mode string
+
+const (
+	Stream Mode = "stream" // one connection, 128 KiB writes, counted at the receiver
+	RR     Mode = "rr"     // 1-byte request and response on one connection
+	CRR    Mode = "crr"    // a new connection for each request; the client closes first
+	UDPRR  Mode = "udp-rr" // 1-byte request and response on a connected UDP socket
+)
+
+// Options describe one side of one sample.
+type Options struct {
+	Server   bool
+	Mode     Mode
+	Addr     netip.AddrPort // server: where to listen; client: where to connect
+	Place    Place
+	Duration time.Duration // of the measured window
+	Warmup   time.Duration // before it, not counted
+	Timeout  time.Duration // a socket that makes no progress for this long is an error
+	CC       string        // congestion control to ask for; "" leaves the default
+	CPU      cpu.Source    // read at both ends of the window
+}
+
+// Result is the JSON line that a load prints.
+type Result struct {
+	Mode     Mode     `json:"mode"`
+	Count    int64    `json:"count"`   // transactions, or reads of a stream
+	Bytes    int64    `json:"bytes"`   // payload, counted at the receiver
+	Seconds  float64  `json:"seconds"` // length of the measured window
+	CC       string   `json:"cc,omitempty"`
+	CPU      float64  `json:"cpu_seconds"`      // the load's control group, both sides
+	Softirqd float64  `json:"softirqd_seconds"` // ksoftirqd of its CPUs
+	Latency  *Latency `json:"latency_ns,omitempty"`
+	// PortWaits counts how often a CRR client found no free source port and
+	// napped for a millisecond; Lost counts datagrams that were sent again.
+	PortWaits int64 `json:"port_waits,omitempty"`
+	Lost      int64 `json:"lost,omitempty"`
+}
+
+// Latency holds quantiles of one transaction's time, in nanoseconds.
+type Latency struct {
+	Mean float64 `json:"mean"`
+	P50  int64   `json:"p50"`
+	P90  int64   `json:"p90"`
+	P99  int64   `json:"p99"`
+	P999 int64   `json:"p999"`
+	Max  int64   `json:"max"`
+}
+
+func latencyOf(h *hdrhistogram.Histogram) *Latency {
+	return &Latency{
+		Mean: h.Mean(), P50: h.ValueAtQuantile(50), P90: h.ValueAtQuantile(90),
+		P99: h.ValueAtQuantile(99), P999: h.ValueAtQuantile(99.9), Max: h.Max(),
+	}
+}
+
+// Ready is the line that a server prints once it listens.
+const Ready = `{"ready":true}`
+
+// Main runs the load program with its own command line, writes the result to
+// stdout, and returns the error to print. It changes the calling thread for
+// good (namespace, CPU): the process is expected to end after it.
+func Main(args []string, stdout io.Writer) error {
+	if len(args) > 0 && args[0] == "exec" {
+		return mainExec(args[1:])
+	}
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	if err := o.Place.Enter(); err != nil {
+		return err
+	}
+	if err := holdOffPreemption(); err != nil {
+		return err
+	}
+	o.Place.tune(o.CC)
+	var r Result
+	if o.Server {
+		r, err = serve(o, func() { fmt.Fprintln(stdout, Ready) })
+	} else {
+		r, err = dial(o)
+	}
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(stdout).Encode(r)
+}
+
+func parse(args []string) (Options, error) {
+	var o Options
+	if len(args) == 0 || (args[0] != "server" && args[0] != "client") {
+		return o, errors.New("bench-load: want server, client or exec")
+	}
+	o.Server = args[0] == "server"
+	fs := flag.NewFlagSet("bench-load "+args[0], flag.ContinueOnError)
+	fs.SetOutput(os.Stderr)
+	o.Place.flags(fs)
+	mode := fs.String("mode", "rr", "stream, rr, crr or udp-rr")
+	addr := fs.String("addr", "", "address and port to listen on or connect to")
+	fs.DurationVar(&o.Duration, "duration", time.Second, "measured window")
+	fs.DurationVar(&o.Warmup, "warmup", 100*time.Millisecond, "time before the window")
+	fs.DurationVar(&o.Timeout, "timeout", 3*time.Second, "no progress for this long is an error")
+	fs.StringVar(&o.CC, "cc", "", "TCP congestion control")
+	fs.StringVar(&o.CPU.Kind, "cpu-kind", "", "kind of CPU accounting")
+	fs.StringVar(&o.CPU.Dir, "cpu-dir", "", "control group to read CPU time from")
+	softirqd := fs.String("softirqd", "", "PIDs of ksoftirqd, comma-separated")
+	if err := fs.Parse(args[1:]); err != nil {
+		return o, err
+	}
+	o.Mode = Mode(*mode)
+	switch o.Mode {
+	case Stream, RR, CRR, UDPRR:
+	default:
+		return o, fmt.Errorf("bench-load: unknown mode %q", *mode)
+	}
+	var err error
+	if o.Addr, err = netip.ParseAddrPort(*addr); err != nil {
+		return o, fmt.Errorf("bench-load: --addr: %w", err)
+	}
+	o.CPU.Softirqd, err = parsePIDs(*softirqd)
+	return o, err
+}
+
+// Args is the command line that parse understands, without the program's name.
+func (o Options) Args() []string {
+	role := "client"
+	if o.Server {
+		role = "server"
+	}
+	args := []string{role, "--mode", string(o.Mode), "--addr", o.Addr.String(),
+		"--duration", o.Duration.String(), "--warmup", o.Warmup.String(), "--timeout", o.Timeout.String()}
+	args = append(args, o.Place.args()...)
+	for _, f := range [][2]string{
+		{"--cc", o.CC}, {"--cpu-kind", o.CPU.Kind}, {"--cpu-dir", o.CPU.Dir}, {"--softirqd", joinPIDs(o.CPU.Softirqd)},
+	} {
+		if f[1] != "" {
+			args = append(args, f[0], f[1])
+		}
+	}
+	return args
+}
+
+func parsePIDs(s string) ([]int, error) {
+	var pids []int
+	for f := range strings.SplitSeq(s, ",") {
+		if f == "" {
+			continue
+		}
+		pid, err := strconv.Atoi(f)
+		if err != nil {
+			return nil, fmt.Errorf("bench-load: --softirqd: %w", err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids, nil
+}
+
+func joinPIDs(pids []int) string {
+	words := make([]string, len(pids))
+	for i, p := range pids {
+		words[i] = strconv.Itoa(p)
+	}
+	return strings.Join(words, ",")
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"time"
+
+	"github.com/mustang-net/mustang/bench/cpu"
+)
+
+// window is the measured part of a sample: it opens after the warm-up and
+// reads the CPU time at both ends.
+type window struct {
+	o        Options
+	origin   time.Time // monotonic zero; time.Since costs one clock read
+	opensAt  time.Duration
+	closesAt time.Duration
+	opened   time.Duration
+	isOpen   bool
+	before   cpu.Usage
+}
+
+func newWindow(o Options) *window {
+	return &window{o: o, origin: time.Now(), opensAt: o.Warmup, closesAt: o.Warmup + o.Duration}
+}
+
+func (w *window) now() time.Duration { return time.Since(w.origin) }
+
+// open starts the window at the present.
+func (w *window) open() error {
+	u, err := w.o.CPU.Read()
+	if err != nil {
+		return err
+	}
+	w.before, w.isOpen, w.opened = u, true, w.now()
+	w.closesAt = w.opened + w.o.Duration
+	return nil
+}
+
+// close ends it and fills the result's time and CPU time.
+func (w *window) close(r *Result) error {
+	r.Seconds = (w.now() - w.opened).Seconds()
+	u, err := w.o.CPU.Read()
+	if err != nil {
+		return err
+	}
+	used := u.Sub(w.before)
+	r.CPU, r.Softirqd = used.Load.Seconds(), used.Softirqd.Seconds()
+	return nil
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package report holds what a bench run found: the JSON document with every
+// raw round, the figures recomputed from it, and the tables for people.
+//
+// Figures are always computed from the raw samples in the document, so anyone
+// with the file and this package gets the same ones.
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/mustang-net/mustang/bench/runner"
+)
+
+// Schema names the document's layout; docs/bench-samehost.md describes it. A
+// field may be added under the same name; nothing changes its meaning.
+const Schema = "mustang.bench.samehost/v1"
+
+// Ways to reach the server.
+const (
+	PodIP     = "pod-ip"
+	ClusterIP = "clusterip"
+	Loopback  = "loopback"
+)
+
+// Modes beyond the lab's: bridge means with bridge-nf-call-iptables=1.
+const (
+	Veth        = "veth"
+	Bridge      = "bridge"
+	BridgeNFOff = "bridge-nf-off"
+	Macvlan     = "macvlan"
+)
+
+// Subjects that are always there.
+const (
+	Base      = "loopback"          // what everything is divided by
+	BaseAgain = "loopback again"    // the A/A control
+	BaseMTU   = "loopback mtu 1500" // streams at the pods' MTU
+)
+
+// Document is one run.
+type Document struct {
+	Schema   string            `json:"schema"`
+	Started  time.Time         `json:"started"`
+	Finished time.Time         `json:"finished"`
+	Complete bool              `json:"complete"` // false: interrupted; Samples has the finished rounds
+	Settings Settings          `json:"settings"`
+	Machine  Machine           `json:"machine"`
+	Subjects []Subject         `json:"subjects"`
+	Samples  []runner.Sample   `json:"samples"`
+	Figures  []Figure          `json:"figures"`
+	Bars     []Bar             `json:"bars"`
+	Control  []Figure          `json:"control"` // the A/A control; each must enclose 1
+	Failures map[string]string `json:"failures,omitempty"`
+}
+
+// Settings are what the run was asked for.
+type Settings struct {
+	Modes      []string `json:"modes"`
+	ServicesBy []string `json:"services_by"`
+	Services   []int    `json:"services"`
+	Rounds     int      `json:"rounds"`
+	Duration   float64  `json:"duration_seconds"`
+	Cores      []string `json:"cores"`
+	Seed       uint64   `json:"seed"`
+	IPv6       bool     `json:"ipv6"`
+	MTU        int      `json:"mtu"`
+	StreamBy   string   `json:"stream_by"`
+	CC         string   `json:"congestion_control"`
+	CPUSource  string   `json:"cpu_source"`
+	ClientCPU  int      `json:"client_cpu"`
+	ServerCPU  int      `json:"server_cpu"` // of cross-core samples
+}
+
+// Machine is where it ran.
+type Machine struct {
+	Kernel   string            `json:"kernel"`
+	Arch     string            `json:"arch"`
+	CPU      string            `json:"cpu"`
+	CPUs     int               `json:"cpus"`
+	MemoryMB int               `json:"memory_mb"`
+	Load1    float64           `json:"load1_at_start"`
+	Versions map[string]string `json:"versions"` // of the tools behind the contestants
+	Sysctls  map[string]string `json:"sysctls"`
+}
+
+// Subject is one contestant reached one way: what a row of the tables is.
+type Subject struct {
+	ID         string `json:"id"` // the samples' subject
+	Contestant string `json:"contestant"`
+	Mode       string `json:"mode,omitempty"`
+	By         string `json:"services_by,omitempty"`
+	Services   int    `json:"services,omitempty"`
+	Via        string `json:"via"`
+	// Backend names what implements it, with its version; ProgramSet is what
+	// `mustang status -o json` printed there.
+	Backend    string          `json:"backend,omitempty"`
+	ProgramSet json.RawMessage `json:"program_set,omitempty"`
+}
+
+// Write writes the document beside path and renames it, so that an
+// interruption never leaves half a file.
+func (d *Document) Write(path string) error {
+	var b bytes.Buffer
+	if err := d.Encode(&b); err != nil {
+		return err
+	}
+	tmp := path + ".part"
+	if err := os.WriteFile(tmp, b.Bytes(), 0o644); err != nil {
+		return fmt.Errorf("write bench document: %w", err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return fmt.Errorf("write bench document: %w", err)
+	}
+	return nil
+}
+
+// Encode writes the document as JSON.
+func (d *Document) Encode(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", " ")
+	if err := e.Encode(d); err != nil {
+		return fmt.Errorf("encode bench document: %w", err)
+	}
+	return nil
+}
+
+// Read reads a document that Write wrote.
+func Read(path string) (*Document, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read bench document: %w", err)
+	}
+	d := &Document{}
+	if err := json.Unmarshal(b, d); err != nil {
+		return nil, fmt.Errorf("read bench document %s: %w", path, err)
+	}
+	if d.Schema != Schema {
+		return nil, fmt.Errorf("read bench document %s: schema %q, want %q", path, d.Schema, Schema)
+	}
+	return d, nil
+}
+
+// NoisyShare is the share of samples that others on the machine disturbed.
+func (d *Document) NoisyShare() float64 {
+	if len(d.Samples) == 0 {
+		return 0
+	}
+	n := 0
+	for _, s := range d.Samples {
+		if s.Noisy {
+			n++
+		}
+	}
+	return float64(n) / float64(len(d.Samples))
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"math"
+
+	"github.com/mustang-net/mustang/bench/runner"
+	"github.com/mustang-net/mustang/bench/stats"
+)
+
+// Metric is what a figure compares.
+type Metric string
+
+const (
+	StreamRate Metric = "stream"
+	RRRate     Metric = "rr"
+	CRRRate    Metric = "crr"
+	UDPRRRate  Metric = "udp-rr"
+	CPUPerGB   Metric = "cpu_per_gb"       // CPU s per 10⁹ bytes of a stream
+	CPUPerRR   Metric = "cpu_per_1000_rr"  // CPU s per 1000 transactions
+	CPUPerCRR  Metric = "cpu_per_1000_crr" // CPU s per 1000 connections
+)
+
+// Metrics in the order of the tables' columns.
+var Metrics = []Metric{StreamRate, RRRate, CRRRate, UDPRRRate, CPUPerGB, CPUPerRR, CPUPerCRR}
+
+// Lower reports whether less is better.
+func (m Metric) Lower() bool { return m == CPUPerGB || m == CPUPerRR || m == CPUPerCRR }
+
+func (m Metric) scenario() string {
+	switch m {
+	case CPUPerGB:
+		return string(StreamRate)
+	case CPUPerRR:
+		return string(RRRate)
+	case CPUPerCRR:
+		return string(CRRRate)
+	}
+	return string(m)
+}
+
+// of returns the metric's value in a sample, NaN for none.
+func (m Metric) of(s runner.Sample) float64 {
+	if !s.Usable() {
+		return math.NaN()
+	}
+	used := s.CPU + s.Softirqd
+	switch m {
+	case CPUPerGB:
+		return used / (float64(s.Bytes) / 1e9)
+	case CPUPerRR, CPUPerCRR:
+		return used / (float64(s.Count) / 1e3)
+	}
+	return s.Rate
+}
+
+// Figure is one metric of one subject as a ratio to another subject, from the
+// ratios inside each round.
+type Figure struct {
+	Subject string         `json:"subject"`
+	Over    string         `json:"over"`
+	Metric  Metric         `json:"metric"`
+	Cores   string         `json:"cores"`
+	Ratio   stats.Estimate `json:"ratio"`
+}
+
+// Figures answers questions about a document's samples.
+type Figures struct {
+	seed   uint64
+	values map[key]map[int]float64 // by round
+}
+
+type key struct {
+	subject, cores string
+	metric         Metric
+}
+
+// NewFigures indexes the document's samples.
+func NewFigures(d *Document) *Figures {
+	f := &Figures{seed: d.Settings.Seed, values: map[key]map[int]float64{}}
+	for _, s := range d.Samples {
+		for _, m := range Metrics {
+			if m.scenario() != s.Scenario {
+				continue
+			}
+			k := key{s.Subject, s.Cores, m}
+			if f.values[k] == nil {
+				f.values[k] = map[int]float64{}
+			}
+			f.values[k][s.Round] = m.of(s)
+		}
+	}
+	return f
+}
+
+// Ratio compares subject to over, round by round. N is 0 without common rounds.
+func (f *Figures) Ratio(subject, over string, m Metric, cores string) Figure {
+	a, b := f.values[key{subject, cores, m}], f.values[key{over, cores, m}]
+	last := 0
+	for round := range a {
+		last = max(last, round)
+	}
+	var pairs []stats.Pair
+	for round := 1; round <= last; round++ { // in order: the bootstrap depends on it
+		va, okA := a[round]
+		vb, okB := b[round]
+		if okA && okB {
+			pairs = append(pairs, stats.Pair{Value: va, Base: vb})
+		}
+	}
+	out := Figure{Subject: subject, Over: over, Metric: m, Cores: cores}
+	if len(stats.Ratios(pairs)) > 0 { // JSON knows no NaN
+		out.Ratio = stats.OfRatios(pairs, f.seed)
+	}
+	return out
+}
+
+// Median returns the median of the metric itself, NaN of none.
+func (f *Figures) Median(subject string, m Metric, cores string) float64 {
+	var values []float64
+	for _, v := range f.values[key{subject, cores, m}] {
+		if !math.IsNaN(v) {
+			values = append(values, v)
+		}
+	}
+	return stats.Median(values)
+}
+
+// Compute fills the document's Figures, Control and Bars from its samples.
+func (d *Document) Compute() {
+	f := NewFigures(d)
+	d.Figures, d.Control = nil, nil
+	add := func(to *[]Figure, subject, over, cores string) {
+		for _, m := range Metrics {
+			if fig := f.Ratio(subject, over, m, cores); fig.Ratio.N > 0 {
+				*to = append(*to, fig)
+			}
+		}
+	}
+	for _, cores := range d.Settings.Cores {
+		add(&d.Control, BaseAgain, Base, cores)
+		for _, s := range d.Subjects {
+			if s.ID != Base && s.ID != BaseAgain {
+				add(&d.Figures, s.ID, Base, cores)
+			}
+			if s.Via == ClusterIP {
+				if pod, ok := d.sibling(s, PodIP); ok {
+					add(&d.Figures, s.ID, pod.ID, cores)
+				}
+			}
+		}
+	}
+	d.Bars = evaluate(d, f)
+}
+
+// sibling is the same contestant, reached another way.
+func (d *Document) sibling(s Subject, via string) (Subject, bool) {
+	for _, o := range d.Subjects {
+		if o.Contestant == s.Contestant && o.Via == via {
+			return o, true
+		}
+	}
+	return Subject{}, false
+}
+
+// find returns the first subject by mode, any of by in their order, number of
+// Services (0: any) and way.
+func (d *Document) find(mode string, by []string, services int, via string) (Subject, bool) {
+	for _, b := range by {
+		for _, s := range d.Subjects {
+			if s.Mode == mode && s.By == b && s.Via == via && (services == 0 || s.Services == services) {
+				return s, true
+			}
+		}
+	}
+	return Subject{}, false
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mustang-net/mustang/bench/runner"
+	"github.com/mustang-net/mustang/bench/stats"
+)
+
+// sampleDocument has loopback, plain veth and mustang on veth with exact
+// ratios; the machine's speed changes each round.
+func sampleDocument(rounds int) *Document {
+	d := &Document{Schema: Schema, Complete: true,
+		Settings: Settings{Rounds: rounds, Duration: 1, Cores: []string{"same"}, Seed: 1, StreamBy: "iperf3"},
+		Subjects: []Subject{
+			{ID: Base, Contestant: Base, Via: Loopback},
+			{ID: BaseAgain, Contestant: BaseAgain, Via: Loopback},
+			{ID: BaseMTU, Contestant: BaseMTU, Via: Loopback},
+			{ID: "veth iptables-nft, pod IP", Contestant: "veth iptables-nft", Mode: Veth, By: "iptables-nft", Services: 1, Via: PodIP, Backend: "iptables v1.8.9 (nf_tables)"},
+			{ID: "veth iptables-nft, ClusterIP", Contestant: "veth iptables-nft", Mode: Veth, By: "iptables-nft", Services: 1, Via: ClusterIP},
+			{ID: "veth mustang-tc, pod IP", Contestant: "veth mustang-tc", Mode: Veth, By: "mustang-tc", Services: 1, Via: PodIP, ProgramSet: json.RawMessage(`["policy"]`)},
+			{ID: "veth mustang-tc, ClusterIP", Contestant: "veth mustang-tc", Mode: Veth, By: "mustang-tc", Services: 1, Via: ClusterIP},
+		}}
+	speed := map[string]float64{Base: 1, BaseAgain: 1, BaseMTU: 1, "veth iptables-nft, pod IP": 0.8, "veth iptables-nft, ClusterIP": 0.6,
+		"veth mustang-tc, pod IP": 0.92, "veth mustang-tc, ClusterIP": 0.874}
+	for round := 1; round <= rounds; round++ {
+		for _, s := range d.Subjects {
+			for _, scenario := range []string{"stream", "rr", "crr"} {
+				rate := 1000 * speed[s.ID] * float64(round)
+				d.Samples = append(d.Samples, runner.Sample{Case: runner.Case{Subject: s.ID, Scenario: scenario, Cores: "same"},
+					Round: round, Rate: rate, Count: int64(rate * 1e6), Bytes: int64(rate * 1e9), Seconds: 1, CPU: 1})
+			}
+		}
+	}
+	return d
+}
+
+func near(a, b float64) bool { return math.Abs(a-b) < 1e-6 }
+
+func TestFiguresAreRatiosInsideRounds(t *testing.T) {
+	d := sampleDocument(15)
+	f := NewFigures(d)
+	got := f.Ratio("veth mustang-tc, ClusterIP", "veth mustang-tc, pod IP", RRRate, "same").Ratio
+	if !near(got.Median, 0.95) || !near(got.Low, 0.95) || got.N != 15 {
+		t.Errorf("ClusterIP ÷ pod IP = %+v, want exactly 0.95 over 15 rounds", got)
+	}
+	cpu := f.Ratio("veth iptables-nft, pod IP", Base, CPUPerGB, "same").Ratio
+	if !near(cpu.Median, 1/0.8) {
+		t.Errorf("CPU per GB = %v, want %v", cpu.Median, 1/0.8)
+	}
+	if none := f.Ratio("nobody", Base, RRRate, "same").Ratio; none.N != 0 {
+		t.Errorf("a subject without samples has a figure: %+v", none)
+	}
+}
+
+func TestFailedSamplesLeaveTheirRoundOut(t *testing.T) {
+	d := sampleDocument(15)
+	d.Samples[0].Error, d.Samples[0].Rate = "dead", 0 // loopback, stream, round 1
+	if got := NewFigures(d).Ratio(BaseAgain, Base, StreamRate, "same").Ratio; got.N != 14 {
+		t.Errorf("rests on %d rounds, want 14", got.N)
+	}
+}
+
+func TestBars(t *testing.T) {
+	for _, c := range []struct {
+		rounds int
+		name   string
+		want   stats.Verdict
+	}{
+		{15, "veth RR ÷ loopback", stats.Pass},
+		{15, "veth CPU per GB ÷ loopback", stats.Pass},
+		{15, "macvlan RR ÷ loopback", stats.NotShown},
+		{15, "veth CRR by ClusterIP ÷ iptables-nft, Services: 1", stats.Pass},
+		{15, "veth CRR by ClusterIP ÷ iptables-nft, Services: 5000", stats.NotShown},
+		{5, "veth RR ÷ loopback", stats.NotShown},
+	} {
+		d := sampleDocument(c.rounds)
+		d.Compute()
+		found := false
+		for _, b := range d.Bars {
+			if b.Name == c.name {
+				found = true
+				if b.Verdict != c.want {
+					t.Errorf("%s after %d rounds: %s (%s), want %s", c.name, c.rounds, b.Verdict, b.Why, c.want)
+				}
+				if b.Verdict == stats.NotShown && b.Why == "" {
+					t.Errorf("%s is not shown and does not say why", c.name)
+				}
+			}
+		}
+		if !found {
+			t.Errorf("no bar is called %q", c.name)
+		}
+	}
+}
+
+func TestDocumentSurvivesItsFile(t *testing.T) {
+	d := sampleDocument(3)
+	d.Compute()
+	path := filepath.Join(t.TempDir(), "out.json")
+	if err := d.Write(path); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Read(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := *got
+	again.Compute()
+	if diff := cmp.Diff(got.Figures, again.Figures); diff != "" {
+		t.Errorf("figures recomputed from the file differ:\n%s", diff)
+	}
+	if len(got.Samples) != len(d.Samples) || len(got.Control) == 0 {
+		t.Errorf("%d samples, %d control figures", len(got.Samples), len(got.Control))
+	}
+}
+
+func TestDocumentWithoutSamplesIsStillJSON(t *testing.T) {
+	d := sampleDocument(0)
+	d.Compute()
+	if err := d.Write(filepath.Join(t.TempDir(), "out.json")); err != nil {
+		t.Errorf("an empty run cannot be written: %v", err)
+	}
+	var b bytes.Buffer
+	d.Render(&b, false)
+	if !strings.Contains(b.String(), "nothing to show") || strings.Contains(b.String(), "ratio to loopback") {
+		t.Errorf("an empty run shows tables:\n%s", b.String())
+	}
+}
+
+func TestRenderShowsSeedAndVerdicts(t *testing.T) {
+	d := sampleDocument(15)
+	d.Compute()
+	var b bytes.Buffer
+	d.Render(&b, false)
+	text := b.String()
+	for _, want := range []string{
+		"veth iptables-nft, ClusterIP", "0.60 [0.60 0.60]", // ours over loopback
+		"0.99", // the article's veth ClusterIP ÷ pod IP
+		"1.11", // the article's veth + eBPF over veth
+		"PASS", "not shown", "iptables v1.8.9 (nf_tables)", `["policy"]`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the report lacks %q:\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "\x1b[") {
+		t.Error("colour codes without a terminal")
+	}
+	if strings.Contains(text, "CONTROL FAILS") || strings.Contains(text, "INTERRUPTED") {
+		t.Error("a clean run is called unclean")
+	}
+}
+
+func TestRenderNamesAnUncleanRun(t *testing.T) {
+	d := sampleDocument(15)
+	for i, s := range d.Samples {
+		d.Samples[i].Noisy = true
+		if s.Subject == BaseAgain {
+			d.Samples[i].Rate *= 1.1
+		}
+	}
+	d.Complete = false
+	d.Failures = map[string]string{"macvlan nft": "no parent"}
+	d.Compute()
+	var b bytes.Buffer
+	d.Render(&b, false)
+	for _, want := range []string{"A/A CONTROL FAILS", "INTERRUPTED", "NOISY", "FAILED: macvlan nft: no parent"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("the report lacks %q", want)
+		}
+	}
+}
+
+func TestTableAlignsWhatIsSeen(t *testing.T) {
+	var b bytes.Buffer
+	table{head: []string{"a", "b", "c"}, rows: [][]string{{"÷–÷", paint(stats.Pass, true), "x"}, {"abc", "PASS", "x"}}}.write(&b)
+	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+	if at1, at2 := visible(lines[1]), visible(lines[2]); at1 != at2 {
+		t.Errorf("rows end at %d and %d:\n%s", at1, at2, b.String())
+	}
+}

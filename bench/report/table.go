@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/mustang-net/mustang/bench/stats"
+)
+
+// Render prints the run for people. color asks for colours (a terminal).
+func (d *Document) Render(w io.Writer, color bool) {
+	f := NewFigures(d)
+	d.renderHead(w)
+	if d.finishedRounds() == 0 {
+		fmt.Fprintln(w, "no round was finished: there is nothing to show")
+		d.renderFailures(w)
+		return
+	}
+	for _, cores := range d.Settings.Cores {
+		d.renderLoopback(w, f, cores)
+		d.renderCluster(w, f, cores)
+		d.renderSeed(w, f, cores)
+	}
+	d.renderBars(w, color)
+	d.renderFoot(w, f)
+}
+
+func (d *Document) renderHead(w io.Writer) {
+	s := d.Settings
+	fmt.Fprintf(w, "mustang bench samehost: kernel %s, %d CPUs (%s)\n", d.Machine.Kernel, d.Machine.CPUs, d.Machine.CPU)
+	family := "IPv4"
+	if s.IPv6 {
+		family = "IPv6"
+	}
+	fmt.Fprintf(w, "%d rounds of %g s samples, %s, %s, streams by %s, CPU time from %s, seed %d\n",
+		d.finishedRounds(), s.Duration, family, cmp.Or(s.CC, "default congestion control"), s.StreamBy, s.CPUSource, s.Seed)
+	if !d.Complete {
+		fmt.Fprintf(w, "INTERRUPTED: %d of %d rounds finished\n", d.finishedRounds(), s.Rounds)
+	}
+	if n := d.NoisyShare(); n > 0.2 {
+		fmt.Fprintf(w, "NOISY: others used the load's CPUs in %.0f %% of the samples\n", n*100)
+	}
+}
+
+func (d *Document) finishedRounds() int {
+	n := 0
+	for _, s := range d.Samples {
+		n = max(n, s.Round)
+	}
+	return n
+}
+
+var heads = map[Metric]string{
+	StreamRate: "stream", RRRate: "RR", CRRRate: "CRR", UDPRRRate: "UDP RR",
+	CPUPerGB: "CPU s/GB", CPUPerRR: "CPU/1000 RR", CPUPerCRR: "CPU/1000 CRR",
+}
+
+// present returns the metrics that the run measured.
+func (d *Document) present(f *Figures, cores string) []Metric {
+	var out []Metric
+	for _, m := range Metrics {
+		if !math.IsNaN(f.Median(Base, m, cores)) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+func (d *Document) renderLoopback(w io.Writer, f *Figures, cores string) {
+	metrics := d.present(f, cores)
+	t := table{head: []string{"ratio to loopback, " + cores + " core"}}
+	base := []string{"loopback itself"}
+	for _, m := range metrics {
+		t.head = append(t.head, heads[m])
+		base = append(base, absolute(f.Median(Base, m, cores), m))
+	}
+	t.rows = append(t.rows, base)
+	for _, s := range d.Subjects {
+		if s.ID == Base {
+			continue
+		}
+		row := []string{s.ID}
+		for _, m := range metrics {
+			row = append(row, interval(f.Ratio(s.ID, Base, m, cores).Ratio))
+		}
+		t.rows = append(t.rows, row)
+	}
+	t.write(w)
+}
+
+func (d *Document) renderCluster(w io.Writer, f *Figures, cores string) {
+	metrics := d.present(f, cores)
+	t := table{head: []string{"ClusterIP ÷ pod IP, " + cores + " core"}}
+	for _, m := range metrics {
+		t.head = append(t.head, heads[m])
+	}
+	for _, s := range d.Subjects {
+		pod, ok := d.sibling(s, PodIP)
+		if s.Via != ClusterIP || !ok {
+			continue
+		}
+		row := []string{s.Contestant}
+		for _, m := range metrics {
+			row = append(row, interval(f.Ratio(s.ID, pod.ID, m, cores).Ratio))
+		}
+		t.rows = append(t.rows, row)
+	}
+	t.write(w)
+}
+
+// renderSeed puts the streams beside article A's. Both are divided by the same
+// thing: a plain veth (iptables) reached by pod IP.
+func (d *Document) renderSeed(w io.Writer, f *Figures, cores string) {
+	base, ok := d.find(Veth, []string{"iptables-nft", "iptables-legacy", "nft", "none"}, 0, PodIP)
+	t := table{head: []string{"stream beside the article, " + cores + " core",
+		"÷ plain veth pod IP", "article", "ClusterIP ÷ pod IP", "article", "article's mode"}}
+	for _, s := range d.Subjects {
+		seed, has := seedFor(s)
+		if !has {
+			continue
+		}
+		over, loss, seedLoss := "–", "", ""
+		if ok {
+			over = interval(f.Ratio(s.ID, base.ID, StreamRate, cores).Ratio)
+		}
+		if pod, isSvc := d.sibling(s, PodIP); isSvc && s.Via == ClusterIP {
+			loss = interval(f.Ratio(s.ID, pod.ID, StreamRate, cores).Ratio)
+			seedLoss = number(seed.byLoss())
+		}
+		t.rows = append(t.rows, []string{s.ID, over, number(seed.overVeth(s.Via)), loss, seedLoss, seed.name})
+	}
+	t.write(w)
+}
+
+func (d *Document) renderBars(w io.Writer, color bool) {
+	t := table{head: []string{"DESIGN bar (one core)", "measured", "bar", "", "goal", "", "why"}}
+	absent := 0
+	for _, b := range d.Bars {
+		if b.Why == whyAbsent {
+			absent++
+			continue
+		}
+		sign := "≥ "
+		if b.AtMost {
+			sign = "≤ "
+		}
+		t.rows = append(t.rows, []string{b.Name, interval(b.Ratio), sign + number(b.Bar), paint(b.Verdict, color),
+			sign + number(b.Goal), paint(b.GoalVerdict, color), b.Why})
+	}
+	t.write(w)
+	if absent > 0 {
+		fmt.Fprintf(w, "\nnot shown: %d more bars, whose contestants are not in this run (the JSON file names them)\n", absent)
+	}
+}
+
+func (d *Document) renderFoot(w io.Writer, f *Figures) {
+	fmt.Fprintln(w)
+	d.renderControl(w)
+	fmt.Fprintln(w, "Figures are medians of per-round ratios with a bootstrap 95 % interval. A bar passes when the interval")
+	fmt.Fprintf(w, "passes it as a whole, over at least %d rounds. CPU: less is better.\n", stats.MinRounds)
+	seen := map[string]bool{}
+	for _, s := range d.Subjects {
+		if s.Backend != "" && !seen[s.By] {
+			seen[s.By] = true
+			fmt.Fprintf(w, "%s: %s\n", cmp.Or(s.By, s.ID), s.Backend)
+		}
+		if len(s.ProgramSet) > 0 && !seen[s.By+" programs"] {
+			seen[s.By+" programs"] = true
+			fmt.Fprintf(w, "%s program set: %s\n", s.By, programs(s.ProgramSet))
+		}
+	}
+	var waits int64
+	for _, s := range d.Samples {
+		waits += s.PortWaits
+	}
+	if waits > 0 {
+		fmt.Fprintf(w, "CRR clients waited %d times for a free source port: their rates are too low\n", waits)
+	}
+	d.renderFailures(w)
+}
+
+// programs is one line of what `mustang status -o json` says about the loaded
+// programs: name and tag of each, or the text itself when it is something else.
+func programs(status json.RawMessage) string {
+	var st struct {
+		Programs []struct{ Name, Tag string }
+	}
+	if err := json.Unmarshal(status, &st); err != nil || len(st.Programs) == 0 {
+		return string(status)
+	}
+	var out []string
+	for _, p := range st.Programs {
+		out = append(out, p.Name+" "+p.Tag)
+	}
+	return strings.Join(out, ", ") + " (conntrack and counters on)"
+}
+
+func (d *Document) renderFailures(w io.Writer) {
+	for _, name := range slices.Sorted(maps.Keys(d.Failures)) {
+		fmt.Fprintf(w, "FAILED: %s: %s\n", name, d.Failures[name])
+	}
+}
+
+// renderControl says when loopback differs from itself: then the machine, not
+// the contestants, makes differences of that size.
+func (d *Document) renderControl(w io.Writer) {
+	if n := d.finishedRounds(); n < stats.MinControl {
+		fmt.Fprintf(w, "A/A control: not judged, %d rounds are too few (%d)\n", n, stats.MinControl)
+		return
+	}
+	for _, c := range d.Control {
+		if !stats.ControlHolds(c.Ratio) {
+			fmt.Fprintf(w, "A/A CONTROL FAILS: %s, %s core: loopback differs from itself by %s; trust no difference smaller than that\n",
+				heads[c.Metric], c.Cores, interval(c.Ratio))
+		}
+	}
+}
+
+// absolute prints the base's own value with its unit.
+func absolute(v float64, m Metric) string {
+	switch {
+	case math.IsNaN(v):
+		return "–"
+	case m == StreamRate:
+		return fmt.Sprintf("%.1f Gbit/s", v/1e9)
+	case m == CPUPerGB:
+		return fmt.Sprintf("%.3f s", v)
+	case m.Lower():
+		return fmt.Sprintf("%.1f ms", v*1e3)
+	}
+	return fmt.Sprintf("%.0f /s", v)
+}
+
+// interval prints a ratio and its 95 % interval.
+func interval(e stats.Estimate) string {
+	if e.N == 0 || math.IsNaN(e.Median) {
+		return "–"
+	}
+	if e.N == 1 {
+		return fmt.Sprintf("%.2f (1 round)", e.Median)
+	}
+	return fmt.Sprintf("%.2f [%.2f %.2f]", e.Median, e.Low, e.High)
+}
+
+func number(v float64) string {
+	if v == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+func paint(v stats.Verdict, color bool) string {
+	code := map[stats.Verdict]string{stats.Pass: "32", stats.Fail: "31"}[v]
+	if !color || code == "" {
+		return string(v)
+	}
+	return "\x1b[" + code + "m" + string(v) + "\x1b[0m"
+}
+
+// table aligns columns by what is seen: not bytes, and not colour codes, which
+// text/tabwriter would count.
+type table struct {
+	head []string
+	rows [][]string
+}
+
+func (t table) write(w io.Writer) {
+	if len(t.rows) == 0 {
+		return
+	}
+	all := append([][]string{t.head}, t.rows...)
+	widths := make([]int, len(t.head))
+	for _, row := range all {
+		for i, cell := range row {
+			widths[i] = max(widths[i], visible(cell))
+		}
+	}
+	fmt.Fprintln(w)
+	for _, row := range all {
+		var b strings.Builder
+		for i, cell := range row {
+			b.WriteString(cell)
+			b.WriteString(strings.Repeat(" ", widths[i]-visible(cell)+2))
+		}
+		fmt.Fprintln(w, strings.TrimRight(b.String(), " "))
+	}
+}
+
+func visible(s string) int {
+	n := utf8.RuneCountInString(s)
+	for rest := s; ; {
+		i := strings.Index(rest, "\x1b[")
+		if i < 0 {
+			return n
+		}
+		end := strings.IndexByte(rest[i:], 'm')
+		if end < 0 {
+			return n
+		}
+		n -= end + 1
+		rest = rest[i+end+1:]
+	}
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package samehost
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/runner"
+	"github.com/mustang-net/mustang/lab"
+)
+
+// pods is a lab with a client and a server pod on one node.
+type pods struct {
+	labName  string
+	mode     string // report's: bridge-nf-off is a mode here
+	by       lab.ServiceBy
+	services int // how many, the one under test included
+	mtu      int
+	binary   string
+	v6, udp  bool
+	backend  string
+}
+
+func (p pods) Name() string {
+	if p.by == lab.NoServices {
+		return p.mode
+	}
+	name := p.mode + " " + string(p.by)
+	if p.services > 1 {
+		name += fmt.Sprintf(" (%d Services)", p.services)
+	}
+	return name
+}
+
+type podsEnv struct {
+	lab      *lab.Lab
+	paths    []Path
+	programs json.RawMessage
+}
+
+func (p pods) config(cgroup string) lab.Config {
+	cfg := lab.Config{Name: p.labName, Mode: lab.Mode(p.mode), Services: p.by, MTU: p.mtu, Binary: p.binary, CgroupRoot: cgroup}
+	switch p.mode {
+	case report.BridgeNFOff:
+		cfg.Mode = lab.Bridge
+	case report.Bridge:
+		// Only the kernel's Services need it; mustang runs at its own best.
+		cfg.BridgeNF = kernelServices(p.by)
+	}
+	return cfg
+}
+
+func kernelServices(by lab.ServiceBy) bool {
+	return by == lab.IptablesNFT || by == lab.IptablesLegacy || by == lab.NFT
+}
+
+// Up builds the lab with its pods and Services.
+func (p pods) Up(ctx context.Context, cgroup string) (env Env, err error) {
+	l, err := lab.New(ctx, p.config(cgroup))
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}()
+	client, err := l.Node().AddPod(ctx, "client")
+	if err != nil {
+		return nil, err
+	}
+	server, err := l.Node().AddPod(ctx, "server")
+	if err != nil {
+		return nil, err
+	}
+	addr := server.IPv4
+	if p.v6 {
+		addr = server.IPv6
+	}
+	listen := netip.AddrPortFrom(addr, Port)
+	e := &podsEnv{lab: l}
+	target := runner.Target{ClientNS: client.NetNS, ServerNS: server.NetNS, Dial: listen, Listen: listen, Cgroup: cgroup}
+	e.add(p, report.PodIP, target)
+	if p.by != lab.NoServices {
+		services, vip := p.serviceList(listen)
+		if err := l.Node().AddServices(ctx, services); err != nil {
+			return nil, err
+		}
+		target.Dial = vip
+		e.add(p, report.ClusterIP, target)
+	}
+	if !kernelServices(p.by) && p.by != lab.NoServices {
+		// A mustang without status is still a contestant.
+		if out, err := l.Mustang(ctx, "status", "-o", "json"); err == nil && json.Valid(out) {
+			e.programs = out
+		}
+	}
+	return e, nil
+}
+
+func (e *podsEnv) add(p pods, via string, t runner.Target) {
+	s := report.Subject{ID: p.Name(), Contestant: p.Name(), Mode: p.mode, By: string(p.by), Via: via, Backend: p.backend}
+	if p.by != lab.NoServices {
+		s.Services = p.services
+	}
+	s.ID += map[string]string{report.PodIP: ", pod IP", report.ClusterIP: ", ClusterIP"}[via]
+	e.paths = append(e.paths, Path{Subject: s, Target: t})
+}
+
+// serviceList returns all Services and the one under test, which stands in the
+// middle: rules that are scanned one by one cost a Service its place in the
+// list, and the middle is the mean.
+func (p pods) serviceList(backend netip.AddrPort) (all []lab.Service, vip netip.AddrPort) {
+	address := lab.VIP4
+	if p.v6 {
+		address = lab.VIP6
+	}
+	at := p.services/2 + 1
+	for i := 1; i <= p.services; i++ {
+		s := lab.Service{VIP: address(i), Port: Port, Protocol: "tcp", Backends: []netip.AddrPort{backend}}
+		all = append(all, s)
+		if i == at {
+			vip = netip.AddrPortFrom(s.VIP, s.Port)
+			if p.udp {
+				s.Protocol = "udp"
+				all = append(all, s)
+			}
+		}
+	}
+	return all, vip
+}
+
+func (e *podsEnv) Paths() []Path               { return e.paths }
+func (e *podsEnv) ProgramSet() json.RawMessage { return e.programs }
+func (e *podsEnv) Close() error                { return e.lab.Close() }

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package samehost
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/mustang-net/mustang/bench/load"
+	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/lab"
+)
+
+// Options are what a run is asked for. Zero values are not defaults: start
+// from Defaults or Quick.
+type Options struct {
+	Modes      []string
+	ServicesBy []string
+	Services   []int // numbers of Services; each is a contestant of its own
+	Rounds     int
+	Duration   time.Duration
+	Warmup     time.Duration // within each sample
+	Cores      string        // same, cross or both
+	Seed       uint64
+	IPv6       bool
+	UDP        bool // also UDP request/response
+	StreamBy   string
+	MTU        int
+
+	Binary string   // mustang, for the labs
+	Self   []string // command that runs the load program
+}
+
+// Known values of the options, in the order of the tables.
+var (
+	AllModes = []string{report.Veth, report.Bridge, report.BridgeNFOff, report.Macvlan}
+	AllBy    = []string{"iptables-nft", "iptables-legacy", "nft", "mustang-tc", "mustang-socket", "mustang"}
+)
+
+// Ways to make a stream.
+const (
+	StreamIperf3 = "iperf3"
+	StreamOwn    = "own"
+)
+
+// Defaults is a full run: enough rounds for a claim, iperf3 streams as the
+// article's.
+func Defaults() Options {
+	return Options{
+		Modes: AllModes, ServicesBy: AllBy[:5], Services: []int{1},
+		Rounds: 15, Duration: time.Second, Warmup: 100 * time.Millisecond,
+		Cores: "same", Seed: 1, StreamBy: StreamIperf3, MTU: 1500,
+	}
+}
+
+// Quick is a look, not a claim: under two minutes. Streams are the load
+// program's, since iperf3 knows whole seconds only.
+func Quick() Options {
+	o := Defaults()
+	o.ServicesBy = []string{"iptables-nft", "mustang-tc"}
+	o.Rounds, o.Duration, o.Warmup = 5, 200*time.Millisecond, 50*time.Millisecond
+	o.StreamBy = StreamOwn
+	return o
+}
+
+func (o Options) validate() error {
+	for _, m := range o.Modes {
+		if !slices.Contains(AllModes, m) {
+			return fmt.Errorf("mode %q is unknown: use some of %v", m, AllModes)
+		}
+	}
+	for _, by := range o.ServicesBy {
+		if !slices.Contains(AllBy, by) {
+			return fmt.Errorf("services by %q is unknown: use some of %v", by, AllBy)
+		}
+	}
+	for _, n := range o.Services {
+		if n < 1 || n > 1_000_000 {
+			return fmt.Errorf("%d Services: use 1 to 1,000,000", n)
+		}
+	}
+	switch {
+	case len(o.Services) == 0:
+		return errors.New("--services: want at least one number")
+	case o.Rounds < 1:
+		return errors.New("--rounds: want at least 1")
+	case o.Duration < 50*time.Millisecond:
+		return errors.New("--duration: want at least 50ms, CPU time is not exact below")
+	case o.cores() == nil:
+		return fmt.Errorf("--cores %q is unknown: use same, cross or both", o.Cores)
+	case o.StreamBy != StreamIperf3 && o.StreamBy != StreamOwn:
+		return fmt.Errorf("--stream-by %q is unknown: use iperf3 or own", o.StreamBy)
+	}
+	return nil
+}
+
+func (o Options) cores() []string {
+	return map[string][]string{"same": {"same"}, "cross": {"cross"}, "both": {"same", "cross"}}[o.Cores]
+}
+
+func (o Options) scenarios() []string {
+	s := []string{string(load.Stream), string(load.RR), string(load.CRR)}
+	if o.UDP {
+		s = append(s, string(load.UDPRR))
+	}
+	return s
+}
+
+// contestants lists everything to measure. Loopback is there twice: the second
+// is the A/A control. A third has the pods' MTU, for streams alone.
+func (o Options) contestants() []Contestant {
+	list := []Contestant{
+		loopback{name: report.Base, v6: o.IPv6},
+		loopback{name: report.BaseAgain, v6: o.IPv6},
+		loopback{name: report.BaseMTU, v6: o.IPv6, mtu: o.MTU, only: []string{string(load.Stream)}},
+	}
+	add := func(p pods) {
+		p.labName = fmt.Sprintf("bn%d", len(list))
+		p.mtu, p.binary, p.v6, p.udp = o.MTU, o.Binary, o.IPv6, o.UDP
+		list = append(list, p)
+	}
+	for _, mode := range o.Modes {
+		if mode == report.BridgeNFOff || len(o.ServicesBy) == 0 {
+			// The kernel's Services do not work without bridge-nf: replies
+			// between two ports would not be translated back.
+			add(pods{mode: mode, by: lab.NoServices})
+			continue
+		}
+		for _, by := range o.ServicesBy {
+			for _, n := range o.Services {
+				add(pods{mode: mode, by: lab.ServiceBy(by), services: n, backend: backendVersion(by)})
+			}
+		}
+	}
+	return list
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package samehost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/mustang-net/mustang/bench/cpu"
+	"github.com/mustang-net/mustang/bench/load"
+	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/runner"
+	"golang.org/x/sys/unix"
+)
+
+// lockFile keeps two benches from measuring each other.
+const lockFile = "/run/mustang-bench.lock"
+
+// Log is where progress goes.
+type Log struct {
+	W        io.Writer
+	Terminal bool
+}
+
+// session is a run while its environments are up.
+type session struct {
+	o     Options
+	log   Log
+	doc   *report.Document
+	group *cpu.Group
+	envs  []Env
+	paths map[string]Path // by subject
+	cases []runner.Case
+}
+
+// Run measures and returns the document, which is worth keeping whenever it is
+// not nil: an error may mean that some contestants failed, or that the run was
+// interrupted after some rounds. Everything that was built is gone on return.
+func Run(ctx context.Context, o Options, log Log) (doc *report.Document, err error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	if os.Getuid() != 0 {
+		return nil, errors.New("the bench makes network namespaces: run it as root")
+	}
+	if o.StreamBy == StreamIperf3 {
+		if _, err := runner.Iperf3Version(); err != nil {
+			return nil, err
+		}
+	}
+	unlock, err := lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	client, server, err := chooseCPUs(slices.Contains(o.cores(), "cross"))
+	if err != nil {
+		return nil, err
+	}
+	s := &session{o: o, log: log, paths: map[string]Path{},
+		group: cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), slices.Compact([]int{client, server}))}
+	defer func() { err = errors.Join(err, s.close()) }()
+	s.doc = s.newDocument(client, server)
+	if err := s.up(ctx); err != nil {
+		return nil, err
+	}
+	return s.doc, s.measure(ctx)
+}
+
+func lock() (unlock func(), err error) {
+	f, err := os.OpenFile(lockFile, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", lockFile, err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, errors.New("another bench runs on this machine: two would measure each other; wait for it")
+	}
+	// The file stays: removing a lock file lets a waiter lock a nameless one.
+	return func() { f.Close() }, nil
+}
+
+func (s *session) newDocument(client, server int) *report.Document {
+	o := s.o
+	return &report.Document{
+		Schema: report.Schema, Started: time.Now().UTC(), Machine: describeMachine(), Failures: map[string]string{},
+		Settings: report.Settings{
+			Modes: o.Modes, ServicesBy: o.ServicesBy, Services: o.Services, Rounds: o.Rounds, Duration: o.Duration.Seconds(),
+			Cores: o.cores(), Seed: o.Seed, IPv6: o.IPv6, MTU: o.MTU, StreamBy: o.StreamBy, CC: load.ProbeCC("cubic"),
+			CPUSource: s.group.Kind, ClientCPU: client, ServerCPU: server,
+		},
+	}
+}
+
+// up builds all environments. One that cannot be built is a failure of its
+// contestant, not of the run; without loopback there is nothing to divide by.
+func (s *session) up(ctx context.Context) error {
+	list := s.o.contestants()
+	for i, c := range list {
+		s.say("building %d of %d: %s", i+1, len(list), c.Name())
+		env, err := s.build(ctx, c, s.group.Env(fmt.Sprintf("e%d", i)))
+		if cause := context.Cause(ctx); cause != nil {
+			if env != nil {
+				s.envs = append(s.envs, env)
+			}
+			return cause
+		}
+		if err != nil {
+			if c.Name() == report.Base {
+				return err
+			}
+			s.doc.Failures[c.Name()] = err.Error()
+			s.say("failed: %s: %v", c.Name(), err)
+			if s.log.Terminal {
+				fmt.Fprintln(s.log.W)
+			}
+			continue
+		}
+		s.envs = append(s.envs, env)
+		for _, p := range env.Paths() {
+			s.add(p, env)
+		}
+	}
+	s.say("")
+	return nil
+}
+
+// build bounds the time of one environment: the kernel's firewalls take
+// milliseconds a Service when there are many.
+func (s *session) build(ctx context.Context, c Contestant, cgroup string) (Env, error) {
+	limit := 2*time.Minute + time.Duration(slices.Max(s.o.Services))*6*time.Millisecond
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not built within %s", limit))
+	defer cancel()
+	return c.Up(ctx, cgroup)
+}
+
+func (s *session) add(p Path, env Env) {
+	p.Subject.ProgramSet = env.ProgramSet()
+	s.doc.Subjects = append(s.doc.Subjects, p.Subject)
+	s.paths[p.Subject.ID] = p
+	for _, cores := range s.o.cores() {
+		for _, scenario := range s.o.scenarios() {
+			if p.Only == nil || slices.Contains(p.Only, scenario) {
+				s.cases = append(s.cases, runner.Case{Subject: p.Subject.ID, Scenario: scenario, Cores: cores})
+			}
+		}
+	}
+}
+
+// say shows one line of progress; on a terminal it replaces the last one.
+func (s *session) say(format string, args ...any) {
+	if s.log.Terminal {
+		fmt.Fprint(s.log.W, "\r\x1b[K")
+	}
+	fmt.Fprintf(s.log.W, format, args...)
+	if !s.log.Terminal && format != "" {
+		fmt.Fprintln(s.log.W)
+	}
+}
+
+func (s *session) measure(ctx context.Context) error {
+	set := runner.Settings{Rounds: s.o.Rounds, Warmup: true, Seed: s.o.Seed}
+	progress := &runner.Printer{W: s.log.W, Terminal: s.log.Terminal, Rounds: s.o.Rounds}
+	samples, err := runner.Run(ctx, s.cases, set, s.sample, progress)
+	if err != nil {
+		s.say("") // the progress line
+	}
+	s.doc.Samples, s.doc.Finished, s.doc.Complete = samples, time.Now().UTC(), err == nil
+	for _, sample := range samples {
+		if sample.Error != "" && s.doc.Failures[sample.Subject] == "" {
+			s.doc.Failures[sample.Subject] = sample.Error
+		}
+	}
+	s.doc.Compute()
+	if err != nil {
+		return fmt.Errorf("the run was cut short, %d samples of finished rounds are kept: %w", len(samples), err)
+	}
+	if n := len(s.doc.Failures); n > 0 {
+		return fmt.Errorf("%d contestants failed: see FAILED in the report", n)
+	}
+	return nil
+}
+
+func (s *session) sample(ctx context.Context, c runner.Case) (runner.Sample, error) {
+	set := s.doc.Settings
+	l := runner.Launcher{
+		Self: s.o.Self, Group: s.group, ClientCPU: set.ClientCPU, ServerCPU: set.ClientCPU,
+		Duration: s.o.Duration, Warmup: s.o.Warmup, CC: set.CC, Iperf3: s.o.StreamBy == StreamIperf3,
+	}
+	if c.Cores == "cross" {
+		l.ServerCPU = set.ServerCPU
+	}
+	return l.Sample(ctx, s.paths[c.Subject].Target, c.Scenario)
+}
+
+// close takes everything down, the last built first, whatever became of ctx.
+func (s *session) close() error {
+	var errs []error
+	for _, env := range slices.Backward(s.envs) {
+		errs = append(errs, env.Close())
+	}
+	return errors.Join(append(errs, s.group.Close())...)
+}

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package samehost
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mustang-net/mustang/bench/cpu"
+	"github.com/mustang-net/mustang/bench/load"
+	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/runner"
+	"github.com/mustang-net/mustang/lab"
+	"go.uber.org/goleak"
+)
+
+// The load program must be a process of its own, so the test binary becomes it.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "bench-load" {
+		if err := load.Main(os.Args[2:], os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// short is a run of loopback alone: the A/A control and nothing else.
+func short(t *testing.T) Options {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	o := Quick()
+	o.Modes, o.Rounds, o.Duration, o.Warmup = nil, 2, 60*time.Millisecond, 20*time.Millisecond
+	o.Self = []string{os.Args[0], "bench-load"}
+	return o
+}
+
+func testRun(t *testing.T, ctx context.Context, o Options) (*report.Document, error) {
+	t.Helper()
+	doc, err := Run(ctx, o, Log{W: &bytes.Buffer{}})
+	if err != nil && strings.Contains(err.Error(), "another bench runs") {
+		t.Skip(err)
+	}
+	if left, _ := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/*/mustang-bench-%d", os.Getpid())); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	return doc, err
+}
+
+func TestLoopbackAgainstItself(t *testing.T) {
+	o := short(t)
+	o.UDP = true
+	doc, err := testRun(t, t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Two loopbacks with four scenarios, one with the stream alone.
+	if want := o.Rounds * (2*4 + 1); len(doc.Samples) != want || !doc.Complete {
+		t.Errorf("%d samples, want %d; complete: %v", len(doc.Samples), want, doc.Complete)
+	}
+	for _, s := range doc.Samples {
+		if !s.Usable() || s.CPU <= 0 {
+			t.Errorf("sample without rate or CPU time: %+v", s)
+		}
+	}
+	// Each metric of the base must have its control.
+	if len(doc.Control) != len(report.Metrics) {
+		t.Errorf("%d control figures, want %d", len(doc.Control), len(report.Metrics))
+	}
+	var b bytes.Buffer
+	doc.Render(&b, false)
+	if !strings.Contains(b.String(), "loopback again") {
+		t.Errorf("the report lacks its control:\n%s", b.String())
+	}
+}
+
+func TestLoopbackOverIPv6AcrossCores(t *testing.T) {
+	o := short(t)
+	o.IPv6, o.Cores, o.Rounds = true, "both", 1
+	if _, _, err := chooseCPUs(true); err != nil {
+		t.Skip(err)
+	}
+	doc, err := testRun(t, t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := 2 * (2*3 + 1); len(doc.Samples) != want {
+		t.Errorf("%d samples, want %d", len(doc.Samples), want)
+	}
+}
+
+func TestStreamByIperf3(t *testing.T) {
+	o := short(t)
+	if _, err := runner.Iperf3Version(); err != nil {
+		t.Skip(err)
+	}
+	o.StreamBy, o.Rounds = StreamIperf3, 1
+	doc, err := testRun(t, t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range doc.Samples {
+		if s.Scenario == "stream" && (s.Bytes == 0 || s.CPU <= 0) {
+			t.Errorf("iperf3 sample without bytes or CPU time: %+v", s)
+		}
+	}
+}
+
+func TestInterruptedRunKeepsFinishedRounds(t *testing.T) {
+	o := short(t)
+	o.Rounds = 1000
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	stop := errors.New("interrupted")
+	log := &cancelAt{text: "round 3", cancel: func() { cancel(stop) }}
+	doc, err := Run(ctx, o, Log{W: log})
+	if !errors.Is(err, stop) {
+		t.Fatalf("error %v, want the interruption", err)
+	}
+	if doc == nil || doc.Complete || len(doc.Samples) == 0 || doc.Samples[len(doc.Samples)-1].Round > 3 {
+		t.Errorf("finished rounds are not kept, or the run is called complete")
+	}
+}
+
+// cancelAt cancels when a text is written.
+type cancelAt struct {
+	text   string
+	cancel func()
+}
+
+func (c *cancelAt) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte(c.text)) {
+		c.cancel()
+	}
+	return len(p), nil
+}
+
+// TestPlainPodsAndIptables runs against labs of plain pods: a bridge without
+// bridge-nf and Services, and a veth with iptables.
+func TestPlainPodsAndIptables(t *testing.T) {
+	o := short(t)
+	o.Binary = filepath.Join(t.TempDir(), "mustang")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", o.Binary, "../../cmd/mustang")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build mustang: %v\n%s", err, out)
+	}
+	o.Modes, o.ServicesBy, o.Services = []string{report.Veth, report.BridgeNFOff}, []string{"iptables-nft"}, []int{3}
+	o.Rounds, o.UDP = 1, true
+	doc, err := testRun(t, t.Context(), o)
+	if err != nil {
+		t.Fatalf("%v: %v", err, doc)
+	}
+	for _, id := range []string{"veth iptables-nft (3 Services), pod IP", "veth iptables-nft (3 Services), ClusterIP", "bridge-nf-off, pod IP"} {
+		if !slices.ContainsFunc(doc.Samples, func(s runner.Sample) bool { return s.Subject == id && s.Usable() }) {
+			t.Errorf("no usable sample of %q", id)
+		}
+	}
+}
+
+func TestDeadDatapathIsAnError(t *testing.T) {
+	o := short(t)
+	env, err := loopback{name: "dead"}.Up(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer env.Close()
+	target := env.Paths()[0].Target
+	target.Dial = netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), Port) // no route to it
+	s := &session{o: o, doc: &report.Document{}, paths: map[string]Path{"dead": {Target: target}}}
+	if s.doc.Settings.ClientCPU, _, err = chooseCPUs(false); err != nil {
+		t.Fatal(err)
+	}
+	s.group = cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), nil)
+	defer s.group.Close()
+	began := time.Now()
+	if _, err := s.sample(t.Context(), runner.Case{Subject: "dead", Scenario: "rr", Cores: "same"}); err == nil {
+		t.Fatal("no error without a route")
+	} else if !strings.Contains(err.Error(), "192.0.2.1") {
+		t.Errorf("the error does not say where: %v", err)
+	}
+	if took := time.Since(began); took > time.Minute {
+		t.Errorf("took %s", took)
+	}
+}
+
+func TestServiceUnderTestStandsInTheMiddle(t *testing.T) {
+	backend := netip.MustParseAddrPort("10.1.0.3:5201")
+	for _, n := range []int{1, 2, 1000} {
+		all, vip := pods{services: n}.serviceList(backend)
+		at := slices.IndexFunc(all, func(s lab.Service) bool { return s.VIP == vip.Addr() })
+		if len(all) != n || at != n/2 {
+			t.Errorf("%d Services: the one under test is number %d of %d", n, at, len(all))
+		}
+	}
+	if all, _ := (pods{services: 10, udp: true}).serviceList(backend); len(all) != 11 {
+		t.Errorf("%d Services with UDP, want one more", len(all))
+	}
+}
+
+func TestContestantsOfAFullRun(t *testing.T) {
+	o := Defaults()
+	o.Services = []int{1, 5000}
+	var names []string
+	labs := map[string]bool{}
+	for _, c := range o.contestants() {
+		names = append(names, c.Name())
+		if p, ok := c.(pods); ok {
+			if len(p.labName) > 6 || labs[p.labName] {
+				t.Errorf("lab name %q is too long or taken", p.labName)
+			}
+			labs[p.labName] = true
+		}
+	}
+	// Loopbacks; three modes by five kinds by two numbers; bridge-nf-off alone.
+	if want := 3 + 3*5*2 + 1; len(names) != want {
+		t.Errorf("%d contestants, want %d: %v", len(names), want, names)
+	}
+	slices.Sort(names)
+	if len(slices.Compact(names)) != len(labs)+3 {
+		t.Errorf("names are not unique: %v", names)
+	}
+}
+
+func TestOptionsAreValidated(t *testing.T) {
+	for name, change := range map[string]func(*Options){
+		"mode": func(o *Options) { o.Modes = []string{"carrier-pigeon"} }, "by": func(o *Options) { o.ServicesBy = []string{"ipvs"} },
+		"services": func(o *Options) { o.Services = []int{0} }, "rounds": func(o *Options) { o.Rounds = 0 },
+		"cores": func(o *Options) { o.Cores = "all" }, "stream": func(o *Options) { o.StreamBy = "netperf" },
+		"duration": func(o *Options) { o.Duration = time.Millisecond }, "none": func(o *Options) { o.Services = nil },
+	} {
+		o := Defaults()
+		change(&o)
+		if o.validate() == nil {
+			t.Errorf("%s: nonsense was accepted", name)
+		}
+	}
+	if err := Defaults().validate(); err != nil {
+		t.Error(err)
+	}
+	if err := Quick().validate(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package stats turns the rounds of a run into figures that may be quoted:
+// medians, medians of per-round ratios, bootstrap intervals and spreads.
+//
+// Everything here is pure and deterministic: the same rounds and the same seed
+// give the same answer, so that a published figure can be recomputed from the
+// raw rounds beside it.
+package stats
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// Resamples is how many bootstrap resamples an interval rests on. With 2,000
+// the ends of a 95 % interval move by less than the last printed digit.
+const Resamples = 2000
+
+// Estimate is a median with what is known about its certainty.
+type Estimate struct {
+	Median float64 `json:"median"`
+	Low    float64 `json:"low"`    // lower end of the bootstrap 95 % interval
+	High   float64 `json:"high"`   // upper end
+	Spread float64 `json:"spread"` // interquartile range ÷ median
+	N      int     `json:"n"`      // values that it rests on
+}
+
+// Pair is one round's value of a contestant and of its base. NaN or a value
+// that is not positive marks a sample that is missing; the pair is left out.
+type Pair struct{ Value, Base float64 }
+
+// Median returns the median of values, or NaN of none.
+func Median(values []float64) float64 { return Quantile(values, 0.5) }
+
+// Quantile returns the q-quantile (0…1) with linear interpolation between
+// neighbours (type 7 of Hyndman and Fan), or NaN of no values.
+func Quantile(values []float64, q float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	return sortedQuantile(slices.Sorted(slices.Values(values)), q)
+}
+
+func sortedQuantile(sorted []float64, q float64) float64 {
+	at := q * float64(len(sorted)-1)
+	i := int(at)
+	if i+1 >= len(sorted) {
+		return sorted[len(sorted)-1]
+	}
+	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
+}
+
+// Spread returns the interquartile range as a share of the median: how much
+// the rounds themselves disagree, whatever their number.
+func Spread(values []float64) float64 {
+	return (Quantile(values, 0.75) - Quantile(values, 0.25)) / Median(values)
+}
+
+// Ratios returns Value ÷ Base of every pair that has both.
+func Ratios(pairs []Pair) []float64 {
+	var out []float64
+	for _, p := range pairs {
+		// NaN fails both comparisons, so this also leaves out missing values.
+		if p.Value > 0 && p.Base > 0 {
+			out = append(out, p.Value/p.Base)
+		}
+	}
+	return out
+}
+
+// Of estimates the median of values with a percentile-bootstrap interval.
+func Of(values []float64, seed uint64) Estimate {
+	e := Estimate{Median: Median(values), Spread: Spread(values), N: len(values)}
+	e.Low, e.High = bootstrap(values, seed)
+	return e
+}
+
+// OfRatios estimates the median of the per-round ratios. The ratio is taken
+// inside each round first: a machine that slows down between rounds then slows
+// both halves, and the ratio stays.
+func OfRatios(pairs []Pair, seed uint64) Estimate { return Of(Ratios(pairs), seed) }
+
+// bootstrap returns the ends of the 95 % percentile interval of the median.
+func bootstrap(values []float64, seed uint64) (low, high float64) {
+	if len(values) == 0 {
+		return math.NaN(), math.NaN()
+	}
+	rng := rand.New(rand.NewPCG(seed, uint64(len(values))))
+	medians := make([]float64, Resamples)
+	sample := make([]float64, len(values))
+	for i := range medians {
+		for j := range sample {
+			sample[j] = values[rng.IntN(len(values))]
+		}
+		slices.Sort(sample)
+		medians[i] = sortedQuantile(sample, 0.5)
+	}
+	slices.Sort(medians)
+	return sortedQuantile(medians, 0.025), sortedQuantile(medians, 0.975)
+}
+
+// Verdict is what an estimate says about a bar.
+type Verdict string
+
+const (
+	Pass     Verdict = "PASS"
+	Fail     Verdict = "FAIL"
+	NotShown Verdict = "not shown" // not measured, or the interval straddles the bar
+)
+
+// MinRounds is how many rounds a claim needs: below it a bar is never passed.
+const MinRounds = 15
+
+// AtLeast judges a bar that the figure must reach. It passes only when the
+// interval's lower end reaches the bar, and fails only when its upper end does
+// not; what lies between, or rests on fewer than MinRounds, is not shown.
+func AtLeast(e Estimate, bar float64) Verdict {
+	switch {
+	case e.N < MinRounds || math.IsNaN(e.Low):
+		return NotShown
+	case e.Low >= bar:
+		return Pass
+	case e.High < bar:
+		return Fail
+	}
+	return NotShown
+}
+
+// AtMost judges a bar that the figure must not exceed (CPU per GB).
+func AtMost(e Estimate, bar float64) Verdict {
+	switch {
+	case e.N < MinRounds || math.IsNaN(e.High):
+		return NotShown
+	case e.High <= bar:
+		return Pass
+	case e.Low > bar:
+		return Fail
+	}
+	return NotShown
+}
+
+// MinControl is how many rounds the A/A control needs: the interval of fewer
+// values is their range, and half of all pairs lie on one side of 1.
+const MinControl = 6
+
+// ControlHolds reports whether an A/A control is consistent with 1: one
+// contestant, listed twice, must not beat itself. With fewer rounds than MinControl it does not hold.
+func ControlHolds(aa Estimate) bool {
+	return aa.N >= MinControl && aa.Low <= 1 && aa.High >= 1
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package stats
+
+import (
+	"math"
+	"testing"
+)
+
+func TestQuantileOfKnownValues(t *testing.T) {
+	values := []float64{4, 1, 3, 2}
+	for _, c := range []struct{ q, want float64 }{{0, 1}, {0.25, 1.75}, {0.5, 2.5}, {0.75, 3.25}, {1, 4}} {
+		if got := Quantile(values, c.q); got != c.want {
+			t.Errorf("Quantile(%v) = %v, want %v", c.q, got, c.want)
+		}
+	}
+	if values[0] != 4 {
+		t.Error("Quantile sorted its argument in place")
+	}
+	if got := Median([]float64{9, 1, 5}); got != 5 {
+		t.Errorf("median of an odd number = %v, want 5", got)
+	}
+	if !math.IsNaN(Median(nil)) {
+		t.Error("median of nothing is not NaN")
+	}
+	if got, want := Spread(values), 1.5/2.5; got != want {
+		t.Errorf("spread = %v, want %v", got, want)
+	}
+}
+
+func TestRatioIsTakenInsideEachRound(t *testing.T) {
+	// The machine halves its speed after each round; the ratio is always 0.8.
+	// The ratio of medians would be the same here, the ratio's spread would not.
+	e := OfRatios([]Pair{{80, 100}, {40, 50}, {20, 25}}, 1)
+	if e.Median != 0.8 || e.Low != 0.8 || e.High != 0.8 || e.Spread != 0 || e.N != 3 {
+		t.Errorf("got %+v, want exactly 0.8 without spread", e)
+	}
+}
+
+func TestRatiosLeaveOutMissingSamples(t *testing.T) {
+	got := Ratios([]Pair{{1, 2}, {math.NaN(), 1}, {1, math.NaN()}, {0, 1}, {1, 0}, {3, 2}})
+	if len(got) != 2 || got[0] != 0.5 || got[1] != 1.5 {
+		t.Errorf("got %v, want [0.5 1.5]", got)
+	}
+}
+
+func TestBootstrapIsSeededAndCoversTheMedian(t *testing.T) {
+	values := []float64{0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 1.00}
+	a, b := Of(values, 7), Of(values, 7)
+	if a != b {
+		t.Errorf("the same seed gave %+v and %+v", a, b)
+	}
+	if a.Median != 0.95 || a.Low >= 0.95 || a.High <= 0.95 {
+		t.Errorf("interval %v…%v does not enclose the median %v", a.Low, a.High, a.Median)
+	}
+	// The exact order-statistic interval of the median of 11 values is the 2nd
+	// to the 10th value (98.8 %); the bootstrap's lies inside.
+	if a.Low < 0.91 || a.High > 0.99 {
+		t.Errorf("interval %v…%v is wider than the exact one", a.Low, a.High)
+	}
+	one := Of([]float64{2}, 1)
+	if one.Low != 2 || one.High != 2 {
+		t.Errorf("interval of one value = %v…%v, want 2…2", one.Low, one.High)
+	}
+}
+
+func TestVerdicts(t *testing.T) {
+	est := func(low, high float64, n int) Estimate { return Estimate{Low: low, High: high, N: n} }
+	for _, c := range []struct {
+		name  string
+		judge func(Estimate, float64) Verdict
+		e     Estimate
+		bar   float64
+		want  Verdict
+	}{
+		{"lower end reaches", AtLeast, est(0.90, 0.95, 15), 0.90, Pass},
+		{"straddles", AtLeast, est(0.89, 0.95, 15), 0.90, NotShown},
+		{"upper end below", AtLeast, est(0.80, 0.89, 15), 0.90, Fail},
+		{"too few rounds to claim", AtLeast, est(0.95, 0.99, 14), 0.90, NotShown},
+		{"nothing measured", AtLeast, Of(nil, 1), 0.90, NotShown},
+		{"upper end under the limit", AtMost, est(1.0, 1.2, 15), 1.2, Pass},
+		{"limit inside", AtMost, est(1.1, 1.3, 15), 1.2, NotShown},
+		{"lower end over the limit", AtMost, est(1.3, 1.4, 15), 1.2, Fail},
+	} {
+		if got := c.judge(c.e, c.bar); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+	if ControlHolds(est(1.01, 1.03, 15)) || !ControlHolds(est(0.99, 1.01, 15)) || ControlHolds(Estimate{}) || ControlHolds(est(0.9, 1.1, 5)) {
+		t.Error("the A/A control must enclose 1")
+	}
+}

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Refusing a packet so that its sender learns of it at once: a TCP reset
+ * (RFC 9293 3.5.2) or an ICMP port unreachable (RFC 792, RFC 4443 3.1), built
+ * where the packet was and handed back to the pod it came from. Never for
+ * fragments, never for an error or a reset, and only so many each second.
+ */
+#pragma once
+
+#include "common.h"
+#include "deliver.h"
+#include "drop.h"
+#include "parse.h"
+
+#define REFUSALS_PER_SECOND 1000 /* on each CPU */
+
+#define ICMP_PORT_UNREACH_TYPE 3
+#define ICMP_PORT_UNREACH_CODE 3
+#define ICMPV6_UNREACH_TYPE 1
+#define ICMPV6_PORT_UNREACH_CODE 4
+#define QUOTED_L4 8 /* bytes of the transport header: the ports are in it */
+
+struct icmp_header {
+	__u8 type;
+	__u8 code;
+	__sum16 check;
+	__be32 unused;
+};
+
+struct reset4 {
+	struct iphdr ip;
+	struct tcphdr tcp;
+};
+
+struct reset6 {
+	struct ipv6hdr ip;
+	struct tcphdr tcp;
+};
+
+struct unreach4 {
+	struct iphdr ip;
+	struct icmp_header icmp;
+	struct iphdr quoted;
+	__u8 l4[QUOTED_L4];
+};
+
+struct unreach6 {
+	struct ipv6hdr ip;
+	struct icmp_header icmp;
+	struct ipv6hdr quoted;
+	__u8 l4[QUOTED_L4];
+};
+
+/* The parts of a checksum that is no header's: addresses, length, protocol (RFC 9293 3.1). */
+struct pseudo {
+	struct addr src;
+	struct addr dst;
+	__be32 length;
+	__be32 proto;
+};
+
+inline_fn __sum16 csum_fold(__s64 sum)
+{
+	__u32 s = (__u32)sum;
+
+	s = (s & 0xffff) + (s >> 16);
+	s = (s & 0xffff) + (s >> 16);
+	return ~s;
+}
+
+/* For IPv4 too: ::ffff: adds 0xffff to either address, which is zero in this arithmetic. */
+inline_fn __s64 pseudo_sum(const struct pkt *p, __u32 length, __u8 proto)
+{
+	struct pseudo ps = { .src = p->t.dst, .dst = p->t.src, .length = bpf_htonl(length),
+			     .proto = bpf_htonl(proto) };
+
+	return bpf_csum_diff(NULL, 0, (__be32 *)&ps, sizeof(ps), 0);
+}
+
+inline_fn void ip4_header(struct iphdr *ip, const struct pkt *p, __u16 length, __u8 proto)
+{
+	ip->version = 4;
+	ip->ihl = 5;
+	ip->tot_len = bpf_htons(length);
+	ip->frag_off = bpf_htons(0x4000);
+	ip->ttl = 64;
+	ip->protocol = proto;
+	ip->saddr = p->t.dst.words[3];
+	ip->daddr = p->t.src.words[3];
+	ip->check = csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)ip, sizeof(*ip), 0));
+}
+
+inline_fn void ip6_header(struct ipv6hdr *ip, const struct pkt *p, __u16 payload, __u8 proto)
+{
+	ip->version = 6;
+	ip->payload_len = bpf_htons(payload);
+	ip->nexthdr = proto;
+	ip->hop_limit = 64;
+	__builtin_memcpy(&ip->saddr, &p->t.dst, 16);
+	__builtin_memcpy(&ip->daddr, &p->t.src, 16);
+}
+
+/* Fills @rst, zeroed before, as the answer to the segment at l4_off. */
+inline_fn int tcp_reset(struct __sk_buff *skb, const struct pkt *p, struct tcphdr *rst)
+{
+	struct tcphdr seg;
+
+	if (bpf_skb_load_bytes(skb, p->l4_off, &seg, sizeof(seg)))
+		return -1;
+	rst->source = seg.dest;
+	rst->dest = seg.source;
+	rst->doff = sizeof(*rst) / 4;
+	rst->rst = 1;
+	if (seg.ack) {
+		rst->seq = seg.ack_seq;
+	} else {
+		rst->ack = 1;
+		rst->ack_seq = bpf_htonl(bpf_ntohl(seg.seq) + seg.syn + seg.fin +
+					 (p->end - p->l4_off - seg.doff * 4));
+	}
+	rst->check = csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)rst, sizeof(*rst),
+					     pseudo_sum(p, sizeof(*rst), IPPROTO_TCP)));
+	return 0;
+}
+
+/* The answer goes back along the link: the two link addresses change places. */
+inline_fn int replace_packet(struct __sk_buff *skb, const void *with, __u32 length)
+{
+	__u8 macs[2 * ETH_ALEN];
+
+	if (bpf_skb_load_bytes(skb, 0, macs + ETH_ALEN, ETH_ALEN) ||
+	    bpf_skb_load_bytes(skb, ETH_ALEN, macs, ETH_ALEN) ||
+	    bpf_skb_change_tail(skb, ETH_HLEN + length, 0) || bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+		return -1;
+	return bpf_skb_store_bytes(skb, ETH_HLEN, with, length, 0);
+}
+
+global_fn int reset_ipv4(struct __sk_buff *skb, struct pkt *p)
+{
+	struct reset4 r = {};
+
+	if (!p || tcp_reset(skb, p, &r.tcp))
+		return -1;
+	ip4_header(&r.ip, p, sizeof(r), IPPROTO_TCP);
+	return replace_packet(skb, &r, sizeof(r));
+}
+
+global_fn int reset_ipv6(struct __sk_buff *skb, struct pkt *p)
+{
+	struct reset6 r = {};
+
+	if (!p || tcp_reset(skb, p, &r.tcp))
+		return -1;
+	ip6_header(&r.ip, p, sizeof(r.tcp), IPPROTO_TCP);
+	return replace_packet(skb, &r, sizeof(r));
+}
+
+global_fn int unreach_ipv4(struct __sk_buff *skb, struct pkt *p)
+{
+	struct unreach4 u = {};
+
+	if (!p || p->l4_off != ETH_HLEN + sizeof(u.quoted) ||
+	    bpf_skb_load_bytes(skb, ETH_HLEN, &u.quoted, sizeof(u.quoted) + QUOTED_L4))
+		return -1;
+	u.icmp.type = ICMP_PORT_UNREACH_TYPE;
+	u.icmp.code = ICMP_PORT_UNREACH_CODE;
+	u.icmp.check = csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&u.icmp,
+					       sizeof(u.icmp) + sizeof(u.quoted) + QUOTED_L4, 0));
+	ip4_header(&u.ip, p, sizeof(u), IPPROTO_ICMP);
+	return replace_packet(skb, &u, sizeof(u));
+}
+
+global_fn int unreach_ipv6(struct __sk_buff *skb, struct pkt *p)
+{
+	struct unreach6 u = {};
+	const __u32 length = sizeof(u.icmp) + sizeof(u.quoted) + QUOTED_L4;
+
+	if (!p || p->l4_off != ETH_HLEN + sizeof(u.quoted) ||
+	    bpf_skb_load_bytes(skb, ETH_HLEN, &u.quoted, sizeof(u.quoted) + QUOTED_L4))
+		return -1;
+	u.icmp.type = ICMPV6_UNREACH_TYPE;
+	u.icmp.code = ICMPV6_PORT_UNREACH_CODE;
+	u.icmp.check = csum_fold(
+		bpf_csum_diff(NULL, 0, (__be32 *)&u.icmp, length, pseudo_sum(p, length, IPPROTO_ICMPV6)));
+	ip6_header(&u.ip, p, length, IPPROTO_ICMPV6);
+	return replace_packet(skb, &u, sizeof(u));
+}
+
+inline_fn bool refusal_allowed(__u32 now)
+{
+	struct refusals *r;
+	__u32 zero = 0;
+
+	r = bpf_map_lookup_elem(&mst_refusals_v1, &zero);
+	if (!r)
+		return false;
+	if (r->second != now) {
+		r->second = now;
+		r->count = 0;
+	}
+	return r->count++ < REFUSALS_PER_SECOND;
+}
+
+/**
+ * refuse - drop a pod's packet and tell the pod
+ * @self: the endpoint it came from
+ * @reason: under which it is counted
+ *
+ * Return: a tc verdict.
+ */
+slow_fn int refuse(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 reason, __u32 now)
+{
+	int err, verdict = drop(skb, reason, DIR_FROM_POD);
+
+	if (p->frag || p->tcp_flags & TCP_RST || !refusal_allowed(now))
+		return verdict;
+	if (p->proto == IPPROTO_TCP)
+		err = p->ipv6 ? reset_ipv6(skb, p) : reset_ipv4(skb, p);
+	else if (p->proto == IPPROTO_UDP)
+		err = p->ipv6 ? unreach_ipv6(skb, p) : unreach_ipv4(skb, p);
+	else
+		return verdict;
+	return err ? verdict : reflect(skb, self);
+}

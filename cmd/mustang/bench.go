@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// mustang bench: how fast pods and Services are on this machine, and the
+// hidden load program that it runs.
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/bench/load"
+	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/samehost"
+	"github.com/mustang-net/mustang/lab"
+)
+
+func newBenchCmd(g *globals) *cobra.Command {
+	cmd := &cobra.Command{Use: "bench", Short: "Measure pods and Services on this machine"}
+	cmd.AddCommand(newBenchSamehostCmd(g), newBenchShowCmd())
+	return cmd
+}
+
+// newBenchLoadCmd is the load program. Its flags are its own: it is started by
+// the bench, not by people.
+func newBenchLoadCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "bench-load", Hidden: true, DisableFlagParsing: true,
+		RunE: func(cmd *cobra.Command, args []string) error { return load.Main(args, cmd.OutOrStdout()) },
+	}
+}
+
+// benchFlags are samehost's own flags; unset ones keep the run's defaults.
+type benchFlags struct {
+	o     samehost.Options
+	quick bool
+	json  string
+}
+
+func (f *benchFlags) register(cmd *cobra.Command) {
+	d, fl := samehost.Defaults(), cmd.Flags()
+	fl.StringSliceVar(&f.o.Modes, "modes", d.Modes, "how pods are connected")
+	fl.StringSliceVar(&f.o.ServicesBy, "services-by", d.ServicesBy, "what implements Services; also: mustang (both, as shipped)")
+	fl.IntSliceVar(&f.o.Services, "services", d.Services, "numbers of Services, each a contestant of its own: 1,1000,5000,100000")
+	fl.IntVar(&f.o.Rounds, "rounds", d.Rounds, "a claim needs 15")
+	fl.DurationVar(&f.o.Duration, "duration", d.Duration, "of each sample; iperf3 rounds to seconds")
+	fl.StringVar(&f.o.Cores, "cores", d.Cores, "client and server on the same core, across two, or both")
+	fl.Uint64Var(&f.o.Seed, "seed", d.Seed, "of the order of samples and of the bootstrap")
+	fl.BoolVar(&f.o.IPv6, "ipv6", false, "over IPv6")
+	fl.BoolVar(&f.o.UDP, "udp", false, "also UDP request/response")
+	fl.StringVar(&f.o.StreamBy, "stream-by", d.StreamBy, "iperf3, or own: the bench's load program")
+	fl.BoolVar(&f.quick, "quick", false, "a look in under two minutes; no claims")
+	fl.StringVar(&f.json, "json", "", "write every raw round to this file")
+}
+
+// options merges --quick with what was set by hand, which wins.
+func (f *benchFlags) options(cmd *cobra.Command) samehost.Options {
+	o := samehost.Defaults()
+	if f.quick {
+		o = samehost.Quick()
+	}
+	for name, set := range map[string]func(){
+		"modes":       func() { o.Modes = f.o.Modes },
+		"services-by": func() { o.ServicesBy = f.o.ServicesBy },
+		"services":    func() { o.Services = f.o.Services },
+		"rounds":      func() { o.Rounds = f.o.Rounds },
+		"duration":    func() { o.Duration = f.o.Duration },
+		"cores":       func() { o.Cores = f.o.Cores },
+		"seed":        func() { o.Seed = f.o.Seed },
+		"stream-by":   func() { o.StreamBy = f.o.StreamBy },
+	} {
+		if cmd.Flags().Changed(name) {
+			set()
+		}
+	}
+	o.IPv6, o.UDP = f.o.IPv6, f.o.UDP
+	return o
+}
+
+func newBenchSamehostCmd(g *globals) *cobra.Command {
+	var f benchFlags
+	cmd := &cobra.Command{
+		Use:   "samehost",
+		Short: "Pods on one host: every mode and every kind of Services beside loopback",
+		Long: `Measure pods on one host: streams, request/response (RR) and a connection for
+each request (CRR), by pod IP and by ClusterIP, as ratios to loopback, with CPU
+time. Ctrl-C ends the run and keeps its finished rounds. See
+docs/bench-samehost.md for the method and the file of --json.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd, g) },
+	}
+	f.register(cmd)
+	return cmd
+}
+
+func (f *benchFlags) run(cmd *cobra.Command, g *globals) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find the mustang binary: %w", err)
+	}
+	o := f.options(cmd)
+	o.Binary, o.Self = self, []string{self, "bench-load"}
+	if _, err := lab.GC(); err != nil { // a killed bench's
+		return err
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+	defer stop()
+	doc, err := samehost.Run(ctx, o, samehost.Log{W: cmd.ErrOrStderr(), Terminal: benchTerminal(os.Stderr)})
+	if doc == nil {
+		return err
+	}
+	if f.json != "" {
+		err = errors.Join(err, doc.Write(f.json))
+	}
+	return errors.Join(benchPrint(cmd, g.Output, doc), err)
+}
+
+func benchPrint(cmd *cobra.Command, output string, doc *report.Document) error {
+	if output == "json" {
+		return doc.Encode(cmd.OutOrStdout())
+	}
+	doc.Render(cmd.OutOrStdout(), benchTerminal(os.Stdout))
+	return nil
+}
+
+func newBenchShowCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "show FILE",
+		Short: "Print the report of a file that --json wrote, recomputed from its rounds",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			doc, err := report.Read(args[0])
+			if err != nil {
+				return err
+			}
+			doc.Compute()
+			return benchPrint(cmd, "table", doc)
+		},
+	}
+}
+
+func benchTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+func newEpCmd(g *globals) *cobra.Command {
+	cmd := &cobra.Command{Use: "ep", Aliases: []string{"endpoint"}, Short: "Endpoints: the pods' interfaces that mustang serves"}
+	cmd.AddCommand(newEpAddCmd(g), newEpLsCmd(g), newEpRmCmd(g))
+	return cmd
+}
+
+var servicePathValues = []state.ServicePath{state.PathBoth, state.PathSocket, state.PathTC, state.PathNone}
+
+func newEpAddCmd(g *globals) *cobra.Command {
+	var netns, ifname, path string
+	cmd := &cobra.Command{
+		Use:     "add",
+		Short:   "Attach the datapath to an interface inside a pod",
+		Example: "  mustang ep add --ifname eth0 --netns /var/run/netns/pod-a",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !slices.Contains(servicePathValues, state.ServicePath(path)) {
+				return usagef("service-path %q is none of both, socket, tc, none", path)
+			}
+			return attach(cmd.Context(), g, netns, ifname, path)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&ifname, "ifname", "", "the interface inside the pod")
+	f.StringVar(&netns, "netns", "", "path of the pod's network namespace")
+	f.StringVar(&path, "service-path", string(state.PathBoth), "where its Services are translated: both, socket, tc or none")
+	cobra.CheckErr(cmd.MarkFlagRequired("ifname"))
+	cobra.CheckErr(cmd.MarkFlagRequired("netns"))
+	return cmd
+}
+
+// attach makes an interface an endpoint.
+func attach(ctx context.Context, g *globals, netns, ifname, path string) error {
+	return g.with(ctx, false, func(e *engine.Engine) error {
+		_, err := e.AddEndpoint(ctx, engine.EndpointSpec{
+			Netns: netns, IfName: ifname, Owner: state.OwnerCLI, ServicePath: state.ServicePath(path),
+		})
+		return err
+	})
+}
+
+// detach removes the endpoint of an interface; an absent one is success.
+func detach(ctx context.Context, g *globals, netns, ifname string) error {
+	path, err := filepath.Abs(netns)
+	if err != nil {
+		return err
+	}
+	return g.with(ctx, true, func(e *engine.Engine) error {
+		id, err := e.FindEndpoint(path, ifname)
+		if errors.Is(err, engine.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return e.RemoveEndpoint(id)
+	})
+}
+
+// endpointView is an endpoint as it is printed.
+type endpointView struct {
+	ID          uint32        `json:"id"`
+	IPs         []string      `json:"ips"`
+	Netns       string        `json:"netns"`
+	IfName      string        `json:"ifname"`
+	Host        string        `json:"host"` // the host's end; "" in-pod
+	IfIndex     int           `json:"ifindex"`
+	LxcMAC      string        `json:"lxc_mac"`
+	NodeMAC     string        `json:"node_mac"`
+	Placement   string        `json:"placement"`
+	ServicePath string        `json:"service_path"`
+	Attach      string        `json:"attach"`
+	MTU         int           `json:"mtu"`
+	Owner       state.Owner   `json:"owner"`
+	FromPod     state.Counter `json:"from_pod"`
+	ToPod       state.Counter `json:"to_pod"`
+}
+
+func viewEndpoint(e *engine.Engine, ep state.Endpoint) (endpointView, error) {
+	v := endpointView{
+		ID: ep.ID, Netns: ep.Netns, IfName: ep.IfName, Host: ep.HostIf, IfIndex: ep.IfIndex,
+		LxcMAC: ep.MAC.String(), NodeMAC: ep.NodeMAC.String(), Placement: string(ep.Placement),
+		ServicePath: string(ep.ServicePath), Attach: ep.Attach, MTU: ep.MTU, Owner: ep.Owner,
+	}
+	for _, a := range ep.Addrs() {
+		v.IPs = append(v.IPs, a.String())
+	}
+	var err error
+	v.FromPod, v.ToPod, err = e.Counters(ep.ID)
+	return v, err
+}
+
+func newEpLsCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "ls",
+		Short: "List endpoints; -o wide adds where they are and what they sent",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return g.with(cmd.Context(), true, func(e *engine.Engine) error {
+				list, err := e.Endpoints()
+				if err != nil {
+					return err
+				}
+				views := make([]endpointView, len(list))
+				for i, ep := range list {
+					if views[i], err = viewEndpoint(e, ep); err != nil {
+						return err
+					}
+				}
+				return g.print(cmd.OutOrStdout(), views, func(w io.Writer) { endpointTable(w, views, g.Output == "wide") })
+			})
+		},
+	}
+}
+
+func endpointTable(w io.Writer, views []endpointView, wide bool) {
+	header := []any{"ID", "IP", "HOST", "IFINDEX", "LXCMAC", "NODEMAC"}
+	if wide {
+		header = append(header, "PATH", "ATTACH", "FROM-POD", "TO-POD", "IFNAME", "NETNS")
+	}
+	row(w, header...)
+	for _, v := range views {
+		host := v.Host
+		if host == "" {
+			host = "(in pod)"
+		}
+		cells := []any{v.ID, strings.Join(v.IPs, ","), host, v.IfIndex, v.LxcMAC, v.NodeMAC}
+		if wide {
+			cells = append(cells, v.ServicePath, v.Attach, counterText(v.FromPod), counterText(v.ToPod), v.IfName, v.Netns)
+		}
+		row(w, cells...)
+	}
+}
+
+func counterText(c state.Counter) string {
+	return fmt.Sprintf("%d/%s", c.Packets, strings.ReplaceAll(size(c.Bytes), " ", ""))
+}
+
+func newEpRmCmd(g *globals) *cobra.Command {
+	var netns, ifname string
+	cmd := &cobra.Command{
+		Use:   "rm [ID…]",
+		Short: "Give interfaces back to plain kernel networking, by --netns and --ifname or by id",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			named := netns != "" || ifname != ""
+			if named == (len(args) > 0) || named && (netns == "" || ifname == "") {
+				return usagef("name what to remove by --netns and --ifname, or by ids")
+			}
+			return g.with(cmd.Context(), true, func(e *engine.Engine) error {
+				ids, err := endpointIDs(e, netns, ifname, args)
+				for _, id := range ids {
+					err = errors.Join(err, e.RemoveEndpoint(id))
+				}
+				return err
+			})
+		},
+	}
+	cmd.Flags().StringVar(&ifname, "ifname", "", "the interface inside the pod")
+	cmd.Flags().StringVar(&netns, "netns", "", "path of the pod's network namespace")
+	return cmd
+}
+
+func endpointIDs(e *engine.Engine, netns, ifname string, args []string) ([]uint32, error) {
+	if netns != "" {
+		path, err := filepath.Abs(netns)
+		if err != nil {
+			return nil, err
+		}
+		id, err := e.FindEndpoint(path, ifname)
+		if err != nil {
+			return nil, err
+		}
+		return []uint32{id}, nil
+	}
+	var ids []uint32
+	for _, arg := range args {
+		id, err := strconv.ParseUint(arg, 10, 32)
+		if err != nil {
+			return nil, usagef("id %q is not a number; `mustang ep ls` shows the ids", arg)
+		}
+		ids = append(ids, uint32(id))
+	}
+	return ids, nil
+}

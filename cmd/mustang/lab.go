@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// mustang lab: a node with pods on this machine, to look at and to try on.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/lab"
+)
+
+const (
+	labVIPPort     = 80
+	labBackendPort = 8080
+)
+
+// labFlags describe a lab to build.
+type labFlags struct {
+	cfg            lab.Config
+	mode, services string
+	pods           int
+}
+
+func newLabCmd(g *globals) *cobra.Command {
+	cmd := &cobra.Command{Use: "lab", Short: "Build a node with pods in network namespaces, to try things on"}
+	cmd.AddCommand(newLabUpCmd(g), newLabRunCmd(), newLabLsCmd(g), newLabGCCmd())
+	return cmd
+}
+
+func (f *labFlags) register(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.StringVar(&f.cfg.Name, "name", "demo", "1 to 6 lower-case letters and digits")
+	fl.StringVar(&f.mode, "mode", string(lab.Veth), fmt.Sprintf("how pods are connected: one of %v", lab.Modes))
+	fl.StringVar(&f.services, "services", string(lab.Mustang), fmt.Sprintf("what implements Services: one of %v", lab.ServiceBys))
+	fl.IntVar(&f.pods, "pods", 2, "how many, named p1, p2, …")
+	fl.IntVar(&f.cfg.MTU, "mtu", 1500, "of all links, in bytes")
+	fl.BoolVar(&f.cfg.BridgeNF, "bridge-nf", true, "bridge mode: bridged packets pass iptables")
+}
+
+func newLabUpCmd(g *globals) *cobra.Command {
+	var f labFlags
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Build a lab and keep it until Ctrl-C",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.withLab(cmd, func(ctx context.Context, l *lab.Lab) error {
+				if err := labDescribe(cmd.OutOrStdout(), g, l, f); err != nil {
+					return err
+				}
+				<-ctx.Done()
+				return nil
+			})
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+func newLabRunCmd() *cobra.Command {
+	var f labFlags
+	cmd := &cobra.Command{
+		Use:   "run [flags] -- COMMAND [ARG...]",
+		Short: "Build a lab, run a command on its node, remove the lab",
+		Long: `Build a lab, run a command in its node's network namespace, remove the lab.
+The command finds in its environment: LAB_NODE_NETNS, LAB_OUT_NETNS, LAB_VIP4,
+LAB_VIP6, LAB_BPFFS, LAB_STATE_DIR, LAB_PODS, and for each pod, by its name in
+capitals, LAB_P1_NETNS, LAB_P1_IPV4, LAB_P1_IPV6. Its exit code is passed on.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.withLab(cmd, func(ctx context.Context, l *lab.Lab) error {
+				c := l.Node().Command(ctx, args...)
+				c.Stdin, c.Stdout, c.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
+				c.Env = append(c.Env, labEnv(l)...)
+				if err := c.Run(); err != nil {
+					return fmt.Errorf("%s: %w", args[0], err)
+				}
+				return nil
+			})
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+func newLabLsCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "ls",
+		Short: "List the labs on this machine",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			all, err := lab.List()
+			if err != nil {
+				return err
+			}
+			return g.print(cmd.OutOrStdout(), all, func(w io.Writer) {
+				row(w, "NAME", "MODE", "SERVICES", "OWNER", "NETNS", "STATE")
+				for _, i := range all {
+					state := "running"
+					if !i.Alive {
+						state = "dead: mustang lab gc removes it"
+					}
+					row(w, i.Name, i.Mode, i.Services, i.PID, len(i.NetNS), state)
+				}
+			})
+		},
+	}
+}
+
+func newLabGCCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "gc",
+		Short: "Remove labs whose owner is dead",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			swept, err := lab.GC()
+			for _, name := range swept {
+				fmt.Fprintln(cmd.OutOrStdout(), "removed", name)
+			}
+			return err
+		},
+	}
+}
+
+// withLab builds, calls fn, and removes the lab whatever happens. A second
+// signal while removing ends the process at once; gc then has the rest.
+func (f *labFlags) withLab(cmd *cobra.Command, fn func(context.Context, *lab.Lab) error) (err error) {
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM, unix.SIGHUP)
+	defer stop()
+	if f.pods < 0 || f.pods > 1000 {
+		return usagef("--pods: %d is out of range: use 0 to 1000", f.pods)
+	}
+	f.cfg.Mode, f.cfg.Services = lab.Mode(f.mode), lab.ServiceBy(f.services)
+	l, err := lab.New(ctx, f.cfg)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		stop()
+		err = errors.Join(err, l.Close())
+	}()
+	if err := f.fill(ctx, l, cmd.ErrOrStderr()); err != nil {
+		if ctx.Err() != nil {
+			return errors.New("interrupted")
+		}
+		return err
+	}
+	return fn(ctx, l)
+}
+
+// fill makes the pods, and one Service a family in front of them.
+func (f *labFlags) fill(ctx context.Context, l *lab.Lab, progress io.Writer) error {
+	last := time.Now()
+	for i := range f.pods {
+		if _, err := l.Node().AddPod(ctx, fmt.Sprintf("p%d", i+1)); err != nil {
+			return err
+		}
+		if time.Since(last) > 2*time.Second {
+			fmt.Fprintf(progress, "%d of %d pods\n", i+1, f.pods)
+			last = time.Now()
+		}
+	}
+	if f.cfg.Services == lab.NoServices || f.pods == 0 {
+		return nil
+	}
+	s4 := lab.Service{VIP: lab.VIP4(1), Port: labVIPPort, Protocol: "tcp"}
+	s6 := lab.Service{VIP: lab.VIP6(1), Port: labVIPPort, Protocol: "tcp"}
+	for i, p := range l.Node().Pods() {
+		if i == 0 && f.pods > 1 {
+			continue // p1 is the client
+		}
+		s4.Backends = append(s4.Backends, netip.AddrPortFrom(p.IPv4, labBackendPort))
+		s6.Backends = append(s6.Backends, netip.AddrPortFrom(p.IPv6, labBackendPort))
+	}
+	return l.Node().AddServices(ctx, []lab.Service{s4, s6})
+}
+
+// labSpace is a line of what lab up prints.
+type labSpace struct {
+	Name  string     `json:"name"`
+	NetNS string     `json:"netns"`
+	IPv4  netip.Addr `json:"ipv4"`
+	IPv6  netip.Addr `json:"ipv6"`
+}
+
+func labDescribe(w io.Writer, g *globals, l *lab.Lab, f labFlags) error {
+	n, out := l.Node(), l.Outside()
+	spaces := []labSpace{{"node", n.NetNS, n.IPv4, n.IPv6}, {"outside", out.NetNS, out.IPv4, out.IPv6}}
+	for _, p := range n.Pods() {
+		spaces = append(spaces, labSpace{p.Name, p.NetNS, p.IPv4, p.IPv6})
+	}
+	err := g.print(w, spaces, func(w io.Writer) {
+		row(w, "NAME", "NETNS", "IPV4", "IPV6")
+		for _, s := range spaces {
+			row(w, s.Name, filepath.Base(s.NetNS), s.IPv4, s.IPv6)
+		}
+	})
+	if err != nil || g.Output == "json" || g.Output == "yaml" {
+		return err
+	}
+	fmt.Fprintf(w, "\nlab %s is up: pods by %s, Services by %s. Ctrl-C removes it.\n", l.Name(), f.mode, f.services)
+	if len(n.Pods()) == 0 {
+		return nil
+	}
+	client, server := n.Pods()[0], n.Pods()[len(n.Pods())-1]
+	fmt.Fprintf(w, "\nA server, in another terminal:\n  ip netns exec %s python3 -m http.server %d --bind ::\n", filepath.Base(server.NetNS), labBackendPort)
+	fmt.Fprintf(w, "By pod address, and from outside:\n  ip netns exec %s curl http://%s:%d/\n  ip netns exec %s curl 'http://[%s]:%d/'\n",
+		filepath.Base(client.NetNS), server.IPv4, labBackendPort, filepath.Base(out.NetNS), server.IPv6, labBackendPort)
+	if f.cfg.Services != lab.NoServices {
+		fmt.Fprintf(w, "By Service:\n  ip netns exec %s curl http://%s:%d/\n", filepath.Base(client.NetNS), lab.VIP4(1), labVIPPort)
+	}
+	_, err = fmt.Fprintf(w, "mustang on this node:\n  nsenter --net=%s %s pod ls\n", n.NetNS, strings.Join(l.MustangArgs(), " "))
+	return err
+}
+
+func labEnv(l *lab.Lab) []string {
+	env := []string{
+		"LAB_NODE_NETNS=" + l.Node().NetNS, "LAB_OUT_NETNS=" + l.Outside().NetNS,
+		"LAB_BPFFS=" + l.BPFFS(), "LAB_STATE_DIR=" + l.StateDir(),
+		"LAB_VIP4=" + netip.AddrPortFrom(lab.VIP4(1), labVIPPort).String(),
+		"LAB_VIP6=" + netip.AddrPortFrom(lab.VIP6(1), labVIPPort).String(),
+	}
+	names := []string{}
+	for _, p := range l.Node().Pods() {
+		key := "LAB_" + strings.ToUpper(p.Name)
+		env = append(env, key+"_NETNS="+p.NetNS, key+"_IPV4="+p.IPv4.String(), key+"_IPV6="+p.IPv6.String())
+		names = append(names, p.Name)
+	}
+	return append(env, "LAB_PODS="+strings.Join(names, " "))
+}

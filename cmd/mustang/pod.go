@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// mustang pod: connect a network namespace to this node without Kubernetes.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mustang-net/mustang/internal/link"
+	"github.com/mustang-net/mustang/internal/netns"
+)
+
+// EndpointSpec is what the datapath learns about a connected pod.
+type EndpointSpec struct {
+	Name        string
+	Mode        string // link.Veth, link.Bridge or link.Macvlan
+	NetNS       string // path
+	IfName      string // in the pod
+	HostIfName  string // veth, bridge: the host's end; macvlan: the shim
+	IPv4, IPv6  netip.Addr
+	ServicePath string // both, socket, tc or none
+	Link        link.Result
+}
+
+// endpointAttacher puts the datapath on a pod's link and takes it off again.
+// Removing what is absent is success, also when the namespace is gone. One
+// that is also an io.Closer is closed after use.
+type endpointAttacher interface {
+	AddEndpoint(ctx context.Context, spec EndpointSpec) error
+	RemoveEndpoint(ctx context.Context, netnsPath, ifname string) error
+}
+
+// openAttacher is set by the datapath's part of the tool.
+var openAttacher func(g *globals) (endpointAttacher, error)
+
+const podPlain = "plain"
+
+var (
+	podNameOK    = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
+	servicePaths = []string{"both", "socket", "tc", "none"}
+)
+
+func newPodCmd(g *globals) *cobra.Command {
+	cmd := &cobra.Command{Use: "pod", Short: "Connect pods to this node without Kubernetes"}
+	cmd.AddCommand(newPodAddCmd(g), newPodRmCmd(g), newPodLsCmd(g))
+	return cmd
+}
+
+// podFlags are pod add's, as given.
+type podFlags struct {
+	mode, ip, netns, uplink, bridge, gateway, mac string
+	mtu                                           int
+	plain                                         bool
+	servicePath                                   string
+}
+
+func newPodAddCmd(g *globals) *cobra.Command {
+	var f podFlags
+	cmd := &cobra.Command{
+		Use:   "add NAME",
+		Short: "Make a pod's interface and put the datapath on it",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.plain && cmd.Flags().Changed("service-path") {
+				return usagef("--service-path has no meaning with --plain: drop one of them")
+			}
+			return podAdd(cmd.Context(), g, args[0], f)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&f.mode, "mode", link.Veth, "veth, bridge or macvlan")
+	fl.StringVar(&f.ip, "ip", "", "the pod's address, or one of each family: A[/LEN][,B[/LEN]]; with bridge and macvlan an address without length is in a /24 (IPv6: /64)")
+	fl.StringVar(&f.netns, "netns", "", "the pod's network namespace (default: one is made at "+netns.Dir+"/NAME)")
+	fl.StringVar(&f.uplink, "uplink", "", "macvlan: the node's interface to build on")
+	fl.StringVar(&f.bridge, "bridge", link.DefaultBridge, "bridge: the node's bridge, made when absent")
+	fl.StringVar(&f.gateway, "gateway", "", "the pod's next hop, or one of each family (default: veth: "+link.VethGateway4.String()+"; else the first address of the pod's prefix)")
+	fl.StringVar(&f.mac, "mac", "", "the pod's MAC address (default: random)")
+	fl.IntVar(&f.mtu, "mtu", 0, "bytes (default: the kernel's choice)")
+	fl.BoolVar(&f.plain, "plain", false, "no eBPF: only the link")
+	fl.StringVar(&f.servicePath, "service-path", "both", "where Services act on the pod: both, socket, tc or none")
+	return cmd
+}
+
+func newPodRmCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "rm NAME",
+		Short: "Remove a pod made by pod add",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return podRm(cmd.Context(), g, args[0], cmd.ErrOrStderr())
+		},
+	}
+}
+
+func newPodLsCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "ls",
+		Short: "List the pods made by pod add",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			all, err := newPodStore(g.StateDir).list()
+			if err != nil {
+				return err
+			}
+			return g.print(cmd.OutOrStdout(), all, func(w io.Writer) {
+				row(w, "NAME", "MODE", "IP", "NETNS", "HOSTIF", "DATAPATH")
+				for _, r := range all {
+					datapath := r.Datapath
+					if r.State != podReady {
+						datapath = r.State
+					}
+					row(w, r.Name, r.Mode, strings.Join(r.ips(), ","), r.NetNS, r.HostIfName, datapath)
+				}
+			})
+		},
+	}
+}
+
+// podAdd validates everything before it changes anything.
+func podAdd(ctx context.Context, g *globals, name string, f podFlags) (err error) {
+	spec, err := f.spec(name)
+	if err != nil {
+		return usageError{err}
+	}
+	att, done, err := attacherFor(g, f.plain)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, done()) }()
+
+	rec := podRecord{
+		Name: name, State: podMaking, Maker: thisMaker(), Mode: spec.Mode,
+		IPv4: spec.IPv4, IPv6: spec.IPv6, NetNS: spec.NetNS, OwnNetNS: f.netns == "" && !netns.Is(spec.NetNS),
+		IfName: spec.IfName, HostIfName: spec.HostIfName, Datapath: f.servicePath,
+	}
+	if f.plain {
+		rec.Datapath = podPlain
+	}
+	if spec.Mode == link.Macvlan {
+		rec.HostIfName = link.ShimName(spec.Uplink)
+	}
+	store := newPodStore(g.StateDir)
+	left, err := store.claim(rec)
+	if err != nil {
+		return err
+	}
+	if left != nil {
+		if err := podUndo(ctx, g, att, *left); err != nil {
+			return fmt.Errorf("clean up what an interrupted `pod add %s` left: %w", name, err)
+		}
+		// The namespace that looked like a user's may have been the killed one's.
+		rec.OwnNetNS = f.netns == "" && !netns.Is(spec.NetNS)
+		if err := store.write(rec); err != nil {
+			return err
+		}
+	}
+	if err := podMake(ctx, att, spec, rec); err != nil {
+		if undoErr := podUndo(ctx, g, att, rec); undoErr != nil {
+			return errors.Join(err, undoErr) // the record stays, for pod rm
+		}
+		return errors.Join(err, store.forget(name))
+	}
+	rec.State = podReady
+	return store.write(rec)
+}
+
+func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podRecord) error {
+	if rec.OwnNetNS {
+		if err := netns.Create(rec.NetNS); err != nil {
+			return err
+		}
+	}
+	res, err := link.Add(spec)
+	if err != nil || att == nil {
+		return err
+	}
+	return att.AddEndpoint(ctx, EndpointSpec{
+		Name: rec.Name, Mode: rec.Mode, NetNS: rec.NetNS, IfName: rec.IfName, HostIfName: rec.HostIfName,
+		IPv4: rec.IPv4.Addr(), IPv6: rec.IPv6.Addr(), ServicePath: rec.Datapath, Link: res,
+	})
+}
+
+// podUndo removes all of a pod but its record. It works on any half of one.
+// att is nil when the caller has none open.
+func podUndo(ctx context.Context, g *globals, att endpointAttacher, rec podRecord) (err error) {
+	if att == nil {
+		opened, done, openErr := attacherFor(g, rec.Datapath == podPlain)
+		if openErr != nil {
+			return openErr
+		}
+		defer func() { err = errors.Join(err, done()) }()
+		att = opened
+	}
+	var errs []error
+	if att != nil && rec.Datapath != podPlain {
+		errs = append(errs, att.RemoveEndpoint(ctx, rec.NetNS, rec.IfName))
+	}
+	errs = append(errs, link.Delete(rec.linkSpec()))
+	if rec.OwnNetNS {
+		errs = append(errs, netns.Delete(rec.NetNS))
+	}
+	return errors.Join(errs...)
+}
+
+func podRm(ctx context.Context, g *globals, name string, warn io.Writer) error {
+	if !podNameOK.MatchString(name) {
+		return usageError{podNameError(name)}
+	}
+	store := newPodStore(g.StateDir)
+	var rec podRecord
+	found := false
+	err := store.locked(func() error {
+		r, err := readRecord(store.file(name))
+		if errors.Is(err, os.ErrNotExist) {
+			return store.forget(name) // a killed add may not have come further
+		}
+		if err != nil {
+			return err
+		}
+		if r.State != podReady {
+			if err := r.takeable(); err != nil {
+				return err
+			}
+		}
+		rec, found = r, true
+		// From here on it is half a pod, whoever dies.
+		r.State, r.Maker = podMaking, thisMaker()
+		return store.write(r)
+	})
+	if err != nil {
+		return err
+	}
+	if !found {
+		fmt.Fprintf(warn, "no pod %s; nothing to remove\n", name)
+		return nil
+	}
+	if err := podUndo(ctx, g, nil, rec); err != nil {
+		return fmt.Errorf("remove pod %s: %w", name, err)
+	}
+	return store.forget(name)
+}
+
+// attacherFor returns nil for a plain pod.
+func attacherFor(g *globals, plain bool) (endpointAttacher, func() error, error) {
+	none := func() error { return nil }
+	if plain {
+		return nil, none, nil
+	}
+	if openAttacher == nil {
+		return nil, none, errors.New("this build of mustang has no datapath: add --plain")
+	}
+	att, err := openAttacher(g)
+	if err != nil {
+		return nil, none, err
+	}
+	if c, ok := att.(io.Closer); ok {
+		return att, c.Close, nil
+	}
+	return att, none, nil
+}
+
+// spec turns flags into a valid link.Spec. It reads the node, and changes
+// nothing.
+func (f podFlags) spec(name string) (link.Spec, error) {
+	s := link.Spec{Name: name, Mode: f.mode, NetNS: f.netns, IfName: link.DefaultIfName, HostIfName: link.HostName(name),
+		MTU: f.mtu, Uplink: f.uplink, BridgeName: f.bridge}
+	if !podNameOK.MatchString(name) {
+		return s, podNameError(name)
+	}
+	if !slices.Contains(servicePaths, f.servicePath) {
+		return s, fmt.Errorf("--service-path: %q is unknown: use both, socket, tc or none", f.servicePath)
+	}
+	if f.mac != "" {
+		mac, err := net.ParseMAC(f.mac)
+		if err != nil {
+			return s, fmt.Errorf("--mac: %q is not a MAC address", f.mac)
+		}
+		s.MAC = mac
+	}
+	var err error
+	if s.IPv4, s.IPv6, err = parsePair("--ip", f.ip, f.mode != link.Veth); err != nil {
+		return s, err
+	}
+	gw4, gw6, err := parsePair("--gateway", f.gateway, false)
+	if err != nil {
+		return s, err
+	}
+	s.Gateway4, s.Gateway6 = gw4.Addr(), gw6.Addr()
+	if err := s.Validate(); err != nil {
+		return s, err
+	}
+	if f.mode == link.Macvlan {
+		if _, err := net.InterfaceByName(f.uplink); err != nil {
+			return s, fmt.Errorf("--uplink: %s does not exist: name an interface of this node", f.uplink)
+		}
+	}
+	if s.NetNS == "" {
+		s.NetNS = netns.Path(name)
+	} else if s.NetNS, err = filepath.Abs(s.NetNS); err != nil || !netns.Is(s.NetNS) {
+		return s, fmt.Errorf("--netns: %s is not a network namespace: make it with `ip netns add`, or leave the flag out", f.netns)
+	}
+	return s, nil
+}
+
+func podNameError(name string) error {
+	return fmt.Errorf("name: %q is not usable: use at most 63 lower-case letters, digits, '-' and '.'", name)
+}
+
+// parsePair reads at most one address of each family.
+func parsePair(flag, value string, segment bool) (v4, v6 netip.Prefix, err error) {
+	if value == "" {
+		return v4, v6, nil
+	}
+	for _, part := range strings.Split(value, ",") {
+		p, err := parseAddr(part, segment)
+		if err != nil {
+			return v4, v6, fmt.Errorf("%s: %q is not an IP address: write one, or one of each family with a comma between", flag, part)
+		}
+		slot := &v6
+		if p.Addr().Is4() {
+			slot = &v4
+		}
+		if slot.IsValid() {
+			return v4, v6, fmt.Errorf("%s: %s and %s are of one family: give at most one of each", flag, slot.Addr(), p.Addr())
+		}
+		*slot = p
+	}
+	return v4, v6, nil
+}
+
+// parseAddr accepts A and A/LEN.
+func parseAddr(s string, segment bool) (netip.Prefix, error) {
+	if strings.Contains(s, "/") {
+		return netip.ParsePrefix(s)
+	}
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	if a.Zone() != "" {
+		return netip.Prefix{}, errors.New("zone")
+	}
+	bits := a.BitLen()
+	if segment && a.Is4() {
+		bits = 24
+	} else if segment {
+		bits = 64
+	}
+	return netip.PrefixFrom(a, bits), nil
+}

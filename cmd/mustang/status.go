@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mustang-net/mustang/internal/engine"
+)
+
+func newStatusCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Show programs, tables, kernel features, and dropped packets with their reasons",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return g.with(cmd.Context(), true, func(e *engine.Engine) error {
+				s, err := e.Status()
+				if err != nil {
+					return err
+				}
+				return g.print(cmd.OutOrStdout(), s, func(w io.Writer) { statusTable(w, s) })
+			})
+		},
+	}
+}
+
+func statusTable(w io.Writer, s engine.Status) {
+	if !s.Present {
+		row(w, "Mode", "nothing is loaded ("+s.BPFFS+" does not exist)")
+	} else {
+		row(w, "Mode", fmt.Sprintf("attached by %s; pins in %s, state in %s", s.Attach, s.BPFFS, s.StateDir))
+		row(w, "Services", s.Services)
+		row(w, "Endpoints", fmt.Sprintf("%d on the host's end, %d in the pod", s.Endpoints["host"], s.Endpoints["pod"]))
+	}
+	row(w, "Sockets", "cgroup "+s.CgroupRoot)
+	f := s.Features
+	row(w, "Kernel", fmt.Sprintf("tcx %s, redirect_peer %s, netns cookie %s, coarse clock %s, set_retval %s, socket storage %s, LRU %s, BTF %s",
+		yes(f.TCX), yes(f.RedirectPeer), yes(f.NetnsCookie), yes(f.KtimeCoarse), yes(f.SetRetval), yes(f.SockStorage), yes(f.LRU), yes(f.BTF)))
+	if len(s.Programs) > 0 {
+		row(w, "\nPROGRAM", "HOOK", "VERIFIED", "INSNS", "JITED", "MEMORY", "TAG")
+		for _, p := range s.Programs {
+			row(w, p.Name, p.Hook, p.Instructions, p.Translated, size(uint64(p.Jited)), size(p.Memory), p.Tag)
+		}
+	}
+	if len(s.Tables) > 0 {
+		var total uint64
+		row(w, "\nTABLE", "USED", "SIZE", "MEMORY")
+		for _, t := range s.Tables {
+			used := fmt.Sprint(t.Entries)
+			if t.Entries < 0 {
+				used = "-"
+			}
+			row(w, t.Name, used, t.Max, size(t.Memory))
+			total += t.Memory
+		}
+		row(w, "total", "", "", size(total))
+	}
+	if len(s.Drops) > 0 {
+		row(w, "\nDROPPED", "BYTES", "DIRECTION", "BECAUSE")
+		for _, d := range s.Drops {
+			row(w, d.Packets, size(d.Bytes), d.Direction, d.Sentence)
+		}
+	}
+	for _, r := range s.Bypassed {
+		row(w, "\nBypassed", ruleText(r))
+	}
+	for _, line := range s.Warnings {
+		row(w, "\nWarning: "+line)
+	}
+}
+
+func ruleText(r engine.ForwardRules) string {
+	text := fmt.Sprintf("%s table %s chain %s: ", r.Backend, r.Table, r.Chain)
+	if r.Rules < 0 {
+		text += "has rules"
+	} else {
+		text += fmt.Sprintf("%d rules", r.Rules)
+	}
+	if r.Policy != "" {
+		text += ", policy " + r.Policy
+	}
+	return text
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "NO"
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/service"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+func newSvcCmd(g *globals) *cobra.Command {
+	cmd := &cobra.Command{Use: "svc", Aliases: []string{"service"}, Short: "Services: addresses that lead to backends"}
+	cmd.AddCommand(newSvcAddCmd(g), newSvcLsCmd(g), newSvcRmCmd(g), newSvcApplyCmd(g))
+	return cmd
+}
+
+func newSvcAddCmd(g *globals) *cobra.Command {
+	var spec service.Spec
+	var replace bool
+	cmd := &cobra.Command{
+		Use:     "add",
+		Short:   "Add a Service",
+		Example: "  mustang svc add --service 10.96.0.100:5201 --backend 192.168.10.10:5201",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			list, err := service.Parse(spec)
+			if err != nil {
+				return err
+			}
+			own(list)
+			return g.with(cmd.Context(), false, func(e *engine.Engine) error {
+				if replace {
+					return e.UpsertServices(list)
+				}
+				return e.AddServices(list...)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&spec.Service, "service", "", "address and port that clients use")
+	f.StringSliceVar(&spec.Backends, "backend", nil, "address and port of a backend; may be repeated, or absent: then connections are refused")
+	f.StringVar(&spec.Protocol, "protocol", "", "tcp or udp (default: both)")
+	f.BoolVar(&replace, "replace", false, "give an existing Service these backends")
+	cobra.CheckErr(cmd.MarkFlagRequired("service"))
+	return cmd
+}
+
+// own makes the command line the owner of every Service.
+func own(list []state.Service) {
+	for i := range list {
+		list[i].Owner = state.OwnerCLI
+	}
+}
+
+// serviceView is a Service as it is printed.
+type serviceView struct {
+	ID       uint32         `json:"id"`
+	Protocol state.Protocol `json:"protocol"`
+	Service  string         `json:"service"` // address
+	Port     uint16         `json:"port"`
+	Backends []string       `json:"backends"`
+	Owner    state.Owner    `json:"owner"`
+}
+
+func viewService(s state.Service) serviceView {
+	v := serviceView{
+		ID: s.Number, Protocol: s.Frontend.Protocol, Owner: s.Owner, Backends: []string{},
+		Service: s.Frontend.AddrPort.Addr().String(), Port: s.Frontend.AddrPort.Port(),
+	}
+	for _, b := range s.Backends {
+		v.Backends = append(v.Backends, b.String())
+	}
+	return v
+}
+
+func newSvcLsCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "ls",
+		Short: "List Services",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return g.with(cmd.Context(), true, func(e *engine.Engine) error {
+				list, err := e.Services()
+				if err != nil {
+					return err
+				}
+				views := make([]serviceView, len(list))
+				for i, s := range list {
+					views[i] = viewService(s)
+				}
+				if g.Output == "table" && len(list) > 0 {
+					fmt.Fprintln(cmd.ErrOrStderr(), "Services restored from maps")
+				}
+				return g.print(cmd.OutOrStdout(), views, func(w io.Writer) {
+					row(w, "ID", "PRO", "SERVICE", "PORT", "BACKENDS")
+					for _, v := range views {
+						row(w, v.ID, v.Protocol, v.Service, v.Port, strings.Join(v.Backends, ","))
+					}
+				})
+			})
+		},
+	}
+}
+
+func newSvcRmCmd(g *globals) *cobra.Command {
+	var addr, protocol string
+	cmd := &cobra.Command{
+		Use:     "rm [ID…]",
+		Short:   "Remove Services, by --service or by the ids that `svc ls` shows",
+		Example: "  mustang svc rm --service 10.96.0.100:5201\n  mustang svc rm 3 4",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if (addr == "") == (len(args) == 0) {
+				return usagef("name what to remove by --service, or by ids")
+			}
+			return g.with(cmd.Context(), false, func(e *engine.Engine) error {
+				var list []state.Frontend
+				var err error
+				if addr != "" {
+					list, err = frontendsAt(e, addr, protocol)
+				} else {
+					list, err = frontendsByID(e, args)
+				}
+				if err != nil {
+					return err
+				}
+				return e.RemoveServices(list...)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&addr, "service", "", "address and port")
+	cmd.Flags().StringVar(&protocol, "protocol", "", "tcp or udp (default: whichever exist)")
+	return cmd
+}
+
+// frontendsAt are the existing frontends at addr; all of the protocols named
+// when none exists, so that the error names one.
+func frontendsAt(e *engine.Engine, addr, protocol string) ([]state.Frontend, error) {
+	a, err := service.ParseAddrPort("service", addr)
+	if err != nil {
+		return nil, err
+	}
+	protocols, err := service.ParseProtocols(protocol)
+	if err != nil {
+		return nil, err
+	}
+	services, err := e.Services()
+	if err != nil {
+		return nil, err
+	}
+	var found, all []state.Frontend
+	for _, p := range protocols {
+		f := state.Frontend{AddrPort: a, Protocol: p}
+		all = append(all, f)
+		for _, s := range services {
+			if s.Frontend == f {
+				found = append(found, f)
+			}
+		}
+	}
+	if len(found) == 0 {
+		return all, nil
+	}
+	return found, nil
+}
+
+func frontendsByID(e *engine.Engine, args []string) ([]state.Frontend, error) {
+	services, err := e.Services()
+	if err != nil {
+		return nil, err
+	}
+	byID := make(map[uint32]state.Frontend, len(services))
+	for _, s := range services {
+		byID[s.Number] = s.Frontend
+	}
+	var out []state.Frontend
+	var errs []error
+	for _, arg := range args {
+		id, err := strconv.ParseUint(arg, 10, 32)
+		if err != nil {
+			errs = append(errs, usagef("id %q is not a number; `mustang svc ls` shows the ids", arg))
+			continue
+		}
+		f, ok := byID[uint32(id)]
+		if !ok {
+			errs = append(errs, fmt.Errorf("service id %d: %w; `mustang svc ls` shows the ids", id, engine.ErrNotFound))
+			continue
+		}
+		out = append(out, f)
+	}
+	return out, errors.Join(errs...)
+}
+
+func newSvcApplyCmd(g *globals) *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "apply",
+		Short: "Add or replace the Services of a YAML or JSON list; others stay",
+		Long: `Reads a list of {service: ADDRESS:PORT, protocol: tcp|udp, backends: [ADDRESS:PORT…]},
+in YAML or JSON. Everything is checked before the first change, and all changes
+take effect or none.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			specs, err := readSpecs(file, cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			list, err := service.ParseAll(specs)
+			if err != nil {
+				return err
+			}
+			own(list)
+			return g.with(cmd.Context(), false, func(e *engine.Engine) error {
+				return e.UpsertServices(list)
+			})
+		},
+	}
+	cmd.Flags().StringVarP(&file, "file", "f", "", "file to read, - for standard input")
+	cobra.CheckErr(cmd.MarkFlagRequired("file"))
+	return cmd
+}
+
+func readSpecs(file string, stdin io.Reader) ([]service.Spec, error) {
+	var text []byte
+	var err error
+	if file == "-" {
+		text, err = io.ReadAll(stdin)
+	} else {
+		text, err = os.ReadFile(file)
+	}
+	if err != nil {
+		return nil, usagef("read Services: %w", err)
+	}
+	var specs []service.Spec
+	if err := yaml.UnmarshalStrict(text, &specs); err != nil {
+		return nil, usagef("%s is not a list of {service, protocol, backends}: %w", file, err)
+	}
+	return specs, nil
+}

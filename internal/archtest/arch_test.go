@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package archtest holds the walls of ARCHITECTURE.md: imports point downward
+// only.
+package archtest
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/mustang-net/mustang/"
+
+// allowed says what a room may import of ours, besides its own subfolders. A
+// room that is not listed is an error: say where it belongs.
+var allowed = map[string][]string{
+	"internal/state":           {},
+	"internal/netns":           {},
+	"internal/archtest":        {},
+	"internal/store":           {"internal/state"},
+	"internal/service":         {"internal/state"},
+	"internal/datapath":        {"internal/state"},
+	"internal/datapath/bpfgen": {},
+	"internal/datapath/cgen":   {},
+	"internal/datapath/dptest": {"internal/datapath", "internal/state"},
+	"internal/reconcile":       {"internal/state", "internal/service", "internal/datapath"},
+	"internal/engine":          {"internal/state", "internal/service", "internal/store", "internal/reconcile", "internal/datapath", "internal/netns"},
+	"internal/link":            {"internal/state", "internal/netns"},
+	"lab":                      {},
+	"bench":                    {"lab"},
+	"test":                     {"lab"},
+	"cmd/mustang":              {"internal", "lab", "bench"},
+}
+
+func TestImportsPointDownward(t *testing.T) {
+	root := filepath.Join("..", "..")
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && strings.HasPrefix(d.Name(), ".") && d.Name() != ".." {
+			return fs.SkipDir
+		}
+		if strings.HasSuffix(path, ".go") {
+			checkFile(t, root, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func checkFile(t *testing.T, root, path string) {
+	f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	dir, err := filepath.Rel(root, filepath.Dir(path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	room := roomOf(dir)
+	for _, spec := range f.Imports {
+		target, err := strconv.Unquote(spec.Path.Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		target, ours := strings.CutPrefix(target, module)
+		if !ours || within(target, room) {
+			continue
+		}
+		rules, known := allowed[room]
+		if !known {
+			t.Errorf("%s: the room %q is not in the list of allowed imports", path, room)
+			return
+		}
+		ok := false
+		for _, a := range rules {
+			ok = ok || within(target, a)
+		}
+		if !ok {
+			t.Errorf("%s imports %s, which %s may not", path, target, room)
+		}
+	}
+}
+
+// roomOf is the longest listed room that dir lies in.
+func roomOf(dir string) string {
+	best := ""
+	for room := range allowed {
+		if within(dir, room) && len(room) > len(best) {
+			best = room
+		}
+	}
+	if best == "" {
+		return dir
+	}
+	return best
+}
+
+func within(path, room string) bool { return path == room || strings.HasPrefix(path, room+"/") }

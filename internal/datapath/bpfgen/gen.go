@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bpfgen holds what is generated from bpf/: the compiled programs,
+// Go's view of the shared types, and the table of drop reasons. It is
+// committed, so that building mustang takes Go alone; `make generate` renews
+// it, and CI compares.
+package bpfgen
+
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Pod ../../../bpf/pod.bpf.c
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Sock ../../../bpf/sock.bpf.c
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Entry ../../../bpf/entry.bpf.c
+//go:generate go run ../cgen -o enums.go ../../../bpf/types.h ../../../bpf/config.h ../../../bpf/reasons.h

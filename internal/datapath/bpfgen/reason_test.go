@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpfgen
+
+import (
+	"strings"
+	"testing"
+)
+
+// everGiven lists every reason that was ever given a number, from 0. A new one
+// is added at the end; one that changes breaks whoever reads counters.
+const everGiven = `
+	none no_program no_endpoint ethertype truncated bad_length bad_header ext_headers
+	spoofed_mac spoofed_address frag_tiny frag_overlap frag_no_first no_backend service_port
+	midstream_nat ct_full nat_ports nat_failed deliver icmp_error_nat icmp_error_flow
+`
+
+func TestReasonsAreAppendOnly(t *testing.T) {
+	given := strings.Fields(everGiven)
+	if len(given) > len(Reasons) {
+		t.Fatalf("%d reasons, %d once were", len(Reasons), len(given))
+	}
+	for n, r := range Reasons {
+		if int(r.Number) != n || r.Name == "" || r.Sentence == "" {
+			t.Errorf("reason %d is %+v; its line in bpf/reasons.h needs a number and a sentence", n, r)
+		}
+		if n >= len(given) {
+			t.Errorf("add %q to everGiven", r.Name)
+		} else if given[n] != r.Name {
+			t.Errorf("reason %d was %q and is now %q", n, given[n], r.Name)
+		}
+	}
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Our filters' place: first, under a handle that nobody picks by accident.
+// Filters of others are never touched.
+const (
+	filterPriority = 1
+	filterHandle   = 0x6d7374 // "mst"
+	filterPrefix   = "mustang:"
+)
+
+func filterName(id uint32, h hook) string { return fmt.Sprintf("%s%d:%s", filterPrefix, id, h.name) }
+
+func parentOf(h hook) uint32 {
+	if h.ingress {
+		return netlink.HANDLE_MIN_INGRESS
+	}
+	return netlink.HANDLE_MIN_EGRESS
+}
+
+// HasClsact says whether the interface has a clsact qdisc. The calling thread
+// is in its namespace.
+func HasClsact(ifindex int) (bool, error) {
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return false, fmt.Errorf("interface %d: %w", ifindex, err)
+	}
+	list, err := netlink.QdiscList(l)
+	if err != nil {
+		return false, fmt.Errorf("list qdiscs of %s: %w", l.Attrs().Name, err)
+	}
+	for _, q := range list {
+		if q.Type() == "clsact" {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// HasFilters says whether a filter of ep's is on its interface. The calling
+// thread is in the interface's namespace.
+func HasFilters(ep state.Endpoint) bool {
+	l, err := netlink.LinkByIndex(ep.IfIndex)
+	if err != nil {
+		return false
+	}
+	for _, h := range hooks(ep.Placement) {
+		filters, _ := netlink.FilterList(l, parentOf(h))
+		for _, f := range filters {
+			if b, ok := f.(*netlink.BpfFilter); ok && strings.HasPrefix(b.Name, filterName(ep.ID, h)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// attachFilter is attachTCX for kernels without tcx.
+func (d *Datapath) attachFilter(ep state.Endpoint, h hook) error {
+	prog, err := d.entryProgram(ep.ID, h.slot)
+	if err != nil {
+		return err
+	}
+	defer prog.Close()
+	if err := netlink.QdiscAdd(clsact(ep.IfIndex)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("add clsact qdisc: %w", err)
+	}
+	// Replace is one message to the kernel, so a filter left by a killed tool
+	// goes over into this one without a gap.
+	err = netlink.FilterReplace(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: ep.IfIndex,
+			Parent:    parentOf(h),
+			Handle:    filterHandle,
+			Protocol:  unix.ETH_P_ALL,
+			Priority:  filterPriority,
+		},
+		Fd:           prog.FD(),
+		Name:         filterName(ep.ID, h),
+		DirectAction: true,
+	})
+	if err != nil {
+		return fmt.Errorf("add filter: %w", err)
+	}
+	return nil
+}
+
+// DetachFilters takes the filters of ep off its interface, and the qdisc when
+// it was made for them and nobody else uses it. The calling thread is in the
+// interface's namespace. Absent filters, or an absent interface, are success.
+func DetachFilters(ep state.Endpoint) error {
+	l, err := netlink.LinkByIndex(ep.IfIndex)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	left := 0
+	for _, h := range hooks(ep.Placement) {
+		filters, err := netlink.FilterList(l, parentOf(h))
+		if err != nil {
+			return fmt.Errorf("list filters of %s: %w", l.Attrs().Name, err)
+		}
+		for _, f := range filters {
+			b, ok := f.(*netlink.BpfFilter)
+			if !ok || !strings.HasPrefix(b.Name, filterName(ep.ID, h)) {
+				left++
+				continue
+			}
+			if err := ignoreGone(netlink.FilterDel(b)); err != nil {
+				return fmt.Errorf("remove filter from %s: %w", l.Attrs().Name, err)
+			}
+		}
+	}
+	if !ep.Qdisc || left > 0 {
+		return nil
+	}
+	if err := ignoreGone(netlink.QdiscDel(clsact(ep.IfIndex))); err != nil {
+		return fmt.Errorf("remove clsact qdisc from %s: %w", l.Attrs().Name, err)
+	}
+	return nil
+}
+
+func clsact(ifindex int) netlink.Qdisc {
+	return &netlink.GenericQdisc{
+		QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: ifindex,
+			Handle:    netlink.MakeHandle(0xffff, 0),
+			Parent:    netlink.HANDLE_CLSACT,
+		},
+		QdiscType: "clsact",
+	}
+}
+
+// ignoreGone turns "it is not there" into success.
+func ignoreGone(err error) error {
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) ||
+		errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOLINK) {
+		return nil
+	}
+	return err
+}

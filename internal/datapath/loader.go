@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+)
+
+// variant is one way in which the pod programs are loaded.
+type variant struct {
+	inPod          uint8
+	fromPod, toPod uint32 // slots of mst_programs
+}
+
+var (
+	hostVariant  = variant{0, bpfgen.ProgFromPodHost, bpfgen.ProgToPodHost}
+	innerVariant = variant{1, bpfgen.ProgFromPodInner, bpfgen.ProgToPodInner}
+)
+
+// programNames name the slots of mst_programs: the pins, and what status shows.
+var programNames = [bpfgen.ProgCount]string{
+	bpfgen.ProgFromPodHost:  "from_pod_host",
+	bpfgen.ProgToPodHost:    "to_pod_host",
+	bpfgen.ProgFromPodInner: "from_pod_inner",
+	bpfgen.ProgToPodInner:   "to_pod_inner",
+}
+
+// Build identifies the programs of this binary on this kernel: a hash of the
+// objects and of the constants they are loaded with.
+func Build() [32]byte {
+	h := sha256.New()
+	for _, object := range bpfgen.Objects() {
+		h.Write(object)
+	}
+	fmt.Fprintf(h, "set_retval=%t", Probe().SetRetval)
+	return [32]byte(h.Sum(nil))
+}
+
+// EnsurePrograms loads the shared programs that are missing, and replaces all
+// of them in place when another build left its own: entry programs call by
+// slot, so a replaced slot is the whole upgrade, and no packet meets a gap.
+// inner asks for the variant that runs inside pods.
+func (d *Datapath) EnsurePrograms(inner bool) error {
+	meta, err := d.GetMeta()
+	if err != nil {
+		return err
+	}
+	build := Build()
+	same := meta.Build == build
+	for _, v := range []variant{hostVariant, innerVariant} {
+		filled := d.slotFilled(v.fromPod) && d.slotFilled(v.toPod)
+		wanted := filled || v == hostVariant || inner
+		if !wanted || filled && same {
+			continue
+		}
+		if err := d.loadVariant(v); err != nil {
+			return err
+		}
+	}
+	if same {
+		return nil
+	}
+	if err := d.upgradeSock(); err != nil {
+		return err
+	}
+	// Last, so that a killed upgrade is done again. The engine owns the other
+	// fields; nothing changed them since.
+	meta.Build = build
+	return d.PutMeta(meta)
+}
+
+func (d *Datapath) slotFilled(slot uint32) bool {
+	var id uint32
+	return d.maps[bpfgen.PodMapMstProgramsV1].Lookup(slot, &id) == nil
+}
+
+// loadVariant loads both directions and puts them into their slots.
+func (d *Datapath) loadVariant(v variant) error {
+	all, err := loadSpecs()
+	if err != nil {
+		return err
+	}
+	spec := all.pod.Copy()
+	if err := setVariables(spec, map[string]any{bpfgen.PodVarInPod: v.inPod}); err != nil {
+		return err
+	}
+	var p bpfgen.PodPrograms
+	opts := &ebpf.CollectionOptions{MapReplacements: d.replacements(spec)}
+	if err := spec.LoadAndAssign(&p, opts); err != nil {
+		return loadError("pod programs", err)
+	}
+	defer p.Close()
+	for slot, prog := range map[uint32]*ebpf.Program{v.fromPod: p.FromPod, v.toPod: p.ToPod} {
+		if err := d.maps[bpfgen.PodMapMstProgramsV1].Put(slot, prog); err != nil {
+			return fmt.Errorf("install %s: %w", programNames[slot], err)
+		}
+		if err := replacePin(prog, filepath.Join(d.dir, programsDir, programNames[slot])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setVariables sets load-time constants; has_set_retval wherever it exists.
+func setVariables(spec *ebpf.CollectionSpec, values map[string]any) error {
+	if Probe().SetRetval && spec.Variables["has_set_retval"] != nil {
+		values["has_set_retval"] = uint8(1)
+	}
+	for name, value := range values {
+		v := spec.Variables[name]
+		if v == nil {
+			continue // the compiler found no use for it
+		}
+		if err := v.Set(value); err != nil {
+			return fmt.Errorf("set constant %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// loadError adds the verifier's last words, and what to do about a kernel that
+// lacks something.
+func loadError(what string, err error) error {
+	if ve := (*ebpf.VerifierError)(nil); errors.As(err, &ve) {
+		return fmt.Errorf("load %s: the kernel refused them: %w; `mustang status` shows what this kernel lacks", what, err)
+	}
+	return fmt.Errorf("load %s: %w", what, err)
+}
+
+// replacePin pins p at path whatever was there: beside, then renamed, so that
+// the path always names a program.
+func replacePin(p *ebpf.Program, path string) error {
+	beside := path + "-new" // bpffs allows no dots
+	if err := removePin(beside); err != nil {
+		return err
+	}
+	clone, err := p.Clone() // a clone does not remember other pins
+	if err != nil {
+		return err
+	}
+	defer clone.Close()
+	if err := clone.Pin(beside); err != nil {
+		return fmt.Errorf("pin program: %w", err)
+	}
+	if err := os.Rename(beside, path); err != nil {
+		return fmt.Errorf("pin program: %w", err)
+	}
+	return nil
+}
+
+func removePin(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove pin: %w", err)
+	}
+	return nil
+}
+
+// entryProgram loads the program of one attachment.
+func (d *Datapath) entryProgram(endpoint, slot uint32) (*ebpf.Program, error) {
+	all, err := loadSpecs()
+	if err != nil {
+		return nil, err
+	}
+	spec := all.entry.Copy()
+	if err := setVariables(spec, map[string]any{
+		bpfgen.EntryVarEndpointId: endpoint,
+		bpfgen.EntryVarProgram:    slot,
+	}); err != nil {
+		return nil, err
+	}
+	var p bpfgen.EntryPrograms
+	opts := &ebpf.CollectionOptions{MapReplacements: d.replacements(spec)}
+	if err := spec.LoadAndAssign(&p, opts); err != nil {
+		return nil, loadError("entry program", err)
+	}
+	return p.Entry, nil
+}
+
+// ProgramInfo describes one loaded program for people.
+type ProgramInfo struct {
+	Name         string `json:"name"`
+	Hook         string `json:"hook"`
+	ID           uint32 `json:"id"`
+	Tag          string `json:"tag"`
+	Instructions uint32 `json:"verified_instructions"` // processed by the verifier; 0 before 5.16
+	Translated   int    `json:"instructions"`
+	Jited        uint32 `json:"jited_bytes"`
+	Memory       uint64 `json:"memory"` // bytes
+}
+
+// Programs describes the loaded programs, in the order of their slots, then
+// those at the cgroup. current says that they are this binary's.
+func (d *Datapath) Programs() (list []ProgramInfo, current bool, err error) {
+	hooks := [bpfgen.ProgCount]string{"host end, tc ingress", "host end, tc egress", "in pod, tc egress", "in pod, tc ingress"}
+	for slot, name := range programNames {
+		var id uint32
+		err := d.maps[bpfgen.PodMapMstProgramsV1].Lookup(uint32(slot), &id)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, false, fmt.Errorf("read the program table: %w", err)
+		}
+		info, err := describe(name, hooks[slot], ebpf.ProgramID(id))
+		if err != nil {
+			return nil, false, err
+		}
+		list = append(list, info)
+	}
+	sock, err := d.sockPrograms()
+	if err != nil {
+		return nil, false, err
+	}
+	meta, err := d.GetMeta()
+	build := Build()
+	return append(list, sock...), bytes.Equal(meta.Build[:], build[:]), err
+}
+
+func describe(name, hook string, id ebpf.ProgramID) (ProgramInfo, error) {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return ProgramInfo{}, fmt.Errorf("open program %s: %w", name, err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return ProgramInfo{}, fmt.Errorf("describe program %s: %w", name, err)
+	}
+	out := ProgramInfo{Name: name, Hook: hook, ID: uint32(id), Tag: info.Tag}
+	out.Instructions, _ = info.VerifiedInstructions()
+	out.Memory, _ = info.Memlock()
+	out.Jited, _ = info.JitedSize()
+	if n, err := info.TranslatedSize(); err == nil {
+		out.Translated = n / 8
+	}
+	return out, nil
+}

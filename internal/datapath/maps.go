@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+)
+
+// Sizes are the numbers of entries of tables when they are created; 0 is the
+// size that bpf/maps.h gives. Tables that exist keep theirs.
+type Sizes struct {
+	CT, CTNew, Services, Slots, Backends uint32
+}
+
+func (s Sizes) of(name string) uint32 {
+	return map[string]uint32{
+		bpfgen.PodMapMstCtV1:       s.CT,
+		bpfgen.PodMapMstCtNewV1:    s.CTNew,
+		bpfgen.PodMapMstServicesV1: s.Services,
+		bpfgen.PodMapMstSlotsV1:    s.Slots,
+		bpfgen.PodMapMstBackendsV1: s.Backends,
+	}[name]
+}
+
+// Subdirectories of a scope's bpffs directory.
+const (
+	mapsDir     = "maps"
+	programsDir = "programs"
+	linksDir    = "links"
+)
+
+// Datapath is one node's tables and programs, pinned under a bpffs directory.
+type Datapath struct {
+	dir  string
+	maps map[string]*ebpf.Map
+	// NoTCX makes Attach use clsact, as on kernels before 6.6.
+	NoTCX bool
+
+	Frontends *Table[FrontendKey, Frontend]
+	Slots     *Table[SlotKey, uint32]
+	Backends  *Table[uint32, Backend]
+	Endpoints *Table[uint32, EndpointSlot]
+	Addrs     *Table[Addr, uint32]
+	Netns     *Table[uint64, NetnsInfo]
+	Meta      *Table[uint32, Meta]
+	Drops     *PerCPU[bpfgen.PodCounter]
+	Counters  *PerCPU[bpfgen.PodEndpointCounters]
+}
+
+// specs are the compiled objects, parsed once.
+type specs struct{ pod, sock, entry *ebpf.CollectionSpec }
+
+var loadSpecs = sync.OnceValues(func() (*specs, error) {
+	pod, err := bpfgen.LoadPod()
+	if err != nil {
+		return nil, err
+	}
+	sock, err := bpfgen.LoadSock()
+	if err != nil {
+		return nil, err
+	}
+	entry, err := bpfgen.LoadEntry()
+	if err != nil {
+		return nil, err
+	}
+	return &specs{pod, sock, entry}, nil
+})
+
+// tables are the specs of every pinned map, by name.
+func (s *specs) tables() map[string]*ebpf.MapSpec {
+	out := make(map[string]*ebpf.MapSpec)
+	for _, c := range []*ebpf.CollectionSpec{s.pod, s.sock, s.entry} {
+		for name, m := range c.Maps {
+			if strings.HasPrefix(name, "mst_") {
+				out[name] = m
+			}
+		}
+	}
+	return out
+}
+
+// Exists reports whether any table is pinned under dir.
+func Exists(dir string) bool {
+	entries, err := os.ReadDir(filepath.Join(dir, mapsDir))
+	return err == nil && len(entries) > 0
+}
+
+// Open opens the tables pinned under dir, and creates those that are missing.
+func Open(dir string, sizes Sizes) (*Datapath, error) {
+	all, err := loadSpecs()
+	if err != nil {
+		return nil, fmt.Errorf("read the compiled programs: %w", err)
+	}
+	for _, sub := range []string{mapsDir, programsDir, linksDir} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+			return nil, fmt.Errorf("make directories for pins: %w", err)
+		}
+	}
+	tables := all.tables()
+	if err := refuseOtherLayouts(dir, tables); err != nil {
+		return nil, err
+	}
+	d := &Datapath{dir: dir, maps: make(map[string]*ebpf.Map)}
+	for name, spec := range tables {
+		m, err := openMap(filepath.Join(dir, mapsDir, name), spec, sizes.of(name))
+		if err != nil {
+			return nil, errors.Join(err, d.Close())
+		}
+		d.maps[name] = m
+	}
+	d.bind()
+	if err := d.checkLayout(); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+// openMap opens a pinned map, or creates it with size entries.
+func openMap(path string, spec *ebpf.MapSpec, size uint32) (*ebpf.Map, error) {
+	spec = spec.Copy()
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err == nil {
+		spec.MaxEntries = m.MaxEntries()
+		if err := spec.Compatible(m); err != nil {
+			m.Close()
+			return nil, layoutError(spec.Name, err)
+		}
+		return m, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("open table %s: %w", spec.Name, err)
+	}
+	if size > 0 {
+		spec.MaxEntries = size
+	}
+	m, err = ebpf.NewMap(spec)
+	if err != nil {
+		return nil, fmt.Errorf("create table %s: %w", spec.Name, err)
+	}
+	if err := m.Pin(path); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("pin table %s: %w", spec.Name, err)
+	}
+	return m, nil
+}
+
+func layoutError(table string, err error) error {
+	return fmt.Errorf("table %s has another layout than this mustang's (%w); use the version that made it, or `mustang reset` and add everything again", table, err)
+}
+
+// refuseOtherLayouts looks for tables of other versions: running beside them
+// would split the node's state in two.
+func refuseOtherLayouts(dir string, tables map[string]*ebpf.MapSpec) error {
+	entries, err := os.ReadDir(filepath.Join(dir, mapsDir))
+	if err != nil {
+		return fmt.Errorf("list tables: %w", err)
+	}
+	for _, e := range entries {
+		if _, ok := tables[e.Name()]; !ok {
+			return layoutError(e.Name(), errors.New("a table it does not know"))
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) checkLayout() error {
+	meta, _, err := d.Meta.Get(0)
+	if err != nil {
+		return err
+	}
+	switch meta.Layout {
+	case bpfgen.MstLayout:
+		return nil
+	case 0:
+		meta.Layout = bpfgen.MstLayout
+		return d.PutMeta(meta)
+	}
+	return layoutError(bpfgen.PodMapMstMetaV1, fmt.Errorf("layout %d, not %d", meta.Layout, bpfgen.MstLayout))
+}
+
+func (d *Datapath) bind() {
+	d.Frontends = bindTable[FrontendKey, Frontend](d, bpfgen.PodMapMstServicesV1)
+	d.Slots = bindTable[SlotKey, uint32](d, bpfgen.PodMapMstSlotsV1)
+	d.Backends = bindTable[uint32, Backend](d, bpfgen.PodMapMstBackendsV1)
+	d.Endpoints = bindTable[uint32, EndpointSlot](d, bpfgen.PodMapMstEndpointsV1)
+	d.Addrs = bindTable[Addr, uint32](d, bpfgen.PodMapMstEndpointAddrsV1)
+	d.Netns = bindTable[uint64, NetnsInfo](d, bpfgen.PodMapMstNetnsV1)
+	d.Meta = bindTable[uint32, Meta](d, bpfgen.PodMapMstMetaV1)
+	d.Drops = &PerCPU[bpfgen.PodCounter]{bpfgen.PodMapMstDropsV1, d.maps[bpfgen.PodMapMstDropsV1]}
+	d.Counters = &PerCPU[bpfgen.PodEndpointCounters]{bpfgen.PodMapMstEndpointCountersV1, d.maps[bpfgen.PodMapMstEndpointCountersV1]}
+}
+
+func bindTable[K, V comparable](d *Datapath, name string) *Table[K, V] {
+	return &Table[K, V]{name, d.maps[name]}
+}
+
+// GetMeta reads the meta table.
+func (d *Datapath) GetMeta() (Meta, error) {
+	m, _, err := d.Meta.Get(0)
+	return m, err
+}
+
+// PutMeta writes the meta table.
+func (d *Datapath) PutMeta(m Meta) error { return d.Meta.Put([]uint32{0}, []Meta{m}) }
+
+// MaxEndpoints is the number of endpoint slots; slot 0 is never used.
+func (d *Datapath) MaxEndpoints() uint32 { return d.maps[bpfgen.PodMapMstEndpointsV1].MaxEntries() }
+
+// Map is the table called name, for tests and tools; nil when there is none.
+func (d *Datapath) Map(name string) *ebpf.Map { return d.maps[name] }
+
+// Close lets go of the tables; pinned, they stay.
+func (d *Datapath) Close() error {
+	var errs []error
+	for _, m := range d.maps {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// replacements are the node's tables for the maps that spec names, whose sizes
+// in spec are adapted to the real ones.
+func (d *Datapath) replacements(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
+	out := make(map[string]*ebpf.Map)
+	for name, m := range d.maps {
+		if s := spec.Maps[name]; s != nil {
+			s.MaxEntries = m.MaxEntries()
+			out[name] = m
+		}
+	}
+	return out
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"math"
+	"os"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
+)
+
+// Features are what this kernel can, found by trying, never by its version.
+type Features struct {
+	TCX          bool `json:"tcx"`           // links at tc hooks (6.6); else clsact filters
+	RedirectPeer bool `json:"redirect_peer"` // straight into the pod (5.10)
+	NetnsCookie  bool `json:"netns_cookie"`  // sockets told apart by namespace (5.15)
+	KtimeCoarse  bool `json:"ktime_coarse"`  // a cheap clock (5.11)
+	SetRetval    bool `json:"set_retval"`    // a refused connect() gets its own errno (5.18)
+	SockStorage  bool `json:"sock_storage"`  // state that lives with a socket, at connect() (5.10)
+	LRU          bool `json:"lru"`           // tables that make room by themselves
+	BTF          bool `json:"btf"`           // the kernel describes its own types
+}
+
+// Probe finds this kernel's features; the answer is kept for the process.
+var Probe = sync.OnceValue(func() Features {
+	helper := func(t ebpf.ProgramType, f asm.BuiltinFunc) bool {
+		return features.HaveProgramHelper(t, f) == nil
+	}
+	_, btf := os.Stat("/sys/kernel/btf/vmlinux")
+	return Features{
+		TCX:          haveTCX(),
+		RedirectPeer: helper(ebpf.SchedCLS, asm.FnRedirectPeer),
+		NetnsCookie:  helper(ebpf.CGroupSockAddr, asm.FnGetNetnsCookie),
+		KtimeCoarse:  helper(ebpf.SchedCLS, asm.FnKtimeGetCoarseNs),
+		SetRetval:    helper(ebpf.CGroupSockAddr, asm.FnSetRetval),
+		SockStorage:  helper(ebpf.CGroupSockAddr, asm.FnSkStorageGet),
+		LRU:          features.HaveMapType(ebpf.LRUHash) == nil,
+		BTF:          btf == nil,
+	}
+})
+
+// haveTCX attaches to an interface that cannot exist: a kernel with tcx looks
+// for the interface, one without refuses the call.
+func haveTCX() bool {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type:         ebpf.SchedCLS,
+		Instructions: asm.Instructions{asm.LoadImm(asm.R0, 0, asm.DWord), asm.Return()},
+		License:      "MIT",
+	})
+	if err != nil {
+		return false
+	}
+	defer prog.Close()
+	l, err := link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: prog, Attach: ebpf.AttachTCXIngress})
+	if err == nil {
+		l.Close()
+		return true
+	}
+	return !errors.Is(err, ebpf.ErrNotSupported)
+}

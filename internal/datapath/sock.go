@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+// sockHook is one cgroup hook of the socket programs.
+type sockHook struct {
+	name   string
+	attach ebpf.AttachType
+}
+
+var sockHooks = []sockHook{
+	{"connect4", ebpf.AttachCGroupInet4Connect},
+	{"connect6", ebpf.AttachCGroupInet6Connect},
+	{"sendmsg4", ebpf.AttachCGroupUDP4Sendmsg},
+	{"sendmsg6", ebpf.AttachCGroupUDP6Sendmsg},
+	{"recvmsg4", ebpf.AttachCGroupUDP4Recvmsg},
+	{"recvmsg6", ebpf.AttachCGroupUDP6Recvmsg},
+	{"getpeername4", ebpf.AttachCgroupInet4GetPeername},
+	{"getpeername6", ebpf.AttachCgroupInet6GetPeername},
+}
+
+func (d *Datapath) sockPin(h sockHook) string {
+	return filepath.Join(d.dir, linksDir, "sock-"+h.name)
+}
+
+// EnsureSock attaches the socket programs to the cgroup directory root, unless
+// all of them are attached. Sockets of other namespaces are left alone by the
+// programs themselves (mst_netns).
+func (d *Datapath) EnsureSock(root string) error {
+	var missing []sockHook
+	for _, h := range sockHooks {
+		alive, err := d.sockAlive(h)
+		if err != nil {
+			return err
+		}
+		if !alive {
+			missing = append(missing, h)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	coll, err := d.loadSock()
+	if err != nil {
+		return err
+	}
+	defer coll.Close()
+	for _, h := range missing {
+		if err := d.attachSock(root, h, coll); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sockAlive says whether the hook's link is attached; the pin of one whose
+// cgroup is gone is removed.
+func (d *Datapath) sockAlive(h sockHook) (bool, error) {
+	l, err := link.LoadPinnedLink(d.sockPin(h), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open link of %s: %w", h.name, err)
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err == nil && info.Cgroup() != nil && info.Cgroup().CgroupId != 0 {
+		return true, nil
+	}
+	return false, removePin(d.sockPin(h))
+}
+
+func (d *Datapath) loadSock() (*ebpf.Collection, error) {
+	all, err := loadSpecs()
+	if err != nil {
+		return nil, err
+	}
+	spec := all.sock.Copy()
+	if err := setVariables(spec, map[string]any{}); err != nil {
+		return nil, err
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: d.replacements(spec)})
+	if err != nil {
+		return nil, loadError("socket programs", err)
+	}
+	return coll, nil
+}
+
+func sockProgram(coll *ebpf.Collection, h sockHook) (*ebpf.Program, error) {
+	if p := coll.Programs["mst_"+h.name]; p != nil {
+		return p, nil
+	}
+	return nil, fmt.Errorf("the socket object has no program mst_%s", h.name)
+}
+
+func (d *Datapath) attachSock(root string, h sockHook, coll *ebpf.Collection) error {
+	p, err := sockProgram(coll, h)
+	if err != nil {
+		return err
+	}
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: root, Attach: h.attach, Program: p})
+	if err != nil {
+		return fmt.Errorf("attach %s to %s: %w; --cgroup-root must be a directory of a cgroup2 mount", h.name, root, err)
+	}
+	defer l.Close()
+	if err := l.Pin(d.sockPin(h)); err != nil {
+		return fmt.Errorf("pin link of %s: %w", h.name, err)
+	}
+	return nil
+}
+
+// upgradeSock puts this binary's programs behind the links that exist.
+func (d *Datapath) upgradeSock() error {
+	var coll *ebpf.Collection
+	for _, h := range sockHooks {
+		l, err := link.LoadPinnedLink(d.sockPin(h), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("open link of %s: %w", h.name, err)
+		}
+		defer l.Close()
+		if coll == nil {
+			if coll, err = d.loadSock(); err != nil {
+				return err
+			}
+			defer coll.Close()
+		}
+		p, err := sockProgram(coll, h)
+		if err != nil {
+			return err
+		}
+		if err := l.Update(p); err != nil {
+			return fmt.Errorf("replace %s: %w", h.name, err)
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) sockPrograms() ([]ProgramInfo, error) {
+	var out []ProgramInfo
+	for _, h := range sockHooks {
+		l, err := link.LoadPinnedLink(d.sockPin(h), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open link of %s: %w", h.name, err)
+		}
+		info, err := l.Info()
+		l.Close()
+		if err != nil {
+			return nil, fmt.Errorf("describe link of %s: %w", h.name, err)
+		}
+		p, err := describe("mst_"+h.name, "cgroup "+h.name, info.Program)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}

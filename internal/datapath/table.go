@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package datapath is the kernel side of a node: the tables by their types,
+// the programs (load, pin, attach, replace in place), and what this kernel can.
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// batch is how many elements one batch call carries, and from batchMin on it
+// pays to use one.
+const (
+	batch    = 16384
+	batchMin = 16
+)
+
+// FullError is a table that takes no more entries.
+type FullError struct {
+	Table string
+	Max   uint32
+}
+
+func (e *FullError) Error() string {
+	return fmt.Sprintf("table %s is full (%d entries); remove objects, or `mustang reset` and create the node again with a larger table", e.Table, e.Max)
+}
+
+// Table is a map with the types of its keys and values. In an array the zero
+// value stands for an absent entry.
+type Table[K, V comparable] struct {
+	name string
+	m    *ebpf.Map
+}
+
+// Put writes all pairs; keys and values correspond by position. When it fails,
+// some may have been written.
+func (t Table[K, V]) Put(keys []K, values []V) error {
+	if len(keys) < batchMin {
+		return t.putEach(keys, values)
+	}
+	for len(keys) > 0 {
+		n := min(len(keys), batch)
+		done, err := t.m.BatchUpdate(keys[:n], values[:n], nil)
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			return t.putEach(keys, values)
+		}
+		if err != nil {
+			// Batches report some errors less exactly than single updates do.
+			return t.putEach(keys[min(done, n):], values[min(done, n):])
+		}
+		keys, values = keys[n:], values[n:]
+	}
+	return nil
+}
+
+func (t Table[K, V]) putEach(keys []K, values []V) error {
+	for i := range keys {
+		if err := t.m.Put(keys[i], values[i]); err != nil {
+			if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
+				return &FullError{t.name, t.m.MaxEntries()}
+			}
+			return fmt.Errorf("write table %s: %w", t.name, err)
+		}
+	}
+	return nil
+}
+
+// Delete removes keys; an absent one is success.
+func (t Table[K, V]) Delete(keys []K) error {
+	if t.array() {
+		return t.Put(keys, make([]V, len(keys)))
+	}
+	for len(keys) >= batchMin {
+		n := min(len(keys), batch)
+		if _, err := t.m.BatchDelete(keys[:n], nil); err != nil {
+			break // one of them is absent, or there are no batches: one by one
+		}
+		keys = keys[n:]
+	}
+	for _, k := range keys {
+		if err := t.m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete from table %s: %w", t.name, err)
+		}
+	}
+	return nil
+}
+
+// Get reads one entry; false: it is absent.
+func (t Table[K, V]) Get(k K) (V, bool, error) {
+	var v, zero V
+	err := t.m.Lookup(k, &v)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return v, false, nil
+	}
+	if err != nil {
+		return v, false, fmt.Errorf("read table %s: %w", t.name, err)
+	}
+	return v, !t.array() || v != zero, nil
+}
+
+// All reads the whole table.
+func (t Table[K, V]) All() (map[K]V, error) {
+	out := make(map[K]V)
+	var zero V
+	keep := func(k K, v V) {
+		if !t.array() || v != zero {
+			out[k] = v
+		}
+	}
+	err := t.eachBatch(keep)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		var k K
+		var v V
+		it := t.m.Iterate()
+		for it.Next(&k, &v) {
+			keep(k, v)
+		}
+		err = it.Err()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read table %s: %w", t.name, err)
+	}
+	return out, nil
+}
+
+func (t Table[K, V]) eachBatch(fn func(K, V)) error {
+	size := batchSize(t.m)
+	keys, values := make([]K, size), make([]V, size)
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := t.m.BatchLookup(&cursor, keys, values, nil)
+		for i := range n {
+			fn(keys[i], values[i])
+		}
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (t Table[K, V]) array() bool { return t.m.Type() == ebpf.Array }
+
+// PerCPU is a per-CPU array.
+type PerCPU[V any] struct {
+	name string
+	m    *ebpf.Map
+}
+
+// Get reads the values of slot k, one for each CPU.
+func (t PerCPU[V]) Get(k uint32) ([]V, error) {
+	var v []V
+	if err := t.m.Lookup(k, &v); err != nil {
+		return nil, fmt.Errorf("read table %s: %w", t.name, err)
+	}
+	return v, nil
+}
+
+// Zero clears slot k.
+func (t PerCPU[V]) Zero(k uint32) error {
+	n, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	if err := t.m.Put(k, make([]V, n)); err != nil {
+		return fmt.Errorf("clear table %s: %w", t.name, err)
+	}
+	return nil
+}
+
+// Len is the number of slots.
+func (t PerCPU[V]) Len() uint32 { return t.m.MaxEntries() }

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// discover finds out everything about the interface that spec names.
+func discover(spec EndpointSpec) (state.Endpoint, error) {
+	path, err := filepath.Abs(spec.Netns)
+	if err != nil {
+		return state.Endpoint{}, err
+	}
+	ns, err := netns.Open(path)
+	if err != nil {
+		return state.Endpoint{}, fmt.Errorf("netns %s: %w; `ip netns` lists the named ones, and /proc/PID/ns/net is a process's", path, err)
+	}
+	defer ns.Close()
+	ep := state.Endpoint{Netns: path, IfName: spec.IfName, Owner: spec.Owner, ServicePath: spec.ServicePath, Labels: spec.Labels}
+	var link netlink.Link
+	if err := netns.DoFile(ns, func() (err error) {
+		link, err = examine(&ep)
+		return err
+	}); err != nil {
+		return ep, err
+	}
+	if home, err := cookie(); err == nil && home == ep.NetnsCookie {
+		return ep, fmt.Errorf("netns %s is this node's own; give the pod's", path)
+	}
+	attrs := link.Attrs()
+	if link.Type() == "veth" {
+		return ep, hostEnd(&ep, ns, attrs)
+	}
+	ep.Placement = state.InPod
+	ep.IfIndex = attrs.Index
+	if kind := link.Type(); kind == "macvlan" || kind == "ipvlan" {
+		ep.Parent = attrs.ParentIndex
+	}
+	return ep, nil
+}
+
+// examine fills in what the pod's namespace knows. It runs there.
+func examine(ep *state.Endpoint) (netlink.Link, error) {
+	l, err := netlink.LinkByName(ep.IfName)
+	if err != nil {
+		return nil, fmt.Errorf("interface %q in %s: %w; it has %s", ep.IfName, ep.Netns, err, strings.Join(linkNames(), ", "))
+	}
+	attrs := l.Attrs()
+	ep.PodIndex, ep.MTU, ep.MAC = attrs.Index, attrs.MTU, attrs.HardwareAddr
+	ep.NodeMAC = make(net.HardwareAddr, 6)
+	if attrs.Flags&net.FlagLoopback != 0 {
+		return nil, fmt.Errorf("interface %q in %s is a loopback; give the one that connects the pod", ep.IfName, ep.Netns)
+	}
+	if len(ep.MAC) != 6 {
+		return nil, fmt.Errorf("interface %q in %s has no Ethernet address; only Ethernet interfaces can be endpoints", ep.IfName, ep.Netns)
+	}
+	addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses of %s: %w", ep.IfName, err)
+	}
+	for _, a := range addrs {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		ip = ip.Unmap()
+		if !ok || a.Scope != unix.RT_SCOPE_UNIVERSE || a.Flags&(unix.IFA_F_TEMPORARY|unix.IFA_F_DADFAILED) != 0 {
+			continue
+		}
+		if ip.Is4() && !ep.IP4.IsValid() {
+			ep.IP4 = ip
+		} else if ip.Is6() && !ep.IP6.IsValid() {
+			ep.IP6 = ip
+		}
+	}
+	if len(ep.Addrs()) == 0 {
+		return nil, fmt.Errorf("interface %q in %s has no global address; give it one first (`ip -n … addr add`)", ep.IfName, ep.Netns)
+	}
+	if mac := gatewayMAC(l); mac != nil {
+		ep.NodeMAC = mac
+	}
+	ep.NetnsCookie, err = cookie()
+	return l, err
+}
+
+func linkNames() []string {
+	links, _ := netlink.LinkList()
+	names := make([]string, len(links))
+	for i, l := range links {
+		names[i] = l.Attrs().Name
+	}
+	return names
+}
+
+// gatewayMAC is the address of the default gateway behind l, when it is known.
+func gatewayMAC(l netlink.Link) net.HardwareAddr {
+	routes, err := netlink.RouteList(l, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil
+	}
+	neighbours, err := netlink.NeighList(l.Attrs().Index, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil
+	}
+	for _, r := range routes {
+		if r.Gw == nil || !isDefault(r.Dst) {
+			continue
+		}
+		for _, n := range neighbours {
+			if n.IP.Equal(r.Gw) && len(n.HardwareAddr) == 6 {
+				return n.HardwareAddr
+			}
+		}
+	}
+	return nil
+}
+
+// isDefault is true for a route to everywhere.
+func isDefault(dst *net.IPNet) bool {
+	if dst == nil {
+		return true
+	}
+	ones, _ := dst.Mask.Size()
+	return ones == 0
+}
+
+// cookie identifies the namespace of the calling thread, for as long as the
+// machine runs (SO_NETNS_COOKIE).
+func cookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open a socket to ask for the namespace's cookie: %w", err)
+	}
+	defer unix.Close(fd)
+	c, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("the kernel does not tell namespaces apart for sockets (SO_NETNS_COOKIE, Linux 5.14): %w", err)
+	}
+	return c, nil
+}
+
+// hostEnd finds the node's end of the pod's veth pair, and makes sure that it
+// is the one: an ifindex means nothing without its namespace.
+func hostEnd(ep *state.Endpoint, ns *os.File, pod *netlink.LinkAttrs) error {
+	elsewhere := fmt.Errorf("the other end of %s in %s is not in this network namespace; run mustang in the one that it is in (`nsenter --net=…`)", ep.IfName, ep.Netns)
+	l, err := netlink.LinkByIndex(pod.ParentIndex)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return elsewhere
+	}
+	if err != nil {
+		return fmt.Errorf("look up the host end of %s: %w", ep.IfName, err)
+	}
+	id, err := netlink.GetNetNsIdByFd(int(ns.Fd()))
+	if err != nil {
+		return fmt.Errorf("ask for the id of %s: %w", ep.Netns, err)
+	}
+	attrs := l.Attrs()
+	if l.Type() != "veth" || attrs.ParentIndex != pod.Index || attrs.NetNsID != id {
+		return elsewhere
+	}
+	ep.Placement = state.HostEnd
+	ep.IfIndex, ep.HostIf, ep.NodeMAC = attrs.Index, attrs.Name, attrs.HardwareAddr
+	if attrs.MasterIndex != 0 {
+		// On a bridge the gateway's address is the bridge's, and so is its MAC.
+		if master, err := netlink.LinkByIndex(attrs.MasterIndex); err == nil && master.Type() == "bridge" {
+			ep.NodeMAC = master.Attrs().HardwareAddr
+		}
+	}
+	return nil
+}

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/reconcile"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// EndpointSpec names an interface of a pod that is to become an endpoint.
+// Everything else is found out.
+type EndpointSpec struct {
+	Netns       string // path of the pod's network namespace
+	IfName      string // inside it
+	Owner       state.Owner
+	ServicePath state.ServicePath // "" is both
+	Labels      map[string]string
+}
+
+func (e *Engine) endpointTables() reconcile.Endpoints {
+	return reconcile.NewEndpoints(reconcile.EndpointTables{Endpoints: e.dp.Endpoints, Addrs: e.dp.Addrs, Netns: e.dp.Netns})
+}
+
+// loadEndpoints joins tables and store at their first use, and removes what is
+// in only one of them.
+func (e *Engine) loadEndpoints() error {
+	if e.known != nil || e.dp == nil {
+		return nil
+	}
+	known, err := e.endpointTables().List()
+	if err != nil {
+		return fmt.Errorf("restore endpoints: %w", err)
+	}
+	records, err := e.store.Endpoints()
+	if err != nil {
+		return err
+	}
+	linked, err := e.dp.LinkedEndpoints()
+	if err != nil {
+		return err
+	}
+	for id, ep := range known {
+		r, recorded := records[id]
+		switch {
+		case recorded:
+			ep.Netns, ep.IfName, ep.HostIf, ep.PodIndex = r.Netns, r.IfName, r.HostIf, r.PodIndex
+			ep.Labels, ep.Attach, ep.Qdisc = r.Labels, r.Attach, r.Qdisc
+		// The store is gone; where programs are at work, leave them.
+		case linked[id]:
+			ep.Attach = datapath.AttachTCX
+		case ep.Placement == state.InPod || datapath.HasFilters(ep):
+			// Into a pod nobody can look without its path: benefit of the doubt.
+			ep.Attach = datapath.AttachClsact
+		default:
+			err = errors.Join(err, e.endpointTables().Delete(ep, known))
+			delete(known, id)
+			continue
+		}
+		known[id] = ep
+	}
+	err = errors.Join(err, e.pruneEndpoints(known, records, linked))
+	if err == nil {
+		e.known = known
+	}
+	return err
+}
+
+func (e *Engine) pruneEndpoints(known, records map[uint32]state.Endpoint, linked map[uint32]bool) error {
+	var errs []error
+	for id, r := range records {
+		if _, ok := known[id]; !ok {
+			errs = append(errs, e.detachFilters(r), e.store.DeleteEndpoint(id))
+		}
+	}
+	for id := range linked {
+		if _, ok := known[id]; !ok {
+			errs = append(errs, e.dp.Detach(id))
+		}
+	}
+	return errors.Join(append(errs, e.endpointTables().Prune(known))...)
+}
+
+// Endpoints are all endpoints, by id.
+func (e *Engine) Endpoints() ([]state.Endpoint, error) {
+	if err := e.loadEndpoints(); err != nil {
+		return nil, err
+	}
+	var out []state.Endpoint
+	for _, id := range slices.Sorted(maps.Keys(e.known)) {
+		out = append(out, e.known[id])
+	}
+	return out, nil
+}
+
+// Counters are what an endpoint sent and received, over all CPUs.
+func (e *Engine) Counters(id uint32) (from, to state.Counter, err error) {
+	values, err := e.dp.Counters.Get(id)
+	for _, v := range values {
+		from.Packets += v.FromPod.Packets
+		from.Bytes += v.FromPod.Bytes
+		to.Packets += v.ToPod.Packets
+		to.Bytes += v.ToPod.Bytes
+	}
+	return from, to, err
+}
+
+// AddEndpoint makes an interface an endpoint: it is in the tables before its
+// programs are attached, so that no packet finds a program that does not know
+// it. The endpoint is complete when this returns, or nothing of it is there.
+func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoint, error) {
+	if spec.ServicePath == "" {
+		spec.ServicePath = state.PathBoth
+	}
+	if e.dp == nil {
+		return state.Endpoint{}, errReadOnly
+	}
+	e.services = nil // its copy of meta is about to grow old
+	ep, err := discover(spec)
+	if err == nil {
+		err = e.loadEndpoints()
+	}
+	if err == nil {
+		err = e.makeRoom(ep)
+	}
+	if err == nil {
+		err = e.ensurePrograms(ep)
+	}
+	if err == nil {
+		err = e.number(&ep)
+	}
+	if err == nil {
+		ep.Attach = e.dp.AttachKind()
+		ep.Qdisc, err = e.needsQdisc(ep)
+	}
+	if err != nil {
+		return ep, privilege(err)
+	}
+	if err := e.store.WriteJournal(operation{Kind: opAddEndpoint, Endpoint: &ep}); err != nil {
+		return ep, err
+	}
+	if err := e.install(ep); err != nil {
+		return ep, errors.Join(privilege(err), e.uninstall(ep), e.store.ClearJournal())
+	}
+	e.known[ep.ID] = ep
+	return ep, e.store.ClearJournal()
+}
+
+// makeRoom refuses what is there already, and removes remains of pods that
+// are gone.
+func (e *Engine) makeRoom(ep state.Endpoint) error {
+	for id, other := range e.known {
+		same := other.Netns == ep.Netns && other.IfName == ep.IfName
+		clash, conflict := clashes(ep, other)
+		if !same && !conflict {
+			continue
+		}
+		if !e.alive(other) {
+			if err := e.remove(other); err != nil {
+				return fmt.Errorf("remove endpoint %d, whose pod is gone: %w", id, err)
+			}
+			continue
+		}
+		if same {
+			return fmt.Errorf("%s in %s is endpoint %d already; `mustang ep rm %d` removes it", ep.IfName, ep.Netns, id, id)
+		}
+		return fmt.Errorf("address %s of %s in %s belongs to endpoint %d (%s in %s); give the pod another, or `mustang ep rm %d`",
+			clash, ep.IfName, ep.Netns, id, other.IfName, other.Netns, id)
+	}
+	return nil
+}
+
+func clashes(a, b state.Endpoint) (string, bool) {
+	for _, addr := range a.Addrs() {
+		if slices.Contains(b.Addrs(), addr) {
+			return addr.String(), true
+		}
+	}
+	return "", false
+}
+
+// alive says whether ep's interface is still there. Without a record nobody
+// can tell, and it counts as alive.
+func (e *Engine) alive(ep state.Endpoint) bool {
+	if ep.Netns == "" {
+		return true
+	}
+	alive := false
+	_ = e.inPod(ep, func() error { // an error, too, means that it is not there
+		l, err := netlink.LinkByIndex(ep.PodIndex)
+		alive = err == nil && l.Attrs().Name == ep.IfName
+		return nil
+	})
+	return alive
+}
+
+// inPod runs fn in ep's namespace. It does nothing when that is gone; a new
+// one under the same name is another pod's.
+func (e *Engine) inPod(ep state.Endpoint, fn func() error) error {
+	if !netns.Is(ep.Netns) {
+		return nil
+	}
+	return netns.Do(ep.Netns, func() error {
+		if c, err := cookie(); err != nil || c != ep.NetnsCookie {
+			return err
+		}
+		return fn()
+	})
+}
+
+// atHook runs fn in the namespace of the interface that carries the programs.
+func (e *Engine) atHook(ep state.Endpoint, fn func() error) error {
+	if ep.Placement == state.InPod {
+		return e.inPod(ep, fn)
+	}
+	return fn()
+}
+
+func (e *Engine) ensurePrograms(ep state.Endpoint) error {
+	if err := e.dp.EnsurePrograms(ep.Placement == state.InPod); err != nil {
+		return err
+	}
+	if ep.ServicePath != state.PathBoth && ep.ServicePath != state.PathSocket {
+		return nil
+	}
+	root, err := e.scope.cgroupRoot()
+	if err != nil {
+		return err
+	}
+	return e.dp.EnsureSock(root)
+}
+
+// number gives ep an id and a generation. The search for a free id starts
+// where the generations stand, so that an id rests before it is used again.
+func (e *Engine) number(ep *state.Endpoint) error {
+	meta, err := e.dp.GetMeta()
+	if err != nil {
+		return err
+	}
+	meta.NextGeneration++
+	if meta.NextGeneration == 0 { // marks a free slot
+		meta.NextGeneration = 1
+	}
+	ids := e.dp.MaxEndpoints() - 1 // 0 means "not an endpoint"
+	for i := range ids {
+		id := (meta.NextGeneration-1+i)%ids + 1
+		if _, used := e.known[id]; !used {
+			ep.ID, ep.Generation = id, meta.NextGeneration
+			return e.dp.PutMeta(meta)
+		}
+	}
+	return fmt.Errorf("all %d endpoints of this node are in use; `mustang ep rm` one", ids)
+}
+
+func (e *Engine) needsQdisc(ep state.Endpoint) (needs bool, err error) {
+	if ep.Attach != datapath.AttachClsact {
+		return false, nil
+	}
+	err = e.atHook(ep, func() error {
+		has, err := datapath.HasClsact(ep.IfIndex)
+		needs = !has
+		return err
+	})
+	return needs, err
+}
+
+// install writes ep everywhere; doing it again is harmless.
+func (e *Engine) install(ep state.Endpoint) error {
+	if err := e.store.PutEndpoint(ep); err != nil {
+		return err
+	}
+	if err := e.dp.Counters.Zero(ep.ID); err != nil {
+		return err
+	}
+	if err := e.endpointTables().Put(ep, e.known); err != nil {
+		return err
+	}
+	return e.atHook(ep, func() error { return e.dp.Attach(ep) })
+}
+
+// finishAdd is install for a killed tool. A pod that died meanwhile gets its
+// endpoint removed.
+func (e *Engine) finishAdd(ep state.Endpoint) error {
+	if !e.alive(ep) {
+		return e.finishRemove(ep)
+	}
+	known, err := e.endpointTables().List()
+	if err != nil {
+		return err
+	}
+	delete(known, ep.ID)
+	e.known = known
+	err = e.ensurePrograms(ep)
+	if err == nil {
+		err = e.install(ep)
+	}
+	if err != nil {
+		err = errors.Join(err, e.uninstall(ep))
+	}
+	e.known = nil
+	return err
+}
+
+// RemoveEndpoint gives endpoint id back to plain kernel networking.
+func (e *Engine) RemoveEndpoint(id uint32) error {
+	if err := e.loadEndpoints(); err != nil {
+		return err
+	}
+	ep, ok := e.known[id]
+	if !ok {
+		return fmt.Errorf("endpoint %d: %w; `mustang ep ls` lists those that exist", id, ErrNotFound)
+	}
+	return e.remove(ep)
+}
+
+// FindEndpoint is the id of the endpoint of an interface.
+func (e *Engine) FindEndpoint(path, ifname string) (uint32, error) {
+	if err := e.loadEndpoints(); err != nil {
+		return 0, err
+	}
+	for id, ep := range e.known {
+		if ep.Netns == path && ep.IfName == ifname {
+			return id, nil
+		}
+	}
+	return 0, fmt.Errorf("endpoint of %s in %s: %w; `mustang ep ls` lists those that exist", ifname, path, ErrNotFound)
+}
+
+func (e *Engine) remove(ep state.Endpoint) error {
+	if err := e.store.WriteJournal(operation{Kind: opRemoveEndpoint, Endpoint: &ep}); err != nil {
+		return err
+	}
+	if err := e.uninstall(ep); err != nil {
+		// The journal stays: the next tool goes on from here.
+		return err
+	}
+	delete(e.known, ep.ID)
+	return e.store.ClearJournal()
+}
+
+func (e *Engine) finishRemove(ep state.Endpoint) error {
+	known, err := e.endpointTables().List()
+	if err != nil {
+		return err
+	}
+	e.known = known
+	err = e.uninstall(ep)
+	e.known = nil
+	return err
+}
+
+// uninstall removes ep everywhere; doing it again is harmless. The programs go
+// first: they drop the packets of an interface that the tables do not know.
+func (e *Engine) uninstall(ep state.Endpoint) error {
+	if err := errors.Join(e.dp.Detach(ep.ID), e.detachFilters(ep)); err != nil {
+		return err
+	}
+	if err := e.endpointTables().Delete(ep, e.known); err != nil {
+		return err
+	}
+	return errors.Join(e.dp.Counters.Zero(ep.ID), e.store.DeleteEndpoint(ep.ID))
+}
+
+func (e *Engine) detachFilters(ep state.Endpoint) error {
+	if ep.Attach != datapath.AttachClsact {
+		return nil
+	}
+	return e.atHook(ep, func() error { return datapath.DetachFilters(ep) })
+}

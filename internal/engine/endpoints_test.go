@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Pods by hand talk through the programs once they are endpoints, a new tool
+// restores the same list, and removal gives the plain kernel path back.
+func TestEndpointRoundTrip(t *testing.T) {
+	for name, noTCX := range map[string]bool{"tcx": false, "clsact": true} {
+		t.Run(name, func(t *testing.T) {
+			if !noTCX && !datapath.Probe().TCX {
+				t.Skip("this kernel has no tcx")
+			}
+			n := newNode(t)
+			n.opts.NoTCX = noTCX
+			a, b := n.pod(1), n.pod(2)
+			n.ping(a, "10.9.0.2")
+			first, err := n.add(a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			second, err := n.add(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if first.Attach != name || first.HostIf != "h1" || first.IP4.String() != "10.9.0.1" || first.IP6.String() != "fd09::1" {
+				t.Fatalf("%+v", first)
+			}
+			want := []state.Endpoint{first, second}
+			if d := cmp.Diff(want, n.endpoints(), cmpopts.EquateComparable(netip.Addr{})); d != "" {
+				t.Fatal(d)
+			}
+			n.ping(a, "10.9.0.2")
+			n.must(func(e *Engine) error {
+				from, _, err := e.Counters(first.ID)
+				if err == nil && from.Packets == 0 {
+					t.Error("no packet of the pod's was counted")
+				}
+				return err
+			})
+			n.must(func(e *Engine) error { return e.RemoveEndpoint(first.ID) })
+			n.must(func(e *Engine) error { return e.RemoveEndpoint(second.ID) })
+			if got := n.endpoints(); len(got) != 0 {
+				t.Fatal(got)
+			}
+			n.ping(a, "10.9.0.2")
+			if q := n.run("tc qdisc show dev h1"); strings.Contains(q, "clsact") {
+				t.Errorf("left behind: %s", q)
+			}
+			third, err := n.add(a)
+			if err != nil || third.ID == first.ID {
+				t.Fatalf("id %d was used again at once: %v", third.ID, err)
+			}
+		})
+	}
+}
+
+func (n *node) ping(from, to string) {
+	n.t.Helper()
+	n.run("nsenter --net=%s ping -c 1 -W 2 %s", from, to)
+}
+
+func TestForeignFiltersStay(t *testing.T) {
+	n := newNode(t)
+	n.opts.NoTCX = true
+	a := n.pod(1)
+	n.run("tc qdisc add dev h1 clsact")
+	addForeignFilter(t, "h1")
+	ep, err := n.add(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := n.run("tc filter show dev h1 ingress"); !strings.Contains(f, "foreign") || !strings.Contains(f, "mustang:") {
+		t.Fatalf("filters: %s", f)
+	}
+	n.must(func(e *Engine) error { return e.RemoveEndpoint(ep.ID) })
+	if f := n.run("tc filter show dev h1 ingress"); !strings.Contains(f, "foreign") || strings.Contains(f, "mustang:") {
+		t.Fatalf("filters: %s", f)
+	}
+}
+
+func addForeignFilter(t *testing.T, ifname string) {
+	t.Helper()
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type:         ebpf.SchedCLS,
+		Instructions: asm.Instructions{asm.LoadImm(asm.R0, -1, asm.DWord), asm.Return()},
+		License:      "MIT",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close()
+	l, err := netlink.LinkByName(ifname)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = netlink.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1,
+		},
+		Fd: prog.FD(), Name: "foreign", DirectAction: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A macvlan has no host end: the programs sit inside the pod.
+func TestMacvlanIsServedInsideThePod(t *testing.T) {
+	for name, noTCX := range map[string]bool{"tcx": false, "clsact": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.opts.NoTCX = noTCX
+			n.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up")
+			var paths []string
+			for _, i := range []string{"1", "2"} {
+				pod := n.name + "-m" + i
+				n.namespace(pod)
+				n.run("ip link add link up0 name mv%s netns %s type macvlan mode bridge", i, pod)
+				n.run("ip -n %s link set mv%s name eth0 && ip -n %s link set eth0 up && ip -n %s addr add 10.8.0.%s/24 dev eth0", pod, i, pod, pod, i)
+				paths = append(paths, netns.Path(pod))
+			}
+			for _, path := range paths {
+				ep, err := n.add(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if ep.Placement != state.InPod || ep.Parent == 0 || ep.HostIf != "" {
+					t.Fatalf("%+v", ep)
+				}
+			}
+			n.ping(paths[0], "10.8.0.2")
+			n.must(func(e *Engine) error {
+				from, to, err := e.Counters(n.firstID(e))
+				if from.Packets == 0 || to.Packets == 0 {
+					t.Errorf("counted %+v from the pod, %+v to it", from, to)
+				}
+				return err
+			})
+		})
+	}
+}
+
+func (n *node) firstID(e *Engine) uint32 {
+	n.t.Helper()
+	list, err := e.Endpoints()
+	if err != nil || len(list) == 0 {
+		n.t.Fatal(list, err)
+	}
+	return list[0].ID
+}
+
+func TestEndpointMistakesAreOneSentence(t *testing.T) {
+	n := newNode(t)
+	a := n.pod(1)
+	b := n.pod(2)
+	if _, err := n.add(a); err != nil {
+		t.Fatal(err)
+	}
+	n.run("ip -n %s-p2 addr add 10.9.0.1/32 dev eth0 && ip -n %s-p2 addr del 10.9.0.2/32 dev eth0", n.name, n.name)
+	elsewhere := n.name + "-x"
+	n.namespace(elsewhere)
+	n.run("ip -n %s link add far type veth peer name near && ip -n %s link set far netns %s-p2 && ip -n %s-p2 link set far name eth9 && ip -n %s-p2 addr add 10.9.9.9/32 dev eth9", elsewhere, elsewhere, n.name, n.name, n.name)
+	before := n.endpoints()
+	for name, tc := range map[string]struct {
+		spec EndpointSpec
+		want []string
+	}{
+		"no namespace":        {EndpointSpec{Netns: "/var/run/netns/none-such", IfName: "eth0"}, []string{"netns /var/run/netns/none-such", "ip netns"}},
+		"not a namespace":     {EndpointSpec{Netns: "/etc/hostname", IfName: "eth0"}, []string{"not a network namespace"}},
+		"no interface":        {EndpointSpec{Netns: a, IfName: "eth7"}, []string{`"eth7"`, "it has", "eth0"}},
+		"loopback":            {EndpointSpec{Netns: a, IfName: "lo"}, []string{"loopback", "give"}},
+		"already added":       {EndpointSpec{Netns: a, IfName: "eth0"}, []string{"already", "mustang ep rm"}},
+		"address taken":       {EndpointSpec{Netns: b, IfName: "eth0"}, []string{"10.9.0.1", "belongs to endpoint", "mustang ep rm"}},
+		"the node's own":      {EndpointSpec{Netns: netns.Path(n.name), IfName: "h1"}, []string{"h1"}},
+		"peer somewhere else": {EndpointSpec{Netns: b, IfName: "eth9"}, []string{"other end of eth9", "nsenter"}},
+	} {
+		err := n.do(func(e *Engine) error { _, err := e.AddEndpoint(t.Context(), tc.spec); return err })
+		if err == nil {
+			t.Errorf("%s: accepted", name)
+			continue
+		}
+		for _, w := range tc.want {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %q does not say %q", name, err, w)
+			}
+		}
+	}
+	if d := cmp.Diff(before, n.endpoints(), cmpopts.EquateComparable(netip.Addr{})); d != "" {
+		t.Error(d)
+	}
+}
+
+// A pod that died without a word makes room for the one that takes its name
+// and address.
+func TestADeadPodMakesRoom(t *testing.T) {
+	n := newNode(t)
+	a := n.pod(1)
+	old, err := n.add(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netns.Delete(a); err != nil {
+		t.Fatal(err)
+	}
+	n.run("ip link del h1 2>/dev/null || true")
+	if err := netns.Create(a); err != nil {
+		t.Fatal(err)
+	}
+	n.connect(n.name+"-p1", 1)
+	ep, err := n.add(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := n.endpoints(); len(got) != 1 || got[0].ID != ep.ID || ep.ID == old.ID || ep.NetnsCookie == old.NetnsCookie {
+		t.Fatalf("%+v after %+v: %+v", ep, old, got)
+	}
+}
+
+// The store may be lost: endpoints stay at work, and can be removed.
+func TestALostStoreDoesNotStopEndpoints(t *testing.T) {
+	for name, noTCX := range map[string]bool{"tcx": false, "clsact": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.opts.NoTCX = noTCX
+			a, b := n.pod(1), n.pod(2)
+			for _, p := range []string{a, b} {
+				if _, err := n.add(p); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.RemoveAll(n.scope.StateDir); err != nil {
+				t.Fatal(err)
+			}
+			if got := n.endpoints(); len(got) != 2 {
+				t.Fatal(got)
+			}
+			n.ping(a, "10.9.0.2")
+			n.must(func(e *Engine) error { return e.RemoveEndpoint(n.firstID(e)) })
+			if got := n.endpoints(); len(got) != 1 {
+				t.Fatal(got)
+			}
+			n.ping(a, "10.9.0.2")
+		})
+	}
+}
+
+// Another build's programs are replaced in place, under running traffic.
+func TestUpgradeReplacesTheProgramsInPlace(t *testing.T) {
+	n := newNode(t)
+	a, b, c := n.pod(1), n.pod(2), n.pod(3)
+	for _, p := range []string{a, b} {
+		if _, err := n.add(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ids := func() (out []uint32, current bool) {
+		n.must(func(e *Engine) error {
+			s, err := e.Status()
+			for _, p := range s.Programs {
+				out = append(out, p.ID)
+			}
+			current = s.Current
+			return err
+		})
+		return out, current
+	}
+	before, current := ids()
+	if !current || len(before) != 10 {
+		t.Fatal(before, current)
+	}
+	n.must(func(e *Engine) error {
+		meta, err := e.dp.GetMeta()
+		if err != nil {
+			return err
+		}
+		meta.Build[0]++
+		return e.dp.PutMeta(meta)
+	})
+	if _, current := ids(); current {
+		t.Fatal("another build is not noticed")
+	}
+	if _, err := n.add(c); err != nil {
+		t.Fatal(err)
+	}
+	after, current := ids()
+	if !current || len(after) != len(before) {
+		t.Fatal(after, current)
+	}
+	for i := range after {
+		if after[i] == before[i] {
+			t.Errorf("program %d was not replaced", i)
+		}
+	}
+	n.ping(a, "10.9.0.2")
+}
+
+func TestStatusWarnsOfBypassedFirewall(t *testing.T) {
+	n := newNode(t)
+	if _, err := n.add(n.pod(1)); err != nil {
+		t.Fatal(err)
+	}
+	n.run("nft add table ip t && nft 'add chain ip t f { type filter hook forward priority 0; }' && nft add rule ip t f ip daddr 1.2.3.4 drop")
+	n.must(func(e *Engine) error {
+		s, err := e.Status()
+		want := []ForwardRules{{Backend: "nftables", Table: "ip t", Chain: "f", Rules: 1}}
+		if d := cmp.Diff(want, s.Bypassed); d != "" || len(s.Warnings) == 0 {
+			t.Error(d, s.Warnings)
+		}
+		return err
+	})
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package engine is one node: it opens the node's scope (lock, pins, store),
+// finishes what a killed tool left half done, and applies changes. It acts in
+// the network namespace of the calling thread, which is the node's.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/reconcile"
+	"github.com/mustang-net/mustang/internal/state"
+	"github.com/mustang-net/mustang/internal/store"
+)
+
+// ErrNotFound is about an object that does not exist.
+var ErrNotFound = errors.New("not found")
+
+// Options are how to open a scope. The zero value is right for a tool that
+// writes.
+type Options struct {
+	// ReadOnly does not create what is absent. (A half-done operation is
+	// finished all the same: readers, too, see the old state or the new.)
+	ReadOnly bool
+	Sizes    datapath.Sizes // of tables that are created
+	Notify   func(string)   // gets progress and warnings, a sentence each
+	NoTCX    bool           // attach by clsact, as on kernels without tcx
+
+	// faults stands between the engine and the Services' tables, in tests.
+	faults func(reconcile.ServiceTables) reconcile.ServiceTables
+}
+
+// Engine is an open scope. It holds the scope's lock, so close it soon. It is
+// not for concurrent use.
+type Engine struct {
+	scope    Scope
+	opts     Options
+	store    store.Store
+	lock     *os.File
+	dp       *datapath.Datapath // nil: read-only, and there is nothing
+	services *reconcile.Services
+	known    map[uint32]state.Endpoint
+}
+
+// Open opens the scope, waiting for other tools up to ctx's deadline or a
+// minute, whichever comes first.
+func Open(ctx context.Context, scope Scope, opts Options) (*Engine, error) {
+	if opts.Notify == nil {
+		opts.Notify = func(string) {}
+	}
+	scope = scope.withDefaults()
+	empty := &Engine{scope: scope, opts: opts, store: store.At(scope.StateDir)}
+	if opts.ReadOnly && !datapath.Exists(scope.BPFFS) {
+		if err := unreadable(scope.BPFFS); err != nil {
+			return nil, privilege(err)
+		}
+		return empty, nil
+	}
+	if err := scope.checkBPFFS(); err != nil {
+		return nil, privilege(err)
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, privilege(fmt.Errorf("lift the limit of locked memory: %w", err))
+	}
+	for {
+		e, again, err := open(ctx, scope, opts)
+		if err != nil {
+			return nil, privilege(err)
+		}
+		if !again {
+			return e, nil
+		}
+		if opts.ReadOnly {
+			return empty, nil
+		}
+	}
+}
+
+// unreadable tells a scope that may not be looked at from one that is empty.
+func unreadable(dir string) error {
+	if _, err := os.ReadDir(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// open is one attempt; again: a half-done reset was finished, and there is
+// nothing left to have opened.
+func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool, err error) {
+	f, err := scope.lock(ctx, opts.Notify)
+	if err != nil {
+		return nil, false, err
+	}
+	e = &Engine{scope: scope, opts: opts, store: store.At(scope.StateDir), lock: f}
+	op, pending, err := e.pending()
+	if err == nil && pending && op.Kind == opReset {
+		return nil, true, errors.Join(e.reset(), e.Close())
+	}
+	if err == nil {
+		e.dp, err = datapath.Open(scope.BPFFS, opts.Sizes)
+	}
+	if err == nil {
+		e.dp.NoTCX = opts.NoTCX
+		if pending {
+			err = e.recover(op)
+		}
+	}
+	if err != nil {
+		return nil, false, errors.Join(err, e.Close())
+	}
+	return e, false, nil
+}
+
+// Close releases the scope. What was applied stays.
+func (e *Engine) Close() error {
+	var errs []error
+	if e.dp != nil {
+		errs = append(errs, e.dp.Close())
+		e.dp = nil
+	}
+	if e.lock != nil {
+		errs = append(errs, e.lock.Close())
+		e.lock = nil
+	}
+	return errors.Join(errs...)
+}
+
+// Reset removes every trace of the scope: links, filters, pins, store, and the
+// directories. The engine is closed by it.
+func (e *Engine) Reset() error {
+	if e.lock == nil {
+		return e.store.Remove() // there was nothing else to open
+	}
+	if err := e.store.WriteJournal(operation{Kind: opReset}); err != nil {
+		return err
+	}
+	return errors.Join(e.reset(), e.Close())
+}
+
+// reset can be done again at any point of itself; the journal goes last.
+func (e *Engine) reset() error {
+	var errs []error
+	records, err := e.store.Endpoints()
+	if err != nil {
+		// Damaged records only cost the filters of their endpoints.
+		e.opts.Notify(err.Error())
+	}
+	for _, ep := range records {
+		errs = append(errs, e.detachFilters(ep))
+	}
+	errs = append(errs, datapath.Remove(e.scope.BPFFS), e.store.Remove())
+	return errors.Join(errs...)
+}
+
+// Reset opens and resets a scope, even one whose tables this mustang cannot
+// read. A scope that does not exist is success.
+func Reset(ctx context.Context, scope Scope, notify func(string)) error {
+	scope = scope.withDefaults()
+	st := store.At(scope.StateDir)
+	if _, err := os.Stat(scope.BPFFS); errors.Is(err, os.ErrNotExist) {
+		return privilege(st.Remove())
+	}
+	if err := scope.checkBPFFS(); err != nil {
+		return privilege(err)
+	}
+	f, err := scope.lock(ctx, notify)
+	if err != nil {
+		return privilege(err)
+	}
+	e := &Engine{scope: scope, opts: Options{Notify: notify}, store: st, lock: f}
+	return privilege(e.Reset())
+}

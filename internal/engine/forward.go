@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"encoding/binary"
+	"fmt"
+	"unsafe"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// ForwardRules is one chain of the host's firewall that forwarded packets
+// would pass, and packets redirected by eBPF do not.
+type ForwardRules struct {
+	Backend string `json:"backend"` // "nftables" (iptables-nft included) or "iptables-legacy"
+	Table   string `json:"table"`
+	Chain   string `json:"chain"`
+	Rules   int    `json:"rules"` // -1: some, uncounted
+	Policy  string `json:"policy,omitempty"`
+}
+
+// forwardRules lists the chains at the forward hook of the calling thread's
+// namespace that could drop something: those with rules or with policy drop.
+func forwardRules() ([]ForwardRules, error) {
+	list, err := nftForward()
+	if err != nil {
+		return nil, fmt.Errorf("list nftables chains: %w", err)
+	}
+	for _, t := range []struct {
+		family, level, option int
+		name                  string
+	}{
+		{unix.AF_INET, unix.SOL_IP, iptGetInfo, "filter (IPv4)"},
+		{unix.AF_INET6, unix.SOL_IPV6, iptGetInfo, "filter (IPv6)"},
+	} {
+		if legacyForward(t.family, t.level, t.option) {
+			list = append(list, ForwardRules{Backend: "iptables-legacy", Table: t.name, Chain: "FORWARD", Rules: -1})
+		}
+	}
+	return list, nil
+}
+
+// From linux/netfilter_ipv4/ip_tables.h: IPT_SO_GET_INFO, and the same number
+// for IPv6.
+const iptGetInfo = 64
+
+// iptInfo is struct ipt_getinfo.
+type iptInfo struct {
+	name       [32]byte
+	validHooks uint32
+	hookEntry  [5]uint32
+	underflow  [5]uint32
+	numEntries uint32
+	size       uint32
+}
+
+const hookForward = 2 // NF_INET_FORWARD
+
+// legacyForward says whether iptables-legacy has rules in FORWARD. A kernel
+// without it has none. Asking does not create the table: only those in
+// /proc/net/ip_tables_names are there, and the call fails for others.
+func legacyForward(family, level, option int) bool {
+	if !legacyTable(family, "filter") {
+		return false
+	}
+	fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	info := iptInfo{}
+	copy(info.name[:], "filter")
+	size := uint32(unsafe.Sizeof(info))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
+		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	return errno == 0 && info.hookEntry[hookForward] != info.underflow[hookForward]
+}
+
+// From linux/netfilter/nf_tables.h.
+const (
+	nfnlSubsysNFT    = 10
+	nftGetChain      = 4
+	nftGetRule       = 7
+	nftaChainTable   = 1
+	nftaChainName    = 3
+	nftaChainHook    = 4
+	nftaChainPolicy  = 5
+	nftaHookHooknum  = 1
+	nftaRuleTable    = 1
+	nftaRuleChain    = 2
+	familyInet       = 1
+	nfgenmsgLen      = 4
+	netfilterVersion = 0
+)
+
+// nfgen is struct nfgenmsg.
+type nfgen struct{ family uint8 }
+
+func (nfgen) Len() int            { return nfgenmsgLen }
+func (g nfgen) Serialize() []byte { return []byte{g.family, netfilterVersion, 0, 0} }
+
+// nftObject is one dumped chain or rule.
+type nftObject struct {
+	family uint8
+	attrs  map[uint16][]byte
+}
+
+func nftDump(kind int) ([]nftObject, error) {
+	req := nl.NewNetlinkRequest(nfnlSubsysNFT<<8|kind, unix.NLM_F_DUMP)
+	req.AddData(nfgen{unix.AF_UNSPEC})
+	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]nftObject, 0, len(msgs))
+	for _, m := range msgs {
+		if len(m) < nfgenmsgLen {
+			continue
+		}
+		attrs, err := attributes(m[nfgenmsgLen:])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, nftObject{m[0], attrs})
+	}
+	return out, nil
+}
+
+func attributes(b []byte) (map[uint16][]byte, error) {
+	list, err := nl.ParseRouteAttr(b)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[uint16][]byte, len(list))
+	for _, a := range list {
+		out[a.Attr.Type&^unix.NLA_F_NESTED] = a.Value
+	}
+	return out, nil
+}
+
+func (o nftObject) text(attr uint16) string {
+	return unix.ByteSliceToString(o.attrs[attr])
+}
+
+// nftForward lists nftables' chains at the forward hook. A kernel without
+// nftables has none.
+func nftForward() ([]ForwardRules, error) {
+	chains, err := nftDump(nftGetChain)
+	if err != nil {
+		return nil, ignoreNoNFT(err)
+	}
+	var out []ForwardRules
+	index := make(map[string]int)
+	for _, c := range chains {
+		hook, err := attributes(c.attrs[nftaChainHook])
+		if err != nil || c.family != familyInet && c.family != unix.AF_INET && c.family != unix.AF_INET6 {
+			continue
+		}
+		if num := hook[nftaHookHooknum]; len(num) != 4 || binary.BigEndian.Uint32(num) != hookForward {
+			continue
+		}
+		r := ForwardRules{Backend: "nftables", Table: familyName(c.family) + " " + c.text(nftaChainTable), Chain: c.text(nftaChainName)}
+		if p := c.attrs[nftaChainPolicy]; len(p) == 4 && binary.BigEndian.Uint32(p) == 0 {
+			r.Policy = "drop"
+		}
+		index[r.Table+"\x00"+r.Chain] = len(out)
+		out = append(out, r)
+	}
+	if len(out) == 0 {
+		return nil, nil
+	}
+	rules, err := nftDump(nftGetRule)
+	if err != nil {
+		return nil, ignoreNoNFT(err)
+	}
+	for _, r := range rules {
+		if i, ok := index[familyName(r.family)+" "+r.text(nftaRuleTable)+"\x00"+r.text(nftaRuleChain)]; ok {
+			out[i].Rules++
+		}
+	}
+	return withEffect(out), nil
+}
+
+// withEffect keeps the chains that could drop something.
+func withEffect(list []ForwardRules) []ForwardRules {
+	var out []ForwardRules
+	for _, r := range list {
+		if r.Rules != 0 || r.Policy == "drop" {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+func familyName(f uint8) string {
+	switch f {
+	case unix.AF_INET:
+		return "ip"
+	case unix.AF_INET6:
+		return "ip6"
+	}
+	return "inet"
+}

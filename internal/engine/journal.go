@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/mustang-net/mustang/internal/reconcile"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Kinds of operations.
+const (
+	opServices       = "services"
+	opAddEndpoint    = "add endpoint"
+	opRemoveEndpoint = "remove endpoint"
+	opReset          = "reset"
+)
+
+// operation is what the journal holds while a change is under way: enough to
+// do it again from its beginning, whatever of it was done.
+type operation struct {
+	Kind     string
+	Upserts  []state.Service  `json:",omitempty"`
+	Removes  []state.Frontend `json:",omitempty"`
+	Endpoint *state.Endpoint  `json:",omitempty"`
+}
+
+// pending reads the operation that a killed tool left.
+func (e *Engine) pending() (op operation, pending bool, err error) {
+	pending, err = e.store.ReadJournal(&op)
+	if err != nil {
+		return op, false, fmt.Errorf("read the journal: %w", err)
+	}
+	return op, pending, nil
+}
+
+// recover finishes a killed tool's operation. One that cannot be finished is
+// undone and reported: it must not keep the scope closed.
+func (e *Engine) recover(op operation) error {
+	var err error
+	switch op.Kind {
+	case opServices:
+		err = e.applyServices(op)
+	case opAddEndpoint:
+		err = e.finishAdd(*op.Endpoint)
+	case opRemoveEndpoint:
+		err = e.finishRemove(*op.Endpoint)
+	default:
+		return fmt.Errorf("the journal in %s holds a %q operation, which this mustang does not know; use the version that wrote it", e.scope.StateDir, op.Kind)
+	}
+	if undo := (*reconcile.UndoError)(nil); errors.As(err, &undo) {
+		return err
+	}
+	if err != nil {
+		e.opts.Notify(fmt.Sprintf("an interrupted operation (%s) could not be finished and was undone: %v", op.Kind, err))
+	}
+	return e.store.ClearJournal()
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Scope is one node's place on this machine. Several scopes, each used from
+// its own network namespace, never see each other.
+type Scope struct {
+	BPFFS      string // pins: tables, programs, links
+	StateDir   string // what maps cannot hold
+	CgroupRoot string // whose sockets get Services at connect(); "" is the cgroup2 mount
+}
+
+// Defaults of a Scope's fields.
+const (
+	DefaultBPFFS    = "/sys/fs/bpf/mustang"
+	DefaultStateDir = "/run/mustang"
+)
+
+func (s Scope) withDefaults() Scope {
+	if s.BPFFS == "" {
+		s.BPFFS = DefaultBPFFS
+	}
+	if s.StateDir == "" {
+		s.StateDir = DefaultStateDir
+	}
+	s.BPFFS, s.StateDir = filepath.Clean(s.BPFFS), filepath.Clean(s.StateDir)
+	return s
+}
+
+// cgroupRoot is the configured root, or where cgroup2 is mounted.
+func (s Scope) cgroupRoot() (string, error) {
+	if s.CgroupRoot != "" {
+		return s.CgroupRoot, nil
+	}
+	f, err := os.Open("/proc/mounts")
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		if field := strings.Fields(sc.Text()); len(field) > 2 && field[2] == "cgroup2" {
+			return field[1], nil
+		}
+	}
+	return "", errors.New("no cgroup2 file system is mounted, which Services at the socket need; `mount -t cgroup2 none DIR` and name it by --cgroup-root, or use --service-path tc")
+}
+
+// checkBPFFS wants the directory, or the nearest one above it that exists, to
+// be on a bpffs: pins cannot live elsewhere.
+func (s Scope) checkBPFFS() error {
+	dir := s.BPFFS
+	var st unix.Statfs_t
+	for {
+		err := unix.Statfs(dir, &st)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.ENOENT) || dir == filepath.Dir(dir) {
+			return fmt.Errorf("look at %s: %w", dir, err)
+		}
+		dir = filepath.Dir(dir)
+	}
+	if st.Type == unix.BPF_FS_MAGIC {
+		return nil
+	}
+	mount := filepath.Dir(s.BPFFS)
+	if strings.HasPrefix(s.BPFFS, "/sys/fs/bpf/") {
+		mount = "/sys/fs/bpf"
+	}
+	return fmt.Errorf("%s is not on a bpffs, so nothing can be pinned there; run `mount -t bpf bpf %s`, or name another directory by --bpffs", s.BPFFS, mount)
+}
+
+const (
+	lockDeadline = 60 * time.Second
+	lockNotice   = 2 * time.Second
+	lockPoll     = 20 * time.Millisecond
+)
+
+// lock takes the scope for this process: two tools that write at once would
+// undo each other. The kernel drops the lock when the process ends, however.
+func (s Scope) lock(ctx context.Context, notify func(string)) (*os.File, error) {
+	ctx, cancel := context.WithTimeout(ctx, lockDeadline)
+	defer cancel()
+	notice := time.NewTimer(lockNotice)
+	defer notice.Stop()
+	poll := time.NewTicker(lockPoll)
+	defer poll.Stop()
+	for {
+		f, err := s.tryLock()
+		if f != nil || err != nil {
+			return f, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("another mustang works on %s and does not finish: %w; wait for it, or stop it", s.BPFFS, ctx.Err())
+		case <-notice.C:
+			notify(fmt.Sprintf("waiting for another mustang that works on %s", s.BPFFS))
+		case <-poll.C:
+		}
+	}
+}
+
+// tryLock is one attempt; nil without an error: somebody else has the lock.
+func (s Scope) tryLock() (*os.File, error) {
+	f, err := os.Open(s.BPFFS)
+	if errors.Is(err, os.ErrNotExist) {
+		// A reset by another tool may have removed it a moment ago.
+		if err := os.MkdirAll(s.BPFFS, 0o700); err != nil {
+			return nil, fmt.Errorf("make the directory for pins: %w", err)
+		}
+		f, err = os.Open(s.BPFFS)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, nil
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the directory for pins: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil && sameFile(f, s.BPFFS) {
+		return f, nil
+	}
+	f.Close()
+	if err == nil || errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+		return nil, nil
+	}
+	return nil, fmt.Errorf("lock %s: %w", s.BPFFS, err)
+}
+
+// sameFile is false when the directory was removed between opening and locking.
+func sameFile(f *os.File, path string) bool {
+	a, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	b, err := os.Stat(path)
+	return err == nil && os.SameFile(a, b)
+}
+
+// privilege adds the mend to errors that come from a lack of it.
+func privilege(err error) error {
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
+		return fmt.Errorf("%w; mustang needs CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN, so run it as root", err)
+	}
+	return err
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/reconcile"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+var compareAddrs = cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
+
+func TestServicesAreRestoredFromTheTables(t *testing.T) {
+	n := newNode(t)
+	want := []state.Service{svc("10.96.0.1:80", "10.9.0.1:80", "10.9.0.2:80"), svc("[fd00::1]:80", "[fd09::1]:80"), svc("10.96.0.1:81")}
+	n.must(func(e *Engine) error { return e.AddServices(want...) })
+	for i := range want {
+		want[i].Number = uint32(i + 1)
+	}
+	if d := cmp.Diff(want, n.services(), compareAddrs); d != "" {
+		t.Fatal(d)
+	}
+	err := n.do(func(e *Engine) error { return e.AddServices(svc("10.96.0.1:80")) })
+	if err == nil || !strings.Contains(err.Error(), "duplicate") {
+		t.Fatal(err)
+	}
+	n.must(func(e *Engine) error { return e.RemoveServices(want[1].Frontend) })
+	if d := cmp.Diff([]state.Service{want[0], want[2]}, n.services(), compareAddrs); d != "" {
+		t.Fatal(d)
+	}
+	err = n.do(func(e *Engine) error { return e.RemoveServices(want[1].Frontend) })
+	if !errors.Is(err, ErrNotFound) {
+		t.Fatal(err)
+	}
+}
+
+// breaking makes the n-th write to any table of Services fail.
+type breaking struct {
+	left int
+	err  error
+}
+
+func (b *breaking) write() error {
+	b.left--
+	if b.left == 0 {
+		return b.err
+	}
+	return nil
+}
+
+type breakingTable[K, V comparable] struct {
+	reconcile.Table[K, V]
+	b *breaking
+}
+
+func (t breakingTable[K, V]) Put(k []K, v []V) error {
+	if len(k) > 0 {
+		if err := t.b.write(); err != nil {
+			return err
+		}
+	}
+	return t.Table.Put(k, v)
+}
+
+func (b *breaking) wrap(t reconcile.ServiceTables) reconcile.ServiceTables {
+	return reconcile.ServiceTables{
+		Frontends: breakingTable[datapath.FrontendKey, datapath.Frontend]{t.Frontends, b},
+		Slots:     breakingTable[datapath.SlotKey, uint32]{t.Slots, b},
+		Backends:  breakingTable[uint32, datapath.Backend]{t.Backends, b},
+		Meta:      breakingTable[uint32, datapath.Meta]{t.Meta, b},
+	}
+}
+
+func TestAFailedWriteKeepsTheServicesInForce(t *testing.T) {
+	n := newNode(t)
+	n.must(func(e *Engine) error {
+		return e.AddServices(svc("10.96.0.1:80", "10.9.0.1:80", "10.9.0.2:80"), svc("10.96.0.2:80", "10.9.0.3:80"))
+	})
+	before := n.services()
+	change := []state.Service{
+		svc("10.96.0.1:80", "10.9.0.4:80", "10.9.0.5:80", "10.9.0.6:80"),
+		svc("10.96.0.2:80", "10.9.0.3:80", "10.9.0.1:80"), svc("10.96.0.3:80", "10.9.0.7:80"),
+	}
+	fault := errors.New("injected fault")
+	for i := 1; ; i++ {
+		n.opts.faults = (&breaking{i, fault}).wrap
+		err := n.do(func(e *Engine) error { return e.UpsertServices(change) })
+		n.opts.faults = nil
+		if err == nil {
+			if i < 6 {
+				t.Fatalf("only %d writes", i)
+			}
+			break
+		}
+		if !errors.Is(err, fault) {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(before, n.services(), compareAddrs); d != "" {
+			t.Fatalf("write %d failed: %s", i, d)
+		}
+	}
+	if got := n.services(); len(got) != 3 {
+		t.Fatal(got)
+	}
+}
+
+func TestAFullTableRefusesAndSaysSo(t *testing.T) {
+	n := newNode(t)
+	n.opts.Sizes.Services = 8
+	n.must(func(e *Engine) error { return e.AddServices(svc("10.96.0.1:80", "10.9.0.1:80")) })
+	var many []state.Service
+	for i := range 8 {
+		many = append(many, svc(fmt.Sprintf("10.96.1.%d:80", i+1), "10.9.0.1:80"))
+	}
+	err := n.do(func(e *Engine) error { return e.UpsertServices(many) })
+	if full := (*datapath.FullError)(nil); !errors.As(err, &full) {
+		t.Fatal(err)
+	}
+	if got := n.services(); len(got) != 1 {
+		t.Fatal(got)
+	}
+}
+
+func TestAnotherLayoutIsRefused(t *testing.T) {
+	n := newNode(t)
+	n.must(func(*Engine) error { return nil })
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 8, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := m.Pin(n.scope.BPFFS + "/maps/mst_ct_v0"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Open(context.Background(), n.scope, n.opts)
+	if err == nil || !strings.Contains(err.Error(), "mustang reset") {
+		t.Fatal(err)
+	}
+}
+
+func TestASecondToolWaitsForTheFirst(t *testing.T) {
+	n := newNode(t)
+	e := n.open()
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := Open(ctx, n.scope, n.opts); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		e, err := Open(context.Background(), n.scope, n.opts)
+		if err == nil {
+			err = e.Close()
+		}
+		done <- err
+	}()
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNoBPFFSIsOneSentenceWithTheMend(t *testing.T) {
+	_, err := Open(context.Background(), Scope{BPFFS: t.TempDir() + "/m", StateDir: t.TempDir()}, Options{})
+	if err == nil || !strings.Contains(err.Error(), "mount -t bpf bpf") {
+		t.Fatal(err)
+	}
+}
+
+// This is `svc apply` of 100,000 Services.
+func TestManyServicesTakeSeconds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
+	n := newNode(t)
+	n.opts.Sizes = datapath.Sizes{CT: 1024, CTNew: 1024}
+	var list []state.Service
+	for i := range 100_000 {
+		front := fmt.Sprintf("10.%d.%d.%d:80", 100+i>>16, byte(i>>8), byte(i))
+		list = append(list, svc(front, fmt.Sprintf("10.9.%d.%d:80", byte(i>>8), byte(i))))
+	}
+	start := time.Now()
+	n.must(func(e *Engine) error { return e.UpsertServices(list) })
+	added := time.Since(start)
+	start = time.Now()
+	if got := len(n.services()); got != len(list) {
+		t.Fatal(got)
+	}
+	t.Logf("added in %v, restored in %v", added, time.Since(start))
+	if added > 20*time.Second {
+		t.Errorf("%v", added)
+	}
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"cmp"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Drop is one line of "why were packets dropped".
+type Drop struct {
+	Reason    string `json:"reason"`
+	Sentence  string `json:"sentence"`
+	Direction string `json:"direction"` // "from pod", "to pod" or "socket"
+	Packets   uint64 `json:"packets"`
+	Bytes     uint64 `json:"bytes"`
+}
+
+// Status is what `mustang status` shows.
+type Status struct {
+	BPFFS      string                 `json:"bpffs"`
+	StateDir   string                 `json:"state_dir"`
+	CgroupRoot string                 `json:"cgroup_root"`
+	Present    bool                   `json:"present"` // the scope exists
+	Attach     string                 `json:"attach"`  // "tcx" or "clsact"
+	Current    bool                   `json:"current"` // the loaded programs are this binary's
+	Services   int                    `json:"services"`
+	Endpoints  map[string]int         `json:"endpoints"` // by placement
+	Programs   []datapath.ProgramInfo `json:"programs"`
+	Tables     []datapath.TableInfo   `json:"tables"`
+	Features   datapath.Features      `json:"features"`
+	Drops      []Drop                 `json:"drops"`
+	Bypassed   []ForwardRules         `json:"bypassed"` // firewall chains that redirected packets do not pass
+	Warnings   []string               `json:"warnings"`
+}
+
+// Status looks at everything and changes nothing.
+func (e *Engine) Status() (Status, error) {
+	s := Status{BPFFS: e.scope.BPFFS, StateDir: e.scope.StateDir, Present: e.dp != nil, Features: datapath.Probe(), Endpoints: map[string]int{},
+		Programs: []datapath.ProgramInfo{}, Tables: []datapath.TableInfo{}, Drops: []Drop{}, Bypassed: []ForwardRules{}, Warnings: []string{}}
+	root, err := e.scope.cgroupRoot()
+	if err != nil {
+		s.Warnings = append(s.Warnings, err.Error())
+	}
+	s.CgroupRoot = root
+	rules, err := forwardRules()
+	if err != nil {
+		s.Warnings = append(s.Warnings, "the host's firewall could not be looked at: "+err.Error())
+	}
+	if e.dp == nil {
+		return s, nil
+	}
+	s.Attach = e.dp.AttachKind()
+	services, err := e.Services()
+	if err != nil {
+		return s, err
+	}
+	s.Services = len(services)
+	endpoints, err := e.Endpoints()
+	if err != nil {
+		return s, err
+	}
+	for _, ep := range endpoints {
+		s.Endpoints[string(ep.Placement)]++
+	}
+	programs, current, err := e.dp.Programs()
+	if err != nil {
+		return s, err
+	}
+	s.Programs, s.Current = append(s.Programs, programs...), current
+	if s.Tables, err = e.dp.Tables(); err != nil {
+		return s, err
+	}
+	if s.Drops, err = e.drops(); err != nil {
+		return s, err
+	}
+	if s.Endpoints[string(state.HostEnd)] > 0 && len(rules) > 0 {
+		s.Bypassed = rules
+		s.Warnings = append(s.Warnings, "packets that eBPF forwards do not pass the host's FORWARD chains, which have rules or policy drop")
+	}
+	if len(s.Programs) > 0 && !s.Current {
+		s.Warnings = append(s.Warnings, "the loaded programs are another build's; the next `mustang ep add` replaces them in place")
+	}
+	return s, nil
+}
+
+// drops sums mst_drops over the CPUs, most packets first.
+func (e *Engine) drops() ([]Drop, error) {
+	directions := [bpfgen.DirCount]string{"from pod", "to pod", "socket"}
+	out := []Drop{}
+	for reason, r := range bpfgen.Reasons {
+		for dir, name := range directions {
+			slot := uint32(reason*bpfgen.DirCount + dir)
+			if slot >= e.dp.Drops.Len() {
+				continue
+			}
+			cpus, err := e.dp.Drops.Get(slot)
+			if err != nil {
+				return nil, err
+			}
+			d := Drop{Reason: r.Name, Sentence: r.Sentence, Direction: name}
+			for _, c := range cpus {
+				d.Packets += c.Packets
+				d.Bytes += c.Bytes
+			}
+			if d.Packets > 0 {
+				out = append(out, d)
+			}
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Drop) int { return cmp.Compare(b.Packets, a.Packets) })
+	return out, nil
+}
+
+// legacyTable says whether iptables-legacy has the table in this namespace.
+func legacyTable(family int, table string) bool {
+	file := "/proc/thread-self/net/ip_tables_names"
+	if family == unix.AF_INET6 {
+		file = "/proc/thread-self/net/ip6_tables_names"
+	}
+	text, err := os.ReadFile(file)
+	return err == nil && slices.Contains(strings.Fields(string(text)), table)
+}
+
+// ignoreNoNFT turns the errors of a kernel without nftables into nothing.
+func ignoreNoNFT(err error) error {
+	for _, e := range []error{unix.EINVAL, unix.EOPNOTSUPP, unix.ENOENT, unix.EPROTONOSUPPORT} {
+		if errors.Is(err, e) {
+			return nil
+		}
+	}
+	return err
+}

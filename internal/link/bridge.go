@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package link
+
+// bridge: the host's end of each pod's pair is a port of one bridge, which
+// holds the gateway's address. Pods of a node are neighbours on it.
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+func (b *builder) addBridge() (Result, error) {
+	br, err := b.ensureBridge()
+	if err != nil {
+		return Result{}, err
+	}
+	eth, host, err := b.makePair()
+	if err != nil {
+		return Result{}, err
+	}
+	if err := b.plugIn(host, br); err != nil {
+		return Result{}, err
+	}
+	if err := b.podOnSegment(eth); err != nil {
+		return Result{}, err
+	}
+	// In this order: the port's carrier is what gives the bridge its own.
+	for _, l := range []netlink.Link{host, br} {
+		if err := settle(b.node, l); err != nil {
+			return Result{}, err
+		}
+	}
+	res := pairResult(eth, host)
+	res.ParentIfIndex = br.Attrs().Index
+	return res, nil
+}
+
+// ensureBridge makes the node's bridge, or takes the one that is there.
+func (b *builder) ensureBridge() (netlink.Link, error) {
+	br, err := find(b.node, b.BridgeName)
+	if err != nil {
+		return nil, err
+	}
+	if br == nil {
+		// A MAC of its own: else the bridge takes its lowest port's, and
+		// changes it under the pods' neighbour entries as ports come and go.
+		attrs := b.attrs(b.BridgeName, randomMAC())
+		attrs.MTU = 0 // it follows its ports
+		snoop := false
+		err := b.node.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snoop})
+		if err != nil && !errors.Is(err, unix.EEXIST) { // another Add may be as fast
+			return nil, fmt.Errorf("create bridge %s: %w", b.BridgeName, err)
+		}
+		if br, err = must(b.node, b.BridgeName); err != nil {
+			return nil, err
+		}
+	}
+	if br.Type() != "bridge" {
+		return nil, fmt.Errorf("%s is a %s, not a bridge: choose another bridge name", b.BridgeName, br.Type())
+	}
+	return br, b.holdGateway(br)
+}
+
+// holdGateway makes a node's interface the pods' gateway: the bridge, or the
+// macvlan shim.
+func (b *builder) holdGateway(l netlink.Link) error {
+	if err := ifSysctls(l.Attrs().Name, b.IPv6.IsValid() || hasIPv6(b.node, l), endRouted); err != nil {
+		return err
+	}
+	if err := up(b.node, l); err != nil {
+		return err
+	}
+	for _, x := range []struct {
+		ip netip.Prefix
+		gw netip.Addr
+	}{{b.IPv4, b.Gateway4}, {b.IPv6, b.Gateway6}} {
+		if !x.ip.IsValid() {
+			continue
+		}
+		if err := b.addAddr(b.node, l, netip.PrefixFrom(x.gw, x.ip.Bits())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hasIPv6 reports whether another pod already made l an IPv6 gateway, which an
+// IPv4-only pod must not switch off.
+func hasIPv6(h *netlink.Handle, l netlink.Link) bool {
+	addrs, err := h.AddrList(l, unix.AF_INET6)
+	return err != nil || len(addrs) > 0
+}
+
+// plugIn makes the host's end a port.
+func (b *builder) plugIn(host, br netlink.Link) error {
+	if err := ifSysctls(b.HostIfName, false, endSwitched); err != nil {
+		return err
+	}
+	if err := b.node.LinkSetMaster(host, br); err != nil {
+		return fmt.Errorf("make %s a port of %s: %w", b.HostIfName, b.BridgeName, err)
+	}
+	// A pod that reaches itself through a Service leaves by the port it came in.
+	if err := b.node.LinkSetHairpin(host, true); err != nil {
+		return fmt.Errorf("set hairpin of %s: %w", b.HostIfName, err)
+	}
+	return up(b.node, host)
+}
+
+// podOnSegment finishes a pod that shares a segment with its gateway.
+func (b *builder) podOnSegment(eth netlink.Link) error {
+	if err := b.podBase(eth, b.IPv4, b.IPv6); err != nil {
+		return err
+	}
+	for _, x := range b.gateways() {
+		if err := addDefaultRoute(b.pod, eth, x.gw, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}

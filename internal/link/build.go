@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package link
+
+// The steps that all ways share: handles into both namespaces, what is ours
+// and how it is taken away again, addresses, routes and neighbours.
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	vns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
+)
+
+// linkGroup marks the pod's interface as ours in the very message that creates
+// it, so that even an Add that is killed right after can be told from somebody
+// else's interface ("mst" in ASCII).
+const linkGroup = 0x6d7374
+
+// aliasPrefix starts the alias that is set last: it marks a complete pod, and
+// tells a person who reads `ip link` whose interface this is.
+const aliasPrefix = "mustang pod "
+
+// builder holds both ends of a connection in the making.
+type builder struct {
+	Spec
+	nodeNS, podNS *os.File // podNS is nil when the pod's namespace is gone
+	node, pod     *netlink.Handle
+	pending       []pendingAddr
+}
+
+// pendingAddr is an IPv6 address that was added, and does not receive yet.
+type pendingAddr struct {
+	h  *netlink.Handle
+	ip netip.Addr
+}
+
+// open gets handles into the current namespace and the one at podPath. An
+// empty podPath stands for a pod whose namespace is gone.
+func open(podPath string) (*builder, error) {
+	b := &builder{}
+	var err error
+	if b.nodeNS, err = netns.Current(); err != nil {
+		return nil, err
+	}
+	if b.node, err = handle(b.nodeNS); err != nil {
+		b.close()
+		return nil, fmt.Errorf("netlink in the node's namespace: %w", err)
+	}
+	if podPath == "" {
+		return b, nil
+	}
+	if b.podNS, err = netns.Open(podPath); err != nil {
+		b.close()
+		return nil, err
+	}
+	if b.pod, err = handle(b.podNS); err != nil {
+		b.close()
+		return nil, fmt.Errorf("netlink in %s: %w", podPath, err)
+	}
+	return b, nil
+}
+
+func handle(ns *os.File) (*netlink.Handle, error) {
+	return netlink.NewHandleAt(vns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
+}
+
+func (b *builder) close() {
+	for _, h := range []*netlink.Handle{b.node, b.pod} {
+		if h != nil {
+			h.Close()
+		}
+	}
+	for _, f := range []*os.File{b.nodeNS, b.podNS} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// find returns nil when there is no such link.
+func find(h *netlink.Handle, name string) (netlink.Link, error) {
+	l, err := h.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up %s: %w", name, err)
+	}
+	return l, nil
+}
+
+// must is find for a link that was just made.
+func must(h *netlink.Handle, name string) (netlink.Link, error) {
+	l, err := find(h, name)
+	if err == nil && l == nil {
+		err = fmt.Errorf("look up %s: it vanished", name)
+	}
+	return l, err
+}
+
+// clearHalfBuilt removes what a killed Add left, and refuses what it does not
+// own or what is complete.
+func (b *builder) clearHalfBuilt() error {
+	l, err := find(b.pod, b.IfName)
+	if err != nil {
+		return err
+	}
+	if l != nil {
+		if l.Attrs().Group != linkGroup {
+			return fmt.Errorf("%s in %s is not mustang's: remove it or choose another interface name", b.IfName, b.NetNS)
+		}
+		if l.Attrs().Alias != "" {
+			return fmt.Errorf("%s in %s: %w", b.IfName, b.NetNS, ErrExists)
+		}
+	}
+	return b.remove()
+}
+
+// remove deletes both sides; absent is success.
+func (b *builder) remove() error {
+	var errs []error
+	if b.pod != nil {
+		errs = append(errs, del(b.pod, b.IfName, func(a *netlink.LinkAttrs) bool { return a.Group == linkGroup }))
+	}
+	// In macvlan mode nothing of the pod's is on the host.
+	if b.Mode != Macvlan {
+		errs = append(errs, del(b.node, b.HostIfName, func(*netlink.LinkAttrs) bool { return true }))
+	}
+	return errors.Join(errs...)
+}
+
+func del(h *netlink.Handle, name string, ours func(*netlink.LinkAttrs) bool) error {
+	l, err := find(h, name)
+	if err != nil || l == nil || !ours(l.Attrs()) {
+		return err
+	}
+	// Between looking and deleting, the other end's deletion may take this one.
+	if err := h.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("delete %s: %w", name, err)
+	}
+	return nil
+}
+
+func (b *builder) markComplete() error {
+	l, err := must(b.pod, b.IfName)
+	if err != nil {
+		return err
+	}
+	if err := b.pod.LinkSetAlias(l, aliasPrefix+b.Name); err != nil {
+		return fmt.Errorf("set alias of %s: %w", b.IfName, err)
+	}
+	return nil
+}
+
+// attrs are what every link of ours is created with. The MAC is always given:
+// a kernel-chosen one invites udev to change it under us.
+func (b *builder) attrs(name string, mac net.HardwareAddr) netlink.LinkAttrs {
+	a := netlink.NewLinkAttrs()
+	a.Name, a.MTU, a.HardwareAddr = name, b.MTU, mac
+	return a
+}
+
+func (b *builder) podMAC() net.HardwareAddr {
+	if b.MAC != nil {
+		return b.MAC
+	}
+	return randomMAC()
+}
+
+// randomMAC returns a locally administered unicast address.
+func randomMAC() net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	rand.Read(mac)
+	mac[0] = mac[0]&^0x03 | 0x02
+	return mac
+}
+
+// podBase prepares the pod's interface: sysctls before it goes up, so that its
+// IPv6 addresses are usable at once, then addresses.
+func (b *builder) podBase(eth netlink.Link, p4, p6 netip.Prefix) error {
+	if err := netns.DoFile(b.podNS, func() error { return ifSysctls(b.IfName, b.IPv6.IsValid(), endOfPod) }); err != nil {
+		return fmt.Errorf("in the pod: %w", err)
+	}
+	if lo, err := find(b.pod, "lo"); err == nil && lo != nil && lo.Attrs().Flags&net.FlagUp == 0 {
+		if err := up(b.pod, lo); err != nil {
+			return err
+		}
+	}
+	if err := up(b.pod, eth); err != nil {
+		return err
+	}
+	for _, p := range []netip.Prefix{p4, p6} {
+		if err := b.addAddr(b.pod, eth, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func up(h *netlink.Handle, l netlink.Link) error {
+	if err := h.LinkSetUp(l); err != nil {
+		return fmt.Errorf("set %s up: %w", l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// awaitAddrs returns when all added IPv6 addresses receive. Even without
+// duplicate detection, the kernel makes an address's local route in the
+// background; what arrives before is dropped or sent back.
+func (b *builder) awaitAddrs() error {
+	end := time.Now().Add(settleDeadline)
+	for _, p := range b.pending {
+		for {
+			r, err := p.h.RouteGet(p.ip.AsSlice())
+			if err == nil && len(r) > 0 && r[0].Type == unix.RTN_LOCAL {
+				break
+			}
+			if time.Now().After(end) {
+				return fmt.Errorf("address %s is not local %s after it was added", p.ip, settleDeadline)
+			}
+			time.Sleep(200 * time.Microsecond)
+		}
+	}
+	return nil
+}
+
+// settleDeadline is far beyond what the kernel needs.
+const settleDeadline = 2 * time.Second
+
+// settle returns when a link transmits. The end of a pair that goes up first
+// has no carrier yet, and what it sends is dropped until the kernel's link
+// watch has run, some time after the other end went up. Asking for the link's
+// state makes it run (since 6.8), and shows that it has.
+func settle(h *netlink.Handle, l netlink.Link) error {
+	for end := time.Now().Add(settleDeadline); ; time.Sleep(200 * time.Microsecond) {
+		now, err := h.LinkByIndex(l.Attrs().Index)
+		if err != nil {
+			return fmt.Errorf("look up %s: %w", l.Attrs().Name, err)
+		}
+		if now.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s stays %s after it was set up", l.Attrs().Name, now.Attrs().OperState)
+		}
+	}
+}
+
+// addAddr does nothing for the zero prefix: the family is not wanted.
+func (b *builder) addAddr(h *netlink.Handle, l netlink.Link, p netip.Prefix) error {
+	if !p.IsValid() {
+		return nil
+	}
+	a := &netlink.Addr{IPNet: ipNet(p)}
+	if p.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
+		if !p.Addr().IsLinkLocalUnicast() { // a lookup would need its interface
+			b.pending = append(b.pending, pendingAddr{h, p.Addr()})
+		}
+	}
+	if err := h.AddrReplace(l, a); err != nil {
+		return fmt.Errorf("add address %s to %s: %w", p, l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// addNeigh makes a permanent neighbour: it is never asked for, so the first
+// packet does not wait.
+func addNeigh(h *netlink.Handle, l netlink.Link, ip netip.Addr, mac net.HardwareAddr) error {
+	n := &netlink.Neigh{LinkIndex: l.Attrs().Index, IP: ip.AsSlice(), HardwareAddr: mac,
+		State: netlink.NUD_PERMANENT, Family: family(ip)}
+	if err := h.NeighSet(n); err != nil {
+		return fmt.Errorf("add neighbour %s to %s: %w", ip, l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// addHostRoute leads the pod's own address to its interface.
+func addHostRoute(h *netlink.Handle, l netlink.Link, ip netip.Addr) error {
+	r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(single(ip)), Scope: netlink.SCOPE_LINK}
+	if err := h.RouteReplace(r); err != nil {
+		return fmt.Errorf("add route to %s by %s: %w", ip, l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// addDefaultRoute sets the pod's way out.
+func addDefaultRoute(h *netlink.Handle, l netlink.Link, gw netip.Addr, flags int) error {
+	all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	if gw.Is6() {
+		all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(all), Gw: gw.AsSlice(), Flags: flags}
+	if err := h.RouteReplace(r); err != nil {
+		return fmt.Errorf("add default route via %s by %s: %w", gw, l.Attrs().Name, err)
+	}
+	return nil
+}
+
+func single(ip netip.Addr) netip.Prefix { return netip.PrefixFrom(ip, ip.BitLen()) }
+
+// only returns p's address as a single-address prefix, or the zero prefix.
+func only(p netip.Prefix) netip.Prefix {
+	if !p.IsValid() {
+		return p
+	}
+	return single(p.Addr())
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func family(ip netip.Addr) int {
+	if ip.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// gateways pairs each wanted family's pod address with its gateway.
+func (b *builder) gateways() (out []struct{ ip, gw netip.Addr }) {
+	for _, x := range []struct {
+		p  netip.Prefix
+		gw netip.Addr
+	}{{b.IPv4, b.Gateway4}, {b.IPv6, b.Gateway6}} {
+		if x.p.IsValid() {
+			out = append(out, struct{ ip, gw netip.Addr }{x.p.Addr(), x.gw})
+		}
+	}
+	return out
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package link connects a pod to its node: one file per way of doing it.
+//
+// All of it happens between two network namespaces: the node's, which is the
+// one the calling thread is in, and the pod's, which is given by path. Links
+// are created where they belong and never moved, because a moved link loses
+// its settings and tells everybody who watches that it went away.
+package link
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"regexp"
+	"runtime"
+
+	"github.com/mustang-net/mustang/internal/netns"
+)
+
+// The ways of connecting a pod.
+const (
+	Veth    = "veth"
+	Bridge  = "bridge"
+	Macvlan = "macvlan"
+)
+
+// DefaultBridge is the bridge of bridge mode when Spec names none.
+const DefaultBridge = "mst-br0"
+
+// DefaultIfName is the pod's interface when Spec names none.
+const DefaultIfName = "eth0"
+
+// VethGateway4 and VethGateway6 are the next hops that routed pods see. They
+// are the same on every node and nobody needs to own them: a permanent
+// neighbour entry leads to the host's end of the pair.
+var (
+	VethGateway4 = netip.MustParseAddr("169.254.10.24")
+	VethGateway6 = netip.MustParseAddr("fe80::a9fe:a18")
+)
+
+// ErrExists says that the pod is connected already.
+var ErrExists = errors.New("already connected")
+
+// Spec describes one pod's connection.
+type Spec struct {
+	Name       string           // the pod's name, unique on its node
+	Mode       string           // Veth, Bridge or Macvlan
+	NetNS      string           // path of the pod's network namespace
+	IfName     string           // in the pod; "" means DefaultIfName
+	HostIfName string           // veth and bridge: the host's end; "" means HostName(Name)
+	IPv4       netip.Prefix     // the prefix length matters to bridge and macvlan only
+	IPv6       netip.Prefix     // at least one of the two
+	Gateway4   netip.Addr       // zero: veth: VethGateway4; else the first address of IPv4's prefix
+	Gateway6   netip.Addr       // likewise
+	MTU        int              // bytes; 0 means 1500, or the uplink's with macvlan
+	Uplink     string           // macvlan: the parent on the node
+	BridgeName string           // bridge: "" means DefaultBridge
+	MAC        net.HardwareAddr // of the pod's interface; nil means random
+}
+
+// Result is what was made, in the numbers that a datapath needs.
+type Result struct {
+	HostIfIndex   int              // veth, bridge: host's end; macvlan: the shim
+	HostMAC       net.HardwareAddr // of that interface
+	PodIfIndex    int              // in the pod's namespace
+	PodMAC        net.HardwareAddr
+	ParentIfIndex int // bridge: the bridge; macvlan: the uplink; veth: 0
+}
+
+// HostName is the name of the host's end for a pod: deterministic, so that a
+// later process finds what an earlier one made, and within the kernel's 15
+// characters.
+func HostName(pod string) string {
+	sum := sha256.Sum256([]byte(pod))
+	return "mst" + hex.EncodeToString(sum[:6])
+}
+
+var ifNameOK = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,14}$`)
+
+// withDefaults fills what the caller left open.
+func (s Spec) withDefaults() Spec {
+	if s.IfName == "" {
+		s.IfName = DefaultIfName
+	}
+	if s.HostIfName == "" {
+		s.HostIfName = HostName(s.Name)
+	}
+	if s.BridgeName == "" {
+		s.BridgeName = DefaultBridge
+	}
+	s.Gateway4 = gatewayOr(s.Gateway4, s.IPv4, s.Mode, VethGateway4)
+	s.Gateway6 = gatewayOr(s.Gateway6, s.IPv6, s.Mode, VethGateway6)
+	return s
+}
+
+func gatewayOr(gw netip.Addr, ip netip.Prefix, mode string, routed netip.Addr) netip.Addr {
+	switch {
+	case gw.IsValid() || !ip.IsValid():
+		return gw
+	case mode == Veth:
+		return routed
+	}
+	return ip.Masked().Addr().Next()
+}
+
+// Validate checks the spec without touching the kernel. Each error is one
+// sentence that names the field and the mend.
+func (s Spec) Validate() error {
+	s = s.withDefaults()
+	if s.Name == "" {
+		return errors.New("name is empty: name the pod")
+	}
+	switch s.Mode {
+	case Veth, Bridge, Macvlan:
+	default:
+		return fmt.Errorf("mode %q is unknown: use veth, bridge or macvlan", s.Mode)
+	}
+	for field, name := range map[string]string{"interface": s.IfName, "host interface": s.HostIfName, "bridge": s.BridgeName} {
+		if !ifNameOK.MatchString(name) {
+			return fmt.Errorf("%s name %q is not usable: use 1 to 15 letters, digits, '.', '_' or '-'", field, name)
+		}
+	}
+	if s.Mode == Macvlan && s.Uplink == "" {
+		return errors.New("uplink is missing: macvlan needs the node's interface to build on")
+	}
+	if s.MAC != nil && (len(s.MAC) != 6 || s.MAC[0]&1 != 0) {
+		return fmt.Errorf("MAC %s is not a unicast Ethernet address", s.MAC)
+	}
+	if err := s.validateAddrs(); err != nil {
+		return err
+	}
+	low := 68
+	if s.IPv6.IsValid() {
+		low = 1280
+	}
+	if s.MTU != 0 && (s.MTU < low || s.MTU > 65535) {
+		return fmt.Errorf("MTU %d is out of range: use %d to 65535", s.MTU, low)
+	}
+	return nil
+}
+
+func (s Spec) validateAddrs() error {
+	if !s.IPv4.IsValid() && !s.IPv6.IsValid() {
+		return errors.New("IP is missing: give an IPv4 address, an IPv6 address or both")
+	}
+	for _, a := range []struct {
+		family string
+		ip     netip.Prefix
+		gw     netip.Addr
+		right  bool
+	}{
+		{"IPv4", s.IPv4, s.Gateway4, s.IPv4.Addr().Is4() && (!s.Gateway4.IsValid() || s.Gateway4.Is4())},
+		{"IPv6", s.IPv6, s.Gateway6, s.IPv6.Addr().Is6() && !s.IPv6.Addr().Is4In6() && (!s.Gateway6.IsValid() || s.Gateway6.Is6())},
+	} {
+		switch {
+		case !a.ip.IsValid() && a.gw.IsValid():
+			return fmt.Errorf("gateway %s has no %s address beside it: add one or drop the gateway", a.gw, a.family)
+		case !a.ip.IsValid():
+		case !a.right:
+			return fmt.Errorf("IP %s or gateway %s is not %s: give each family its own", a.ip, a.gw, a.family)
+		case a.ip.Addr().IsUnspecified() || a.ip.Addr().IsMulticast() || a.ip.Addr().IsLoopback():
+			return fmt.Errorf("IP %s cannot be a pod's: use a unicast address", a.ip.Addr())
+		case a.ip.Addr() == a.gw:
+			return fmt.Errorf("IP %s is the gateway's address: give the pod another", a.gw)
+		case s.Mode != Veth && !a.ip.Contains(a.gw):
+			return fmt.Errorf("gateway %s is outside %s: use one inside, or a shorter prefix", a.gw, a.ip.Masked())
+		}
+	}
+	return nil
+}
+
+// Add connects a pod. What an Add that was killed left half built is replaced;
+// a complete connection is ErrExists. When Add fails, nothing of it stays
+// except the bridge or the macvlan shim, which belong to the node.
+func Add(spec Spec) (Result, error) {
+	if err := spec.Validate(); err != nil {
+		return Result{}, err
+	}
+	spec = spec.withDefaults()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	b, err := open(spec.NetNS)
+	if err != nil {
+		return Result{}, fmt.Errorf("connect pod %s: %w", spec.Name, err)
+	}
+	defer b.close()
+	b.Spec = spec
+
+	if err := b.clearHalfBuilt(); err != nil {
+		return Result{}, fmt.Errorf("connect pod %s: %w", spec.Name, err)
+	}
+	makers := map[string]func() (Result, error){Veth: b.addVeth, Bridge: b.addBridge, Macvlan: b.addMacvlan}
+	res, err := makers[spec.Mode]()
+	if err == nil {
+		err = b.awaitAddrs()
+	}
+	if err == nil {
+		err = b.markComplete()
+	}
+	if err != nil {
+		return Result{}, errors.Join(fmt.Errorf("connect pod %s: %w", spec.Name, err), b.remove())
+	}
+	return res, nil
+}
+
+// Delete takes a pod's connection away: by the pod's side, if its namespace is
+// still there, and by the host's. What is absent is success. The bridge and
+// the macvlan shim stay: they are the node's.
+func Delete(spec Spec) error {
+	spec = spec.withDefaults()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	b, err := open(spec.NetNS)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+		b, err = open("")
+	}
+	if err != nil {
+		return fmt.Errorf("disconnect pod %s: %w", spec.Name, err)
+	}
+	defer b.close()
+	b.Spec = spec
+	if err := b.remove(); err != nil {
+		return fmt.Errorf("disconnect pod %s: %w", spec.Name, err)
+	}
+	return nil
+}

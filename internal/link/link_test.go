@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package link
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
+)
+
+// world is a node with an uplink and two pods' namespaces.
+type world struct {
+	t    *testing.T
+	node string
+	pods []string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	w := &world{t: t, node: newNS(t, "n")}
+	for i := range 2 {
+		w.pods = append(w.pods, newNS(t, fmt.Sprintf("p%d", i+1)))
+	}
+	w.onNode(func() error {
+		for _, key := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+			if err := os.WriteFile("/proc/sys/net/"+key, []byte("1"), 0); err != nil {
+				return err
+			}
+		}
+		// The wire's other end is in the node too: nobody listens there.
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "up0"
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "wire"}); err != nil {
+			return err
+		}
+		for _, name := range []string{"lo", "up0", "wire"} {
+			l, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			if err := netlink.LinkSetUp(l); err != nil {
+				return err
+			}
+		}
+		// What the node's own packets to routed pods carry as their source.
+		up0, _ := netlink.LinkByName("up0")
+		for _, a := range []string{"10.2.0.1/16", "fd00:10:2::1/64"} {
+			addr, _ := netlink.ParseAddr(a)
+			addr.Flags = unix.IFA_F_NODAD
+			if err := netlink.AddrAdd(up0, addr); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return w
+}
+
+func newNS(t *testing.T, name string) string {
+	t.Helper()
+	path := netns.Path(fmt.Sprintf("mstlink-%d-%s", os.Getpid(), name))
+	if err := netns.Create(path); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := netns.Delete(path); err != nil {
+			t.Error(err)
+		}
+	})
+	return path
+}
+
+func (w *world) onNode(fn func() error) {
+	w.t.Helper()
+	if err := netns.Do(w.node, fn); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// spec is the i-th pod's, from 0.
+func (w *world) spec(mode string, i int) Spec {
+	return Spec{
+		Name: fmt.Sprintf("pod-%d", i), Mode: mode, NetNS: w.pods[i], Uplink: "up0",
+		IPv4: netip.PrefixFrom(podIP4(i), 16), IPv6: netip.PrefixFrom(podIP6(i), 64),
+	}
+}
+
+func podIP4(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 2)}) }
+func podIP6(i int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("fd00:10:1::%d", i+2)) }
+
+func (w *world) add(s Spec) (res Result) {
+	w.t.Helper()
+	w.onNode(func() (err error) { res, err = Add(s); return err })
+	return res
+}
+
+// links lists the interfaces of a namespace, without those of every namespace.
+func (w *world) links(path string) (names []string) {
+	w.t.Helper()
+	err := netns.Do(path, func() error {
+		ls, err := netlink.LinkList()
+		for _, l := range ls {
+			names = append(names, l.Attrs().Name)
+		}
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return names
+}
+
+var modes = []string{Veth, Bridge, Macvlan}
+
+func TestPodsAndNodeReachEachOther(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			w := newWorld(t)
+			for i := range w.pods {
+				w.add(w.spec(mode, i))
+			}
+			gw4, gw6 := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00:10:1::1")
+			if mode == Veth {
+				gw4, gw6 = netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("fd00:10:2::1")
+			}
+			for _, c := range []struct {
+				what, from string
+				to         netip.Addr
+			}{
+				{"pod to pod", w.pods[0], podIP4(1)},
+				{"pod to pod", w.pods[0], podIP6(1)},
+				{"node to pod", w.node, podIP4(0)},
+				{"node to pod", w.node, podIP6(0)},
+				{"pod to node", w.pods[1], gw4},
+				{"pod to node", w.pods[1], gw6},
+			} {
+				took, err := ping(c.from, c.to, 2*time.Second)
+				if err != nil {
+					t.Errorf("%s: %v", c.what, err)
+				} else if took > 50*time.Millisecond {
+					t.Errorf("%s: the first packet to %s took %s: something waits", c.what, c.to, took)
+				}
+			}
+		})
+	}
+}
+
+func TestResultDescribesWhatWasMade(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			w := newWorld(t)
+			s := w.spec(mode, 0)
+			s.MAC = net.HardwareAddr{2, 0, 0, 0, 0, 7}
+			s.MTU = 1400
+			res := w.add(s)
+			if err := netns.Do(w.pods[0], func() error {
+				l, err := netlink.LinkByName(DefaultIfName)
+				if err != nil {
+					return err
+				}
+				a := l.Attrs()
+				if a.Index != res.PodIfIndex || a.HardwareAddr.String() != s.MAC.String() || res.PodMAC.String() != s.MAC.String() || a.MTU != 1400 {
+					t.Errorf("pod has index %d MAC %s MTU %d, result says %+v", a.Index, a.HardwareAddr, a.MTU, res)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			w.onNode(func() error {
+				l, err := netlink.LinkByIndex(res.HostIfIndex)
+				if err != nil {
+					return err
+				}
+				want := map[string]string{Veth: HostName("pod-0"), Bridge: HostName("pod-0"), Macvlan: ShimName("up0")}[mode]
+				if l.Attrs().Name != want || l.Attrs().HardwareAddr.String() != res.HostMAC.String() {
+					t.Errorf("host end is %s %s, want %s %s", l.Attrs().Name, l.Attrs().HardwareAddr, want, res.HostMAC)
+				}
+				parent := map[string]string{Veth: "", Bridge: DefaultBridge, Macvlan: "up0"}[mode]
+				if parent == "" {
+					if res.ParentIfIndex != 0 {
+						t.Errorf("parent is %d, want none", res.ParentIfIndex)
+					}
+					return nil
+				}
+				if l, err = netlink.LinkByName(parent); err == nil && l.Attrs().Index != res.ParentIfIndex {
+					t.Errorf("parent is %d, want %s (%d)", res.ParentIfIndex, parent, l.Attrs().Index)
+				}
+				return err
+			})
+		})
+	}
+}
+
+func TestAddTwiceIsRefusedAndDisturbsNothing(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			w := newWorld(t)
+			first := w.add(w.spec(mode, 0))
+			err := netns.Do(w.node, func() error { _, err := Add(w.spec(mode, 0)); return err })
+			if !errors.Is(err, ErrExists) {
+				t.Fatalf("second Add: %v, want ErrExists", err)
+			}
+			if _, err := ping(w.node, podIP4(0), 2*time.Second); err != nil {
+				t.Error(err)
+			}
+			w.onNode(func() error {
+				_, err := netlink.LinkByIndex(first.HostIfIndex)
+				return err
+			})
+		})
+	}
+}
+
+// A killed Add leaves links without the mark that is set last.
+func TestAddReplacesWhatAKilledAddLeft(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			w := newWorld(t)
+			w.onNode(func() error {
+				b, err := open(w.pods[0])
+				if err != nil {
+					return err
+				}
+				defer b.close()
+				b.Spec = w.spec(mode, 0).withDefaults()
+				if mode == Macvlan {
+					parent, err := must(b.node, "up0")
+					if err != nil {
+						return err
+					}
+					_, err = b.makeMacvlan(parent)
+					return err
+				}
+				_, _, err = b.makePair()
+				return err
+			})
+			w.add(w.spec(mode, 0))
+			if _, err := ping(w.node, podIP4(0), 2*time.Second); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestDeleteIsIdempotentAndLeavesNothing(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			w := newWorld(t)
+			// The bridge and the shim are the node's: make them first.
+			w.add(w.spec(mode, 1))
+			nodeBefore, podBefore := w.links(w.node), w.links(w.pods[0])
+			w.add(w.spec(mode, 0))
+			for range 2 {
+				w.onNode(func() error { return Delete(w.spec(mode, 0)) })
+			}
+			if d := cmp.Diff(nodeBefore, w.links(w.node)); d != "" {
+				t.Errorf("links on the node changed:\n%s", d)
+			}
+			if d := cmp.Diff(podBefore, w.links(w.pods[0])); d != "" {
+				t.Errorf("links in the pod changed:\n%s", d)
+			}
+			gone := w.spec(mode, 0)
+			gone.NetNS += "-gone"
+			w.onNode(func() error { return Delete(gone) })
+		})
+	}
+}
+
+func TestFailedAddRollsBack(t *testing.T) {
+	w := newWorld(t)
+	s := w.spec(Veth, 0)
+	s.IPv4 = netip.Prefix{}
+	s.Gateway6 = netip.MustParseAddr("ff02::1") // no route leads via a multicast address
+	before := w.links(w.node)
+	err := netns.Do(w.node, func() error { _, err := Add(s); return err })
+	if err == nil || !strings.Contains(err.Error(), "pod-0") {
+		t.Fatalf("Add by a multicast gateway: %v, want an error that names the pod", err)
+	}
+	if d := cmp.Diff(before, w.links(w.node)); d != "" {
+		t.Errorf("links on the node changed:\n%s", d)
+	}
+}
+
+func TestForeignInterfaceIsLeftAlone(t *testing.T) {
+	w := newWorld(t)
+	err := netns.Do(w.pods[0], func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = DefaultIfName
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "other"})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = netns.Do(w.node, func() error { _, err := Add(w.spec(Veth, 0)); return err })
+	if err == nil || !strings.Contains(err.Error(), "not mustang's") {
+		t.Fatalf("Add: %v", err)
+	}
+	w.onNode(func() error { return Delete(w.spec(Veth, 0)) })
+	if d := cmp.Diff([]string{"lo", "other", DefaultIfName}, w.links(w.pods[0])); d != "" {
+		t.Errorf("links in the pod:\n%s", d)
+	}
+}
+
+func TestIPv4OnlyPodHasNoIPv6(t *testing.T) {
+	w := newWorld(t)
+	s := w.spec(Veth, 0)
+	s.IPv6 = netip.Prefix{}
+	w.add(s)
+	err := netns.Do(w.pods[0], func() error {
+		l, err := netlink.LinkByName(DefaultIfName)
+		if err != nil {
+			return err
+		}
+		addrs, err := netlink.AddrList(l, unix.AF_INET6)
+		if len(addrs) > 0 {
+			t.Errorf("the pod has %v", addrs)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestBadSpecIsNamed(t *testing.T) {
+	ok := Spec{Name: "p", Mode: Veth, IPv4: netip.MustParsePrefix("10.1.0.2/24"), IPv6: netip.MustParsePrefix("fd00::2/64")}
+	for _, c := range []struct {
+		name, want string
+		change     func(*Spec)
+	}{
+		{"unknown mode", "mode", func(s *Spec) { s.Mode = "tin-can" }},
+		{"no address", "IP is missing", func(s *Spec) { s.IPv4, s.IPv6 = netip.Prefix{}, netip.Prefix{} }},
+		{"families swapped", "is not IPv4", func(s *Spec) { s.IPv4 = s.IPv6 }},
+		{"gateway of the wrong family", "is not IPv4", func(s *Spec) { s.Gateway4 = netip.MustParseAddr("fd00::1") }},
+		{"gateway without address", "no IPv6 address", func(s *Spec) { s.IPv6 = netip.Prefix{}; s.Gateway6 = netip.MustParseAddr("fd00::1") }},
+		{"gateway off the segment", "outside", func(s *Spec) { s.Mode = Bridge; s.Gateway4 = netip.MustParseAddr("10.9.0.1") }},
+		{"pod is the gateway", "gateway's address", func(s *Spec) { s.Mode = Bridge; s.Gateway4 = s.IPv4.Addr() }},
+		{"MTU too small for IPv6", "MTU", func(s *Spec) { s.MTU = 1000 }},
+		{"MTU too large", "MTU", func(s *Spec) { s.MTU = 70000 }},
+		{"no uplink", "uplink is missing", func(s *Spec) { s.Mode = Macvlan }},
+		{"long interface name", "interface name", func(s *Spec) { s.IfName = "sixteen-letters-" }},
+		{"multicast address", "unicast", func(s *Spec) { s.IPv4 = netip.MustParsePrefix("224.0.0.5/32") }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := ok
+			c.change(&s)
+			if err := s.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want it to say %q", err, c.want)
+			}
+		})
+	}
+	if err := ok.Validate(); err != nil {
+		t.Errorf("a good spec: %v", err)
+	}
+}
+
+func TestHostNameFits(t *testing.T) {
+	long := strings.Repeat("long-", 50)
+	if n := HostName(long); len(n) > 15 || n != HostName(long) || n == HostName(long+"x") {
+		t.Errorf("HostName gives %q", n)
+	}
+}

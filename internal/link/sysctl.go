@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package link
+
+// Interface sysctls, in the namespace of the calling thread: /proc/sys/net
+// shows each thread its own.
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// end says which side of a connection an interface is.
+type end int
+
+const (
+	endOfPod    end = iota // in the pod
+	endRouted              // on the node, routes packets
+	endSwitched            // on the node, a bridge's port: no addresses of its own
+)
+
+// ifSysctls sets what an interface needs before it goes up.
+func ifSysctls(name string, v6 bool, e end) error {
+	v6 = v6 && e != endSwitched
+	settings := map[string]string{
+		"ipv6/conf/" + name + "/disable_ipv6": "1",
+	}
+	if v6 {
+		// No duplicate detection: the addresses come from whoever allocates
+		// them, and a second of waiting is a second of a pod's start.
+		settings = map[string]string{
+			"ipv6/conf/" + name + "/disable_ipv6":     "0",
+			"ipv6/conf/" + name + "/accept_dad":       "0",
+			"ipv6/conf/" + name + "/accept_ra":        "0",
+			"ipv6/conf/" + name + "/accept_redirects": "0",
+		}
+	}
+	if e == endRouted {
+		// Strict: what a pod sends must come from the pod's own address.
+		settings["ipv4/conf/"+name+"/rp_filter"] = "1"
+		settings["ipv4/conf/"+name+"/forwarding"] = "1"
+		settings["ipv4/conf/"+name+"/send_redirects"] = "0"
+	}
+	for key, value := range settings {
+		err := os.WriteFile(filepath.Join("/proc/sys/net", key), []byte(value), 0)
+		if errors.Is(err, fs.ErrNotExist) && !v6 && key == "ipv6/conf/"+name+"/disable_ipv6" {
+			continue // a kernel without IPv6 has nothing to switch off
+		}
+		if err != nil {
+			return fmt.Errorf("set sysctl net/%s=%s: %w", key, value, err)
+		}
+	}
+	return nil
+}

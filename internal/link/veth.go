@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package link
+
+// veth, routed: the host is the pod's router. The pod has one route, to a next
+// hop that nobody owns, and a permanent neighbour that says where it is.
+// proxy_arp would do the same, but holds the first answer back by up to 0.8 s
+// (neigh/*/proxy_delay).
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+func (b *builder) addVeth() (Result, error) {
+	eth, host, err := b.makePair()
+	if err != nil {
+		return Result{}, err
+	}
+	if err := b.hostRouted(host, eth); err != nil {
+		return Result{}, err
+	}
+	if err := b.podRouted(eth, host); err != nil {
+		return Result{}, err
+	}
+	return pairResult(eth, host), nil
+}
+
+// makePair creates the pair from within the pod: its interface appears there,
+// the peer appears in the node's namespace, and neither is ever moved.
+func (b *builder) makePair() (eth, host netlink.Link, err error) {
+	attrs := b.attrs(b.IfName, b.podMAC())
+	attrs.Group = linkGroup
+	veth := &netlink.Veth{
+		LinkAttrs:        attrs,
+		PeerName:         b.HostIfName,
+		PeerHardwareAddr: randomMAC(),
+		PeerNamespace:    netlink.NsFd(b.nodeNS.Fd()),
+	}
+	if err := b.pod.LinkAdd(veth); err != nil {
+		return nil, nil, fmt.Errorf("create veth %s with host end %s: %w", b.IfName, b.HostIfName, err)
+	}
+	if eth, err = must(b.pod, b.IfName); err != nil {
+		return nil, nil, err
+	}
+	if host, err = must(b.node, b.HostIfName); err != nil {
+		return nil, nil, err
+	}
+	return eth, host, nil
+}
+
+func (b *builder) hostRouted(host, eth netlink.Link) error {
+	if err := ifSysctls(b.HostIfName, b.IPv6.IsValid(), endRouted); err != nil {
+		return err
+	}
+	if err := up(b.node, host); err != nil {
+		return err
+	}
+	for _, x := range b.gateways() {
+		if x.gw.IsLinkLocalUnicast() && x.gw.Is6() {
+			// So that the pod can ping its gateway, and traceroute shows it.
+			if err := b.addAddr(b.node, host, netip.PrefixFrom(x.gw, 64)); err != nil {
+				return err
+			}
+		}
+		if err := addNeigh(b.node, host, x.ip, eth.Attrs().HardwareAddr); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// podRouted finishes the pod's side, and only then the host's routes: they
+// need both ends up, and a route is what makes the pod reachable.
+func (b *builder) podRouted(eth, host netlink.Link) error {
+	if err := b.podBase(eth, only(b.IPv4), only(b.IPv6)); err != nil {
+		return err
+	}
+	if err := settle(b.node, host); err != nil {
+		return err
+	}
+	for _, x := range b.gateways() {
+		if err := addNeigh(b.pod, eth, x.gw, host.Attrs().HardwareAddr); err != nil {
+			return err
+		}
+		if err := addDefaultRoute(b.pod, eth, x.gw, unix.RTNH_F_ONLINK); err != nil {
+			return err
+		}
+		if err := addHostRoute(b.node, host, x.ip); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func pairResult(eth, host netlink.Link) Result {
+	return Result{
+		HostIfIndex: host.Attrs().Index, HostMAC: host.Attrs().HardwareAddr,
+		PodIfIndex: eth.Attrs().Index, PodMAC: eth.Attrs().HardwareAddr,
+	}
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package state is the desired state of one node as plain tables: Services
+// with their backends, and endpoints (the pods' interfaces). It imports
+// nothing of ours; everything else speaks in its types.
+package state
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+)
+
+// Protocol is a transport protocol by its IANA number.
+type Protocol uint8
+
+const (
+	TCP Protocol = 6
+	UDP Protocol = 17
+)
+
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "tcp"
+	case UDP:
+		return "udp"
+	}
+	return fmt.Sprintf("protocol %d", uint8(p))
+}
+
+// MarshalText is the name of p, for JSON.
+func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText is the reverse of MarshalText.
+func (p *Protocol) UnmarshalText(b []byte) error {
+	switch string(b) {
+	case "tcp":
+		*p = TCP
+	case "udp":
+		*p = UDP
+	default:
+		return fmt.Errorf("protocol %q is neither tcp nor udp", b)
+	}
+	return nil
+}
+
+// Owner says who wants an object; pruning touches only the owner's own. The
+// numbers are those of bpf/types.h.
+type Owner uint8
+
+const (
+	OwnerNone Owner = iota
+	OwnerCLI
+	OwnerCNI
+	OwnerKubernetes
+)
+
+func (o Owner) String() string {
+	switch o {
+	case OwnerCLI:
+		return "cli"
+	case OwnerCNI:
+		return "cni"
+	case OwnerKubernetes:
+		return "kubernetes"
+	}
+	return "none"
+}
+
+// MarshalText is the name of o, for JSON.
+func (o Owner) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+
+// UnmarshalText is the reverse of MarshalText.
+func (o *Owner) UnmarshalText(b []byte) error {
+	for _, v := range []Owner{OwnerNone, OwnerCLI, OwnerCNI, OwnerKubernetes} {
+		if v.String() == string(b) {
+			*o = v
+			return nil
+		}
+	}
+	return fmt.Errorf("owner %q is none of cli, cni, kubernetes", b)
+}
+
+// Frontend is what clients connect to. IPv4 addresses are plain, never mapped
+// into IPv6.
+type Frontend struct {
+	AddrPort netip.AddrPort
+	Protocol Protocol
+}
+
+func (f Frontend) String() string { return f.Protocol.String() + " " + f.AddrPort.String() }
+
+// Compare orders frontends by address, port, protocol.
+func (f Frontend) Compare(g Frontend) int {
+	return cmp.Or(f.AddrPort.Compare(g.AddrPort), cmp.Compare(f.Protocol, g.Protocol))
+}
+
+// Service is a frontend and where its connections go. The order of backends is
+// that of the slots; it carries no meaning.
+type Service struct {
+	Number   uint32 // what people call it by; 0 before it is given one
+	Owner    Owner
+	Frontend Frontend
+	Backends []netip.AddrPort
+}
+
+// SortServices orders services by number, then by frontend.
+func SortServices(s []Service) {
+	slices.SortFunc(s, func(a, b Service) int {
+		return cmp.Or(cmp.Compare(a.Number, b.Number), a.Frontend.Compare(b.Frontend))
+	})
+}
+
+// ServicePath says where an endpoint's Services are translated.
+type ServicePath string
+
+const (
+	PathBoth   ServicePath = "both"   // at the socket, and by packet for what has no socket here
+	PathSocket ServicePath = "socket" // at connect() and sendmsg() only
+	PathTC     ServicePath = "tc"     // by packet only
+	PathNone   ServicePath = "none"
+)
+
+// Placement is where an endpoint's programs sit.
+type Placement string
+
+const (
+	HostEnd Placement = "host" // on the node's end of a veth pair
+	InPod   Placement = "pod"  // inside the pod, directions swapped
+)
+
+// Endpoint is one interface of one pod. Everything up to Owner is in the
+// tables; the rest only in the store.
+type Endpoint struct {
+	ID          uint32
+	Generation  uint32
+	IfIndex     int // of the interface that carries the programs
+	Parent      int // ifindex of the parent link of an in-pod kind, else 0
+	MTU         int // bytes, without the link header
+	NetnsCookie uint64
+	IP4, IP6    netip.Addr       // invalid when it has none
+	MAC         net.HardwareAddr // the pod's interface
+	NodeMAC     net.HardwareAddr // what the pod sees as its gateway; zeros when unknown
+	Placement   Placement
+	ServicePath ServicePath
+	Owner       Owner
+
+	Netns    string // path of the pod's network namespace
+	IfName   string // inside the pod
+	HostIf   string // name of the host's end; "" in-pod
+	PodIndex int    // ifindex inside the pod
+	Labels   map[string]string
+	// Attach is "tcx" or "clsact"; Qdisc says that the clsact qdisc was made by us.
+	Attach string
+	Qdisc  bool `json:",omitempty"`
+}
+
+// Addrs are the endpoint's addresses, IPv4 first.
+func (e Endpoint) Addrs() []netip.Addr {
+	var out []netip.Addr
+	for _, a := range []netip.Addr{e.IP4, e.IP6} {
+		if a.IsValid() {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// Counter counts packets and bytes.
+type Counter struct {
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
+}

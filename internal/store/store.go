@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package store keeps what the maps cannot: where an endpoint's namespace is
+// and what its interface is called, and the journal of the operation under way.
+// Each file is replaced atomically, so that a tool killed at any instant leaves
+// the old content or the new.
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+const (
+	journalFile  = "journal.json"
+	endpointsDir = "endpoints"
+	tempPrefix   = ".new-"
+)
+
+// Store is one node's directory.
+type Store struct{ dir string }
+
+// At is the store in dir, which need not exist yet.
+func At(dir string) Store { return Store{dir} }
+
+// Dir is the directory of the store.
+func (s Store) Dir() string { return s.dir }
+
+// Endpoints reads every endpoint record, by id. Temporary files of a killed
+// tool are removed.
+func (s Store) Endpoints() (map[uint32]state.Endpoint, error) {
+	dir := filepath.Join(s.dir, endpointsDir)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read endpoint records: %w", err)
+	}
+	out := make(map[uint32]state.Endpoint, len(entries))
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), tempPrefix) {
+			os.Remove(filepath.Join(dir, e.Name()))
+			continue
+		}
+		id, err := strconv.ParseUint(strings.TrimSuffix(e.Name(), ".json"), 10, 32)
+		if err != nil {
+			continue // not ours
+		}
+		var ep state.Endpoint
+		if err := readJSON(filepath.Join(dir, e.Name()), &ep); err != nil {
+			return nil, fmt.Errorf("endpoint record %d: %w; remove that file to forget the endpoint", id, err)
+		}
+		ep.ID = uint32(id)
+		out[ep.ID] = ep
+	}
+	return out, nil
+}
+
+// PutEndpoint writes the record of ep.
+func (s Store) PutEndpoint(ep state.Endpoint) error {
+	return s.write(s.endpointFile(ep.ID), ep)
+}
+
+// DeleteEndpoint removes a record; an absent one is success.
+func (s Store) DeleteEndpoint(id uint32) error { return remove(s.endpointFile(id)) }
+
+func (s Store) endpointFile(id uint32) string {
+	return filepath.Join(s.dir, endpointsDir, strconv.FormatUint(uint64(id), 10)+".json")
+}
+
+// ReadJournal reads the operation that was under way into v; false: none was.
+func (s Store) ReadJournal(v any) (bool, error) {
+	err := readJSON(filepath.Join(s.dir, journalFile), v)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// WriteJournal records the operation v before its first effect.
+func (s Store) WriteJournal(v any) error { return s.write(filepath.Join(s.dir, journalFile), v) }
+
+// ClearJournal says that the operation is complete.
+func (s Store) ClearJournal() error { return remove(filepath.Join(s.dir, journalFile)) }
+
+// Remove deletes the store: its own files, and its directory when nothing else
+// is in it.
+func (s Store) Remove() error {
+	err := os.RemoveAll(filepath.Join(s.dir, endpointsDir))
+	entries, _ := os.ReadDir(s.dir)
+	for _, e := range entries {
+		if e.Name() == journalFile || strings.HasPrefix(e.Name(), tempPrefix) {
+			err = errors.Join(err, remove(filepath.Join(s.dir, e.Name())))
+		}
+	}
+	// Fails when a user keeps files of his own there, which is his business.
+	os.Remove(s.dir)
+	return err
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func readJSON(path string, v any) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(text, v); err != nil {
+		return fmt.Errorf("%s is damaged: %w", path, err)
+	}
+	return nil
+}
+
+// write replaces path by the JSON of v: temporary file, fsync, rename, fsync of
+// the directory, so that the content outlives even a crash of the machine.
+func (s Store) write(path string, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make the state directory: %w; choose another with --state-dir", err)
+	}
+	f, err := os.CreateTemp(dir, tempPrefix) // mode 0600
+	if err != nil {
+		return fmt.Errorf("write state: %w", err)
+	}
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+		return fmt.Errorf("write state: %w", err)
+	}
+	return syncDir(dir)
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+func TestEndpointRecordsRoundTrip(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "mustang"))
+	want := state.Endpoint{ID: 7, IfName: "eth0", Netns: "/x", IP4: netip.MustParseAddr("10.0.0.1"), Owner: state.OwnerCLI, MAC: []byte{1, 2, 3, 4, 5, 6}}
+	if err := s.PutEndpoint(want); err != nil {
+		t.Fatal(err)
+	}
+	// What a tool killed between write and rename leaves.
+	if err := os.WriteFile(filepath.Join(s.Dir(), endpointsDir, tempPrefix+"x"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.Endpoints()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(map[uint32]state.Endpoint{7: want}, got, cmpopts.EquateComparable(netip.Addr{})); d != "" {
+		t.Fatal(d)
+	}
+	st, err := os.Stat(s.endpointFile(7))
+	if err != nil || st.Mode().Perm() != 0o600 {
+		t.Fatal(st, err)
+	}
+	for range 2 {
+		if err := s.DeleteEndpoint(7); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(s.Dir()); !os.IsNotExist(err) {
+		t.Fatal("the directory is still there")
+	}
+}
+
+func TestJournalIsThereUntilCleared(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "mustang"))
+	var got string
+	if ok, err := s.ReadJournal(&got); ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	if err := s.WriteJournal("op"); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := s.ReadJournal(&got); !ok || err != nil || got != "op" {
+		t.Fatal(ok, err, got)
+	}
+	if err := s.ClearJournal(); err != nil {
+		t.Fatal(err)
+	}
+	if ok, _ := s.ReadJournal(&got); ok {
+		t.Fatal("still there")
+	}
+}
