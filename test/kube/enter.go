@@ -41,7 +41,7 @@ func (c *cluster) entry(machine string, command []string) (*entry, error) {
 		return nil, err
 	}
 	args := []string{
-		"nsenter", fmt.Sprintf("--target=%d", inner), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--wd=/", "--",
+		"nsenter", fmt.Sprintf("--target=%d", inner), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--",
 	}
 	env := c.environment(b)
 	for _, name := range []string{"TERM", "MUSTANG_KUBE_CACHE"} {

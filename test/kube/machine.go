@@ -74,7 +74,10 @@ func RunMachine() {
 		return
 	}
 	var s spec
-	err := json.Unmarshal([]byte(os.Args[2]), &s)
+	text, err := os.ReadFile(os.Args[2])
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
 	if err == nil {
 		err = run(s)
 	}
@@ -88,8 +91,12 @@ func RunMachine() {
 // start starts a machine. Nothing happens in it before its process is written
 // down: the process waits for a word, and ends when we end before we say it.
 func (c *cluster) start(s spec, listener *os.File) error {
-	text, err := json.Marshal(s)
+	text, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
+		return err
+	}
+	file := c.path(s.Name, "spec.json")
+	if err := writeFile(file, string(text), 0o644); err != nil {
 		return err
 	}
 	log, err := os.Create(c.logFile(s.Name + ".init"))
@@ -97,7 +104,7 @@ func (c *cluster) start(s spec, listener *os.File) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command("/proc/self/exe", outerArg, string(text))
+	cmd := exec.Command("/proc/self/exe", outerArg, file)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if listener != nil {

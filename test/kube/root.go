@@ -46,8 +46,7 @@ func (r *rootSpec) enter() error {
 	if err := bindMount(r.Dir, r.Dir, false); err != nil {
 		return err
 	}
-	steps := []func() error{r.system, r.etc, r.kernel, r.cgroups, r.binds, r.pivot, r.files}
-	for _, step := range steps {
+	for _, step := range []func() error{r.system, r.etc, r.kernel, r.cgroups, r.binds, r.pivot, r.files} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -110,7 +109,8 @@ func (r *rootSpec) kernel() error {
 	}
 	const plain = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	for _, m := range []struct{ kind, dir, data string }{
-		{"proc", "proc", ""}, {"sysfs", "sys", ""}, {"bpf", "sys/fs/bpf", "mode=0700"}, {"tmpfs", "run", "mode=755"},
+		{"tmpfs", "dev/shm", "mode=1777"}, {"proc", "proc", ""}, {"sysfs", "sys", ""},
+		{"bpf", "sys/fs/bpf", "mode=0700"}, {"tmpfs", "run", "mode=755"},
 	} {
 		if err := mount(m.kind, r.in(m.dir), m.kind, plain, m.data); err != nil {
 			return err

@@ -6,6 +6,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -91,8 +92,19 @@ func downCommand(name *string) *cobra.Command {
 func enterCommand(name *string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "enter MACHINE -- COMMAND...", Short: "Run a command inside a node (n1, n2, …) or the control plane (cp)",
-		Args: cobra.MinimumNArgs(2),
-		RunE: func(_ *cobra.Command, args []string) error { return kube.Enter(*name, args[0], args[1:]) },
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) < 2 || len(args) == 2 && args[1] == "--" {
+				return errors.New("want a machine and a command")
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			command := args[1:]
+			if command[0] == "--" {
+				command = command[1:]
+			}
+			return kube.Enter(*name, args[0], command)
+		},
 	}
 	cmd.Flags().SetInterspersed(false)
 	return cmd
