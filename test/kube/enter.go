@@ -150,3 +150,17 @@ func Status(out io.Writer) error {
 
 // Kubeconfig is the path of a cluster's kubeconfig for programs on this machine.
 func Kubeconfig(name string) string { return open(name).kubeconfig() }
+
+// Cgroup2 is a machine's own root of the cgroup2 hierarchy, as this machine
+// sees it. Inside the machine it is /sys/fs/cgroup/unified.
+func Cgroup2(name, machine string) (string, error) {
+	c, err := running(name)
+	if err != nil {
+		return "", err
+	}
+	dir := c.cgroup2(machine)
+	if dir == "" {
+		return "", fmt.Errorf("cluster %q has no machine %q", name, machine)
+	}
+	return dir, nil
+}
