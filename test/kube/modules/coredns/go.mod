@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 module github.com/mustang-net/mustang/test/kube/modules/coredns
 
 go 1.24.0
