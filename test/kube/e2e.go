@@ -127,6 +127,7 @@ func (c *cluster) ginkgo(ctx context.Context, b *builder, run E2E, out io.Writer
 		"--output-interceptor-mode=none", "--output-dir=/var/e2e", "--junit-report=junit.xml",
 		b.path("e2e", "e2e.test"), "--",
 		"--kubeconfig=" + etcFile("admin.conf"), "--provider=skeleton", "--kubectl-path=" + b.path("hyperkube", "kubectl"),
+		fmt.Sprintf("--num-nodes=%d", c.Config.Nodes), // else specs for two nodes skip themselves
 		"--dump-logs-on-failure=false", "--delete-namespace-on-failure=true",
 	}
 	ctx, cancel := context.WithTimeout(ctx, run.Timeout+time.Minute)

@@ -95,12 +95,15 @@ func running(name string) (*cluster, error) {
 // lock keeps other calls that change the cluster out until unlock. It waits
 // for ten seconds, so that `down` right after a killed `up` works.
 func (c *cluster) lock() (unlock func(), err error) {
-	if err := os.MkdirAll(runRoot(), 0o755); err != nil {
-		return nil, err
-	}
 	path := c.dir + ".lock"
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		if err := os.MkdirAll(runRoot(), 0o755); err != nil {
+			return nil, err
+		}
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // whoever removed the last cluster has removed the directory since
+		}
 		if err != nil {
 			return nil, err
 		}
