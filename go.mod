@@ -17,6 +17,7 @@ require (
 )
 
 require (
+	github.com/containernetworking/cni v1.3.1 // indirect
 	github.com/spf13/pflag v1.0.10 // indirect
 	go.yaml.in/yaml/v2 v2.4.2 // indirect
 )
