@@ -46,7 +46,7 @@ type Allocation struct {
 // want, or else the next free ones. Freed addresses rest until their pool has
 // come around. When it fails, owner has got nothing.
 func (s Store) Allocate(owner string, pools []Pool, want []netip.Addr) (out []Allocation, err error) {
-	err = s.locked(func() error {
+	err = s.locked(func() (err error) {
 		defer func() {
 			if err != nil {
 				err = errors.Join(err, s.drop(owner, out))
