@@ -96,6 +96,21 @@ func (s Spec) withDefaults() Spec {
 	return s
 }
 
+// KnownMode refuses what is no way of connecting a pod.
+func KnownMode(mode string) error {
+	switch mode {
+	case Veth, Bridge, Macvlan:
+		return nil
+	}
+	return fmt.Errorf("mode %q is unknown: use veth, bridge or macvlan", mode)
+}
+
+// Gateways are the next hops that the pod will have, defaults filled in.
+func (s Spec) Gateways() (v4, v6 netip.Addr) {
+	s = s.withDefaults()
+	return s.Gateway4, s.Gateway6
+}
+
 func gatewayOr(gw netip.Addr, ip netip.Prefix, mode string, routed netip.Addr) netip.Addr {
 	switch {
 	case gw.IsValid() || !ip.IsValid():
@@ -113,10 +128,8 @@ func (s Spec) Validate() error {
 	if s.Name == "" {
 		return errors.New("name is empty: name the pod")
 	}
-	switch s.Mode {
-	case Veth, Bridge, Macvlan:
-	default:
-		return fmt.Errorf("mode %q is unknown: use veth, bridge or macvlan", s.Mode)
+	if err := KnownMode(s.Mode); err != nil {
+		return err
 	}
 	for field, name := range map[string]string{"interface": s.IfName, "host interface": s.HostIfName, "bridge": s.BridgeName} {
 		if !ifNameOK.MatchString(name) {
