@@ -18,6 +18,7 @@
 #include "lib/nat.h"
 #include "lib/parse.h"
 #include "lib/refuse.h"
+#include "lib/source.h"
 
 /* Both ends are as they were when the flow was judged. */
 inline_fn bool end_current(const struct ct_end *end)
@@ -108,7 +109,8 @@ inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f
 struct plan {
 	struct tuple post; /* the tuple the backend sees */
 	__u32 backend;     /* id */
-	__u32 responder;   /* endpoint id, 0 when it is not on this node */
+	struct ct_end opener;
+	struct ct_end responder;
 	__u8 role;         /* CT_DIRECT or CT_PRE_NAT */
 	__u8 scope;        /* enum ct_scope of the packet's own tuple */
 	__u8 flags;        /* enum ct_flag */
@@ -145,20 +147,23 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 	return REASON_NONE;
 }
 
-/* Whether a living entry occupies the tuple that the backend would see. */
-inline_fn bool tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
+/* Whether a flow occupies the tuple that the backend would see. One that has closed is removed,
+ * both halves: its late packets must not be taken for the new one's. */
+global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
 {
-	struct ct_entry *e;
-	struct ct_key key;
+	struct flow f = { .now = now };
 
-	ct_key_of(&key, t, proto, CT_SCOPE_FLOW);
-	e = bpf_map_lookup_elem(&mst_ct_v1, &key);
-	if (ct_alive(e, now) && !(e->closing_orig | e->closing_reply))
+	if (!t)
 		return true;
-	if (e) /* closed: must not be found before the new one */
-		bpf_map_delete_elem(&mst_ct_v1, &key);
-	e = bpf_map_lookup_elem(&mst_ct_new_v1, &key);
-	return ct_alive(e, now) && !(e->closing_orig | e->closing_reply);
+	f.src_is_hi = ct_key_of(&f.key, t, proto, CT_SCOPE_FLOW);
+	ct_find_key(&f);
+	if (f.e && !ct_closed(f.e))
+		return true;
+	if (f.e)
+		ct_forget(&f, proto);
+	else /* expired: must not be found before the new one */
+		bpf_map_delete_elem(&mst_ct_v1, &f.key);
+	return false;
 }
 
 /**
@@ -180,26 +185,22 @@ global_fn int nat_port(struct plan *plan, __u8 proto, __u32 now)
 
 /**
  * create_flow - enter a planned flow, one half or both
- * @plan: gets the responder, and the source port that was free
+ * @plan: gets the responder
  *
  * Return: enum drop_reason.
  */
 global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
 {
 	struct ct_entry e = {};
-	int reason;
 
 	if (!p || !plan)
 		return REASON_CT_FULL;
-	end_set(&e.opener, &p->t.src);
-	end_set(&e.responder, &plan->post.dst);
-	plan->responder = e.responder.endpoint;
+	end_set(&plan->responder, &plan->post.dst);
+	e.opener = plan->opener;
+	e.responder = plan->responder;
 	e.backend = plan->backend;
 	e.flags = plan->flags;
 	if (plan->role == CT_PRE_NAT) {
-		reason = nat_port(plan, p->proto, now);
-		if (reason)
-			return reason;
 		e.role = CT_POST_NAT;
 		e.shadow = plan->scope;
 		e.other = p->t;
@@ -217,11 +218,16 @@ global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
  */
 slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u8 scope, __u32 now)
 {
-	struct plan plan = { .post = p->t, .role = CT_DIRECT, .scope = scope };
+	struct plan plan = { .post = p->t, .role = CT_DIRECT, .scope = scope,
+			     .opener = { .endpoint = skb->cb[CB_ENDPOINT], .generation = self->generation } };
 	struct endpoint *to;
 	int reason = 0;
 
 	if (scope == CT_SCOPE_SHADOW) {
+		struct facts *known = facts();
+
+		if (known)
+			known->shadowed = 1;
 		if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP)
 			return drop(skb, REASON_NAT_FAILED, DIR_FROM_POD);
 		plan.role = CT_PRE_NAT;
@@ -230,14 +236,16 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	}
 	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT)
 		return refuse(skb, p, self, reason, now);
+	if (!reason && plan.role == CT_PRE_NAT)
+		reason = nat_port(&plan, p->proto, now);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
 	if (!reason && plan.role == CT_PRE_NAT)
 		reason = translate(skb, p, &plan.post);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
-	to = plan.responder ? endpoint_slot(plan.responder) : NULL;
-	return to ? deliver(skb, self, to, plan.responder) : NEXT;
+	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
+	return to ? deliver(skb, self, to, plan.responder.endpoint) : NEXT;
 }
 
 /**
@@ -286,26 +294,11 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 }
 
-/* A pod sends from its own link and network addresses only. */
-inline_fn int source_check(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id)
-{
-	struct ethhdr *eth = packet(skb);
-
-	if ((void *)(eth + 1) > packet_end(skb))
-		return REASON_TRUNCATED;
-	if (__builtin_memcmp(eth->h_source, self->mac, ETH_ALEN))
-		return REASON_SPOOFED_MAC;
-	if (addr_equal(&p->t.src, &self->ip4) || addr_equal(&p->t.src, &self->ip6) || p->kind == PKT_CONTROL)
-		return REASON_NONE;
-	if (p->t.src.bytes[0] == 0xfe && (p->t.src.bytes[1] & 0xc0) == 0x80)
-		return REASON_NONE; /* link-local: never leaves the link */
-	return endpoint_of(&p->t.src) == id ? REASON_NONE : REASON_SPOOFED_ADDRESS;
-}
-
-/* A SYN to a backend that is gone must not wait for the half-open entry to expire. */
+/* A SYN to a backend that is gone must not wait for the half-open entry to expire. The client's
+ * half tells: a SYN on the other one's tuple is of another flow. */
 slow_fn bool backend_gone(const struct ct_entry *e)
 {
-	return e->backend && !bpf_map_lookup_elem(&mst_backends_v1, &e->backend);
+	return e->role == CT_PRE_NAT && e->backend && !bpf_map_lookup_elem(&mst_backends_v1, &e->backend);
 }
 
 inline_fn bool begins_anew(const struct flow *f, const struct pkt *p)
@@ -329,7 +322,7 @@ int from_pod(struct __sk_buff *skb)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
 	reason = parse(skb, &p);
 	if (!reason)
-		reason = source_check(skb, &p, self, id);
+		reason = source_check(skb, &p, self, id, true);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now);
 	if (reason)
@@ -343,11 +336,13 @@ int from_pod(struct __sk_buff *skb)
 	ct_find(&f, &p, scope);
 	if (f.e && begins_anew(&f, &p))
 		ct_forget(&f, p.proto);
-	if (f.e && f.e->role == CT_POST_NAT && !f.reply) {
+	if (f.e ? f.e->role == CT_POST_NAT && !f.reply : shadows_exist()) {
 		/* Only a translated flow may look like this, and not here: the pod has a
-		 * flow of its own on the tuple that another one was translated to. */
-		scope = CT_SCOPE_SHADOW;
-		ct_find(&f, &p, scope);
+		 * flow of its own on the tuple that another one was translated to. It stays
+		 * in the shadow when that one is gone. */
+		if (f.e)
+			scope = CT_SCOPE_SHADOW;
+		ct_find(&f, &p, CT_SCOPE_SHADOW);
 		if (f.e && begins_anew(&f, &p))
 			ct_forget(&f, p.proto);
 	}
@@ -362,11 +357,16 @@ int from_pod(struct __sk_buff *skb)
 /**
  * accept_new - the first packet of a flow that reaches a pod through its own hook
  */
-slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
+slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 now)
 {
-	struct plan plan = { .post = p->t, .role = CT_DIRECT };
-	int reason = create_flow(p, &plan, now);
+	struct plan plan = { .post = p->t, .role = CT_DIRECT, .flags = in_pod ? 0 : CT_VIA_STACK };
+	int reason = 0;
 
+	end_set(&plan.opener, &p->t.src);
+	if (in_pod)
+		reason = sibling_check(skb, self, plan.opener.endpoint);
+	if (!reason)
+		reason = create_flow(p, &plan, now);
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 }
 
@@ -401,12 +401,17 @@ int to_pod(struct __sk_buff *skb)
 	if (f.e && begins_anew(&f, &p))
 		ct_forget(&f, p.proto);
 	if (!f.e)
-		return accept_new(skb, &p, f.now);
+		return accept_new(skb, &p, self, f.now);
 	ct_touch(&f, &p);
 	if (!f.e)
 		return drop(skb, REASON_CT_FULL, DIR_TO_POD);
 	if (!end_current(&f.e->opener) || !end_current(&f.e->responder))
 		judge_again(&f, &p);
+	if (in_pod) {
+		reason = sibling_check(skb, self, f.reply ? f.e->responder.endpoint : f.e->opener.endpoint);
+		if (reason)
+			return drop(skb, reason, DIR_TO_POD);
+	}
 	if (f.e->role == CT_POST_NAT && f.reply && f.e->opener.endpoint == id) {
 		tuple_reverse(&t, &f.e->other);
 		reason = translate(skb, &p, &t);

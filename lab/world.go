@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	vns "github.com/vishvananda/netns"
@@ -55,7 +56,35 @@ func (l *Lab) makeWorld() error {
 	}); err != nil {
 		return fmt.Errorf("node: %w", err)
 	}
+	// Outside's end went up first, without a carrier.
+	for _, x := range []struct {
+		space *Space
+		ip    netip.Addr
+	}{{&out.Space, out.IPv6}, {&l.node.Space, l.node.IPv6}} {
+		if err := x.space.Do(func() error { return settleWire(x.ip) }); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// settleWire returns when the current namespace's end of the wire transmits and
+// its IPv6 address receives. Asking for a link's state makes the kernel's link
+// watch run; an address's local route the kernel makes in the background.
+func settleWire(ip6 netip.Addr) error {
+	for end := time.Now().Add(2 * time.Second); ; time.Sleep(200 * time.Microsecond) {
+		l, err := netlink.LinkByName(Uplink)
+		if err != nil {
+			return fmt.Errorf("look up %s: %w", Uplink, err)
+		}
+		r, err := netlink.RouteGet(ip6.AsSlice())
+		if l.Attrs().OperState == netlink.OperUp && err == nil && len(r) > 0 && r[0].Type == unix.RTN_LOCAL {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s is %s and %s is not local after both were set up", Uplink, l.Attrs().OperState, ip6)
+		}
+	}
 }
 
 // quickIPv6 makes addresses usable at once.

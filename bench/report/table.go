@@ -4,6 +4,7 @@ package report
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -174,7 +175,7 @@ func (d *Document) renderFoot(w io.Writer, f *Figures) {
 		}
 		if len(s.ProgramSet) > 0 && !seen[s.By+" programs"] {
 			seen[s.By+" programs"] = true
-			fmt.Fprintf(w, "%s program set: %s\n", s.By, s.ProgramSet)
+			fmt.Fprintf(w, "%s program set: %s\n", s.By, programs(s.ProgramSet))
 		}
 	}
 	var waits int64
@@ -185,6 +186,22 @@ func (d *Document) renderFoot(w io.Writer, f *Figures) {
 		fmt.Fprintf(w, "CRR clients waited %d times for a free source port: their rates are too low\n", waits)
 	}
 	d.renderFailures(w)
+}
+
+// programs is one line of what `mustang status -o json` says about the loaded
+// programs: name and tag of each, or the text itself when it is something else.
+func programs(status json.RawMessage) string {
+	var st struct {
+		Programs []struct{ Name, Tag string }
+	}
+	if err := json.Unmarshal(status, &st); err != nil || len(st.Programs) == 0 {
+		return string(status)
+	}
+	var out []string
+	for _, p := range st.Programs {
+		out = append(out, p.Name+" "+p.Tag)
+	}
+	return strings.Join(out, ", ") + " (conntrack and counters on)"
 }
 
 func (d *Document) renderFailures(w io.Writer) {

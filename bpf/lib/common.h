@@ -17,7 +17,8 @@
 #include "../maps.h"
 
 #define inline_fn static __always_inline
-#define slow_fn static __noinline /* off the established path: keeps the hot code dense */
+/* Off the established path: keeps the hot code dense. A header's may be of no use to one of the objects. */
+#define slow_fn static __noinline __attribute__((unused))
 /* Not static: the verifier checks it once, for any arguments, not again for each caller's state.
  * Pointers may be NULL as far as it knows. */
 #define global_fn __noinline
@@ -67,6 +68,11 @@ inline_fn void addr_from_ipv4(struct addr *a, __be32 ip)
 inline_fn bool addr_is_ipv4(const struct addr *a)
 {
 	return a->quads[0] == 0 && a->words[2] == bpf_htonl(0xffff);
+}
+
+inline_fn bool addr_is_zero(const struct addr *a)
+{
+	return !(a->quads[0] | a->quads[1]);
 }
 
 inline_fn bool addr_equal(const struct addr *a, const struct addr *b)

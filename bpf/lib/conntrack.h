@@ -54,28 +54,56 @@ inline_fn bool ct_alive(const struct ct_entry *e, __u32 now)
 	return e && (__s32)(e->expires - now) >= 0;
 }
 
+inline_fn void ct_found(struct flow *f, bool established)
+{
+	if (!ct_alive(f->e, f->now))
+		f->e = NULL;
+	f->established = established;
+	f->reply = f->e && f->src_is_hi != !!(f->e->flags & CT_ORIGIN_IS_HI);
+}
+
 inline_fn void ct_find_key(struct flow *f)
 {
 	f->e = bpf_map_lookup_elem(&mst_ct_v1, &f->key);
-	f->established = true;
-	if (!ct_alive(f->e, f->now)) {
-		f->e = bpf_map_lookup_elem(&mst_ct_new_v1, &f->key);
-		f->established = false;
-		if (!ct_alive(f->e, f->now))
-			f->e = NULL;
-	}
-	f->reply = f->e && f->src_is_hi != !!(f->e->flags & CT_ORIGIN_IS_HI);
+	ct_found(f, true);
+	if (f->e)
+		return;
+	f->e = bpf_map_lookup_elem(&mst_ct_new_v1, &f->key);
+	ct_found(f, false);
 }
 
 /**
  * ct_find - look up the flow of a packet
  * @f: now must be set; the rest is filled
  * @scope: enum ct_scope
+ *
+ * The answer to a SYN belongs to a half-open flow, so it looks there first.
  */
 inline_fn void ct_find(struct flow *f, const struct pkt *p, __u8 scope)
 {
 	f->src_is_hi = ct_key_of(&f->key, &p->t, p->proto, scope);
+	if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK)) {
+		f->e = bpf_map_lookup_elem(&mst_ct_new_v1, &f->key);
+		ct_found(f, false);
+		if (f->e)
+			return;
+	}
 	ct_find_key(f);
+}
+
+/* Whether any flow was ever shadowed: only then is it worth looking for one. */
+inline_fn struct facts *facts(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&mst_facts_v1, &zero);
+}
+
+inline_fn bool shadows_exist(void)
+{
+	struct facts *known = facts();
+
+	return known && known->shadowed;
 }
 
 inline_fn __u32 ct_lifetime(const struct ct_entry *e, __u8 proto, bool established)
@@ -119,28 +147,97 @@ inline_fn __u8 other_scope(const struct ct_entry *e)
 	return e->role == CT_POST_NAT && e->shadow ? CT_SCOPE_SHADOW : CT_SCOPE_FLOW;
 }
 
+/* The tuple of an entry, in its flow's original direction. */
+global_fn int ct_tuple(struct tuple *t, const struct ct_key *k, const struct ct_entry *e)
+{
+	bool hi;
+
+	if (!t || !k || !e)
+		return 0;
+	hi = e->flags & CT_ORIGIN_IS_HI;
+	t->src = hi ? k->hi : k->lo;
+	t->dst = hi ? k->lo : k->hi;
+	t->sport = hi ? k->hi_port : k->lo_port;
+	t->dport = hi ? k->lo_port : k->hi_port;
+	t->pad = 0;
+	return 0;
+}
+
+/* Whether @half is the other half of @e, whose own tuple is @mine: a flow that has ended leaves
+ * its place to others. */
+global_fn int ct_is_half(const struct ct_entry *half, const struct ct_entry *e, const struct tuple *mine)
+{
+	return half && e && mine && half->role != CT_DIRECT && half->role != e->role &&
+	       addr_equal(&half->other.src, &mine->src) && addr_equal(&half->other.dst, &mine->dst) &&
+	       half->other.sport == mine->sport && half->other.dport == mine->dport;
+}
+
+/**
+ * ct_half - find the other half of a translated flow
+ * @key: filled with its key
+ * @mine: filled with @e's own tuple
+ *
+ * Return: NULL when it is gone or expired, or another flow has its place.
+ */
+inline_fn struct ct_entry *ct_half(const struct flow *f, const struct ct_entry *e, __u8 proto,
+				   struct ct_key *key, struct tuple *mine)
+{
+	struct ct_entry *half;
+
+	ct_tuple(mine, &f->key, e);
+	ct_key_of(key, &e->other, proto, other_scope(e));
+	half = bpf_map_lookup_elem(&mst_ct_v1, key);
+	if (ct_alive(half, f->now) && ct_is_half(half, e, mine))
+		return half;
+	half = bpf_map_lookup_elem(&mst_ct_new_v1, key);
+	return ct_alive(half, f->now) && ct_is_half(half, e, mine) ? half : NULL;
+}
+
 /**
  * ct_repair - give the other half the same life, or bring it back if it was evicted
  */
 slow_fn int ct_repair(struct flow *f, struct pkt *p)
 {
 	struct ct_entry *e = f->e, *other, half;
-	struct tuple mine;
+	struct tuple mine = {};
 	struct ct_key key;
-	bool hi;
 
 	if (!e)
 		return 0;
-	hi = ct_key_of(&key, &e->other, p->proto, other_scope(e));
-	other = bpf_map_lookup_elem(&mst_ct_v1, &key);
+	other = ct_half(f, e, p->proto, &key, &mine);
 	if (other) {
 		if ((__s32)(e->expires - other->expires) > 0 && !(other->closing_orig | other->closing_reply))
 			other->expires = e->expires;
 		return 0;
 	}
-	flow_tuple(&mine, f, p);
-	ct_other_half(&half, e, &mine, hi);
-	return bpf_map_update_elem(&mst_ct_v1, &key, &half, BPF_NOEXIST);
+	if (ct_alive(bpf_map_lookup_elem(&mst_ct_v1, &key), f->now))
+		return 0;
+	ct_other_half(&half, e, &mine, ct_key_of(&key, &e->other, p->proto, key.scope));
+	if (f->established)
+		return bpf_map_update_elem(&mst_ct_v1, &key, &half, BPF_ANY);
+	if (ct_alive(bpf_map_lookup_elem(&mst_ct_new_v1, &key), f->now))
+		return 0;
+	return bpf_map_update_elem(&mst_ct_new_v1, &key, &half, BPF_ANY);
+}
+
+/**
+ * ct_close - let the other half know that an end has closed, for it may see no packet of that end
+ */
+slow_fn int ct_close(struct flow *f, struct pkt *p)
+{
+	struct ct_entry *e = f->e, *other;
+	struct tuple mine = {};
+	struct ct_key key;
+
+	if (!e)
+		return 0;
+	other = ct_half(f, e, p->proto, &key, &mine);
+	if (!other)
+		return 0;
+	other->closing_orig |= e->closing_orig;
+	other->closing_reply |= e->closing_reply;
+	other->expires = f->now + ct_lifetime(other, p->proto, true);
+	return 0;
 }
 
 /**
@@ -190,17 +287,32 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 			e->closing_reply |= how;
 		else
 			e->closing_orig |= how;
+		if (e->role != CT_DIRECT)
+			ct_close(f, p);
 	}
 	if (f->reply && !e->seen_reply)
 		e->seen_reply = 1;
 	expires = f->now + ct_lifetime(e, p->proto, f->established);
 	if (expires - e->expires + CT_REFRESH - 1 >= 2 * CT_REFRESH - 1) {
 		e->expires = expires;
-		if (f->established && e->role != CT_DIRECT)
+		if (e->role != CT_DIRECT)
 			ct_repair(f, p);
 	}
 	if (!f->established && !f->reply && !(p->tcp_flags & TCP_SYN) && ct_promote(f, p))
 		ct_find_key(f);
+}
+
+/* Both ends have closed, or one has reset: nothing more is owed to the flow. */
+inline_fn bool ct_closed(const struct ct_entry *e)
+{
+	return (e->closing_orig | e->closing_reply) & CT_RST || (e->closing_orig && e->closing_reply);
+}
+
+/* From both tables, for an expired entry may be in the other. */
+inline_fn void ct_delete(const struct ct_key *key)
+{
+	bpf_map_delete_elem(&mst_ct_v1, key);
+	bpf_map_delete_elem(&mst_ct_new_v1, key);
 }
 
 /**
@@ -208,30 +320,27 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
  */
 slow_fn int ct_forget(struct flow *f, __u8 proto)
 {
-	struct ct_key other = {};
-	bool two = false;
+	struct ct_key key;
+	struct tuple mine = {};
 
 	if (!f->e)
 		return 0;
-	if (f->e->role != CT_DIRECT) {
-		ct_key_of(&other, &f->e->other, proto, other_scope(f->e));
-		two = true;
-	}
-	bpf_map_delete_elem(&mst_ct_v1, &f->key);
-	bpf_map_delete_elem(&mst_ct_new_v1, &f->key);
-	if (two) {
-		bpf_map_delete_elem(&mst_ct_v1, &other);
-		bpf_map_delete_elem(&mst_ct_new_v1, &other);
-	}
+	if (f->e->role != CT_DIRECT && ct_half(f, f->e, proto, &key, &mine))
+		ct_delete(&key);
+	ct_delete(&f->key);
 	f->e = NULL;
 	return 0;
 }
 
-/* A SYN begins a new connection when the old one on its ports has closed (RFC 9293 3.6.1). */
+/* A SYN begins a new connection when the old one on its ports has closed (RFC 9293 3.6.1). Where
+ * the old one only has this tuple by translation, one end may still be sending. */
 inline_fn bool ct_reopens(const struct flow *f, const struct pkt *p)
 {
-	return p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN &&
-	       (f->e->closing_orig | f->e->closing_reply);
+	if (p->proto != IPPROTO_TCP || (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+		return false;
+	if (f->e->role == CT_POST_NAT && !f->reply)
+		return ct_closed(f->e);
+	return f->e->closing_orig | f->e->closing_reply;
 }
 
 /**

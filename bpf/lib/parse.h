@@ -125,12 +125,12 @@ inline_fn int parse_tcp(struct pkt *p, const struct tcphdr *tcp)
 	return REASON_NONE;
 }
 
-inline_fn int parse_udp(struct pkt *p, const struct udphdr *udp)
+inline_fn int parse_udp(struct __sk_buff *skb, struct pkt *p, const struct udphdr *udp)
 {
 	__u32 length = bpf_ntohs(udp->len);
 
 	/* 0 is a length over 65,535 (RFC 2675), which only segmentation offload makes. */
-	if (length && length < sizeof(*udp))
+	if (length < sizeof(*udp) && (length || !skb->gso_size))
 		return REASON_BAD_LENGTH;
 	if (p->frag == FRAG_NONE && p->l4_off + length > p->end)
 		return REASON_BAD_LENGTH;
@@ -171,7 +171,7 @@ inline_fn int parse_l4(struct __sk_buff *skb, struct pkt *p)
 	if (l4 + 8 > packet_end(skb))
 		return REASON_TRUNCATED;
 	if (p->proto == IPPROTO_UDP)
-		return parse_udp(p, l4);
+		return parse_udp(skb, p, l4);
 	return parse_icmp(p, ((__u8 *)l4)[0], ((__be16 *)l4)[2]);
 }
 

@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -59,7 +58,7 @@ func newLabUpCmd(g *globals) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.withLab(cmd, func(ctx context.Context, l *lab.Lab) error {
-				if err := labDescribe(cmd.OutOrStdout(), g.Output, l, f); err != nil {
+				if err := labDescribe(cmd.OutOrStdout(), g, l, f); err != nil {
 					return err
 				}
 				<-ctx.Done()
@@ -107,15 +106,16 @@ func newLabLsCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			rows := make([][]string, 0, len(all))
-			for _, i := range all {
-				state := "running"
-				if !i.Alive {
-					state = "dead: mustang lab gc removes it"
+			return g.print(cmd.OutOrStdout(), all, func(w io.Writer) {
+				row(w, "NAME", "MODE", "SERVICES", "OWNER", "NETNS", "STATE")
+				for _, i := range all {
+					state := "running"
+					if !i.Alive {
+						state = "dead: mustang lab gc removes it"
+					}
+					row(w, i.Name, i.Mode, i.Services, i.PID, len(i.NetNS), state)
 				}
-				rows = append(rows, []string{i.Name, string(i.Mode), string(i.Services), strconv.Itoa(i.PID), strconv.Itoa(len(i.NetNS)), state})
-			}
-			return podPrint(cmd.OutOrStdout(), g.Output, all, []string{"NAME", "MODE", "SERVICES", "OWNER", "NETNS", "STATE"}, rows)
+			})
 		},
 	}
 }
@@ -141,7 +141,7 @@ func (f *labFlags) withLab(cmd *cobra.Command, fn func(context.Context, *lab.Lab
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
 	if f.pods < 0 || f.pods > 1000 {
-		return fmt.Errorf("--pods: %d is out of range: use 0 to 1000", f.pods)
+		return usagef("--pods: %d is out of range: use 0 to 1000", f.pods)
 	}
 	f.cfg.Mode, f.cfg.Services = lab.Mode(f.mode), lab.ServiceBy(f.services)
 	l, err := lab.New(ctx, f.cfg)
@@ -196,21 +196,20 @@ type labSpace struct {
 	IPv6  netip.Addr `json:"ipv6"`
 }
 
-func labDescribe(w io.Writer, format string, l *lab.Lab, f labFlags) error {
+func labDescribe(w io.Writer, g *globals, l *lab.Lab, f labFlags) error {
 	n, out := l.Node(), l.Outside()
 	spaces := []labSpace{{"node", n.NetNS, n.IPv4, n.IPv6}, {"outside", out.NetNS, out.IPv4, out.IPv6}}
 	for _, p := range n.Pods() {
 		spaces = append(spaces, labSpace{p.Name, p.NetNS, p.IPv4, p.IPv6})
 	}
-	rows := make([][]string, 0, len(spaces))
-	for _, s := range spaces {
-		rows = append(rows, []string{s.Name, filepath.Base(s.NetNS), s.IPv4.String(), s.IPv6.String()})
-	}
-	if err := podPrint(w, format, spaces, []string{"NAME", "NETNS", "IPV4", "IPV6"}, rows); err != nil {
+	err := g.print(w, spaces, func(w io.Writer) {
+		row(w, "NAME", "NETNS", "IPV4", "IPV6")
+		for _, s := range spaces {
+			row(w, s.Name, filepath.Base(s.NetNS), s.IPv4, s.IPv6)
+		}
+	})
+	if err != nil || g.Output == "json" || g.Output == "yaml" {
 		return err
-	}
-	if format != "" && format != "table" {
-		return nil
 	}
 	fmt.Fprintf(w, "\nlab %s is up: pods by %s, Services by %s. Ctrl-C removes it.\n", l.Name(), f.mode, f.services)
 	if len(n.Pods()) == 0 {
@@ -223,7 +222,7 @@ func labDescribe(w io.Writer, format string, l *lab.Lab, f labFlags) error {
 	if f.cfg.Services != lab.NoServices {
 		fmt.Fprintf(w, "By Service:\n  ip netns exec %s curl http://%s:%d/\n", filepath.Base(client.NetNS), lab.VIP4(1), labVIPPort)
 	}
-	_, err := fmt.Fprintf(w, "mustang on this node:\n  nsenter --net=%s %s pod ls\n", n.NetNS, strings.Join(l.MustangArgs(), " "))
+	_, err = fmt.Fprintf(w, "mustang on this node:\n  nsenter --net=%s %s pod ls\n", n.NetNS, strings.Join(l.MustangArgs(), " "))
 	return err
 }
 

@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,10 +16,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
@@ -79,7 +76,7 @@ func newPodAddCmd(g *globals) *cobra.Command {
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.plain && cmd.Flags().Changed("service-path") {
-				return errors.New("--service-path has no meaning with --plain: drop one of them")
+				return usagef("--service-path has no meaning with --plain: drop one of them")
 			}
 			return podAdd(cmd.Context(), g, args[0], f)
 		},
@@ -119,15 +116,16 @@ func newPodLsCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			rows := make([][]string, 0, len(all))
-			for _, r := range all {
-				datapath := r.Datapath
-				if r.State != podReady {
-					datapath = r.State
+			return g.print(cmd.OutOrStdout(), all, func(w io.Writer) {
+				row(w, "NAME", "MODE", "IP", "NETNS", "HOSTIF", "DATAPATH")
+				for _, r := range all {
+					datapath := r.Datapath
+					if r.State != podReady {
+						datapath = r.State
+					}
+					row(w, r.Name, r.Mode, strings.Join(r.ips(), ","), r.NetNS, r.HostIfName, datapath)
 				}
-				rows = append(rows, []string{r.Name, r.Mode, strings.Join(r.ips(), ","), r.NetNS, r.HostIfName, datapath})
-			}
-			return podPrint(cmd.OutOrStdout(), g.Output, all, []string{"NAME", "MODE", "IP", "NETNS", "HOSTIF", "DATAPATH"}, rows)
+			})
 		},
 	}
 }
@@ -136,7 +134,7 @@ func newPodLsCmd(g *globals) *cobra.Command {
 func podAdd(ctx context.Context, g *globals, name string, f podFlags) (err error) {
 	spec, err := f.spec(name)
 	if err != nil {
-		return err
+		return usageError{err}
 	}
 	att, done, err := attacherFor(g, f.plain)
 	if err != nil {
@@ -220,7 +218,7 @@ func podUndo(ctx context.Context, g *globals, att endpointAttacher, rec podRecor
 
 func podRm(ctx context.Context, g *globals, name string, warn io.Writer) error {
 	if !podNameOK.MatchString(name) {
-		return podNameError(name)
+		return usageError{podNameError(name)}
 	}
 	store := newPodStore(g.StateDir)
 	var rec podRecord
@@ -228,7 +226,7 @@ func podRm(ctx context.Context, g *globals, name string, warn io.Writer) error {
 	err := store.Locked(func() error {
 		r, err := store.Read(name)
 		if errors.Is(err, os.ErrNotExist) {
-			return nil
+			return store.forget(name) // a killed add may not have come further
 		}
 		if err != nil {
 			return err
@@ -363,28 +361,4 @@ func parseAddr(s string, segment bool) (netip.Prefix, error) {
 		bits = 64
 	}
 	return netip.PrefixFrom(a, bits), nil
-}
-
-// podPrint writes v as json or yaml, or rows as an aligned table.
-func podPrint(w io.Writer, format string, v any, header []string, rows [][]string) error {
-	switch format {
-	case "", "table":
-		t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-		fmt.Fprintln(t, strings.Join(header, "\t"))
-		for _, r := range rows {
-			fmt.Fprintln(t, strings.Join(r, "\t"))
-		}
-		return t.Flush()
-	case "json":
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(v)
-	case "yaml":
-		raw, err := yaml.Marshal(v)
-		if err == nil {
-			_, err = w.Write(raw)
-		}
-		return err
-	}
-	return fmt.Errorf("--output: %q is unknown: use table, json or yaml", format)
 }

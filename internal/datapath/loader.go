@@ -70,7 +70,7 @@ func (d *Datapath) EnsurePrograms(inner bool) error {
 	if same {
 		return nil
 	}
-	if err := d.upgradeSock(); err != nil {
+	if err := errors.Join(d.upgradeSock(), d.upgradeParents()); err != nil {
 		return err
 	}
 	// Last, so that a killed upgrade is done again. The engine owns the other

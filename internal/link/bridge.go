@@ -29,6 +29,12 @@ func (b *builder) addBridge() (Result, error) {
 	if err := b.podOnSegment(eth); err != nil {
 		return Result{}, err
 	}
+	// In this order: the port's carrier is what gives the bridge its own.
+	for _, l := range []netlink.Link{host, br} {
+		if err := settle(b.node, l); err != nil {
+			return Result{}, err
+		}
+	}
 	res := pairResult(eth, host)
 	res.ParentIfIndex = br.Attrs().Index
 	return res, nil
@@ -76,7 +82,7 @@ func (b *builder) holdGateway(l netlink.Link) error {
 		if !x.ip.IsValid() {
 			continue
 		}
-		if err := addAddr(b.node, l, netip.PrefixFrom(x.gw, x.ip.Bits())); err != nil {
+		if err := b.addAddr(b.node, l, netip.PrefixFrom(x.gw, x.ip.Bits())); err != nil {
 			return err
 		}
 	}

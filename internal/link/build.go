@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	vns "github.com/vishvananda/netns"
@@ -34,6 +35,13 @@ type builder struct {
 	Spec
 	nodeNS, podNS *os.File // podNS is nil when the pod's namespace is gone
 	node, pod     *netlink.Handle
+	pending       []pendingAddr
+}
+
+// pendingAddr is an IPv6 address that was added, and does not receive yet.
+type pendingAddr struct {
+	h  *netlink.Handle
+	ip netip.Addr
 }
 
 // open gets handles into the current namespace and the one at podPath. An
@@ -195,7 +203,7 @@ func (b *builder) podBase(eth netlink.Link, p4, p6 netip.Prefix) error {
 		return err
 	}
 	for _, p := range []netip.Prefix{p4, p6} {
-		if err := addAddr(b.pod, eth, p); err != nil {
+		if err := b.addAddr(b.pod, eth, p); err != nil {
 			return err
 		}
 	}
@@ -209,14 +217,59 @@ func up(h *netlink.Handle, l netlink.Link) error {
 	return nil
 }
 
+// awaitAddrs returns when all added IPv6 addresses receive. Even without
+// duplicate detection, the kernel makes an address's local route in the
+// background; what arrives before is dropped or sent back.
+func (b *builder) awaitAddrs() error {
+	end := time.Now().Add(settleDeadline)
+	for _, p := range b.pending {
+		for {
+			r, err := p.h.RouteGet(p.ip.AsSlice())
+			if err == nil && len(r) > 0 && r[0].Type == unix.RTN_LOCAL {
+				break
+			}
+			if time.Now().After(end) {
+				return fmt.Errorf("address %s is not local %s after it was added", p.ip, settleDeadline)
+			}
+			time.Sleep(200 * time.Microsecond)
+		}
+	}
+	return nil
+}
+
+// settleDeadline is far beyond what the kernel needs.
+const settleDeadline = 2 * time.Second
+
+// settle returns when a link transmits. The end of a pair that goes up first
+// has no carrier yet, and what it sends is dropped until the kernel's link
+// watch has run, some time after the other end went up. Asking for the link's
+// state makes it run (since 6.8), and shows that it has.
+func settle(h *netlink.Handle, l netlink.Link) error {
+	for end := time.Now().Add(settleDeadline); ; time.Sleep(200 * time.Microsecond) {
+		now, err := h.LinkByIndex(l.Attrs().Index)
+		if err != nil {
+			return fmt.Errorf("look up %s: %w", l.Attrs().Name, err)
+		}
+		if now.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s stays %s after it was set up", l.Attrs().Name, now.Attrs().OperState)
+		}
+	}
+}
+
 // addAddr does nothing for the zero prefix: the family is not wanted.
-func addAddr(h *netlink.Handle, l netlink.Link, p netip.Prefix) error {
+func (b *builder) addAddr(h *netlink.Handle, l netlink.Link, p netip.Prefix) error {
 	if !p.IsValid() {
 		return nil
 	}
 	a := &netlink.Addr{IPNet: ipNet(p)}
 	if p.Addr().Is6() {
 		a.Flags = unix.IFA_F_NODAD
+		if !p.Addr().IsLinkLocalUnicast() { // a lookup would need its interface
+			b.pending = append(b.pending, pendingAddr{h, p.Addr()})
+		}
 	}
 	if err := h.AddrReplace(l, a); err != nil {
 		return fmt.Errorf("add address %s to %s: %w", p, l.Attrs().Name, err)

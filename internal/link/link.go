@@ -18,6 +18,8 @@ import (
 	"net/netip"
 	"regexp"
 	"runtime"
+
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // The ways of connecting a pod.
@@ -208,6 +210,9 @@ func Add(spec Spec) (Result, error) {
 	makers := map[string]func() (Result, error){Veth: b.addVeth, Bridge: b.addBridge, Macvlan: b.addMacvlan}
 	res, err := makers[spec.Mode]()
 	if err == nil {
+		err = b.awaitAddrs()
+	}
+	if err == nil {
 		err = b.markComplete()
 	}
 	if err != nil {
@@ -224,7 +229,7 @@ func Delete(spec Spec) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	b, err := open(spec.NetNS)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
 		b, err = open("")
 	}
 	if err != nil {

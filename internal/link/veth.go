@@ -62,7 +62,7 @@ func (b *builder) hostRouted(host, eth netlink.Link) error {
 	for _, x := range b.gateways() {
 		if x.gw.IsLinkLocalUnicast() && x.gw.Is6() {
 			// So that the pod can ping its gateway, and traceroute shows it.
-			if err := addAddr(b.node, host, netip.PrefixFrom(x.gw, 64)); err != nil {
+			if err := b.addAddr(b.node, host, netip.PrefixFrom(x.gw, 64)); err != nil {
 				return err
 			}
 		}
@@ -77,6 +77,9 @@ func (b *builder) hostRouted(host, eth netlink.Link) error {
 // need both ends up, and a route is what makes the pod reachable.
 func (b *builder) podRouted(eth, host netlink.Link) error {
 	if err := b.podBase(eth, only(b.IPv4), only(b.IPv6)); err != nil {
+		return err
+	}
+	if err := settle(b.node, host); err != nil {
 		return err
 	}
 	for _, x := range b.gateways() {

@@ -19,6 +19,10 @@ import (
 // Dir is where named namespaces live; iproute2 uses the same place.
 const Dir = "/var/run/netns"
 
+// ErrNotNetNS says that a path is there and is not a network namespace: also
+// what a killed Create leaves.
+var ErrNotNetNS = errors.New("not a network namespace")
+
 const threadSelf = "/proc/thread-self/ns/net"
 
 // Path is the file of the namespace called name.
@@ -35,7 +39,7 @@ func Open(path string) (*os.File, error) {
 		return nil, errors.Join(fmt.Errorf("statfs %s: %w", path, err), f.Close())
 	}
 	if st.Type != unix.NSFS_MAGIC && st.Type != unix.PROC_SUPER_MAGIC {
-		return nil, errors.Join(fmt.Errorf("%s is not a network namespace", path), f.Close())
+		return nil, errors.Join(fmt.Errorf("%s: %w", path, ErrNotNetNS), f.Close())
 	}
 	return f, nil
 }

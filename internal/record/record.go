@@ -31,10 +31,10 @@ type Maker struct {
 }
 
 // ThisMaker is the calling process.
-func ThisMaker() Maker {
-	pid := os.Getpid()
-	return Maker{pid, processStart(pid)}
-}
+func ThisMaker() Maker { return MakerOf(os.Getpid()) }
+
+// MakerOf is the process with this id.
+func MakerOf(pid int) Maker { return Maker{pid, processStart(pid)} }
 
 // Alive says whether that very process still runs.
 func (m Maker) Alive() bool {
@@ -64,6 +64,8 @@ func processStart(pid int) string {
 type Dir[T any] struct{ Path string }
 
 func (d Dir[T]) file(name string) string { return filepath.Join(d.Path, name+suffix) }
+
+func (d Dir[T]) temp(name string) string { return filepath.Join(d.Path, tempPrefix+name+".tmp") }
 
 // Read reads one record; an absent one is fs.ErrNotExist.
 func (d Dir[T]) Read(name string) (T, error) { return read[T](d.file(name)) }
@@ -115,7 +117,8 @@ func (d Dir[T]) Write(name string, v T) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(d.Path, tempPrefix+name+".tmp-")
+	// One name at a time has one writer, so a killed one's file is overwritten.
+	f, err := os.OpenFile(d.temp(name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
@@ -136,13 +139,9 @@ func (d Dir[T]) Write(name string, v T) error {
 // Forget removes a record, and what killed writers of it left; an absent one
 // is success.
 func (d Dir[T]) Forget(name string) error {
-	if err := os.Remove(d.file(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	entries, _ := os.ReadDir(d.Path)
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), tempPrefix+name+".tmp-") {
-			os.Remove(filepath.Join(d.Path, e.Name()))
+	for _, f := range []string{d.temp(name), d.file(name)} {
+		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
 		}
 	}
 	return nil

@@ -17,15 +17,18 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	EntryMapMstBackendsV1         = "mst_backends_v1"
+	EntryMapMstChildrenV1         = "mst_children_v1"
 	EntryMapMstCtNewV1            = "mst_ct_new_v1"
 	EntryMapMstCtV1               = "mst_ct_v1"
 	EntryMapMstDropsV1            = "mst_drops_v1"
 	EntryMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	EntryMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	EntryMapMstEndpointsV1        = "mst_endpoints_v1"
+	EntryMapMstFactsV1            = "mst_facts_v1"
 	EntryMapMstFragsV1            = "mst_frags_v1"
 	EntryMapMstMetaV1             = "mst_meta_v1"
 	EntryMapMstNetnsV1            = "mst_netns_v1"
+	EntryMapMstParentsV1          = "mst_parents_v1"
 	EntryMapMstProgramsV1         = "mst_programs_v1"
 	EntryMapMstRefusalsV1         = "mst_refusals_v1"
 	EntryMapMstServicesV1         = "mst_services_v1"
@@ -90,15 +93,18 @@ type EntryProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type EntryMapSpecs struct {
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
+	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
@@ -139,15 +145,18 @@ func (o *EntryObjects) Close() error {
 // It can be passed to LoadEntryObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EntryMaps struct {
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
+	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
@@ -159,15 +168,18 @@ type EntryMaps struct {
 func (m *EntryMaps) Close() error {
 	return _EntryClose(
 		m.MstBackendsV1,
+		m.MstChildrenV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
+		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,

@@ -27,6 +27,13 @@ type PodBackend struct {
 	Pad   uint32
 }
 
+type PodChildKey struct {
+	_      structs.HostLayout
+	Parent uint32
+	Mac    [6]uint8
+	Pad    [2]uint8
+}
+
 type PodCounter struct {
 	_       structs.HostLayout
 	Packets uint64
@@ -108,6 +115,12 @@ type PodEndpointCounters struct {
 	ToPod   PodCounter
 }
 
+type PodFacts struct {
+	_        structs.HostLayout
+	Shadowed uint32
+	Pad      uint32
+}
+
 type PodFragKey struct {
 	_     structs.HostLayout
 	Src   PodAddr
@@ -122,6 +135,8 @@ type PodFragPorts struct {
 	Sport   uint16
 	Dport   uint16
 	Expires uint32
+	Proto   uint8
+	Pad     [3]uint8
 }
 
 type PodMeta struct {
@@ -137,6 +152,13 @@ type PodNetnsInfo struct {
 	_        structs.HostLayout
 	Endpoint uint32
 	Flags    uint32
+}
+
+type PodParent struct {
+	_         structs.HostLayout
+	Mac       [6]uint8
+	SharedMac uint8
+	Pad       uint8
 }
 
 type PodRefusals struct {
@@ -203,15 +225,18 @@ type PodSockPeer struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	PodMapMstBackendsV1         = "mst_backends_v1"
+	PodMapMstChildrenV1         = "mst_children_v1"
 	PodMapMstCtNewV1            = "mst_ct_new_v1"
 	PodMapMstCtV1               = "mst_ct_v1"
 	PodMapMstDropsV1            = "mst_drops_v1"
 	PodMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	PodMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	PodMapMstEndpointsV1        = "mst_endpoints_v1"
+	PodMapMstFactsV1            = "mst_facts_v1"
 	PodMapMstFragsV1            = "mst_frags_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
+	PodMapMstParentsV1          = "mst_parents_v1"
 	PodMapMstProgramsV1         = "mst_programs_v1"
 	PodMapMstRefusalsV1         = "mst_refusals_v1"
 	PodMapMstServicesV1         = "mst_services_v1"
@@ -276,15 +301,18 @@ type PodProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type PodMapSpecs struct {
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
+	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
@@ -323,15 +351,18 @@ func (o *PodObjects) Close() error {
 // It can be passed to LoadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PodMaps struct {
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
+	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
@@ -343,15 +374,18 @@ type PodMaps struct {
 func (m *PodMaps) Close() error {
 	return _PodClose(
 		m.MstBackendsV1,
+		m.MstChildrenV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
+		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,

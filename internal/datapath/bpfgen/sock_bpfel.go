@@ -17,15 +17,18 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	SockMapMstBackendsV1         = "mst_backends_v1"
+	SockMapMstChildrenV1         = "mst_children_v1"
 	SockMapMstCtNewV1            = "mst_ct_new_v1"
 	SockMapMstCtV1               = "mst_ct_v1"
 	SockMapMstDropsV1            = "mst_drops_v1"
 	SockMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	SockMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	SockMapMstEndpointsV1        = "mst_endpoints_v1"
+	SockMapMstFactsV1            = "mst_facts_v1"
 	SockMapMstFragsV1            = "mst_frags_v1"
 	SockMapMstMetaV1             = "mst_meta_v1"
 	SockMapMstNetnsV1            = "mst_netns_v1"
+	SockMapMstParentsV1          = "mst_parents_v1"
 	SockMapMstProgramsV1         = "mst_programs_v1"
 	SockMapMstRefusalsV1         = "mst_refusals_v1"
 	SockMapMstServicesV1         = "mst_services_v1"
@@ -102,15 +105,18 @@ type SockProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type SockMapSpecs struct {
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
+	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
@@ -149,15 +155,18 @@ func (o *SockObjects) Close() error {
 // It can be passed to LoadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SockMaps struct {
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
+	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
@@ -169,15 +178,18 @@ type SockMaps struct {
 func (m *SockMaps) Close() error {
 	return _SockClose(
 		m.MstBackendsV1,
+		m.MstChildrenV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
+		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/mustang-net/mustang/internal/link"
+	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/record"
+)
+
+// podNode is a node to run mustang pod on, in this process.
+type podNode struct {
+	t     *testing.T
+	netns string
+	state string
+}
+
+func newPodNode(t *testing.T) *podNode {
+	t.Helper()
+	n := &podNode{t, netns.Path(fmt.Sprintf("mstpod-%d", os.Getpid())), t.TempDir()}
+	if err := netns.Create(n.netns); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := netns.Delete(n.netns); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// pod is a pod's name that no other run uses.
+func (n *podNode) pod(letter string) string { return fmt.Sprintf("mstpod-%d-%s", os.Getpid(), letter) }
+
+// run runs `mustang pod …` in the node's namespace.
+func (n *podNode) run(args ...string) (string, error) {
+	var out bytes.Buffer
+	err := netns.Do(n.netns, func() error {
+		root := newRootCmd()
+		root.SetArgs(append([]string{"--state-dir", n.state, "--bpffs", filepath.Join(mount, "pods"), "pod"}, args...))
+		root.SetOut(&out)
+		root.SetErr(&out)
+		return root.ExecuteContext(context.Background())
+	})
+	return out.String(), err
+}
+
+func (n *podNode) must(args ...string) string {
+	n.t.Helper()
+	out, err := n.run(args...)
+	if err != nil {
+		n.t.Fatalf("pod %v: %v", args, err)
+	}
+	return out
+}
+
+// traces lists all that pods leave: links on the node, records, namespaces.
+func (n *podNode) traces() []string {
+	n.t.Helper()
+	var out []string
+	err := netns.Do(n.netns, func() error {
+		links, err := net.Interfaces()
+		for _, l := range links {
+			out = append(out, "link "+l.Name)
+		}
+		return err
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, pattern := range []string{filepath.Join(n.state, "pods", "*"), filepath.Join(n.state, "pods", ".*"), netns.Path(n.pod("*"))} {
+		files, _ := filepath.Glob(pattern)
+		out = append(out, slices.DeleteFunc(files, func(f string) bool {
+			return strings.HasSuffix(f, "/.") || strings.HasSuffix(f, "/..")
+		})...)
+	}
+	return out
+}
+
+// attachWith replaces the datapath for one test.
+func attachWith(t *testing.T, a endpointAttacher) {
+	old := openAttacher
+	openAttacher = func(*globals) (endpointAttacher, error) { return a, nil }
+	t.Cleanup(func() { openAttacher = old })
+}
+
+type recordingAttacher struct {
+	fail  error
+	calls []string
+}
+
+func (a *recordingAttacher) AddEndpoint(_ context.Context, s EndpointSpec) error {
+	a.calls = append(a.calls, fmt.Sprintf("add %s %s %s %s", s.Mode, s.IPv4, s.IPv6, s.ServicePath))
+	return a.fail
+}
+
+func (a *recordingAttacher) RemoveEndpoint(_ context.Context, ns, ifname string) error {
+	a.calls = append(a.calls, "remove "+ifname)
+	return nil
+}
+
+func TestPodAddLsRm(t *testing.T) {
+	n := newPodNode(t)
+	a := &recordingAttacher{}
+	attachWith(t, a)
+	before := n.traces()
+	name := n.pod("a")
+	n.must("add", name, "--ip=10.1.0.2,fd00::2", "--service-path=tc")
+	want := fmt.Sprintf("%s veth 10.1.0.2,fd00::2 %s %s tc", name, netns.Path(name), link.HostName(name))
+	if got := strings.Join(strings.Fields(strings.Split(n.must("ls"), "\n")[1]), " "); got != want {
+		t.Errorf("ls: %q, want %q", got, want)
+	}
+	if _, err := n.run("add", name, "--ip=10.1.0.3"); err == nil || !strings.Contains(err.Error(), "exists") {
+		t.Errorf("the same name: %v", err)
+	}
+	if _, err := n.run("add", n.pod("b"), "--ip=fd00::2"); err == nil || !strings.Contains(err.Error(), "--ip") {
+		t.Errorf("the same address: %v", err)
+	}
+	n.must("rm", name)
+	n.must("rm", name)
+	if d := cmp.Diff([]string{"add veth 10.1.0.2 fd00::2 tc", "remove eth0"}, a.calls); d != "" {
+		t.Errorf("the datapath was told:\n%s", d)
+	}
+	if d := cmp.Diff(before, n.traces()); d != "" {
+		t.Errorf("left behind:\n%s", d)
+	}
+}
+
+func TestPodBadInputChangesNothing(t *testing.T) {
+	n := newPodNode(t)
+	before := n.traces()
+	for want, args := range map[string][]string{
+		"mode":           {"--ip=10.1.0.2", "--mode=string"},
+		"--ip":           {"--ip=10.1.0.300"},
+		"IP is missing":  {},
+		"of one family":  {"--ip=10.1.0.2,10.1.0.3"},
+		"no IPv6":        {"--ip=10.1.0.2", "--gateway=fd00::1"},
+		"uplink":         {"--ip=10.1.0.2", "--mode=macvlan"},
+		"--uplink":       {"--ip=10.1.0.2", "--mode=macvlan", "--uplink=none0"},
+		"MTU":            {"--ip=10.1.0.2", "--mtu=9"},
+		"--netns":        {"--ip=10.1.0.2", "--netns=/proc/self/exe"},
+		"--service-path": {"--ip=10.1.0.2", "--service-path=shm"},
+		"--mac":          {"--ip=10.1.0.2", "--mac=gg"},
+		"--plain":        {"--ip=10.1.0.2", "--service-path=tc", "--plain"},
+	} {
+		_, err := n.run(append([]string{"add", n.pod("a")}, args...)...)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%v: got %v, want one sentence with %q", args, err, want)
+		}
+	}
+	if _, err := n.run("add", "../up", "--ip=10.1.0.2", "--plain"); err == nil {
+		t.Error("a path as a name is accepted")
+	}
+	if d := cmp.Diff(before, n.traces()); d != "" {
+		t.Errorf("changed:\n%s", d)
+	}
+}
+
+func TestPodAddRollsBackWhenTheDatapathFails(t *testing.T) {
+	n := newPodNode(t)
+	broken := errors.New("no room in the table")
+	attachWith(t, &recordingAttacher{fail: broken})
+	before := n.traces()
+	if _, err := n.run("add", n.pod("a"), "--ip=10.1.0.2"); !errors.Is(err, broken) {
+		t.Errorf("got %v", err)
+	}
+	if d := cmp.Diff(before, n.traces()); d != "" {
+		t.Errorf("left behind:\n%s", d)
+	}
+}
+
+func TestPodRecordOfALivingMakerIsRespected(t *testing.T) {
+	n := newPodNode(t)
+	other := exec.Command("sleep", "100")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { other.Process.Kill(); other.Wait() }()
+	store := newPodStore(n.state)
+	rec := podRecord{Name: n.pod("a"), State: podMaking, Maker: record.MakerOf(other.Process.Pid),
+		Mode: link.Veth, NetNS: netns.Path(n.pod("a")), IfName: "eth0", Datapath: podPlain}
+	if err := store.Locked(func() error { return store.write(rec) }); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"add", rec.Name, "--ip=10.1.0.2", "--plain"}, {"rm", rec.Name}} {
+		if _, err := n.run(args...); err == nil || !strings.Contains(err.Error(), "worked on") {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+	other.Process.Kill()
+	other.Wait()
+	n.must("rm", rec.Name)
+}
+
+// Whenever pod add is killed, a repeated add or an rm goes on from there.
+func TestPodAddKilledAtAnyInstant(t *testing.T) {
+	n := newPodNode(t)
+	before := n.traces()
+	name := n.pod("a")
+	args := []string{"add", name, "--ip=10.1.0.2,fd00::2", "--plain"}
+	for i := range 20 {
+		c := exec.Command(os.Args[0], append([]string{"--state-dir", n.state, "pod"}, args...)...)
+		c.Env = append(os.Environ(), beTool+"=1")
+		if err := netns.Do(n.netns, c.Start); err != nil {
+			t.Fatal(err)
+		}
+		killer := time.AfterFunc(time.Duration(rand.IntN(40_000))*time.Microsecond, func() { c.Process.Kill() })
+		err := c.Wait()
+		killer.Stop()
+		if i%2 == 0 && err != nil {
+			// Killed between its last write and its end, it has made the pod.
+			if _, err := n.run(args...); err != nil && !strings.Contains(err.Error(), "exists") {
+				t.Fatalf("round %d: add again: %v", i, err)
+			}
+		}
+		n.must("rm", name)
+		if d := cmp.Diff(before, n.traces()); d != "" {
+			t.Fatalf("round %d left:\n%s", i, d)
+		}
+	}
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dptest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+)
+
+// Tuple is both ends of a flow, in one direction.
+type Tuple struct {
+	Proto    uint8
+	Src, Dst netip.AddrPort
+}
+
+// Reverse is the tuple of the answers.
+func (t Tuple) Reverse() Tuple { return Tuple{t.Proto, t.Dst, t.Src} }
+
+func (t Tuple) String() string { return fmt.Sprintf("%d %v>%v", t.Proto, t.Src, t.Dst) }
+
+// Flow is one entry of a flow table.
+type Flow struct {
+	Key         bpfgen.PodCtKey
+	Entry       bpfgen.PodCtEntry
+	Established bool // in mst_ct_v1
+}
+
+// Tuple is the entry's tuple in the flow's original direction.
+func (f Flow) Tuple() Tuple {
+	t := Tuple{f.Key.Proto, addrPort(f.Key.Lo, f.Key.LoPort), addrPort(f.Key.Hi, f.Key.HiPort)}
+	if f.Entry.Flags&bpfgen.CTOriginIsHi != 0 {
+		return t.Reverse()
+	}
+	return t
+}
+
+func addrPort(a bpfgen.PodAddr, p uint16) netip.AddrPort {
+	return netip.AddrPortFrom(fromAddr(a), port(p))
+}
+
+// keyOf sorts a tuple's ends as the programs do: as little-endian words,
+// because any fixed order serves them.
+func keyOf(t Tuple, scope uint8) bpfgen.PodCtKey {
+	src, dst := t.Src.Addr().As16(), t.Dst.Addr().As16()
+	order := bytes.Compare(reverseQuads(src), reverseQuads(dst))
+	if order == 0 {
+		order = int(port(t.Src.Port())) - int(port(t.Dst.Port()))
+	}
+	if order > 0 {
+		t = t.Reverse()
+	}
+	return bpfgen.PodCtKey{
+		Lo: toAddr(t.Src.Addr()), Hi: toAddr(t.Dst.Addr()),
+		LoPort: port(t.Src.Port()), HiPort: port(t.Dst.Port()),
+		Proto: t.Proto, Scope: scope,
+	}
+}
+
+func reverseQuads(a [16]byte) []byte {
+	out := make([]byte, 16)
+	for i := range 8 {
+		out[i], out[8+i] = a[7-i], a[15-i]
+	}
+	return out
+}
+
+func (d *Datapath) flowTables() map[bool]*ebpf.Map {
+	return map[bool]*ebpf.Map{true: d.MstCtV1, false: d.MstCtNewV1}
+}
+
+// Flow finds the living entry of a tuple, in either direction of it; nil when there is none.
+func (d *Datapath) Flow(t testing.TB, tuple Tuple, scope uint8) *Flow {
+	t.Helper()
+	for _, established := range []bool{true, false} {
+		f := Flow{Key: keyOf(tuple, scope), Established: established}
+		err := d.flowTables()[established].Lookup(f.Key, &f.Entry)
+		if err == nil && f.Left() >= 0 {
+			return &f
+		}
+		check(t, ignoreAbsent(err))
+	}
+	return nil
+}
+
+// Flows are all entries of both tables.
+func (d *Datapath) Flows(t testing.TB) []Flow {
+	t.Helper()
+	var all []Flow
+	for established, table := range d.flowTables() {
+		f := Flow{Established: established}
+		it := table.Iterate()
+		for it.Next(&f.Key, &f.Entry) {
+			all = append(all, f)
+		}
+		check(t, it.Err())
+	}
+	return all
+}
+
+// DeleteFlow removes one entry, as an eviction would.
+func (d *Datapath) DeleteFlow(t testing.TB, tuple Tuple, scope uint8) {
+	t.Helper()
+	key := keyOf(tuple, scope)
+	for _, table := range d.flowTables() {
+		check(t, ignoreAbsent(table.Delete(key)))
+	}
+}
+
+// Age lets seconds pass for all flows and fragments: their expiry comes nearer.
+func (d *Datapath) Age(t testing.TB, seconds uint32) {
+	t.Helper()
+	for _, f := range d.Flows(t) {
+		f.Entry.Expires -= seconds
+		check(t, d.flowTables()[f.Established].Update(f.Key, f.Entry, ebpf.UpdateExist))
+	}
+	var key bpfgen.PodFragKey
+	var ports bpfgen.PodFragPorts
+	keys := map[bpfgen.PodFragKey]bpfgen.PodFragPorts{}
+	it := d.MstFragsV1.Iterate()
+	for it.Next(&key, &ports) {
+		keys[key] = ports
+	}
+	check(t, it.Err())
+	for key, ports := range keys {
+		ports.Expires -= seconds
+		check(t, d.MstFragsV1.Update(key, ports, ebpf.UpdateExist))
+	}
+}
+
+// ClearFlows empties the flow tables.
+func (d *Datapath) ClearFlows(t testing.TB) {
+	t.Helper()
+	clearTable(t, d.MstCtV1)
+	clearTable(t, d.MstCtNewV1)
+}
+
+// Left is how many seconds an entry has to live.
+func (f Flow) Left() int { return int(int32(f.Entry.Expires - Now())) }
+
+// Now is the programs' clock: seconds of CLOCK_MONOTONIC.
+func Now() uint32 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
+		panic(errors.Join(errors.New("read the monotonic clock"), err))
+	}
+	return uint32(ts.Sec)
+}
