@@ -265,6 +265,7 @@ enum redirect_kind {
 	REDIRECT_NONE = 0,
 	REDIRECT_PEER = 1,    /* into the pod behind a host end */
 	REDIRECT_INGRESS = 2, /* back into the interface it came from */
+	REDIRECT_EGRESS = 3,  /* out of a host end, through its own program */
 };
 
 /* Words of skb->cb that the programs use. */
@@ -273,6 +274,7 @@ enum cb_word {
 	CB_REDIRECT_IFINDEX = 1,
 	CB_REDIRECT_KIND = 2,
 	CB_REASON = 3,
+	CB_ANSWER = 4, /* answer_key on an answer that goes out of the host end */
 };
 
 /* Slots of the program table that entry programs call. */
@@ -281,5 +283,7 @@ enum pod_program {
 	PROG_TO_POD_HOST = 1,
 	PROG_FROM_POD_INNER = 2,
 	PROG_TO_POD_INNER = 3,
-	PROG_COUNT = 4,
+	PROG_FROM_POD_NETKIT = 4,
+	PROG_TO_POD_NETKIT = 5,
+	PROG_COUNT = 6,
 };

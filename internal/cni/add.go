@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -94,7 +93,7 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 	if err := p.masqueradeAdd(*a); err != nil {
 		return nil, err
 	}
-	return result, p.attach(a)
+	return result, p.attach(a, p.Mode == link.HostDevice)
 }
 
 // linkError gives the codes that runtimes know.
@@ -106,10 +105,11 @@ func linkError(a attachment, err error) error {
 }
 
 // attach puts the datapath on the interface.
-func (p *plugin) attach(a *attachment) error {
+func (p *plugin) attach(a *attachment, inPod bool) error {
 	return p.engine(false, func(e *engine.Engine) error {
 		ep, err := e.AddEndpoint(p.ctx, engine.EndpointSpec{
 			Netns: a.NetNS, IfName: a.IfName, Owner: state.OwnerCNI, ServicePath: state.ServicePath(p.ServicePath), Labels: p.labels(),
+			InPod: inPod,
 		})
 		a.Endpoint, a.Addrs = ep.ID, ep.Addrs()
 		return err
@@ -215,11 +215,6 @@ func (p *plugin) delegatedAddresses() (g addresses, err error) {
 	return g, nil
 }
 
-// routed are the modes whose gateway is mustang's own, whatever IPAM says.
-func routed(mode string) bool {
-	return !slices.Contains([]string{link.Bridge, link.Macvlan, "ipvlan", "host-device"}, mode)
-}
-
 func (p *plugin) linkSpec(a attachment, g addresses) (link.Spec, error) {
 	s := a.linkSpec()
 	mac, err := p.wantedMAC(p.cniArgs)
@@ -232,10 +227,10 @@ func (p *plugin) linkSpec(a attachment, g addresses) (link.Spec, error) {
 	}
 	v4, v6 := g.of(true), g.of(false)
 	s.MAC, s.MTU, s.IPv4, s.IPv6 = mac, p.mtu(uplink), v4.Prefix, v6.Prefix
-	if needsUplink(p.Mode) {
+	if link.NeedsUplink(p.Mode) {
 		s.Uplink = uplink
 	}
-	if !routed(p.Mode) {
+	if !link.Routed(p.Mode) {
 		s.Gateway4, s.Gateway6 = v4.Gateway, v6.Gateway
 	}
 	if err := s.Validate(); err != nil {

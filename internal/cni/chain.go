@@ -6,11 +6,14 @@ package cni
 // on it, and takes it off again.
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/mustang-net/mustang/internal/engine"
 )
 
 // makeChained attaches to the interface that prevResult names. The result is
@@ -42,7 +45,11 @@ func (p *plugin) makeChained(a *attachment) (*types100.Result, error) {
 			return nil, err
 		}
 	}
-	return nil, p.attach(a)
+	err = p.attach(a, false)
+	if errors.Is(err, engine.ErrElsewhere) { // one end of a pair, as host-device may move it
+		err = p.attach(a, true)
+	}
+	return nil, err
 }
 
 // previous is the result of the plugins before.

@@ -18,8 +18,8 @@ import (
 // uplink is the configured interface, or that of the node's default route; ""
 // when the node has none.
 func (c *Config) uplink() (string, error) {
-	if c.Uplink != "" {
-		return c.Uplink, nil
+	if c.Uplink != "" || c.Mode == link.HostDevice {
+		return c.Uplink, nil // no device is moved into a pod that nobody named
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		routes, err := netlink.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_DST)
@@ -37,7 +37,7 @@ func (c *Config) uplink() (string, error) {
 
 // mtu is the configured one, or the uplink's. 0 leaves it to the kernel.
 func (c *Config) mtu(uplink string) int {
-	if c.MTU != 0 || uplink == "" {
+	if c.MTU != 0 || uplink == "" || c.Mode == link.HostDevice {
 		return int(c.MTU)
 	}
 	l, err := netlink.LinkByName(uplink)
@@ -45,11 +45,6 @@ func (c *Config) mtu(uplink string) int {
 		return 0
 	}
 	return l.Attrs().MTU
-}
-
-// needsUplink says whether pods are built on the uplink.
-func needsUplink(mode string) bool {
-	return mode != link.Veth && mode != link.Bridge && mode != Chained
 }
 
 // forward lets the node route between its interfaces: pods behind it reach the

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/link"
 )
 
 // status fails with 50 when ADD could not work, and with 51 when pods that run
@@ -80,7 +81,7 @@ func writable(dir string) error {
 }
 
 func (p *plugin) statusUplink() error {
-	if !needsUplink(p.Mode) && p.Uplink == "" {
+	if !link.NeedsUplink(p.Mode) && p.Uplink == "" {
 		return nil
 	}
 	name, err := p.uplink()

@@ -19,7 +19,7 @@ import (
 // Attached says whether both programs of ep hold its interface. With clsact
 // the calling thread is in the interface's namespace.
 func (d *Datapath) Attached(ep state.Endpoint) (bool, error) {
-	for _, h := range hooks(ep.Placement) {
+	for _, h := range hooks(ep) {
 		check := d.linkHolds
 		if ep.Attach == AttachClsact {
 			check = filterHolds
@@ -40,11 +40,8 @@ func (d *Datapath) linkHolds(ep state.Endpoint, h hook) (bool, error) {
 		return false, fmt.Errorf("open link: %w", err)
 	}
 	defer l.Close()
-	info, err := l.Info()
-	if err != nil {
-		return false, fmt.Errorf("look at link: %w", err)
-	}
-	return info.TCX() != nil && int(info.TCX().Ifindex) == ep.IfIndex, nil
+	ifindex, kind, err := linkIfIndex(l)
+	return err == nil && kind == ep.Attach && ifindex == ep.IfIndex, err
 }
 
 func filterHolds(ep state.Endpoint, h hook) (bool, error) {
@@ -67,7 +64,7 @@ func filterHolds(ep state.Endpoint, h hook) (bool, error) {
 // CheckPrograms says whether the shared programs that ep's entry programs call
 // are loaded.
 func (d *Datapath) CheckPrograms(ep state.Endpoint) error {
-	for _, h := range hooks(ep.Placement) {
+	for _, h := range hooks(ep) {
 		if !d.slotFilled(h.slot) {
 			return fmt.Errorf("the shared program %s is not loaded: the endpoint's packets are dropped", programNames[h.slot])
 		}

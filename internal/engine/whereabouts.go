@@ -65,7 +65,7 @@ func (e *Engine) Dead(owner state.Owner) ([]state.Endpoint, error) {
 		dead := !e.alive(ep)
 		if ep.Netns == "" { // the record is lost; a link of tcx still knows
 			attached, err := e.dp.Attached(ep)
-			dead = err == nil && !attached && ep.Attach == datapath.AttachTCX
+			dead = err == nil && !attached && ep.Attach != datapath.AttachClsact
 		}
 		if dead {
 			out = append(out, ep)

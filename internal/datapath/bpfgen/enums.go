@@ -62,6 +62,7 @@ const (
 	RedirectNone    = 0
 	RedirectPeer    = 1 // into the pod behind a host end
 	RedirectIngress = 2 // back into the interface it came from
+	RedirectEgress  = 3 // out of a host end, through its own program
 )
 
 // enum cb_word
@@ -70,15 +71,18 @@ const (
 	CbRedirectIfindex = 1
 	CbRedirectKind    = 2
 	CbReason          = 3
+	CbAnswer          = 4 // answer_key on an answer that goes out of the host end
 )
 
 // enum pod_program
 const (
-	ProgFromPodHost  = 0
-	ProgToPodHost    = 1
-	ProgFromPodInner = 2
-	ProgToPodInner   = 3
-	ProgCount        = 4
+	ProgFromPodHost   = 0
+	ProgToPodHost     = 1
+	ProgFromPodInner  = 2
+	ProgToPodInner    = 3
+	ProgFromPodNetkit = 4
+	ProgToPodNetkit   = 5
+	ProgCount         = 6
 )
 
 // enum drop_reason
