@@ -35,9 +35,16 @@ func (e *Engine) EndpointOf(w Whereabouts) (uint32, error) {
 		return w.ID, nil
 	}
 	// A path may have led to a pod that is gone before it led to this one.
+	return e.pick(func(ep state.Endpoint) bool {
+		return at(ep) || ep.Owner == w.Owner && w.HostIfIndex != 0 && ep.Placement == state.HostEnd && ep.IfIndex == w.HostIfIndex
+	}, w.IfName, w.Netns)
+}
+
+// pick is the endpoint that wanted chooses, the living one of several.
+func (e *Engine) pick(wanted func(state.Endpoint) bool, ifname, path string) (uint32, error) {
 	var found []state.Endpoint
 	for _, ep := range e.known {
-		if at(ep) || ep.Owner == w.Owner && w.HostIfIndex != 0 && ep.Placement == state.HostEnd && ep.IfIndex == w.HostIfIndex {
+		if wanted(ep) {
 			found = append(found, ep)
 		}
 	}
@@ -49,7 +56,7 @@ func (e *Engine) EndpointOf(w Whereabouts) (uint32, error) {
 	if len(found) > 0 {
 		return found[0].ID, nil
 	}
-	return 0, fmt.Errorf("endpoint of %s in %s: %w; `mustang ep ls` lists those that exist", w.IfName, w.Netns, ErrNotFound)
+	return 0, fmt.Errorf("endpoint of %s in %s: %w; `mustang ep ls` lists those that exist", ifname, path, ErrNotFound)
 }
 
 // Dead are the owner's endpoints whose interfaces are gone.
