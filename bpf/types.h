@@ -123,6 +123,12 @@ struct backend {
 };
 _Static_assert(sizeof(struct backend) == 24, "backend");
 
+/* Ids that no backend has. */
+enum backend_id {
+	BACKEND_NONE = 0,
+	BACKEND_LEFT = 0xffffffff, /* of a half-open flow: it left the Service, so the next SYN picks another */
+};
+
 /* ---- flow state ------------------------------------------------------- */
 
 enum ct_scope {
@@ -176,7 +182,7 @@ struct ct_entry {
 	__u8 pad1[2];
 	struct ct_end opener;
 	struct ct_end responder;
-	__u32 backend;      /* id, 0 when none */
+	__u32 backend;      /* id, or enum backend_id */
 	struct tuple other; /* the other half's tuple in the flow's original direction */
 };
 _Static_assert(sizeof(struct ct_entry) == 72, "ct_entry");

@@ -8,9 +8,50 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"structs"
 
 	"github.com/cilium/ebpf"
 )
+
+type SockSockFlow struct {
+	_    structs.HostLayout
+	Addr struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Port    uint16
+	Pad     uint16
+	Backend uint32
+}
+
+type SockSockFlowKey struct {
+	_      structs.HostLayout
+	Cookie uint64
+	Addr   struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Port    uint16
+	Reverse uint8
+	Pad     [5]uint8
+}
+
+type SockSockPeer struct {
+	_        structs.HostLayout
+	Frontend struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	BackendAddr struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	FrontendPort uint16
+	BackendPort  uint16
+	Backend      uint32
+	Service      uint32
+	_            [4]byte
+}
 
 // Names of all BPF objects in the ELF.
 //
