@@ -221,7 +221,25 @@ struct sock_peer {
 	__be16 backend_port;
 	__u32 backend; /* id */
 	__u32 service; /* struct service.number */
+	__u32 pad;
 };
+_Static_assert(sizeof(struct sock_peer) == 48, "sock_peer");
+
+/* A socket of mst_sock_peers as the iterator writes it: enough to name it to sock_diag(7). */
+struct sock_seen {
+	__u64 netns_cookie;
+	__u64 cookie;
+	struct addr local;
+	struct addr remote; /* where it is connected now */
+	__be16 local_port;
+	__be16 remote_port;
+	__u32 bound_if;
+	__u16 family;
+	__u8 proto;
+	__u8 pad[5];
+	struct sock_peer peer;
+};
+_Static_assert(sizeof(struct sock_seen) == 112, "sock_seen");
 
 /* Unconnected UDP: which backend a socket's datagrams to an address go to, and the way back. */
 struct sock_flow_key {

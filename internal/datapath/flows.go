@@ -21,7 +21,7 @@ type (
 	ctEntry     = bpfgen.PodCtEntry
 	sockFlowKey = bpfgen.SockSockFlowKey
 	sockFlow    = bpfgen.SockSockFlow
-	sockPeer    = bpfgen.SockSockPeer
+	sockSeen    = bpfgen.IterSockSeen
 )
 
 // end is one end of a flow as the tables hold it.
@@ -93,8 +93,8 @@ func (d *Departures) Has(p state.Protocol) bool {
 type fate int
 
 const (
-	stays fate = iota
-	leaves // established TCP goes on; a half-open one picks another backend
+	stays  fate = iota
+	leaves      // established TCP goes on; a half-open one picks another backend
 	ends
 )
 

@@ -2,15 +2,20 @@
 
 package datapath
 
-// Sockets as the kernel's socket diagnosis (sock_diag(7)) shows them, with what
-// our programs stored in them, and ending one from outside.
+// Sockets: listing those that a Service led to its backend, by an iterator over
+// what connect() stored; naming one to the kernel's socket diagnosis
+// (sock_diag(7)); and ending it from outside.
 
 import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
+	"unsafe"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -20,121 +25,142 @@ import (
 
 // Of linux/inet_diag.h and linux/sock_diag.h.
 const (
-	sockDestroy        = 21
-	diagReqStorages    = 2  // INET_DIAG_REQ_SK_BPF_STORAGES
-	diagReqMapFD       = 1  // SK_DIAG_BPF_STORAGE_REQ_MAP_FD
-	diagStorages       = 20 // INET_DIAG_SK_BPF_STORAGES
-	diagStorage        = 1  // SK_DIAG_BPF_STORAGE
-	diagStorageValue   = 3  // SK_DIAG_BPF_STORAGE_MAP_VALUE
-	diagReqSize        = 56 // struct inet_diag_req_v2
-	diagMsgSize        = 72 // struct inet_diag_msg
-	diagIDSize         = 48 // struct inet_diag_sockid
-	diagMsgID          = 4  // where the id is in the message
-	diagReqID          = 8  // and in the request
-	diagReqStates      = 4
-	attributeKind      = 0x3fff // NLA_TYPE_MASK
-	tcpEstablished     = 1
-	tcpStatesConnected = 1<<tcpEstablished | 1<<2 | 1<<4 | 1<<5 | 1<<8 | 1<<9 | 1<<11 // SYN_SENT, FIN_WAIT1, 2, CLOSE_WAIT, LAST_ACK, CLOSING
+	sockDestroy   = 21
+	diagReqSize   = 56 // struct inet_diag_req_v2
+	diagReqStates = 4
+	diagReqID     = 8
+	diagMsgSize   = 72 // struct inet_diag_msg
+	diagMsgID     = 4
+	diagIDSize    = 48 // struct inet_diag_sockid
+	diagIDSrc     = 4
+	diagIDDst     = 20
+	diagIDIf      = 36
+	diagIDCookie  = 40
+	// ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING.
+	tcpConnected = 1<<1 | 1<<2 | 1<<4 | 1<<5 | 1<<8 | 1<<9 | 1<<11
 )
 
 // Connection is a connection as its client sees it.
 type Connection struct{ Local, Remote netip.AddrPort }
 
+// Socket names one socket to the kernel: by its cookie, so never another.
+type Socket struct {
+	NetnsCookie uint64
+	family      uint8
+	proto       uint8
+	id          [diagIDSize]byte
+}
+
 // ErrNoDestroy is a kernel that cannot end sockets from outside.
-var ErrNoDestroy = errors.New("this kernel cannot end sockets (CONFIG_INET_DIAG_DESTROY); applications keep theirs to a backend that has left until they close them")
+var ErrNoDestroy = errors.New("this kernel cannot end sockets (CONFIG_INET_DIAG_DESTROY); applications keep theirs until they close them")
 
-// EndSockets destroys the connected sockets in the calling thread's namespace
-// that go to a departed backend: those that connect() led there, and the
-// clients of the translated TCP connections in conns. No other is touched: each
-// is named by its cookie. The application gets ECONNABORTED.
-func (d *Datapath) EndSockets(dep *Departures, conns map[Connection]bool) (ended int, err error) {
-	for _, p := range []state.Protocol{state.UDP, state.TCP} {
-		if !dep.Has(p) {
-			continue
-		}
-		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-			n, err := d.endSockets(dep, conns, family, p)
-			ended += n
-			if err != nil {
-				return ended, err
-			}
-		}
+// Sockets lists the sockets, of all namespaces, that connect() led to a backend
+// that has departed, and that are still connected to it.
+func (d *Datapath) Sockets(dep *Departures) ([]Socket, error) {
+	tcp := dep.Has(state.TCP)
+	if !tcp && !dep.Has(state.UDP) {
+		return nil, nil
 	}
-	return ended, nil
-}
-
-func (d *Datapath) endSockets(dep *Departures, conns map[Connection]bool, family uint8, p state.Protocol) (ended int, err error) {
-	var ids [][]byte
-	err = d.eachSocket(family, p, func(id []byte, c Connection, peer *sockPeer) {
-		if p == state.TCP && conns[c] || peer != nil && dep.fateOfSocket(c, peer, p) == ends {
-			ids = append(ids, append([]byte(nil), id...))
-		}
-	})
+	raw, err := d.readSockets(tcp)
 	if err != nil {
-		return 0, fmt.Errorf("list %s sockets: %w", p, err)
+		return nil, fmt.Errorf("list the sockets connected through Services: %w", err)
 	}
-	for _, id := range ids {
-		switch err := destroy(family, p, id); {
-		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESTALE): // closed meanwhile
-		case errors.Is(err, unix.EOPNOTSUPP):
-			return ended, ErrNoDestroy
-		case err != nil:
-			return ended, fmt.Errorf("end a %s socket: %w", p, err)
-		default:
-			ended++
+	var out []Socket
+	const size = int(unsafe.Sizeof(sockSeen{}))
+	for ; len(raw) >= size; raw = raw[size:] {
+		var seen sockSeen
+		if _, err := binary.Decode(raw[:size], binary.NativeEndian, &seen); err != nil {
+			return nil, err
+		}
+		front := end{Addr(seen.Peer.Frontend), seen.Peer.FrontendPort}
+		back := end{Addr(seen.Peer.BackendAddr), seen.Peer.BackendPort}
+		now := end{Addr(seen.Remote), seen.RemotePort} // it may have been connected elsewhere since
+		if now == back && dep.fate(front, back, seen.Proto) == ends {
+			out = append(out, socketOf(&seen))
 		}
 	}
-	return ended, nil
+	return out, nil
 }
 
-// fateOfSocket is stays for a socket that has been connected elsewhere since.
-func (d *Departures) fateOfSocket(c Connection, peer *sockPeer, p state.Protocol) fate {
-	back := end{Addr(peer.BackendAddr), peer.BackendPort}
-	if back.addrPort() != c.Remote {
-		return stays
+// readSockets runs the iterator, which writes one struct sock_seen a socket.
+func (d *Datapath) readSockets(tcp bool) ([]byte, error) {
+	spec, err := bpfgen.LoadIter()
+	if err != nil {
+		return nil, err
 	}
-	return d.fate(end{Addr(peer.Frontend), peer.FrontendPort}, back, uint8(p))
-}
-
-func diagRequest(family uint8, p state.Protocol, states uint32, id []byte) []byte {
-	b := make([]byte, diagReqSize)
-	b[0], b[1] = family, uint8(p)
-	binary.NativeEndian.PutUint32(b[diagReqStates:], states)
-	copy(b[diagReqID:], id)
-	return b
-}
-
-// eachSocket calls fn with every connected socket of the calling thread's
-// namespace; peer is nil for one without a Service.
-func (d *Datapath) eachSocket(family uint8, p state.Protocol, fn func(id []byte, c Connection, peer *sockPeer)) error {
-	states := uint32(1 << tcpEstablished) // of UDP: connected
-	if p == state.TCP {
-		states = tcpStatesConnected
+	if tcp {
+		if err := spec.Variables[bpfgen.IterVarWantTcp].Set(uint8(1)); err != nil {
+			return nil, err
+		}
 	}
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return nil, loadError("the iterator over sockets", err)
+	}
+	defer coll.Close()
+	it, err := link.AttachIter(link.IterOptions{Program: coll.Programs[bpfgen.IterProgMstSockets], Map: d.maps[bpfgen.SockMapMstSockPeersV1]})
+	if err != nil {
+		return nil, err
+	}
+	defer it.Close()
+	r, err := it.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	return io.ReadAll(r)
+}
+
+func socketOf(seen *sockSeen) Socket {
+	s := Socket{NetnsCookie: seen.NetnsCookie, family: uint8(seen.Family), proto: seen.Proto}
+	binary.NativeEndian.PutUint16(s.id[0:], seen.LocalPort)
+	binary.NativeEndian.PutUint16(s.id[2:], seen.RemotePort)
+	if s.family == unix.AF_INET {
+		copy(s.id[diagIDSrc:], seen.Local.Bytes[12:])
+		copy(s.id[diagIDDst:], seen.Remote.Bytes[12:])
+	} else {
+		copy(s.id[diagIDSrc:], seen.Local.Bytes[:])
+		copy(s.id[diagIDDst:], seen.Remote.Bytes[:])
+	}
+	binary.NativeEndian.PutUint32(s.id[diagIDIf:], seen.BoundIf)
+	binary.NativeEndian.PutUint32(s.id[diagIDCookie:], uint32(seen.Cookie))
+	binary.NativeEndian.PutUint32(s.id[diagIDCookie+4:], uint32(seen.Cookie>>32))
+	return s
+}
+
+// ClientSockets lists the TCP sockets in the calling thread's namespace that
+// are the clients' ends of conns.
+func ClientSockets(conns map[Connection]bool) ([]Socket, error) {
+	var out []Socket
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		err := eachTCP(family, func(id []byte) {
+			if conns[connectionOf(family, id)] {
+				out = append(out, Socket{family: family, proto: uint8(state.TCP), id: [diagIDSize]byte(id)})
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list TCP sockets: %w", err)
+		}
+	}
+	return out, nil
+}
+
+// eachTCP calls fn with the struct inet_diag_sockid of every TCP connection.
+func eachTCP(family uint8, fn func(id []byte)) error {
 	req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
-	req.AddRawData(diagRequest(family, p, states, nil))
-	storages := nl.NewRtAttr(diagReqStorages, nil)
-	storages.AddRtAttr(diagReqMapFD, nl.Uint32Attr(uint32(d.maps[bpfgen.SockMapMstSockPeersV1].FD())))
-	req.AddData(storages)
+	req.AddRawData(diagRequest(family, uint8(state.TCP), tcpConnected, nil))
 	var bad error
 	err := req.ExecuteIter(unix.NETLINK_SOCK_DIAG, nl.SOCK_DIAG_BY_FAMILY, func(msg []byte) bool {
 		if len(msg) < diagMsgSize {
 			bad = unix.EBADMSG
 			return false
 		}
-		id := msg[diagMsgID : diagMsgID+diagIDSize]
-		peer, err := peerOf(msg[diagMsgSize:])
-		if err != nil {
-			bad = err
-			return false
-		}
-		fn(id, connectionOf(msg[0], id), peer)
+		fn(msg[diagMsgID : diagMsgID+diagIDSize])
 		return true
 	})
 	return errors.Join(bad, err)
 }
 
-// connectionOf reads a struct inet_diag_sockid: ports, addresses.
 func connectionOf(family uint8, id []byte) Connection {
 	at := func(addr, port int) netip.AddrPort {
 		p := binary.BigEndian.Uint16(id[port:])
@@ -143,40 +169,34 @@ func connectionOf(family uint8, id []byte) Connection {
 		}
 		return netip.AddrPortFrom(netip.AddrFrom16([16]byte(id[addr:])).Unmap(), p)
 	}
-	return Connection{Local: at(4, 0), Remote: at(20, 2)}
+	return Connection{Local: at(diagIDSrc, 0), Remote: at(diagIDDst, 2)}
 }
 
-// peerOf finds what connect() stored among a socket's attributes.
-func peerOf(attributes []byte) (*sockPeer, error) {
-	value := attributes
-	for _, kind := range []uint16{diagStorages, diagStorage, diagStorageValue} {
-		list, err := nl.ParseRouteAttr(value)
-		if err != nil {
-			return nil, err
-		}
-		value = nil
-		for _, a := range list {
-			if a.Attr.Type&attributeKind == kind {
-				value = a.Value
-				break
-			}
-		}
-		if value == nil {
-			return nil, nil
+// EndSockets destroys sockets of the calling thread's namespace; the
+// application gets ECONNABORTED. One that has closed meanwhile is no error.
+func EndSockets(list []Socket) error {
+	for _, s := range list {
+		req := nl.NewNetlinkRequest(sockDestroy, unix.NLM_F_ACK)
+		req.AddRawData(diagRequest(s.family, s.proto, 0, s.id[:]))
+		_, err := req.Execute(unix.NETLINK_SOCK_DIAG, 0)
+		switch {
+		case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESTALE):
+		case errors.Is(err, unix.EOPNOTSUPP):
+			return ErrNoDestroy
+		default:
+			return fmt.Errorf("end a socket: %w", err)
 		}
 	}
-	var peer sockPeer
-	if _, err := binary.Decode(value, binary.NativeEndian, &peer); err != nil {
-		return nil, err
-	}
-	return &peer, nil
+	return nil
 }
 
-func destroy(family uint8, p state.Protocol, id []byte) error {
-	req := nl.NewNetlinkRequest(sockDestroy, unix.NLM_F_ACK)
-	req.AddRawData(diagRequest(family, p, 0, id))
-	_, err := req.Execute(unix.NETLINK_SOCK_DIAG, 0)
-	return err
+// diagRequest is a struct inet_diag_req_v2.
+func diagRequest(family, proto uint8, states uint32, id []byte) []byte {
+	b := make([]byte, diagReqSize)
+	b[0], b[1] = family, proto
+	binary.NativeEndian.PutUint32(b[diagReqStates:], states)
+	copy(b[diagReqID:], id)
+	return b
 }
 
 // Grace waits until every program that was under way has ended, and with it

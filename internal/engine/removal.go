@@ -141,40 +141,50 @@ func (e *Engine) settleOnce(set *datapath.Departures, late bool) error {
 	return errors.Join(err, sockErr, e.dp.ForgetSockFlows(set, late))
 }
 
-// endSockets goes through the namespaces of the pods that may have such sockets.
+// endSockets destroys the sockets that connect() led to what departed, and the
+// clients of conns, each from inside its pod's namespace.
 func (e *Engine) endSockets(set *datapath.Departures, conns map[datapath.Connection]bool) error {
-	if !set.Has(state.UDP) && !set.Has(state.TCP) {
-		return nil
+	list, err := e.dp.Sockets(set)
+	if err != nil || len(list) == 0 && len(conns) == 0 {
+		return err
 	}
 	if err := e.loadEndpoints(); err != nil {
 		return err
+	}
+	byNetns := make(map[uint64][]datapath.Socket)
+	for _, s := range list {
+		byNetns[s.NetnsCookie] = append(byNetns[s.NetnsCookie], s)
 	}
 	clients := make(map[netip.Addr]bool, len(conns))
 	for c := range conns {
 		clients[c.Local.Addr()] = true
 	}
 	var errs []error
-	seen := make(map[uint64]bool, len(e.known))
 	for _, ep := range e.known {
-		atSocket := ep.ServicePath == state.PathBoth || ep.ServicePath == state.PathSocket
-		if !atSocket && !clients[ep.IP4] && !clients[ep.IP6] || seen[ep.NetnsCookie] {
+		sockets, client := byNetns[ep.NetnsCookie], clients[ep.IP4] || clients[ep.IP6]
+		delete(byNetns, ep.NetnsCookie) // a pod may have several endpoints
+		if len(sockets) == 0 && !client {
 			continue
 		}
-		if ep.Netns == "" {
-			errs = append(errs, fmt.Errorf("where the namespace of endpoint %d is was lost with %s", ep.ID, e.scope.StateDir))
-			continue
-		}
-		seen[ep.NetnsCookie] = true
-		err := e.inPod(ep, func() error {
-			_, err := e.dp.EndSockets(set, conns)
-			return err
-		})
-		if errors.Is(err, datapath.ErrNoDestroy) {
-			return err
-		}
-		if err != nil {
+		if err := e.endInPod(ep, sockets, client, conns); err != nil {
 			errs = append(errs, fmt.Errorf("in the pod of endpoint %d: %w", ep.ID, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (e *Engine) endInPod(ep state.Endpoint, sockets []datapath.Socket, client bool, conns map[datapath.Connection]bool) error {
+	if ep.Netns == "" {
+		return fmt.Errorf("where its namespace is was lost with %s", e.scope.StateDir)
+	}
+	return e.inPod(ep, func() error {
+		if client {
+			more, err := datapath.ClientSockets(conns)
+			if err != nil {
+				return err
+			}
+			sockets = append(sockets, more...)
+		}
+		return datapath.EndSockets(sockets)
+	})
 }

@@ -89,10 +89,9 @@ func (tr *trial) apply(flags string, service netip.AddrPort, servers ...int) tim
 
 func (tr *trial) tool(args ...string) {
 	tr.t.Helper()
-	out, err := tr.lab.Mustang(context.Background(), args...)
-	tr.must(err)
-	if len(out) > 0 {
-		tr.t.Logf("%s", out)
+	out, err := tr.lab.Node().Command(context.Background(), tr.lab.MustangArgs(args...)...).CombinedOutput()
+	if err != nil || len(out) > 0 { // a notice is a failure, too
+		tr.t.Fatalf("%s: %v: %s", args, err, out)
 	}
 }
 

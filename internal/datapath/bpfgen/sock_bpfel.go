@@ -36,23 +36,6 @@ type SockSockFlowKey struct {
 	Pad     [5]uint8
 }
 
-type SockSockPeer struct {
-	_        structs.HostLayout
-	Frontend struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-	BackendAddr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-	FrontendPort uint16
-	BackendPort  uint16
-	Backend      uint32
-	Service      uint32
-	_            [4]byte
-}
-
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
