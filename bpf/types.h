@@ -31,7 +31,8 @@ enum direction {
 	DIR_FROM_POD = 0,
 	DIR_TO_POD = 1,
 	DIR_SOCKET = 2,
-	DIR_COUNT = 3,
+	DIR_PARENT = 3, /* from pods' common parent link to the wire */
+	DIR_COUNT = 4,
 };
 
 /* ---- endpoints ------------------------------------------------------- */
@@ -71,6 +72,20 @@ _Static_assert(sizeof(struct endpoint) == 72, "endpoint");
 struct netns_info {
 	__u32 endpoint;
 	__u32 flags; /* enum endpoint_flag, a copy */
+};
+
+/* A link whose children are pods, by its ifindex. */
+struct parent {
+	__u8 mac[6];
+	__u8 shared_mac; /* 1: ipvlan, whose children all have the parent's link address */
+	__u8 pad;
+};
+
+/* A child of a parent link, as frames show it. */
+struct child_key {
+	__u32 parent; /* ifindex */
+	__u8 mac[6];
+	__u8 pad[2];
 };
 
 /* Packets and bytes of one endpoint, on one CPU. */
@@ -198,6 +213,8 @@ struct frag_ports {
 	__be16 sport;
 	__be16 dport;
 	__u32 expires;
+	__u8 proto; /* of the transport header */
+	__u8 pad[3];
 };
 
 struct facts {
@@ -272,6 +289,7 @@ enum redirect_kind {
 	REDIRECT_NONE = 0,
 	REDIRECT_PEER = 1,    /* into the pod behind a host end */
 	REDIRECT_INGRESS = 2, /* back into the interface it came from */
+	REDIRECT_EGRESS = 3,  /* out of a host end, through its own program */
 };
 
 /* Words of skb->cb that the programs use. */
@@ -280,6 +298,7 @@ enum cb_word {
 	CB_REDIRECT_IFINDEX = 1,
 	CB_REDIRECT_KIND = 2,
 	CB_REASON = 3,
+	CB_ANSWER = 4, /* answer_key on an answer that goes out of the host end */
 };
 
 /* Slots of the program table that entry programs call. */
@@ -288,5 +307,7 @@ enum pod_program {
 	PROG_TO_POD_HOST = 1,
 	PROG_FROM_POD_INNER = 2,
 	PROG_TO_POD_INNER = 3,
-	PROG_COUNT = 4,
+	PROG_FROM_POD_NETKIT = 4,
+	PROG_TO_POD_NETKIT = 5,
+	PROG_COUNT = 6,
 };

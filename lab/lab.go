@@ -23,7 +23,16 @@ const (
 	Veth    Mode = "veth"    // routed veth pair, permanent neighbour
 	Bridge  Mode = "bridge"  // veth pair whose host end is a bridge port
 	Macvlan Mode = "macvlan" // macvlan in bridge mode on the node's uplink
+
+	IPVlan     Mode = "ipvlan"      // ipvlan l2 on the node's uplink
+	IPVlanL3   Mode = "ipvlan-l3"   // the same, routed by the node
+	Netkit     Mode = "netkit"      // routed netkit pair
+	NetkitL3   Mode = "netkit-l3"   // the same without link addresses
+	HostDevice Mode = "host-device" // a NIC of its own for each pod, on a switch outside
 )
+
+// siblings says whether pods are sub-interfaces of the node's uplink.
+func (m Mode) siblings() bool { return m == Macvlan || m == IPVlan || m == IPVlanL3 }
 
 // ServiceBy names what implements Services on a node.
 type ServiceBy string
@@ -40,7 +49,7 @@ const (
 
 // Modes and ServiceBys list what there is, for flags and tests.
 var (
-	Modes      = []Mode{Veth, Bridge, Macvlan}
+	Modes      = []Mode{Veth, Bridge, Macvlan, IPVlan, IPVlanL3, Netkit, NetkitL3, HostDevice}
 	ServiceBys = []ServiceBy{NoServices, IptablesNFT, IptablesLegacy, NFT, MustangTC, MustangSocket, Mustang}
 )
 
@@ -81,6 +90,9 @@ func (c Config) validate() error {
 	}
 	if c.Mode == Bridge && c.Services.kernel() && !c.BridgeNF {
 		return errors.New("services by the kernel on a bridge need BridgeNF: else replies between its ports are not translated back")
+	}
+	if c.Mode == HostDevice && c.Services.kernel() {
+		return errors.New("services by the kernel need the node in the pods' way, and with host devices it is not: use mustang's")
 	}
 	return nil
 }

@@ -26,10 +26,10 @@ import (
 // EndpointSpec is what the datapath learns about a connected pod.
 type EndpointSpec struct {
 	Name        string
-	Mode        string // link.Veth, link.Bridge or link.Macvlan
+	Mode        string // one of link.Modes
 	NetNS       string // path
 	IfName      string // in the pod
-	HostIfName  string // veth, bridge: the host's end; macvlan: the shim
+	HostIfName  string // the host's end, the shim, or the device's name on the host
 	IPv4, IPv6  netip.Addr
 	ServicePath string // both, socket, tc or none
 	Link        link.Result
@@ -81,12 +81,12 @@ func newPodAddCmd(g *globals) *cobra.Command {
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&f.mode, "mode", link.Veth, "veth, bridge or macvlan")
-	fl.StringVar(&f.ip, "ip", "", "the pod's address, or one of each family: A[/LEN][,B[/LEN]]; with bridge and macvlan an address without length is in a /24 (IPv6: /64)")
+	fl.StringVar(&f.mode, "mode", link.Veth, strings.Join(link.Modes, ", "))
+	fl.StringVar(&f.ip, "ip", "", "the pod's address, or one of each family: A[/LEN][,B[/LEN]]; an address without length is alone with veth and netkit, else in a /24 (IPv6: /64)")
 	fl.StringVar(&f.netns, "netns", "", "the pod's network namespace (default: one is made at "+netns.Dir+"/NAME)")
-	fl.StringVar(&f.uplink, "uplink", "", "macvlan: the node's interface to build on")
+	fl.StringVar(&f.uplink, "uplink", "", "macvlan, ipvlan: the node's interface to build on; host-device: the one that is moved into the pod")
 	fl.StringVar(&f.bridge, "bridge", link.DefaultBridge, "bridge: the node's bridge, made when absent")
-	fl.StringVar(&f.gateway, "gateway", "", "the pod's next hop, or one of each family (default: veth: "+link.VethGateway4.String()+"; else the first address of the pod's prefix)")
+	fl.StringVar(&f.gateway, "gateway", "", "the pod's next hop, or one of each family (default: veth and netkit: "+link.VethGateway4.String()+"; else the first address of the pod's prefix)")
 	fl.StringVar(&f.mac, "mac", "", "the pod's MAC address (default: random)")
 	fl.IntVar(&f.mtu, "mtu", 0, "bytes (default: the kernel's choice)")
 	fl.BoolVar(&f.plain, "plain", false, "no eBPF: only the link")
@@ -149,8 +149,11 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags) (err error
 	if f.plain {
 		rec.Datapath = podPlain
 	}
-	if spec.Mode == link.Macvlan {
-		rec.HostIfName = link.ShimName(spec.Uplink)
+	switch {
+	case link.HasShim(spec.Mode):
+		rec.HostIfName = link.ShimName(spec.Mode, spec.Uplink)
+	case spec.Mode == link.HostDevice:
+		rec.HostIfName = spec.Uplink
 	}
 	store := newPodStore(g.StateDir)
 	left, err := store.claim(rec)
@@ -276,7 +279,7 @@ func attacherFor(g *globals, plain bool) (endpointAttacher, func() error, error)
 // nothing.
 func (f podFlags) spec(name string) (link.Spec, error) {
 	s := link.Spec{Name: name, Mode: f.mode, NetNS: f.netns, IfName: link.DefaultIfName, HostIfName: link.HostName(name),
-		MTU: f.mtu, Uplink: f.uplink, BridgeName: f.bridge}
+		MTU: f.mtu, Uplink: f.uplink, BridgeName: f.bridge, Open: f.plain}
 	if !podNameOK.MatchString(name) {
 		return s, podNameError(name)
 	}
@@ -291,7 +294,7 @@ func (f podFlags) spec(name string) (link.Spec, error) {
 		s.MAC = mac
 	}
 	var err error
-	if s.IPv4, s.IPv6, err = parsePair("--ip", f.ip, f.mode != link.Veth); err != nil {
+	if s.IPv4, s.IPv6, err = parsePair("--ip", f.ip, !link.Routed(f.mode)); err != nil {
 		return s, err
 	}
 	gw4, gw6, err := parsePair("--gateway", f.gateway, false)
@@ -302,7 +305,10 @@ func (f podFlags) spec(name string) (link.Spec, error) {
 	if err := s.Validate(); err != nil {
 		return s, err
 	}
-	if f.mode == link.Macvlan {
+	if err := link.Supported(f.mode); err != nil {
+		return s, err
+	}
+	if link.NeedsUplink(f.mode) {
 		if _, err := net.InterfaceByName(f.uplink); err != nil {
 			return s, fmt.Errorf("--uplink: %s does not exist: name an interface of this node", f.uplink)
 		}

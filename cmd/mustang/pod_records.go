@@ -76,7 +76,11 @@ func processStart(pid int) string {
 
 // linkSpec is enough of a link.Spec to delete the connection.
 func (r podRecord) linkSpec() link.Spec {
-	return link.Spec{Name: r.Name, Mode: r.Mode, NetNS: r.NetNS, IfName: r.IfName, HostIfName: link.HostName(r.Name)}
+	s := link.Spec{Name: r.Name, Mode: r.Mode, NetNS: r.NetNS, IfName: r.IfName, HostIfName: link.HostName(r.Name)}
+	if r.Mode == link.HostDevice {
+		s.Uplink = r.HostIfName
+	}
+	return s
 }
 
 // ips lists the pod's addresses, without prefix lengths.

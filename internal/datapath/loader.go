@@ -8,24 +8,38 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // variant is one way in which the pod programs are loaded.
 type variant struct {
-	inPod          uint8
-	fromPod, toPod uint32 // slots of mst_programs
+	inPod, deliverEgress uint8  // load-time constants, bpf/config.h
+	fromPod, toPod       uint32 // slots of mst_programs
 }
 
 var (
-	hostVariant  = variant{0, bpfgen.ProgFromPodHost, bpfgen.ProgToPodHost}
-	innerVariant = variant{1, bpfgen.ProgFromPodInner, bpfgen.ProgToPodInner}
+	hostVariant   = variant{0, 0, bpfgen.ProgFromPodHost, bpfgen.ProgToPodHost}
+	innerVariant  = variant{1, 0, bpfgen.ProgFromPodInner, bpfgen.ProgToPodInner}
+	netkitVariant = variant{0, 1, bpfgen.ProgFromPodNetkit, bpfgen.ProgToPodNetkit}
 )
+
+// variantOf is what ep's hooks call.
+func variantOf(ep state.Endpoint) variant {
+	switch {
+	case ep.Placement == state.InPod:
+		return innerVariant
+	case ep.Attach == AttachNetkit:
+		return netkitVariant
+	}
+	return hostVariant
+}
 
 // programNames name the slots of mst_programs: the pins, and what status shows.
 var programNames = [bpfgen.ProgCount]string{
@@ -33,6 +47,9 @@ var programNames = [bpfgen.ProgCount]string{
 	bpfgen.ProgToPodHost:    "to_pod_host",
 	bpfgen.ProgFromPodInner: "from_pod_inner",
 	bpfgen.ProgToPodInner:   "to_pod_inner",
+
+	bpfgen.ProgFromPodNetkit: "from_pod_netkit",
+	bpfgen.ProgToPodNetkit:   "to_pod_netkit",
 }
 
 // Build identifies the programs of this binary on this kernel: a hash of the
@@ -49,17 +66,18 @@ func Build() [32]byte {
 // EnsurePrograms loads the shared programs that are missing, and replaces all
 // of them in place when another build left its own: entry programs call by
 // slot, so a replaced slot is the whole upgrade, and no packet meets a gap.
-// inner asks for the variant that runs inside pods.
-func (d *Datapath) EnsurePrograms(inner bool) error {
+// Besides the variant for host ends, a node has those that its endpoints called
+// for; ep calls for its own.
+func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	meta, err := d.GetMeta()
 	if err != nil {
 		return err
 	}
 	build := Build()
 	same := meta.Build == build
-	for _, v := range []variant{hostVariant, innerVariant} {
+	for _, v := range []variant{hostVariant, innerVariant, netkitVariant} {
 		filled := d.slotFilled(v.fromPod) && d.slotFilled(v.toPod)
-		wanted := filled || v == hostVariant || inner
+		wanted := filled || v == hostVariant || v == variantOf(ep)
 		if !wanted || filled && same {
 			continue
 		}
@@ -70,7 +88,7 @@ func (d *Datapath) EnsurePrograms(inner bool) error {
 	if same {
 		return nil
 	}
-	if err := d.upgradeSock(); err != nil {
+	if err := errors.Join(d.upgradeSock(), d.upgradeParents()); err != nil {
 		return err
 	}
 	// Last, so that a killed upgrade is done again. The engine owns the other
@@ -91,7 +109,11 @@ func (d *Datapath) loadVariant(v variant) error {
 		return err
 	}
 	spec := all.pod.Copy()
-	if err := setVariables(spec, map[string]any{bpfgen.PodVarInPod: v.inPod}); err != nil {
+	if err := setVariables(spec, map[string]any{
+		bpfgen.PodVarInPod:         v.inPod,
+		bpfgen.PodVarDeliverEgress: v.deliverEgress,
+		bpfgen.PodVarAnswerKey:     rand.Uint32(),
+	}); err != nil {
 		return err
 	}
 	var p bpfgen.PodPrograms
@@ -100,8 +122,12 @@ func (d *Datapath) loadVariant(v variant) error {
 		return loadError("pod programs", err)
 	}
 	defer p.Close()
+	table := d.maps[bpfgen.PodMapMstProgramsV1]
 	for slot, prog := range map[uint32]*ebpf.Program{v.fromPod: p.FromPod, v.toPod: p.ToPod} {
-		if err := d.maps[bpfgen.PodMapMstProgramsV1].Put(slot, prog); err != nil {
+		if slot >= table.MaxEntries() {
+			return layoutError(bpfgen.PodMapMstProgramsV1, fmt.Errorf("%d slots", table.MaxEntries()))
+		}
+		if err := table.Put(slot, prog); err != nil {
 			return fmt.Errorf("install %s: %w", programNames[slot], err)
 		}
 		if err := replacePin(prog, filepath.Join(d.dir, programsDir, programNames[slot])); err != nil {
@@ -201,7 +227,7 @@ type ProgramInfo struct {
 // Programs describes the loaded programs, in the order of their slots, then
 // those at the cgroup. current says that they are this binary's.
 func (d *Datapath) Programs() (list []ProgramInfo, current bool, err error) {
-	hooks := [bpfgen.ProgCount]string{"host end, tc ingress", "host end, tc egress", "in pod, tc egress", "in pod, tc ingress"}
+	hooks := [bpfgen.ProgCount]string{"host end, tc ingress", "host end, tc egress", "in pod, tc egress", "in pod, tc ingress", "netkit, peer", "netkit, primary"}
 	for slot, name := range programNames {
 		var id uint32
 		err := d.maps[bpfgen.PodMapMstProgramsV1].Lookup(uint32(slot), &id)

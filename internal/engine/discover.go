@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -41,8 +42,13 @@ func discover(spec EndpointSpec) (state.Endpoint, error) {
 		return ep, fmt.Errorf("netns %s is this node's own; give the pod's", path)
 	}
 	attrs := link.Attrs()
-	if link.Type() == "veth" {
-		return ep, hostEnd(&ep, ns, attrs)
+	switch kind := link.Type(); {
+	case spec.InPod:
+	case kind == "netkit":
+		ep.Attach = datapath.AttachNetkit
+		return ep, hostEnd(&ep, ns, link)
+	case kind == "veth":
+		return ep, hostEnd(&ep, ns, link)
 	}
 	ep.Placement = state.InPod
 	ep.IfIndex = attrs.Index
@@ -149,10 +155,11 @@ func cookie() (uint64, error) {
 	return c, nil
 }
 
-// hostEnd finds the node's end of the pod's veth pair, and makes sure that it
-// is the one: an ifindex means nothing without its namespace.
-func hostEnd(ep *state.Endpoint, ns *os.File, pod *netlink.LinkAttrs) error {
-	elsewhere := fmt.Errorf("the other end of %s in %s is not in this network namespace; run mustang in the one that it is in (`nsenter --net=…`)", ep.IfName, ep.Netns)
+// hostEnd finds the node's end of the pod's veth or netkit pair, and makes sure
+// that it is the one: an ifindex means nothing without its namespace.
+func hostEnd(ep *state.Endpoint, ns *os.File, podEnd netlink.Link) error {
+	pod := podEnd.Attrs()
+	elsewhere := fmt.Errorf("the other end of %s in %s is not in this network namespace; run mustang in the one that it is in (`nsenter --net=…`), or attach inside the pod (`--in-pod`)", ep.IfName, ep.Netns)
 	l, err := netlink.LinkByIndex(pod.ParentIndex)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return elsewhere
@@ -165,8 +172,11 @@ func hostEnd(ep *state.Endpoint, ns *os.File, pod *netlink.LinkAttrs) error {
 		return fmt.Errorf("ask for the id of %s: %w", ep.Netns, err)
 	}
 	attrs := l.Attrs()
-	if l.Type() != "veth" || attrs.ParentIndex != pod.Index || attrs.NetNsID != id {
+	if l.Type() != podEnd.Type() || attrs.ParentIndex != pod.Index || attrs.NetNsID != id {
 		return elsewhere
+	}
+	if nk, ok := l.(*netlink.Netkit); ok && !nk.IsPrimary() {
+		return fmt.Errorf("%s in %s is the primary end of its netkit pair, and whoever holds that rules the other; create the pair on the node, with the peer in the pod", ep.IfName, ep.Netns)
 	}
 	ep.Placement = state.HostEnd
 	ep.IfIndex, ep.HostIf, ep.NodeMAC = attrs.Index, attrs.Name, attrs.HardwareAddr

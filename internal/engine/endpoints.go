@@ -26,6 +26,9 @@ type EndpointSpec struct {
 	Owner       state.Owner
 	ServicePath state.ServicePath // "" is both
 	Labels      map[string]string
+	// InPod puts the programs inside the pod also when the interface is one end
+	// of a pair: one whose other end is not this node's.
+	InPod bool
 }
 
 func (e *Engine) endpointTables() reconcile.Endpoints {
@@ -58,7 +61,7 @@ func (e *Engine) loadEndpoints() error {
 			ep.Labels, ep.Attach, ep.Qdisc = r.Labels, r.Attach, r.Qdisc
 		// The store is gone; where programs are at work, leave them.
 		case linked[id]:
-			ep.Attach = datapath.AttachTCX
+			ep.Attach = e.dp.LinkKind(id)
 		case ep.Placement == state.InPod || datapath.HasFilters(ep):
 			// Into a pod nobody can look without its path: benefit of the doubt.
 			ep.Attach = datapath.AttachClsact
@@ -133,6 +136,9 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	if err == nil {
 		err = e.makeRoom(ep)
 	}
+	if ep.Attach == "" {
+		ep.Attach = e.dp.AttachKind()
+	}
 	if err == nil {
 		err = e.ensurePrograms(ep)
 	}
@@ -140,7 +146,6 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 		err = e.number(&ep)
 	}
 	if err == nil {
-		ep.Attach = e.dp.AttachKind()
 		ep.Qdisc, err = e.needsQdisc(ep)
 	}
 	if err != nil {
@@ -227,7 +232,7 @@ func (e *Engine) atHook(ep state.Endpoint, fn func() error) error {
 }
 
 func (e *Engine) ensurePrograms(ep state.Endpoint) error {
-	if err := e.dp.EnsurePrograms(ep.Placement == state.InPod); err != nil {
+	if err := e.dp.EnsurePrograms(ep); err != nil {
 		return err
 	}
 	if ep.ServicePath != state.PathBoth && ep.ServicePath != state.PathSocket {
@@ -283,6 +288,9 @@ func (e *Engine) install(ep state.Endpoint) error {
 		return err
 	}
 	if err := e.endpointTables().Put(ep, e.known); err != nil {
+		return err
+	}
+	if err := e.guardParent(ep); err != nil {
 		return err
 	}
 	return e.atHook(ep, func() error { return e.dp.Attach(ep) })
@@ -386,7 +394,7 @@ func (e *Engine) uninstall(ep state.Endpoint) error {
 	if err := errors.Join(e.dp.Detach(ep.ID), e.detachFilters(ep)); err != nil {
 		return err
 	}
-	if err := e.endpointTables().Delete(ep, e.known); err != nil {
+	if err := errors.Join(e.releaseParent(ep), e.endpointTables().Delete(ep, e.known)); err != nil {
 		return err
 	}
 	return errors.Join(e.dp.Counters.Zero(ep.ID), e.store.DeleteEndpoint(ep.ID))

@@ -67,7 +67,7 @@ func (b *builder) ensureBridge() (netlink.Link, error) {
 }
 
 // holdGateway makes a node's interface the pods' gateway: the bridge, or the
-// macvlan shim.
+// shim.
 func (b *builder) holdGateway(l netlink.Link) error {
 	if err := ifSysctls(l.Attrs().Name, b.IPv6.IsValid() || hasIPv6(b.node, l), endRouted); err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -116,10 +117,10 @@ func (b *builder) clearHalfBuilt() error {
 		return err
 	}
 	if l != nil {
-		if l.Attrs().Group != linkGroup {
+		if l.Attrs().Group != linkGroup && !b.halfNetkit(l) {
 			return fmt.Errorf("%s in %s is not mustang's: remove it or choose another interface name", b.IfName, b.NetNS)
 		}
-		if l.Attrs().Alias != "" {
+		if strings.HasPrefix(l.Attrs().Alias, aliasPrefix) {
 			return fmt.Errorf("%s in %s: %w", b.IfName, b.NetNS, ErrExists)
 		}
 	}
@@ -128,12 +129,15 @@ func (b *builder) clearHalfBuilt() error {
 
 // remove deletes both sides; absent is success.
 func (b *builder) remove() error {
+	if b.Mode == HostDevice {
+		return b.giveBack()
+	}
 	var errs []error
 	if b.pod != nil {
 		errs = append(errs, del(b.pod, b.IfName, func(a *netlink.LinkAttrs) bool { return a.Group == linkGroup }))
 	}
-	// In macvlan mode nothing of the pod's is on the host.
-	if b.Mode != Macvlan {
+	// Else nothing of the pod's is on the host.
+	if traitsOf[b.Mode].pair {
 		errs = append(errs, del(b.node, b.HostIfName, func(*netlink.LinkAttrs) bool { return true }))
 	}
 	return errors.Join(errs...)
@@ -156,7 +160,11 @@ func (b *builder) markComplete() error {
 	if err != nil {
 		return err
 	}
-	if err := b.pod.LinkSetAlias(l, aliasPrefix+b.Name); err != nil {
+	alias := aliasPrefix + b.Name
+	if b.Mode == HostDevice {
+		alias += deviceMark + b.Uplink
+	}
+	if err := b.pod.LinkSetAlias(l, alias); err != nil {
 		return fmt.Errorf("set alias of %s: %w", b.IfName, err)
 	}
 	return nil

@@ -5,7 +5,7 @@ package link
 // veth, routed: the host is the pod's router. The pod has one route, to a next
 // hop that nobody owns, and a permanent neighbour that says where it is.
 // proxy_arp would do the same, but holds the first answer back by up to 0.8 s
-// (neigh/*/proxy_delay).
+// (neigh/*/proxy_delay). netkit is routed the same way.
 
 import (
 	"fmt"
@@ -66,6 +66,9 @@ func (b *builder) hostRouted(host, eth netlink.Link) error {
 				return err
 			}
 		}
+		if b.Mode == NetkitL3 {
+			continue // nobody has a link address
+		}
 		if err := addNeigh(b.node, host, x.ip, eth.Attrs().HardwareAddr); err != nil {
 			return err
 		}
@@ -83,8 +86,10 @@ func (b *builder) podRouted(eth, host netlink.Link) error {
 		return err
 	}
 	for _, x := range b.gateways() {
-		if err := addNeigh(b.pod, eth, x.gw, host.Attrs().HardwareAddr); err != nil {
-			return err
+		if b.Mode != NetkitL3 {
+			if err := addNeigh(b.pod, eth, x.gw, host.Attrs().HardwareAddr); err != nil {
+				return err
+			}
 		}
 		if err := addDefaultRoute(b.pod, eth, x.gw, unix.RTNH_F_ONLINK); err != nil {
 			return err

@@ -135,7 +135,7 @@ const (
 type Placement string
 
 const (
-	HostEnd Placement = "host" // on the node's end of a veth pair
+	HostEnd Placement = "host" // on the node's end of a veth or netkit pair
 	InPod   Placement = "pod"  // inside the pod, directions swapped
 )
 
@@ -160,7 +160,7 @@ type Endpoint struct {
 	HostIf   string // name of the host's end; "" in-pod
 	PodIndex int    // ifindex inside the pod
 	Labels   map[string]string
-	// Attach is "tcx" or "clsact"; Qdisc says that the clsact qdisc was made by us.
+	// Attach is "tcx", "clsact" or "netkit"; Qdisc says that the clsact qdisc was made by us.
 	Attach string
 	Qdisc  bool `json:",omitempty"`
 }

@@ -41,10 +41,10 @@ func vip(ipv6 bool) netip.Addr {
 }
 
 func newWorld(t *testing.T, mode lab.Mode, path lab.ServiceBy) *world {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), slow(time.Minute))
 	defer cancel()
 	l, err := lab.New(ctx, lab.Config{
-		Name: fmt.Sprintf("t%d%c", os.Getpid()%10000, 'a'+labs.Add(1)%26), Mode: mode, Services: path, Binary: binary,
+		Name: fmt.Sprintf("t%d%c", os.Getpid()%10000, 'a'+labs.Add(1)%26), Mode: mode, Services: path, Binary: tool,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -76,6 +76,9 @@ func (w *world) on(t *testing.T, family string) *world {
 func (w *world) pod(ctx context.Context, name string) *lab.Pod {
 	w.t.Helper()
 	p, err := w.lab.Node().AddPod(ctx, name)
+	if err != nil && skippable(err) {
+		w.t.Skip(err)
+	}
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -140,13 +143,14 @@ func (w *world) start(cmd *lab.Cmd) {
 	})
 }
 
-// eventually waits for a condition, and fails the test when it stays false for five seconds.
+// eventually waits for a condition, and fails the test when it stays false for too long.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(5 * time.Second)
+	wait := slow(5 * time.Second)
+	deadline := time.Now().Add(wait)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("still not so after 5 s: %s", what)
+			t.Fatalf("still not so after %s: %s", wait, what)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

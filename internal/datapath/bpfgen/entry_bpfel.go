@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	EntryMapMstBackendsV1         = "mst_backends_v1"
+	EntryMapMstChildrenV1         = "mst_children_v1"
 	EntryMapMstCtNewV1            = "mst_ct_new_v1"
 	EntryMapMstCtV1               = "mst_ct_v1"
 	EntryMapMstDropsV1            = "mst_drops_v1"
@@ -27,6 +28,7 @@ const (
 	EntryMapMstFragsV1            = "mst_frags_v1"
 	EntryMapMstMetaV1             = "mst_meta_v1"
 	EntryMapMstNetnsV1            = "mst_netns_v1"
+	EntryMapMstParentsV1          = "mst_parents_v1"
 	EntryMapMstProgramsV1         = "mst_programs_v1"
 	EntryMapMstRefusalsV1         = "mst_refusals_v1"
 	EntryMapMstServicesV1         = "mst_services_v1"
@@ -34,6 +36,8 @@ const (
 	EntryMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	EntryMapMstSockPeersV1        = "mst_sock_peers_v1"
 	EntryProgEntry                = "entry"
+	EntryVarAnswerKey             = "answer_key"
+	EntryVarDeliverEgress         = "deliver_egress"
 	EntryVarEndpointId            = "endpoint_id"
 	EntryVarHasSetRetval          = "has_set_retval"
 	EntryVarInPod                 = "in_pod"
@@ -91,6 +95,7 @@ type EntryProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type EntryMapSpecs struct {
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -101,6 +106,7 @@ type EntryMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
@@ -113,11 +119,13 @@ type EntryMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type EntryVariableSpecs struct {
-	EndpointId   *ebpf.VariableSpec `ebpf:"endpoint_id"`
-	HasSetRetval *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod        *ebpf.VariableSpec `ebpf:"in_pod"`
-	Program      *ebpf.VariableSpec `ebpf:"program"`
-	Timeouts     *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	EndpointId    *ebpf.VariableSpec `ebpf:"endpoint_id"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	Program       *ebpf.VariableSpec `ebpf:"program"`
+	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // EntryObjects contains all objects after they have been loaded into the kernel.
@@ -141,6 +149,7 @@ func (o *EntryObjects) Close() error {
 // It can be passed to LoadEntryObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EntryMaps struct {
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -151,6 +160,7 @@ type EntryMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
@@ -162,6 +172,7 @@ type EntryMaps struct {
 func (m *EntryMaps) Close() error {
 	return _EntryClose(
 		m.MstBackendsV1,
+		m.MstChildrenV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
@@ -172,6 +183,7 @@ func (m *EntryMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,
@@ -185,11 +197,13 @@ func (m *EntryMaps) Close() error {
 //
 // It can be passed to LoadEntryObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EntryVariables struct {
-	EndpointId   *ebpf.Variable `ebpf:"endpoint_id"`
-	HasSetRetval *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod        *ebpf.Variable `ebpf:"in_pod"`
-	Program      *ebpf.Variable `ebpf:"program"`
-	Timeouts     *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	EndpointId    *ebpf.Variable `ebpf:"endpoint_id"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	Program       *ebpf.Variable `ebpf:"program"`
+	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // EntryPrograms contains all programs after they have been loaded into the kernel.

@@ -7,7 +7,8 @@ const (
 	DirFromPod = 0
 	DirToPod   = 1
 	DirSocket  = 2
-	DirCount   = 3
+	DirParent  = 3 // from pods' common parent link to the wire
+	DirCount   = 4
 )
 
 // enum endpoint_flag
@@ -67,6 +68,7 @@ const (
 	RedirectNone    = 0
 	RedirectPeer    = 1 // into the pod behind a host end
 	RedirectIngress = 2 // back into the interface it came from
+	RedirectEgress  = 3 // out of a host end, through its own program
 )
 
 // enum cb_word
@@ -75,15 +77,18 @@ const (
 	CbRedirectIfindex = 1
 	CbRedirectKind    = 2
 	CbReason          = 3
+	CbAnswer          = 4 // answer_key on an answer that goes out of the host end
 )
 
 // enum pod_program
 const (
-	ProgFromPodHost  = 0
-	ProgToPodHost    = 1
-	ProgFromPodInner = 2
-	ProgToPodInner   = 3
-	ProgCount        = 4
+	ProgFromPodHost   = 0
+	ProgToPodHost     = 1
+	ProgFromPodInner  = 2
+	ProgToPodInner    = 3
+	ProgFromPodNetkit = 4
+	ProgToPodNetkit   = 5
+	ProgCount         = 6
 )
 
 // enum drop_reason
@@ -110,7 +115,9 @@ const (
 	ReasonDeliver        = 19 // handing the packet to the pod failed
 	ReasonICMPErrorNAT   = 20 // an ICMP error about a translated flow could not be translated
 	ReasonICMPErrorFlow  = 21 // an ICMP error about a flow that is not known
-	ReasonCount          = 22
+	ReasonUnknownChild   = 22 // a child of the parent link that is no endpoint sent it: not made by mustang
+	ReasonHookBypassed   = 23 // it left the pod past the program on the pod's own interface
+	ReasonCount          = 24
 )
 
 // Reasons is the table of drop reasons, by number.
@@ -137,6 +144,8 @@ var Reasons = [ReasonCount]Reason{
 	ReasonDeliver:        {19, "deliver", "handing the packet to the pod failed"},
 	ReasonICMPErrorNAT:   {20, "icmp_error_nat", "an ICMP error about a translated flow could not be translated"},
 	ReasonICMPErrorFlow:  {21, "icmp_error_flow", "an ICMP error about a flow that is not known"},
+	ReasonUnknownChild:   {22, "unknown_child", "a child of the parent link that is no endpoint sent it: not made by mustang"},
+	ReasonHookBypassed:   {23, "hook_bypassed", "it left the pod past the program on the pod's own interface"},
 }
 
 // #define

@@ -54,6 +54,7 @@ type IterSockSeen struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	IterMapMstBackendsV1         = "mst_backends_v1"
+	IterMapMstChildrenV1         = "mst_children_v1"
 	IterMapMstCtNewV1            = "mst_ct_new_v1"
 	IterMapMstCtV1               = "mst_ct_v1"
 	IterMapMstDropsV1            = "mst_drops_v1"
@@ -64,6 +65,7 @@ const (
 	IterMapMstFragsV1            = "mst_frags_v1"
 	IterMapMstMetaV1             = "mst_meta_v1"
 	IterMapMstNetnsV1            = "mst_netns_v1"
+	IterMapMstParentsV1          = "mst_parents_v1"
 	IterMapMstProgramsV1         = "mst_programs_v1"
 	IterMapMstRefusalsV1         = "mst_refusals_v1"
 	IterMapMstServicesV1         = "mst_services_v1"
@@ -71,6 +73,8 @@ const (
 	IterMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	IterMapMstSockPeersV1        = "mst_sock_peers_v1"
 	IterProgMstSockets           = "mst_sockets"
+	IterVarAnswerKey             = "answer_key"
+	IterVarDeliverEgress         = "deliver_egress"
 	IterVarHasSetRetval          = "has_set_retval"
 	IterVarInPod                 = "in_pod"
 	IterVarTimeouts              = "timeouts"
@@ -127,6 +131,7 @@ type IterProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type IterMapSpecs struct {
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -137,6 +142,7 @@ type IterMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
@@ -149,10 +155,12 @@ type IterMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type IterVariableSpecs struct {
-	HasSetRetval *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod        *ebpf.VariableSpec `ebpf:"in_pod"`
-	Timeouts     *ebpf.VariableSpec `ebpf:"timeouts"`
-	WantTcp      *ebpf.VariableSpec `ebpf:"want_tcp"`
+	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
+	WantTcp       *ebpf.VariableSpec `ebpf:"want_tcp"`
 }
 
 // IterObjects contains all objects after they have been loaded into the kernel.
@@ -176,6 +184,7 @@ func (o *IterObjects) Close() error {
 // It can be passed to LoadIterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type IterMaps struct {
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -186,6 +195,7 @@ type IterMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
@@ -197,6 +207,7 @@ type IterMaps struct {
 func (m *IterMaps) Close() error {
 	return _IterClose(
 		m.MstBackendsV1,
+		m.MstChildrenV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
@@ -207,6 +218,7 @@ func (m *IterMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,
@@ -220,10 +232,12 @@ func (m *IterMaps) Close() error {
 //
 // It can be passed to LoadIterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type IterVariables struct {
-	HasSetRetval *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod        *ebpf.Variable `ebpf:"in_pod"`
-	Timeouts     *ebpf.Variable `ebpf:"timeouts"`
-	WantTcp      *ebpf.Variable `ebpf:"want_tcp"`
+	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
+	WantTcp       *ebpf.Variable `ebpf:"want_tcp"`
 }
 
 // IterPrograms contains all programs after they have been loaded into the kernel.

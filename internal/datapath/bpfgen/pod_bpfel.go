@@ -27,6 +27,13 @@ type PodBackend struct {
 	Pad   uint32
 }
 
+type PodChildKey struct {
+	_      structs.HostLayout
+	Parent uint32
+	Mac    [6]uint8
+	Pad    [2]uint8
+}
+
 type PodCounter struct {
 	_       structs.HostLayout
 	Packets uint64
@@ -128,6 +135,8 @@ type PodFragPorts struct {
 	Sport   uint16
 	Dport   uint16
 	Expires uint32
+	Proto   uint8
+	Pad     [3]uint8
 }
 
 type PodMeta struct {
@@ -143,6 +152,13 @@ type PodNetnsInfo struct {
 	_        structs.HostLayout
 	Endpoint uint32
 	Flags    uint32
+}
+
+type PodParent struct {
+	_         structs.HostLayout
+	Mac       [6]uint8
+	SharedMac uint8
+	Pad       uint8
 }
 
 type PodRefusals struct {
@@ -209,6 +225,7 @@ type PodSockPeer struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	PodMapMstBackendsV1         = "mst_backends_v1"
+	PodMapMstChildrenV1         = "mst_children_v1"
 	PodMapMstCtNewV1            = "mst_ct_new_v1"
 	PodMapMstCtV1               = "mst_ct_v1"
 	PodMapMstDropsV1            = "mst_drops_v1"
@@ -219,6 +236,7 @@ const (
 	PodMapMstFragsV1            = "mst_frags_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
+	PodMapMstParentsV1          = "mst_parents_v1"
 	PodMapMstProgramsV1         = "mst_programs_v1"
 	PodMapMstRefusalsV1         = "mst_refusals_v1"
 	PodMapMstServicesV1         = "mst_services_v1"
@@ -227,6 +245,8 @@ const (
 	PodMapMstSockPeersV1        = "mst_sock_peers_v1"
 	PodProgFromPod              = "from_pod"
 	PodProgToPod                = "to_pod"
+	PodVarAnswerKey             = "answer_key"
+	PodVarDeliverEgress         = "deliver_egress"
 	PodVarHasSetRetval          = "has_set_retval"
 	PodVarInPod                 = "in_pod"
 	PodVarTimeouts              = "timeouts"
@@ -283,6 +303,7 @@ type PodProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type PodMapSpecs struct {
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -293,6 +314,7 @@ type PodMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
@@ -305,9 +327,11 @@ type PodMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PodVariableSpecs struct {
-	HasSetRetval *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod        *ebpf.VariableSpec `ebpf:"in_pod"`
-	Timeouts     *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // PodObjects contains all objects after they have been loaded into the kernel.
@@ -331,6 +355,7 @@ func (o *PodObjects) Close() error {
 // It can be passed to LoadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PodMaps struct {
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -341,6 +366,7 @@ type PodMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
@@ -352,6 +378,7 @@ type PodMaps struct {
 func (m *PodMaps) Close() error {
 	return _PodClose(
 		m.MstBackendsV1,
+		m.MstChildrenV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
@@ -362,6 +389,7 @@ func (m *PodMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,
@@ -375,9 +403,11 @@ func (m *PodMaps) Close() error {
 //
 // It can be passed to LoadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PodVariables struct {
-	HasSetRetval *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod        *ebpf.Variable `ebpf:"in_pod"`
-	Timeouts     *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // PodPrograms contains all programs after they have been loaded into the kernel.

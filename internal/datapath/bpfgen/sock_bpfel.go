@@ -41,6 +41,7 @@ type SockSockFlowKey struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	SockMapMstBackendsV1         = "mst_backends_v1"
+	SockMapMstChildrenV1         = "mst_children_v1"
 	SockMapMstCtNewV1            = "mst_ct_new_v1"
 	SockMapMstCtV1               = "mst_ct_v1"
 	SockMapMstDropsV1            = "mst_drops_v1"
@@ -51,6 +52,7 @@ const (
 	SockMapMstFragsV1            = "mst_frags_v1"
 	SockMapMstMetaV1             = "mst_meta_v1"
 	SockMapMstNetnsV1            = "mst_netns_v1"
+	SockMapMstParentsV1          = "mst_parents_v1"
 	SockMapMstProgramsV1         = "mst_programs_v1"
 	SockMapMstRefusalsV1         = "mst_refusals_v1"
 	SockMapMstServicesV1         = "mst_services_v1"
@@ -65,6 +67,8 @@ const (
 	SockProgMstRecvmsg6          = "mst_recvmsg6"
 	SockProgMstSendmsg4          = "mst_sendmsg4"
 	SockProgMstSendmsg6          = "mst_sendmsg6"
+	SockVarAnswerKey             = "answer_key"
+	SockVarDeliverEgress         = "deliver_egress"
 	SockVarHasSetRetval          = "has_set_retval"
 	SockVarInPod                 = "in_pod"
 	SockVarTimeouts              = "timeouts"
@@ -127,6 +131,7 @@ type SockProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type SockMapSpecs struct {
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -137,6 +142,7 @@ type SockMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
@@ -149,9 +155,11 @@ type SockMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SockVariableSpecs struct {
-	HasSetRetval *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod        *ebpf.VariableSpec `ebpf:"in_pod"`
-	Timeouts     *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // SockObjects contains all objects after they have been loaded into the kernel.
@@ -175,6 +183,7 @@ func (o *SockObjects) Close() error {
 // It can be passed to LoadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SockMaps struct {
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -185,6 +194,7 @@ type SockMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
@@ -196,6 +206,7 @@ type SockMaps struct {
 func (m *SockMaps) Close() error {
 	return _SockClose(
 		m.MstBackendsV1,
+		m.MstChildrenV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
@@ -206,6 +217,7 @@ func (m *SockMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,
@@ -219,9 +231,11 @@ func (m *SockMaps) Close() error {
 //
 // It can be passed to LoadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SockVariables struct {
-	HasSetRetval *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod        *ebpf.Variable `ebpf:"in_pod"`
-	Timeouts     *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // SockPrograms contains all programs after they have been loaded into the kernel.
