@@ -10,9 +10,6 @@
 
 #define AF_INET 2
 
-/* 1: TCP sockets, too. UDP ones always. */
-const volatile __u8 want_tcp = 0;
-
 /* What is used of the kernel's structures; found by name at load (CO-RE). */
 struct net {
 	__u64 net_cookie;
@@ -75,8 +72,8 @@ int mst_sockets(struct bpf_iter__bpf_sk_storage_map *ctx)
 		return 0;
 	seen.proto = BPF_CORE_READ(sk, sk_protocol);
 	state = BPF_CORE_READ(sk, __sk_common.skc_state);
-	if (seen.proto == IPPROTO_UDP ? state != BPF_TCP_ESTABLISHED : !want_tcp || state == BPF_TCP_CLOSE)
-		return 0;
+	if (seen.proto == IPPROTO_UDP ? state != BPF_TCP_ESTABLISHED : state == BPF_TCP_CLOSE)
+		return 0; /* not connected any more */
 	seen.family = BPF_CORE_READ(sk, __sk_common.skc_family);
 	sock_addresses(&seen, sk);
 	seen.local_port = bpf_htons(BPF_CORE_READ(sk, __sk_common.skc_num));

@@ -57,11 +57,10 @@ var ErrNoDestroy = errors.New("this kernel cannot end sockets (CONFIG_INET_DIAG_
 // Sockets lists the sockets, of all namespaces, that connect() led to a backend
 // that has departed, and that are still connected to it.
 func (d *Datapath) Sockets(dep *Departures) ([]Socket, error) {
-	tcp := dep.Has(state.TCP)
-	if !tcp && !dep.Has(state.UDP) {
+	if !dep.Has(state.UDP) && !dep.Has(state.TCP) {
 		return nil, nil
 	}
-	raw, err := d.readSockets(tcp)
+	raw, err := d.readSockets()
 	if err != nil {
 		return nil, fmt.Errorf("list the sockets connected through Services: %w", err)
 	}
@@ -83,22 +82,17 @@ func (d *Datapath) Sockets(dep *Departures) ([]Socket, error) {
 }
 
 // readSockets runs the iterator, which writes one struct sock_seen a socket.
-func (d *Datapath) readSockets(tcp bool) ([]byte, error) {
-	spec, err := bpfgen.LoadIter()
-	if err != nil {
-		return nil, err
-	}
-	if tcp {
-		if err := spec.Variables[bpfgen.IterVarWantTcp].Set(uint8(1)); err != nil {
+func (d *Datapath) readSockets() ([]byte, error) {
+	if d.sockets == nil {
+		coll, err := loadIter()
+		if err != nil {
 			return nil, err
 		}
+		d.sockets = coll
 	}
-	coll, err := ebpf.NewCollection(spec)
-	if err != nil {
-		return nil, loadError("the iterator over sockets", err)
-	}
-	defer coll.Close()
-	it, err := link.AttachIter(link.IterOptions{Program: coll.Programs[bpfgen.IterProgMstSockets], Map: d.maps[bpfgen.SockMapMstSockPeersV1]})
+	it, err := link.AttachIter(link.IterOptions{
+		Program: d.sockets.Programs[bpfgen.IterProgMstSockets], Map: d.maps[bpfgen.SockMapMstSockPeersV1],
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -109,6 +103,20 @@ func (d *Datapath) readSockets(tcp bool) ([]byte, error) {
 	}
 	defer r.Close()
 	return io.ReadAll(r)
+}
+
+func loadIter() (*ebpf.Collection, error) {
+	spec, err := bpfgen.LoadIter()
+	if err != nil {
+		return nil, err
+	}
+	// Those of maps.h and config.h; it uses none, and must not make them anew.
+	spec.Maps, spec.Variables = nil, nil
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return nil, loadError("the iterator over sockets", err)
+	}
+	return coll, nil
 }
 
 func socketOf(seen *sockSeen) Socket {

@@ -112,11 +112,11 @@ func (e *Engine) settle(d departures) {
 		return
 	}
 	err := e.settleOnce(set, false)
-	if err == nil && (set.Has(state.UDP) || set.Has(state.TCP)) {
+	if set.Has(state.UDP) || set.Has(state.TCP) {
 		if datapath.Grace() != nil {
 			time.Sleep(lateness)
 		}
-		err = e.settleOnce(set, true)
+		err = e.settleOnce(set, true) // finds again what failed before
 	}
 	if err != nil {
 		e.opts.Notify("the change is in force, but some connections to what it removed may go on: " + err.Error())

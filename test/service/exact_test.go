@@ -160,25 +160,64 @@ func (w *world) ownPath() bool { return w.path != lab.MustangTC }
 func (w *world) udpReplaced(tr *trial) {
 	check := tr.neighbours("udp")
 	c := tr.open("udp", tr.a)
-	var end <-chan error
-	if w.ownPath() {
-		end = waitsForEnd(c)
-	}
-	start := time.Now()
-	applied := tr.apply("", tr.a, 1)
-	if w.ownPath() {
-		if err := <-end; !ended(err) {
-			w.t.Fatalf("the connected socket was told %v", err)
+	stop := make(chan struct{})
+	inForce := tr.newFlowsMove(stop)
+	moved := make(chan time.Time, 1)
+	go func() {
+		for {
+			name, err := whoBy(c)
+			if name == w.servers[1].Name || ended(err) {
+				moved <- time.Now()
+				return
+			}
 		}
-		w.t.Logf("connected socket ended %v after the command began; the command took %v", time.Since(start), applied.Sub(start))
+	}()
+	tr.apply("", tr.a, 1)
+	select {
+	case at := <-moved:
+		first := <-inForce
+		w.t.Logf("the flow moved or ended %v after the first new flow had met the new backend", at.Sub(first))
+	case <-time.After(2 * patience):
+		w.t.Fatal("the old backend still answers")
+	}
+	close(stop)
+	if w.ownPath() { // the application connects anew
+		if _, err := whoBy(c); err == nil {
+			w.t.Error("the connected socket still works")
+		}
 		var err error
 		c, err = dial(w.client, "udp", tr.a, 0)
 		w.must(err)
 		defer c.Close()
 	}
 	w.answers(c, w.servers[1].Name)
-	w.t.Logf("answered by the new backend %v after the command had ended", time.Since(applied))
 	check()
+}
+
+// newFlowsMove tells when the first new flow is answered by the new backend.
+func (tr *trial) newFlowsMove(stop <-chan struct{}) <-chan time.Time {
+	out := make(chan time.Time, 1)
+	go func() {
+		defer close(out)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			c, err := dial(tr.client, "udp", tr.a, 0)
+			if err != nil {
+				continue
+			}
+			name, _ := whoBy(c)
+			c.Close()
+			if name == tr.servers[1].Name {
+				out <- time.Now()
+				return
+			}
+		}
+	}()
+	return out
 }
 
 func (w *world) udpUnconnectedReplaced(tr *trial) {

@@ -78,7 +78,6 @@ const (
 	IterVarHasSetRetval          = "has_set_retval"
 	IterVarInPod                 = "in_pod"
 	IterVarTimeouts              = "timeouts"
-	IterVarWantTcp               = "want_tcp"
 )
 
 // LoadIter returns the embedded CollectionSpec for Iter.
@@ -160,7 +159,6 @@ type IterVariableSpecs struct {
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
 	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
-	WantTcp       *ebpf.VariableSpec `ebpf:"want_tcp"`
 }
 
 // IterObjects contains all objects after they have been loaded into the kernel.
@@ -237,7 +235,6 @@ type IterVariables struct {
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod         *ebpf.Variable `ebpf:"in_pod"`
 	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
-	WantTcp       *ebpf.Variable `ebpf:"want_tcp"`
 }
 
 // IterPrograms contains all programs after they have been loaded into the kernel.
