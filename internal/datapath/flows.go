@@ -166,15 +166,17 @@ func (d *Datapath) Clients(dep *Departures) (map[Connection]bool, error) {
 	return out, nil
 }
 
-// ForgetFlows removes both halves of the flows that end, so that the next
-// datagram picks a backend anew, and makes half-open TCP do so.
-func (d *Datapath) ForgetFlows(dep *Departures) (forgotten int, err error) {
+// ForgetFlows removes the flows that end, so that the next datagram picks a
+// backend anew, and makes half-open TCP do so. At first only the client's half
+// of UDP goes, which is enough to move it: the other one still translates the
+// reply that is under way, as both do for a client's reset. Late, both go.
+func (d *Datapath) ForgetFlows(dep *Departures, late bool) (forgotten int, err error) {
 	for _, name := range ctTables {
 		half := name == bpfgen.PodMapMstCtNewV1
-		if !half && !dep.Has(state.UDP) && !dep.Has(state.TCP) {
+		if !half && !dep.Has(state.UDP) && !(late && dep.Has(state.TCP)) {
 			break // established TCP goes on
 		}
-		n, err := forget(bindTable[ctKey, ctEntry](d, name), dep, half)
+		n, err := forget(bindTable[ctKey, ctEntry](d, name), dep, half, late)
 		forgotten += n
 		if err != nil {
 			return forgotten, err
@@ -183,16 +185,20 @@ func (d *Datapath) ForgetFlows(dep *Departures) (forgotten int, err error) {
 	return forgotten, nil
 }
 
-func forget(t *Table[ctKey, ctEntry], dep *Departures, half bool) (forgotten int, err error) {
+func forget(t *Table[ctKey, ctEntry], dep *Departures, half, late bool) (forgotten int, err error) {
 	var dead []ctKey
 	err = t.eachChunk(func(keys []ctKey, values []ctEntry) error {
 		dead = dead[:0]
 		for i := range keys {
-			switch k, e := &keys[i], values[i]; dep.fateOf(k, &e) {
+			k, e := &keys[i], values[i]
+			client := e.Role == bpfgen.CTPreNAT
+			switch dep.fateOf(k, &e) {
 			case ends:
-				dead = append(dead, *k)
+				if late || client && k.Proto == uint8(state.UDP) {
+					dead = append(dead, *k)
+				}
 			case leaves:
-				if half && e.Role == bpfgen.CTPreNAT && e.Backend != bpfgen.BackendLeft {
+				if half && client && e.Backend != bpfgen.BackendLeft {
 					e.Backend = bpfgen.BackendLeft
 					if err := t.replace(*k, e); err != nil {
 						return err

@@ -100,6 +100,13 @@ func (e *Engine) BackendsGone(list ...state.Backend) error {
 	return e.store.ClearJournal()
 }
 
+// prepare does early what settle would take its time for.
+func (e *Engine) prepare(d departures) {
+	if set := d.set(); set.Has(state.UDP) || set.Has(state.TCP) {
+		_ = e.dp.PrepareSockets() // settle meets the error again, and tells
+	}
+}
+
 // lateness bounds the wait where the kernel cannot say that a grace period is over.
 const lateness = 50 * time.Millisecond
 
@@ -128,17 +135,16 @@ func (e *Engine) settleOnce(set *datapath.Departures, late bool) error {
 	if err != nil {
 		return err
 	}
-	// TCP sockets go before their flows, for the backend's sake; UDP must not wait for them.
-	if len(conns) == 0 {
-		if _, err := e.dp.ForgetFlows(set); err != nil {
-			return err
-		}
+	forget := func() error {
+		_, err := e.dp.ForgetFlows(set, late)
+		return err
 	}
-	sockErr := e.endSockets(set, conns)
-	if len(conns) > 0 {
-		_, err = e.dp.ForgetFlows(set)
+	if late { // sockets end before their flows, whose last packets are still translated
+		err = errors.Join(e.endSockets(set, conns), forget())
+	} else {
+		err = errors.Join(forget(), e.endSockets(set, conns))
 	}
-	return errors.Join(err, sockErr, e.dp.ForgetSockFlows(set, late))
+	return errors.Join(err, e.dp.ForgetSockFlows(set, late))
 }
 
 // endSockets destroys the sockets that connect() led to what departed, and the

@@ -97,6 +97,7 @@ func (e *Engine) change(op operation) error {
 	if err := e.store.WriteJournal(op); err != nil {
 		return err
 	}
+	e.prepare(op.Departures)
 	inverse := e.inverse(op)
 	err := e.applyServices(op)
 	if err == nil {
