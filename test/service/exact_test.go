@@ -290,14 +290,28 @@ func (w *world) tcpLeaves(tr *trial) {
 
 func (w *world) tcpGone(tr *trial) {
 	check := tr.neighbours("tcp")
-	end := waitsForEnd(tr.open("tcp", tr.a))
+	c := tr.open("tcp", tr.a)
+	if !w.served(0, c) {
+		w.t.Fatal("the backend does not have the connection")
+	}
+	end := waitsForEnd(c)
 	start := time.Now()
 	tr.apply("--reset", tr.a, 1)
 	if err := <-end; !ended(err) {
 		w.t.Fatalf("the connection was told %v", err)
 	}
 	w.t.Logf("reset %v after the command began", time.Since(start))
+	eventually(w.t, "the backend has been reset, too", func() bool { return !w.served(0, c) })
 	check()
+}
+
+// served says whether server i has an established connection from c's port.
+func (w *world) served(i int, c net.Conn) bool {
+	w.t.Helper()
+	out, err := w.servers[i].Command(context.Background(), "ss", "-Htn", "state", "established").Output()
+	w.must(err)
+	port := fmt.Sprintf(":%d", plain(c.LocalAddr()).Port())
+	return slices.ContainsFunc(strings.Fields(string(out)), func(s string) bool { return strings.HasSuffix(s, port) })
 }
 
 func (w *world) tcpServiceGone(tr *trial) {
