@@ -86,6 +86,25 @@ struct {
 	__type(value, __u32);
 } mst_endpoint_addrs_v1 SEC(".maps");
 
+/* Links whose children are pods. Written by the engine with the first and last such endpoint,
+ * read for every packet that leaves by one. Size: NICs of a node, with room. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 64);
+	__type(key, __u32);
+	__type(value, struct parent);
+} mst_parents_v1 SEC(".maps");
+
+/* (Parent, MAC address) → endpoint id, 0 for a child of the host's own. Written by the engine,
+ * read for every packet that leaves by a parent. Size: one for each endpoint inside a pod. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, struct child_key);
+	__type(value, __u32);
+} mst_children_v1 SEC(".maps");
+
 /* Namespace cookie → endpoint: which sockets are ours. Written by the reconciler, read by
  * the socket programs. Size: one for each endpoint. */
 struct {

@@ -20,8 +20,9 @@
 #include "lib/nat.h"
 #include "lib/parse.h"
 #include "lib/refuse.h"
+#include "lib/source.h"
 
-/* Both ends are as they were when the flow was judged. */
+/* An end is as it was when the flow was judged. */
 inline_fn bool end_current(const struct ct_end *end)
 {
 	struct endpoint *ep;
@@ -30,6 +31,16 @@ inline_fn bool end_current(const struct ct_end *end)
 		return true;
 	ep = endpoint_slot(end->endpoint);
 	return ep && ep->generation == end->generation;
+}
+
+/**
+ * flow_current - whether what was judged of both ends still holds
+ * @mine: the end that this program's endpoint is
+ * @id: of that endpoint; the flow may have been judged while it was not there
+ */
+inline_fn bool flow_current(const struct flow *f, const struct ct_end *mine, __u32 id)
+{
+	return mine->endpoint == id && end_current(&f->e->opener) && end_current(&f->e->responder);
 }
 
 inline_fn void end_set(struct ct_end *end, const struct addr *a)
@@ -94,7 +105,7 @@ inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f
 	int reason = 0;
 	__u32 id;
 
-	if (!end_current(&e->opener) || !end_current(&e->responder))
+	if (!flow_current(f, f->reply ? &e->responder : &e->opener, skb->cb[CB_ENDPOINT]))
 		judge_again(f, p);
 	to = next_endpoint(f, &id);
 	if (e->role == CT_PRE_NAT && !f->reply) {
@@ -152,10 +163,12 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 
 /* Whether a flow occupies the tuple that the backend would see. One that has closed is removed,
  * both halves: its late packets must not be taken for the new one's. */
-inline_fn bool tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
+global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
 {
 	struct flow f = { .now = now };
 
+	if (!t)
+		return true;
 	f.src_is_hi = ct_key_of(&f.key, t, proto, CT_SCOPE_FLOW);
 	ct_find_key(&f);
 	if (f.e && !ct_closed(f.e))
@@ -295,26 +308,6 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 }
 
-/* A pod sends from its own link and network addresses only. */
-inline_fn int source_check(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id)
-{
-	struct ethhdr *eth = packet(skb);
-
-	if ((void *)(eth + 1) > packet_end(skb))
-		return REASON_TRUNCATED;
-	if (__builtin_memcmp(eth->h_source, self->mac, ETH_ALEN))
-		return REASON_SPOOFED_MAC;
-	if (p->kind == PKT_CONTROL)
-		return REASON_NONE;
-	if (addr_is_zero(&p->t.src))
-		return REASON_SPOOFED_ADDRESS; /* equals the address that a pod does not have */
-	if (addr_equal(&p->t.src, &self->ip4) || addr_equal(&p->t.src, &self->ip6))
-		return REASON_NONE;
-	if (p->t.src.bytes[0] == 0xfe && (p->t.src.bytes[1] & 0xc0) == 0x80)
-		return REASON_NONE; /* link-local: never leaves the link */
-	return endpoint_of(&p->t.src) == id ? REASON_NONE : REASON_SPOOFED_ADDRESS;
-}
-
 /* A SYN to a backend that is gone must not wait for the half-open entry to expire. The client's
  * half tells: a SYN on the other one's tuple is of another flow. */
 slow_fn bool backend_gone(const struct ct_entry *e)
@@ -343,7 +336,7 @@ int from_pod(struct __sk_buff *skb)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
 	reason = parse(skb, &p);
 	if (!reason)
-		reason = source_check(skb, &p, self, id);
+		reason = source_check(skb, &p, self, id, true);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now);
 	if (reason)
@@ -378,13 +371,16 @@ int from_pod(struct __sk_buff *skb)
 /**
  * accept_new - the first packet of a flow that reaches a pod through its own hook
  */
-slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
+slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 now)
 {
 	struct plan plan = { .post = p->t, .role = CT_DIRECT, .flags = in_pod ? 0 : CT_VIA_STACK };
-	int reason;
+	int reason = 0;
 
 	end_set(&plan.opener, &p->t.src);
-	reason = create_flow(p, &plan, now);
+	if (in_pod)
+		reason = sibling_check(skb, self, plan.opener.endpoint);
+	if (!reason)
+		reason = create_flow(p, &plan, now);
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 }
 
@@ -417,12 +413,17 @@ int to_pod(struct __sk_buff *skb)
 	if (f.e && begins_anew(&f, &p))
 		ct_forget(&f, p.proto);
 	if (!f.e)
-		return accept_new(skb, &p, f.now);
+		return accept_new(skb, &p, self, f.now);
 	ct_touch(&f, &p);
 	if (!f.e)
 		return drop(skb, REASON_CT_FULL, DIR_TO_POD);
-	if (!end_current(&f.e->opener) || !end_current(&f.e->responder))
+	if (!flow_current(&f, f.reply ? &f.e->opener : &f.e->responder, id))
 		judge_again(&f, &p);
+	if (in_pod) {
+		reason = sibling_check(skb, self, f.reply ? f.e->responder.endpoint : f.e->opener.endpoint);
+		if (reason)
+			return drop(skb, reason, DIR_TO_POD);
+	}
 	if (f.e->role == CT_POST_NAT && f.reply && f.e->opener.endpoint == id) {
 		tuple_reverse(&t, &f.e->other);
 		reason = translate(skb, &p, &t);

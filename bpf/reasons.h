@@ -29,5 +29,7 @@ enum drop_reason {
 	REASON_DELIVER = 19,           /* handing the packet to the pod failed */
 	REASON_ICMP_ERROR_NAT = 20,    /* an ICMP error about a translated flow could not be translated */
 	REASON_ICMP_ERROR_FLOW = 21,   /* an ICMP error about a flow that is not known */
-	REASON_COUNT = 22,
+	REASON_UNKNOWN_CHILD = 22,     /* a child of the parent link that is no endpoint sent it: not made by mustang */
+	REASON_HOOK_BYPASSED = 23,     /* it left the pod past the program on the pod's own interface */
+	REASON_COUNT = 24,
 };

@@ -31,7 +31,8 @@ enum direction {
 	DIR_FROM_POD = 0,
 	DIR_TO_POD = 1,
 	DIR_SOCKET = 2,
-	DIR_COUNT = 3,
+	DIR_PARENT = 3, /* from pods' common parent link to the wire */
+	DIR_COUNT = 4,
 };
 
 /* ---- endpoints ------------------------------------------------------- */
@@ -71,6 +72,20 @@ _Static_assert(sizeof(struct endpoint) == 72, "endpoint");
 struct netns_info {
 	__u32 endpoint;
 	__u32 flags; /* enum endpoint_flag, a copy */
+};
+
+/* A link whose children are pods, by its ifindex. */
+struct parent {
+	__u8 mac[6];
+	__u8 shared_mac; /* 1: ipvlan, whose children all have the parent's link address */
+	__u8 pad;
+};
+
+/* A child of a parent link, as frames show it. */
+struct child_key {
+	__u32 parent; /* ifindex */
+	__u8 mac[6];
+	__u8 pad[2];
 };
 
 /* Packets and bytes of one endpoint, on one CPU. */
@@ -192,6 +207,8 @@ struct frag_ports {
 	__be16 sport;
 	__be16 dport;
 	__u32 expires;
+	__u8 proto; /* of the transport header */
+	__u8 pad[3];
 };
 
 struct facts {

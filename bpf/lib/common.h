@@ -17,7 +17,8 @@
 #include "../maps.h"
 
 #define inline_fn static __always_inline
-#define slow_fn static __noinline /* off the established path: keeps the hot code dense */
+/* Off the established path: keeps the hot code dense. A header's may be of no use to one of the objects. */
+#define slow_fn static __noinline __attribute__((unused))
 /* Not static: the verifier checks it once, for any arguments, not again for each caller's state.
  * Pointers may be NULL as far as it knows. */
 #define global_fn __noinline

@@ -148,22 +148,26 @@ inline_fn __u8 other_scope(const struct ct_entry *e)
 }
 
 /* The tuple of an entry, in its flow's original direction. */
-inline_fn void ct_tuple(struct tuple *t, const struct ct_key *k, const struct ct_entry *e)
+global_fn int ct_tuple(struct tuple *t, const struct ct_key *k, const struct ct_entry *e)
 {
-	bool hi = e->flags & CT_ORIGIN_IS_HI;
+	bool hi;
 
+	if (!t || !k || !e)
+		return 0;
+	hi = e->flags & CT_ORIGIN_IS_HI;
 	t->src = hi ? k->hi : k->lo;
 	t->dst = hi ? k->lo : k->hi;
 	t->sport = hi ? k->hi_port : k->lo_port;
 	t->dport = hi ? k->lo_port : k->hi_port;
 	t->pad = 0;
+	return 0;
 }
 
 /* Whether @half is the other half of @e, whose own tuple is @mine: a flow that has ended leaves
  * its place to others. */
-inline_fn bool ct_is_half(const struct ct_entry *half, const struct ct_entry *e, const struct tuple *mine)
+global_fn int ct_is_half(const struct ct_entry *half, const struct ct_entry *e, const struct tuple *mine)
 {
-	return half && half->role != CT_DIRECT && half->role != e->role &&
+	return half && e && mine && half->role != CT_DIRECT && half->role != e->role &&
 	       addr_equal(&half->other.src, &mine->src) && addr_equal(&half->other.dst, &mine->dst) &&
 	       half->other.sport == mine->sport && half->other.dport == mine->dport;
 }
@@ -173,7 +177,7 @@ inline_fn bool ct_is_half(const struct ct_entry *half, const struct ct_entry *e,
  * @key: filled with its key
  * @mine: filled with @e's own tuple
  *
- * Return: NULL when it is gone, or another flow has its place.
+ * Return: NULL when it is gone or expired, or another flow has its place.
  */
 inline_fn struct ct_entry *ct_half(const struct flow *f, const struct ct_entry *e, __u8 proto,
 				   struct ct_key *key, struct tuple *mine)
@@ -183,10 +187,10 @@ inline_fn struct ct_entry *ct_half(const struct flow *f, const struct ct_entry *
 	ct_tuple(mine, &f->key, e);
 	ct_key_of(key, &e->other, proto, other_scope(e));
 	half = bpf_map_lookup_elem(&mst_ct_v1, key);
-	if (ct_is_half(half, e, mine))
+	if (ct_alive(half, f->now) && ct_is_half(half, e, mine))
 		return half;
 	half = bpf_map_lookup_elem(&mst_ct_new_v1, key);
-	return ct_is_half(half, e, mine) ? half : NULL;
+	return ct_alive(half, f->now) && ct_is_half(half, e, mine) ? half : NULL;
 }
 
 /**
@@ -195,7 +199,7 @@ inline_fn struct ct_entry *ct_half(const struct flow *f, const struct ct_entry *
 slow_fn int ct_repair(struct flow *f, struct pkt *p)
 {
 	struct ct_entry *e = f->e, *other, half;
-	struct tuple mine;
+	struct tuple mine = {};
 	struct ct_key key;
 
 	if (!e)
@@ -222,7 +226,7 @@ slow_fn int ct_repair(struct flow *f, struct pkt *p)
 slow_fn int ct_close(struct flow *f, struct pkt *p)
 {
 	struct ct_entry *e = f->e, *other;
-	struct tuple mine;
+	struct tuple mine = {};
 	struct ct_key key;
 
 	if (!e)
@@ -317,7 +321,7 @@ inline_fn void ct_delete(const struct ct_key *key)
 slow_fn int ct_forget(struct flow *f, __u8 proto)
 {
 	struct ct_key key;
-	struct tuple mine;
+	struct tuple mine = {};
 
 	if (!f->e)
 		return 0;

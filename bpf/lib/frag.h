@@ -25,10 +25,12 @@ global_fn int frag_follow(struct pkt *p, __u32 now)
 	key.src = p->t.src;
 	key.dst = p->t.dst;
 	key.id = p->frag_id;
-	key.proto = p->proto;
+	/* RFC 8200 4.5: what a later fragment names may be an option before the transport header. */
+	key.proto = p->ipv6 ? 0 : p->proto;
 	if (p->frag == FRAG_FIRST) {
 		ports.sport = p->t.sport;
 		ports.dport = p->t.dport;
+		ports.proto = p->proto;
 		ports.expires = now + FRAG_LIFETIME;
 		bpf_map_update_elem(&mst_frags_v1, &key, &ports, BPF_ANY);
 		return REASON_NONE;
@@ -38,5 +40,6 @@ global_fn int frag_follow(struct pkt *p, __u32 now)
 		return REASON_FRAG_NO_FIRST;
 	p->t.sport = found->sport;
 	p->t.dport = found->dport;
+	p->proto = found->proto;
 	return REASON_NONE;
 }

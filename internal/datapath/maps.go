@@ -52,13 +52,15 @@ type Datapath struct {
 	Endpoints *Table[uint32, EndpointSlot]
 	Addrs     *Table[Addr, uint32]
 	Netns     *Table[uint64, NetnsInfo]
+	Parents   *Table[uint32, Parent]
+	Children  *Table[ChildKey, uint32]
 	Meta      *Table[uint32, Meta]
 	Drops     *PerCPU[bpfgen.PodCounter]
 	Counters  *PerCPU[bpfgen.PodEndpointCounters]
 }
 
 // specs are the compiled objects, parsed once.
-type specs struct{ pod, sock, entry *ebpf.CollectionSpec }
+type specs struct{ pod, sock, entry, parent *ebpf.CollectionSpec }
 
 var loadSpecs = sync.OnceValues(func() (*specs, error) {
 	pod, err := bpfgen.LoadPod()
@@ -73,13 +75,17 @@ var loadSpecs = sync.OnceValues(func() (*specs, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &specs{pod, sock, entry}, nil
+	parent, err := bpfgen.LoadParent()
+	if err != nil {
+		return nil, err
+	}
+	return &specs{pod, sock, entry, parent}, nil
 })
 
 // tables are the specs of every pinned map, by name.
 func (s *specs) tables() map[string]*ebpf.MapSpec {
 	out := make(map[string]*ebpf.MapSpec)
-	for _, c := range []*ebpf.CollectionSpec{s.pod, s.sock, s.entry} {
+	for _, c := range []*ebpf.CollectionSpec{s.pod, s.sock, s.entry, s.parent} {
 		for name, m := range c.Maps {
 			if strings.HasPrefix(name, "mst_") {
 				out[name] = m
@@ -195,6 +201,8 @@ func (d *Datapath) bind() {
 	d.Endpoints = bindTable[uint32, EndpointSlot](d, bpfgen.PodMapMstEndpointsV1)
 	d.Addrs = bindTable[Addr, uint32](d, bpfgen.PodMapMstEndpointAddrsV1)
 	d.Netns = bindTable[uint64, NetnsInfo](d, bpfgen.PodMapMstNetnsV1)
+	d.Parents = bindTable[uint32, Parent](d, bpfgen.ParentMapMstParentsV1)
+	d.Children = bindTable[ChildKey, uint32](d, bpfgen.ParentMapMstChildrenV1)
 	d.Meta = bindTable[uint32, Meta](d, bpfgen.PodMapMstMetaV1)
 	d.Drops = &PerCPU[bpfgen.PodCounter]{bpfgen.PodMapMstDropsV1, d.maps[bpfgen.PodMapMstDropsV1]}
 	d.Counters = &PerCPU[bpfgen.PodEndpointCounters]{bpfgen.PodMapMstEndpointCountersV1, d.maps[bpfgen.PodMapMstEndpointCountersV1]}

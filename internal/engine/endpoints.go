@@ -289,6 +289,9 @@ func (e *Engine) install(ep state.Endpoint) error {
 	if err := e.endpointTables().Put(ep, e.known); err != nil {
 		return err
 	}
+	if err := e.guardParent(ep); err != nil {
+		return err
+	}
 	return e.atHook(ep, func() error { return e.dp.Attach(ep) })
 }
 
@@ -369,7 +372,7 @@ func (e *Engine) uninstall(ep state.Endpoint) error {
 	if err := errors.Join(e.dp.Detach(ep.ID), e.detachFilters(ep)); err != nil {
 		return err
 	}
-	if err := e.endpointTables().Delete(ep, e.known); err != nil {
+	if err := errors.Join(e.releaseParent(ep), e.endpointTables().Delete(ep, e.known)); err != nil {
 		return err
 	}
 	return errors.Join(e.dp.Counters.Zero(ep.ID), e.store.DeleteEndpoint(ep.ID))

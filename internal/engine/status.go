@@ -20,7 +20,7 @@ import (
 type Drop struct {
 	Reason    string `json:"reason"`
 	Sentence  string `json:"sentence"`
-	Direction string `json:"direction"` // "from pod", "to pod" or "socket"
+	Direction string `json:"direction"` // "from pod", "to pod", "socket" or "parent link"
 	Packets   uint64 `json:"packets"`
 	Bytes     uint64 `json:"bytes"`
 }
@@ -95,7 +95,7 @@ func (e *Engine) Status() (Status, error) {
 
 // drops sums mst_drops over the CPUs, most packets first.
 func (e *Engine) drops() ([]Drop, error) {
-	directions := [bpfgen.DirCount]string{"from pod", "to pod", "socket"}
+	directions := [bpfgen.DirCount]string{"from pod", "to pod", "socket", "parent link"}
 	out := []Drop{}
 	for reason, r := range bpfgen.Reasons {
 		for dir, name := range directions {

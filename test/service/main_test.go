@@ -21,7 +21,7 @@ import (
 
 const roleVariable = "MUSTANG_TEST_ROLE"
 
-var binary string
+var tool string
 
 func TestMain(m *testing.M) {
 	if os.Getenv(roleVariable) == "server" {
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 		dir, err = os.MkdirTemp("", "mustang-service-test-")
 	}
 	if err == nil {
-		binary, err = buildBinary(dir)
+		tool, err = buildBinary(dir)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "service tests:", err)
@@ -89,7 +89,9 @@ func (w *world) table() {
 		{"echo by pod address", (*world).echo},
 		{"closed port is refused at once", (*world).closedPort},
 		{"a Service's unknown port is refused at once", (*world).unknownPort},
+		{"a Service without backends refuses at once", (*world).noBackends},
 		{"node and pod reach each other", (*world).node},
+		{"outside and pod reach each other", (*world).outside},
 		{"source port reuse, Service and pod address in turn", (*world).portReuse},
 		{"one source port, Service and pod address at once", (*world).portCollision},
 		{"Service removed, others stay", (*world).removal},

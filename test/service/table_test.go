@@ -203,6 +203,14 @@ func (w *world) closedPort() {
 // unknownPort is a Service's address at a port that it does not have.
 func (w *world) unknownPort() { w.refusal(netip.AddrPortFrom(vip(w.ipv6), 9)) }
 
+// noBackends is a Service whose pods are not there yet, or no more.
+func (w *world) noBackends() {
+	dst := netip.AddrPortFrom(vip(w.ipv6), 8124)
+	_, err := w.lab.Mustang(context.Background(), "svc", "add", "--service", dst.String())
+	w.must(err)
+	w.refusal(dst)
+}
+
 func (w *world) refusal(dst netip.AddrPort) {
 	w.t.Helper()
 	if _, err := dial(w.client, "tcp", dst, 0); !refused(err) {

@@ -44,7 +44,7 @@ func newWorld(t *testing.T, mode lab.Mode, path lab.ServiceBy) *world {
 	ctx, cancel := context.WithTimeout(context.Background(), slow(time.Minute))
 	defer cancel()
 	l, err := lab.New(ctx, lab.Config{
-		Name: fmt.Sprintf("t%d%c", os.Getpid()%10000, 'a'+labs.Add(1)%26), Mode: mode, Services: path, Binary: binary,
+		Name: fmt.Sprintf("t%d%c", os.Getpid()%10000, 'a'+labs.Add(1)%26), Mode: mode, Services: path, Binary: tool,
 	})
 	if err != nil {
 		t.Fatal(err)

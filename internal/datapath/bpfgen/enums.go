@@ -7,7 +7,8 @@ const (
 	DirFromPod = 0
 	DirToPod   = 1
 	DirSocket  = 2
-	DirCount   = 3
+	DirParent  = 3 // from pods' common parent link to the wire
+	DirCount   = 4
 )
 
 // enum endpoint_flag
@@ -108,7 +109,9 @@ const (
 	ReasonDeliver        = 19 // handing the packet to the pod failed
 	ReasonICMPErrorNAT   = 20 // an ICMP error about a translated flow could not be translated
 	ReasonICMPErrorFlow  = 21 // an ICMP error about a flow that is not known
-	ReasonCount          = 22
+	ReasonUnknownChild   = 22 // a child of the parent link that is no endpoint sent it: not made by mustang
+	ReasonHookBypassed   = 23 // it left the pod past the program on the pod's own interface
+	ReasonCount          = 24
 )
 
 // Reasons is the table of drop reasons, by number.
@@ -135,6 +138,8 @@ var Reasons = [ReasonCount]Reason{
 	ReasonDeliver:        {19, "deliver", "handing the packet to the pod failed"},
 	ReasonICMPErrorNAT:   {20, "icmp_error_nat", "an ICMP error about a translated flow could not be translated"},
 	ReasonICMPErrorFlow:  {21, "icmp_error_flow", "an ICMP error about a flow that is not known"},
+	ReasonUnknownChild:   {22, "unknown_child", "a child of the parent link that is no endpoint sent it: not made by mustang"},
+	ReasonHookBypassed:   {23, "hook_bypassed", "it left the pod past the program on the pod's own interface"},
 }
 
 // #define

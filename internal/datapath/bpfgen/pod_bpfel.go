@@ -27,6 +27,13 @@ type PodBackend struct {
 	Pad   uint32
 }
 
+type PodChildKey struct {
+	_      structs.HostLayout
+	Parent uint32
+	Mac    [6]uint8
+	Pad    [2]uint8
+}
+
 type PodCounter struct {
 	_       structs.HostLayout
 	Packets uint64
@@ -128,6 +135,8 @@ type PodFragPorts struct {
 	Sport   uint16
 	Dport   uint16
 	Expires uint32
+	Proto   uint8
+	Pad     [3]uint8
 }
 
 type PodMeta struct {
@@ -143,6 +152,13 @@ type PodNetnsInfo struct {
 	_        structs.HostLayout
 	Endpoint uint32
 	Flags    uint32
+}
+
+type PodParent struct {
+	_         structs.HostLayout
+	Mac       [6]uint8
+	SharedMac uint8
+	Pad       uint8
 }
 
 type PodRefusals struct {
@@ -209,6 +225,7 @@ type PodSockPeer struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	PodMapMstBackendsV1         = "mst_backends_v1"
+	PodMapMstChildrenV1         = "mst_children_v1"
 	PodMapMstCtNewV1            = "mst_ct_new_v1"
 	PodMapMstCtV1               = "mst_ct_v1"
 	PodMapMstDropsV1            = "mst_drops_v1"
@@ -219,6 +236,7 @@ const (
 	PodMapMstFragsV1            = "mst_frags_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
+	PodMapMstParentsV1          = "mst_parents_v1"
 	PodMapMstProgramsV1         = "mst_programs_v1"
 	PodMapMstRefusalsV1         = "mst_refusals_v1"
 	PodMapMstServicesV1         = "mst_services_v1"
@@ -285,6 +303,7 @@ type PodProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type PodMapSpecs struct {
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -295,6 +314,7 @@ type PodMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
@@ -335,6 +355,7 @@ func (o *PodObjects) Close() error {
 // It can be passed to LoadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PodMaps struct {
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
+	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -345,6 +366,7 @@ type PodMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
@@ -356,6 +378,7 @@ type PodMaps struct {
 func (m *PodMaps) Close() error {
 	return _PodClose(
 		m.MstBackendsV1,
+		m.MstChildrenV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
@@ -366,6 +389,7 @@ func (m *PodMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,

@@ -10,4 +10,4 @@ type Reason struct {
 }
 
 // Objects are the compiled objects, for telling builds apart.
-func Objects() [][]byte { return [][]byte{_PodBytes, _SockBytes, _EntryBytes} }
+func Objects() [][]byte { return [][]byte{_PodBytes, _SockBytes, _EntryBytes, _ParentBytes} }

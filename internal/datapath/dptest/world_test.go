@@ -254,6 +254,7 @@ func (p *play) send(pkt oracle.Packet, knobs uint32) error {
 	if err := p.model.Packet(pkt, got); err != nil {
 		return err
 	}
+	p.forgetDoubtful()
 	return p.sums(a, ip, l4)
 }
 
@@ -316,8 +317,13 @@ func (p *play) frame(pkt oracle.Packet, knobs uint32) []byte {
 func (p *play) pass(seconds int64) {
 	p.note("%d seconds pass", seconds)
 	p.net.Age(p.t, uint32(seconds))
-	for _, c := range p.model.Pass(seconds) {
-		p.note("which ends %v", c)
+	p.model.Pass(seconds)
+	p.forgetDoubtful()
+}
+
+func (p *play) forgetDoubtful() {
+	for _, c := range p.model.Doubtful {
+		p.note("forgotten: %v", c)
 		scope := uint8(bpfgen.CTScopeFlow)
 		if c.Backend == 0 && c.Pre != c.Post {
 			scope = bpfgen.CTScopeShadow
@@ -325,6 +331,7 @@ func (p *play) pass(seconds int64) {
 		p.net.DeleteFlow(p.t, Tuple(c.Pre), scope)
 		p.net.DeleteFlow(p.t, Tuple(c.Post), bpfgen.CTScopeFlow)
 	}
+	p.model.Doubtful = nil
 }
 
 // judge gives a pod a new generation, or a new endpoint altogether.

@@ -69,6 +69,9 @@ type World struct {
 	Backends map[Service]int
 	Conns    []*Conn
 	Now      int64
+	// Doubtful connections may or may not be known to the programs any longer:
+	// the caller makes them forget, and empties the list.
+	Doubtful []*Conn
 }
 
 // Packet is one packet as its sender made it.
@@ -144,6 +147,9 @@ func (w *World) Packet(p Packet, got Outcome) error {
 	if c == nil {
 		return w.first(p, got)
 	}
+	if p.syn() && !reply && c.Pre != c.Post {
+		w.doubtClosed(p.Tuple, c)
+	}
 	want := c.Post
 	if reply {
 		want = c.Pre.Reverse()
@@ -156,6 +162,17 @@ func (w *World) Packet(p Packet, got Outcome) error {
 	}
 	w.note(c, p, reply)
 	return nil
+}
+
+// doubtClosed: a SYN ends what is over and has the same tuple by translation,
+// even if the SYN turns out to be of a connection that need not have it.
+func (w *World) doubtClosed(t Tuple, but *Conn) {
+	for _, c := range slices.Clone(w.Conns) {
+		if c != but && c.Post == t && c.over() {
+			w.remove(c)
+			w.Doubtful = append(w.Doubtful, c)
+		}
+	}
 }
 
 func (w *World) backendGone(c *Conn) bool {
@@ -323,9 +340,8 @@ func (w *World) life(c *Conn) int64 {
 // read to the second: near its end a connection may be known or not.
 const blur = 6
 
-// Pass lets time pass. It forgets what has expired, and returns what may have:
-// the caller must make the programs forget that too.
-func (w *World) Pass(seconds int64) (doubtful []*Conn) {
+// Pass lets time pass. What has expired is forgotten; what may have is doubtful.
+func (w *World) Pass(seconds int64) {
 	w.Now += seconds
 	var alive []*Conn
 	for _, c := range w.Conns {
@@ -337,9 +353,8 @@ func (w *World) Pass(seconds int64) (doubtful []*Conn) {
 		case w.Now-since <= w.life(c)-blur:
 			alive = append(alive, c)
 		case w.Now-c.Last <= w.life(c)+blur:
-			doubtful = append(doubtful, c)
+			w.Doubtful = append(w.Doubtful, c)
 		}
 	}
 	w.Conns = alive
-	return doubtful
 }

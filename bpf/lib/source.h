@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* A pod sends from its own link and network addresses only. */
+#pragma once
+
+#include "common.h"
+#include "parse.h"
+
+/* Offset of the sender's protocol address in an Ethernet frame with ARP for IPv4 (RFC 826). */
+#define ARP_SENDER_IP (ETH_HLEN + 14)
+
+inline_fn bool link_local(const struct addr *a)
+{
+	return a->bytes[0] == 0xfe && (a->bytes[1] & 0xc0) == 0x80;
+}
+
+inline_fn bool address_of(const struct addr *a, const struct endpoint *ep, __u32 id)
+{
+	if (addr_is_zero(a)) /* equals the address that a pod does not have */
+		return false;
+	return addr_equal(a, &ep->ip4) || addr_equal(a, &ep->ip6) || endpoint_of(a) == id;
+}
+
+/* The sender that an ARP packet names; 0.0.0.0 asks whether an address is free (RFC 5227). */
+slow_fn int arp_check(struct __sk_buff *skb, const struct endpoint *self, __u32 id)
+{
+	struct addr sender;
+	__be32 ip;
+
+	if (bpf_skb_load_bytes(skb, ARP_SENDER_IP, &ip, sizeof(ip)))
+		return REASON_TRUNCATED;
+	addr_from_ipv4(&sender, ip);
+	return !ip || address_of(&sender, self, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
+}
+
+/**
+ * source_check - whether a packet's source is what its endpoint may use
+ * @self: the endpoint it came from
+ * @id: of @self
+ * @own_mac: false where all endpoints of a parent share its link address
+ *
+ * Return: enum drop_reason.
+ */
+inline_fn int source_check(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id,
+			   bool own_mac)
+{
+	struct ethhdr *eth = packet(skb);
+
+	if ((void *)(eth + 1) > packet_end(skb))
+		return REASON_TRUNCATED;
+	if (own_mac && __builtin_memcmp(eth->h_source, self->mac, ETH_ALEN))
+		return REASON_SPOOFED_MAC;
+	if (p->kind == PKT_CONTROL)
+		return eth->h_proto == bpf_htons(ETH_P_ARP) ? arp_check(skb, self, id) : REASON_NONE;
+	if (link_local(&p->t.src)) /* never leaves the link */
+		return REASON_NONE;
+	return address_of(&p->t.src, self, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
+}
+
+/* The host forwards with the link address of its own child. */
+slow_fn bool host_child(const struct ethhdr *eth, __u32 parent)
+{
+	struct child_key key = { .parent = parent };
+	__u32 *id;
+
+	if (!eth)
+		return false;
+	__builtin_memcpy(key.mac, eth->h_source, ETH_ALEN);
+	id = bpf_map_lookup_elem(&mst_children_v1, &key);
+	return id && !*id;
+}
+
+/**
+ * sibling_check - whether a packet that claims to be of a sibling has that one's link address
+ * @self: the endpoint it came to, inside whose pod the program runs
+ * @sender: id of the endpoint whose network address it carries, or 0
+ *
+ * Return: enum drop_reason.
+ */
+inline_fn int sibling_check(struct __sk_buff *skb, const struct endpoint *self, __u32 sender)
+{
+	struct endpoint *from = sender ? endpoint_slot(sender) : NULL;
+	struct ethhdr *eth = packet(skb);
+	struct ethhdr copy;
+
+	if (!from || from == self || from->parent != self->parent)
+		return REASON_NONE;
+	if ((void *)(eth + 1) > packet_end(skb))
+		return REASON_TRUNCATED;
+	if (!__builtin_memcmp(eth->h_source, from->mac, ETH_ALEN))
+		return REASON_NONE;
+	copy = *eth;
+	return host_child(&copy, self->parent) ? REASON_NONE : REASON_SPOOFED_MAC;
+}

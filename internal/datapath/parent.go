@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+)
+
+// The tables of links whose children are pods.
+type (
+	Parent   = bpfgen.ParentParent
+	ChildKey = bpfgen.ParentChildKey
+)
+
+const (
+	parentProgram = "parent_egress"
+	parentFilter  = filterPrefix + "parent"
+)
+
+// ChildOf is the key of a child of the parent with this ifindex.
+func ChildOf(parent int, mac net.HardwareAddr) ChildKey {
+	return ChildKey{Parent: uint32(parent), Mac: [6]uint8(mac)}
+}
+
+func (d *Datapath) parentPin(ifindex int) string {
+	return filepath.Join(d.dir, linksDir, fmt.Sprintf("parent-%d", ifindex))
+}
+
+// AttachParent puts the parent program on the egress of the link with this
+// ifindex, in the calling thread's namespace; one that is there stays. kind is
+// AttachTCX or AttachClsact.
+func (d *Datapath) AttachParent(ifindex int, kind string) error {
+	alive, err := d.parentAlive(ifindex, kind)
+	if err != nil || alive {
+		return err
+	}
+	p, err := d.loadParent()
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	if kind == AttachClsact {
+		return attachParentFilter(ifindex, p)
+	}
+	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: ebpf.AttachTCXEgress, Anchor: link.Head()})
+	if err != nil {
+		return fmt.Errorf("attach to parent interface %d: %w", ifindex, err)
+	}
+	defer l.Close()
+	if err := l.Pin(d.parentPin(ifindex)); err != nil {
+		return fmt.Errorf("pin link of parent interface %d: %w", ifindex, err)
+	}
+	return nil
+}
+
+// DetachParent takes the parent program off. Absent is success.
+func (d *Datapath) DetachParent(ifindex int) error {
+	if err := detachPin(d.parentPin(ifindex)); err != nil {
+		return err
+	}
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	filters, err := netlink.FilterList(l, netlink.HANDLE_MIN_EGRESS)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	for _, f := range filters {
+		if b, ok := f.(*netlink.BpfFilter); ok && b.Name == parentFilter {
+			return ignoreGone(netlink.FilterDel(b))
+		}
+	}
+	return nil
+}
+
+// parentAlive says whether the program of this build is attached.
+func (d *Datapath) parentAlive(ifindex int, kind string) (bool, error) {
+	if kind == AttachClsact {
+		return false, nil // replacing the filter is one step, and as good
+	}
+	l, err := link.LoadPinnedLink(d.parentPin(ifindex), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open link of parent interface %d: %w", ifindex, err)
+	}
+	defer l.Close()
+	if info, err := l.Info(); err == nil && info.TCX() != nil && int(info.TCX().Ifindex) == ifindex {
+		return true, nil
+	}
+	return false, errors.Join(ignoreGone(l.Detach()), removePin(d.parentPin(ifindex)))
+}
+
+// upgradeParents puts this binary's program behind the links that exist.
+func (d *Datapath) upgradeParents() error {
+	pins, err := filepath.Glob(filepath.Join(d.dir, linksDir, "parent-*"))
+	if err != nil || len(pins) == 0 {
+		return err
+	}
+	p, err := d.loadParent()
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	for _, pin := range pins {
+		l, err := link.LoadPinnedLink(pin, nil)
+		if err != nil {
+			return fmt.Errorf("open link %s: %w", pin, err)
+		}
+		err = l.Update(p)
+		l.Close()
+		if err != nil {
+			return fmt.Errorf("replace %s of %s: %w", parentProgram, pin, err)
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) loadParent() (*ebpf.Program, error) {
+	all, err := loadSpecs()
+	if err != nil {
+		return nil, err
+	}
+	spec := all.parent.Copy()
+	var p bpfgen.ParentPrograms
+	if err := spec.LoadAndAssign(&p, &ebpf.CollectionOptions{MapReplacements: d.replacements(spec)}); err != nil {
+		return nil, loadError("the parent link's program", err)
+	}
+	return p.ParentEgress, nil
+}
+
+func attachParentFilter(ifindex int, p *ebpf.Program) error {
+	if err := netlink.QdiscAdd(clsact(ifindex)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("add clsact qdisc to parent interface %d: %w", ifindex, err)
+	}
+	err := netlink.FilterReplace(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: ifindex, Parent: netlink.HANDLE_MIN_EGRESS, Handle: filterHandle,
+			Protocol: unix.ETH_P_ALL, Priority: filterPriority,
+		},
+		Fd: p.FD(), Name: parentFilter, DirectAction: true,
+	})
+	if err != nil {
+		return fmt.Errorf("add filter to parent interface %d: %w", ifindex, err)
+	}
+	return nil
+}
