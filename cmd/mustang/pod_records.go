@@ -40,6 +40,9 @@ type podRecord struct {
 	IfName     string       `json:"ifname"`
 	HostIfName string       `json:"hostIfname"`
 	Datapath   string       `json:"datapath"` // "plain" or the service path
+	LocalMTU   int          `json:"localMtu,omitzero"`
+	BigTCP4    int          `json:"bigTcpIpv4,omitzero"`
+	BigTCP6    int          `json:"bigTcpIpv6,omitzero"`
 }
 
 // podMaker is the process that wrote the record. A process id alone comes
