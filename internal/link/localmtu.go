@@ -17,9 +17,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // MaxLocalMTU is the largest MTU, in bytes, that a route can have
@@ -123,6 +126,9 @@ func (b *builder) localRoutes(eth netlink.Link) error {
 	if b.LocalMTU == 0 {
 		return nil
 	}
+	if err := b.findBlackHoles(); err != nil {
+		return err
+	}
 	for _, x := range []struct {
 		own netip.Prefix
 		gw  netip.Addr
@@ -140,6 +146,25 @@ func (b *builder) localRoutes(eth netlink.Link) error {
 		}
 	}
 	return nil
+}
+
+// findBlackHoles lets the pod's TCP try shorter segments when long ones get lost
+// (RFC 4821). On a bridge without mustang's programs, after `mustang reset`,
+// nobody would tell it that they are too long. A pod's own choice stays.
+func (b *builder) findBlackHoles() error {
+	if b.Mode != Bridge {
+		return nil
+	}
+	return netns.DoFile(b.podNS, func() error {
+		const key = "/proc/sys/net/ipv4/tcp_mtu_probing" // also IPv6's
+		if was, err := os.ReadFile(key); err == nil && string(was) != "0\n" {
+			return nil
+		}
+		if err := os.WriteFile(key, []byte("1"), 0); err != nil {
+			return fmt.Errorf("set sysctl %s in the pod: %w", key, err)
+		}
+		return nil
+	})
 }
 
 func (b *builder) localRoute(eth netlink.Link, cidr, own netip.Prefix, gw netip.Addr) error {
