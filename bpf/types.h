@@ -56,7 +56,8 @@ struct endpoint {
 	__u32 generation;   /* changes whenever a decision about this endpoint may differ */
 	__u32 ifindex;      /* host end, or inside the pod its own interface */
 	__u32 parent;       /* ifindex of the parent link of an in-pod kind, else 0 */
-	__u32 mtu;          /* bytes, without the link header */
+	__u16 mtu;          /* bytes, without the link header: the longest packet that may be handed to it */
+	__u16 link_mtu;     /* of the interface inside the pod; 0: unknown (written before there was this field) */
 	__u64 netns_cookie; /* of the pod's namespace */
 	struct addr ip4;    /* zero when it has none */
 	struct addr ip6;

@@ -146,7 +146,8 @@ type Endpoint struct {
 	Generation  uint32
 	IfIndex     int // of the interface that carries the programs
 	Parent      int // ifindex of the parent link of an in-pod kind, else 0
-	MTU         int // bytes, without the link header
+	MTU         int // bytes, without the link header: the longest packet that may be handed to it
+	LinkMTU     int // of the interface inside the pod; less than MTU where pods of a node have a local MTU
 	NetnsCookie uint64
 	IP4, IP6    netip.Addr       // invalid when it has none
 	MAC         net.HardwareAddr // the pod's interface

@@ -98,7 +98,8 @@ type PodEndpoint struct {
 	Generation  uint32
 	Ifindex     uint32
 	Parent      uint32
-	Mtu         uint32
+	Mtu         uint16
+	LinkMtu     uint16
 	NetnsCookie uint64
 	Ip4         PodAddr
 	Ip6         PodAddr
