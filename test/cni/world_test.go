@@ -266,6 +266,9 @@ func (n *node) traces() map[string]string {
 	for _, args := range []string{"-o link", "addr", "route", "-6 route", "neigh"} {
 		text := run(n.t, "ip", append([]string{"-n", n.name}, strings.Fields(args)...)...)
 		for _, line := range strings.Split(text, "\n") {
+			if strings.HasPrefix(line, "Error") {
+				continue // something went while it was listed
+			}
 			if args == "addr" && (!strings.Contains(line, "inet") || strings.Contains(line, "scope link")) {
 				continue // and its own link-local ones
 			}
