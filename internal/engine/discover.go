@@ -19,6 +19,9 @@ import (
 	"github.com/mustang-net/mustang/internal/state"
 )
 
+// ErrElsewhere is about a pair whose other end is not on this node.
+var ErrElsewhere = errors.New("is not in this network namespace")
+
 // discover finds out everything about the interface that spec names.
 func discover(spec EndpointSpec) (state.Endpoint, error) {
 	path, err := filepath.Abs(spec.Netns)
@@ -65,7 +68,7 @@ func examine(ep *state.Endpoint) (netlink.Link, error) {
 		return nil, fmt.Errorf("interface %q in %s: %w; it has %s", ep.IfName, ep.Netns, err, strings.Join(linkNames(), ", "))
 	}
 	attrs := l.Attrs()
-	ep.PodIndex, ep.MTU, ep.MAC = attrs.Index, attrs.MTU, attrs.HardwareAddr
+	ep.PodIndex, ep.MTU, ep.MAC = attrs.Index, attrs.MTU, linkAddress(l)
 	ep.NodeMAC = make(net.HardwareAddr, 6)
 	if attrs.Flags&net.FlagLoopback != 0 {
 		return nil, fmt.Errorf("interface %q in %s is a loopback; give the one that connects the pod", ep.IfName, ep.Netns)
@@ -97,6 +100,15 @@ func examine(ep *state.Endpoint) (netlink.Link, error) {
 	}
 	ep.NetnsCookie, err = cookie()
 	return l, err
+}
+
+// linkAddress is l's address. A netkit pair in l3 mode has Ethernet headers, but
+// only zeros in them.
+func linkAddress(l netlink.Link) net.HardwareAddr {
+	if mac := l.Attrs().HardwareAddr; mac != nil || l.Type() != "netkit" {
+		return mac
+	}
+	return make(net.HardwareAddr, 6)
 }
 
 func linkNames() []string {
@@ -159,7 +171,7 @@ func cookie() (uint64, error) {
 // that it is the one: an ifindex means nothing without its namespace.
 func hostEnd(ep *state.Endpoint, ns *os.File, podEnd netlink.Link) error {
 	pod := podEnd.Attrs()
-	elsewhere := fmt.Errorf("the other end of %s in %s is not in this network namespace; run mustang in the one that it is in (`nsenter --net=…`), or attach inside the pod (`--in-pod`)", ep.IfName, ep.Netns)
+	elsewhere := fmt.Errorf("the other end of %s in %s %w; run mustang in the one that it is in (`nsenter --net=…`), or attach inside the pod (`--in-pod`)", ep.IfName, ep.Netns, ErrElsewhere)
 	l, err := netlink.LinkByIndex(pod.ParentIndex)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return elsewhere
@@ -179,7 +191,7 @@ func hostEnd(ep *state.Endpoint, ns *os.File, podEnd netlink.Link) error {
 		return fmt.Errorf("%s in %s is the primary end of its netkit pair, and whoever holds that rules the other; create the pair on the node, with the peer in the pod", ep.IfName, ep.Netns)
 	}
 	ep.Placement = state.HostEnd
-	ep.IfIndex, ep.HostIf, ep.NodeMAC = attrs.Index, attrs.Name, attrs.HardwareAddr
+	ep.IfIndex, ep.HostIf, ep.NodeMAC = attrs.Index, attrs.Name, linkAddress(l)
 	if attrs.MasterIndex != 0 {
 		// On a bridge the gateway's address is the bridge's, and so is its MAC.
 		if master, err := netlink.LinkByIndex(attrs.MasterIndex); err == nil && master.Type() == "bridge" {
