@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package path measures how long the path of a packet is: at each hook of a pod,
+// and for whole transactions. On a machine it counts nanoseconds of the hooks;
+// in an emulated one whose clock counts instructions (test/vm/run --icount), it
+// counts those, which repeat whatever else the machine does, and holds them to a
+// record.
+package path
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/lab"
+)
+
+// instructionEnv is what test/vm sets where the clock counts instructions: the
+// nanoseconds of one.
+const instructionEnv = "MUSTANG_VM_INSTRUCTION_NS"
+
+// InstructionNS returns what one instruction takes in this machine, and 0 in
+// one whose clock counts time.
+func InstructionNS() int {
+	n, _ := strconv.Atoi(os.Getenv(instructionEnv))
+	return n
+}
+
+// Units of a document.
+const (
+	Instructions = "instructions"
+	Nanoseconds  = "ns"
+)
+
+// Options are what a run is asked for.
+type Options struct {
+	HookModes   []string      // whose hooks are measured
+	Modes       []string      // whose transactions are counted; only where instructions are
+	Rounds      int           // samples of each transaction
+	Window      time.Duration // of a sample
+	HookPackets int           // of a run of a hook
+	HookRuns    int
+
+	Binary string   // mustang, for the labs
+	Self   []string // command that runs the load program
+	Log    io.Writer
+
+	instructionNS int
+}
+
+// Defaults suit the machine: instructions need few repeats.
+func Defaults() Options {
+	o := Options{
+		HookModes: []string{string(lab.Veth), string(lab.Macvlan)}, Rounds: 3, Window: 100 * time.Millisecond,
+		HookPackets: 100_000, HookRuns: 11, instructionNS: InstructionNS(),
+	}
+	if o.instructionNS > 0 {
+		o.HookPackets, o.HookRuns = 1000, 3
+		o.Modes = AllModes()
+		o.HookModes = slices.DeleteFunc([]string{"veth", "macvlan", "netkit"}, func(m string) bool { return !slices.Contains(o.Modes, m) })
+	}
+	return o
+}
+
+// AllModes are those whose pods are all on one node's own interfaces.
+func AllModes() (out []string) {
+	for _, m := range lab.Modes {
+		if m != "host-device" { // two NICs and a switch outside: not a path of ours
+			out = append(out, string(m))
+		}
+	}
+	return out
+}
+
+// cost is a duration in the document's unit.
+func (o Options) cost(d time.Duration) float64 {
+	return float64(d) / float64(max(1, o.instructionNS))
+}
+
+func (o Options) validate() error {
+	known := AllModes()
+	for _, m := range slices.Concat(o.Modes, o.HookModes) {
+		if !slices.Contains(known, m) {
+			return fmt.Errorf("mode %q is unknown: use some of %v", m, known)
+		}
+	}
+	if o.Rounds < 1 {
+		return errors.New("--rounds: want at least 1")
+	}
+	if os.Getuid() != 0 {
+		return errors.New("the bench makes network namespaces: run it as root")
+	}
+	return nil
+}
+
+// Schema names the document's layout; docs/bench-path.md describes it.
+const Schema = "mustang.bench.path/v1"
+
+// Document is one run.
+type Document struct {
+	Schema       string            `json:"schema"`
+	Started      time.Time         `json:"started"`
+	Emulated     bool              `json:"emulated"` // instructions were counted, in a machine without caches
+	Unit         string            `json:"unit"`
+	Kernel       string            `json:"kernel"`
+	Go           string            `json:"go"` // of the load program
+	Hooks        []Hook            `json:"hooks"`
+	Transactions []Transaction     `json:"transactions,omitempty"`
+	Failures     map[string]string `json:"failures,omitempty"`
+}
+
+// Run measures. The document is worth keeping even when some of it failed.
+func Run(ctx context.Context, o Options) (*Document, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	d := &Document{Schema: Schema, Started: time.Now().UTC(), Emulated: o.instructionNS > 0, Unit: Nanoseconds,
+		Kernel: kernelRelease(), Go: runtime.Version(), Failures: map[string]string{}}
+	if d.Emulated {
+		d.Unit = Instructions
+	}
+	for _, mode := range o.HookModes {
+		o.say("hooks of %s", mode)
+		hooks, err := measureHooks(ctx, o, mode)
+		d.Hooks = append(d.Hooks, hooks...)
+		d.failed("hooks of "+mode, err)
+	}
+	if d.Emulated && len(o.Modes) > 0 {
+		if err := d.transactions(ctx, o); err != nil {
+			return d, err
+		}
+	}
+	if n := len(d.Failures); n > 0 {
+		return d, fmt.Errorf("%d parts failed: see FAILED in the report", n)
+	}
+	return d, context.Cause(ctx)
+}
+
+func (d *Document) failed(what string, err error) {
+	if err != nil {
+		d.Failures[what] = err.Error()
+	}
+}
+
+func (o Options) say(format string, args ...any) {
+	if o.Log != nil {
+		fmt.Fprintf(o.Log, format+"\n", args...)
+	}
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
