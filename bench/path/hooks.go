@@ -240,13 +240,6 @@ func (w *hookWorld) cases() []hookCase {
 		hookCase{"to_pod", "Service, reply", w.client.toPod, with(out, postBack, data), w.seen.reversed(), tcNext, 0})
 }
 
-// Packets of one run, and runs. New flows stay in their table for a minute, and
-// its size bounds how many there may be: flows above it evict, which costs more.
-const (
-	newFlowPackets = 256
-	newFlowRuns    = 5
-)
-
 // measure checks once that the packet goes where it should, and then takes the
 // median over runs of what the program adds to an empty one.
 func (c hookCase) measure(o Options, empty *ebpf.Program) (stats.Estimate, error) {
@@ -258,18 +251,21 @@ func (c hookCase) measure(o Options, empty *ebpf.Program) (stats.Estimate, error
 	if err := c.check(r); err != nil {
 		return stats.Estimate{}, err
 	}
-	packets, runs := o.HookPackets, o.HookRuns
+	n := o.Hooks
 	if c.firstPort > 0 {
-		packets, runs = newFlowPackets, newFlowRuns
+		n = o.NewFlows
+		if c.frame.flow.to != c.out.to {
+			n.Packets /= 2 // a translated flow has two entries
+		}
 	}
 	var values []float64
-	for i := range runs {
-		first := c.firstPort + uint16(i*newFlowPackets) + 1
-		base, err := r.time(empty, packets, first)
+	for i := range n.Runs {
+		first := c.firstPort + uint16(i*n.Packets) + 1
+		base, err := r.time(empty, n.Packets, first)
 		if err != nil {
 			return stats.Estimate{}, err
 		}
-		took, err := r.time(c.prog, packets, first)
+		took, err := r.time(c.prog, n.Packets, first)
 		if err != nil {
 			return stats.Estimate{}, err
 		}

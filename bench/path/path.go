@@ -42,12 +42,13 @@ const (
 
 // Options are what a run is asked for.
 type Options struct {
-	HookModes   []string      // whose hooks are measured
-	Modes       []string      // whose transactions are counted; only where instructions are
-	Rounds      int           // samples of each transaction
-	Window      time.Duration // of a sample
-	HookPackets int           // of a run of a hook
-	HookRuns    int
+	HookModes  []string      // whose hooks are measured
+	Modes      []string      // whose transactions are counted; only where instructions are
+	ServicesBy []string      // none: pods without mustang
+	Rounds     int           // samples of each transaction
+	Window     time.Duration // of a sample
+	Hooks      Runs          // of a packet of an established flow
+	NewFlows   Runs          // of a packet that begins one
 
 	Binary string   // mustang, for the labs
 	Self   []string // command that runs the load program
@@ -56,14 +57,25 @@ type Options struct {
 	instructionNS int
 }
 
-// Defaults suit the machine: instructions need few repeats.
+// Runs is how often a packet is repeated: within a run, which gives one value,
+// and how many runs their median is taken of.
+type Runs struct{ Packets, Runs int }
+
+// Defaults suit the machine. Nanoseconds need many repeats. Instructions repeat,
+// but for the clock's tick, every million of them: runs are shorter than that,
+// so that most have none.
+//
+// New flows stay in their table for a minute, and its size bounds how many there
+// may be: those above it evict, which costs more. Their entries come from the
+// kernel in lots of 128, so a run makes whole lots.
 func Defaults() Options {
 	o := Options{
 		HookModes: []string{string(lab.Veth), string(lab.Macvlan)}, Rounds: 3, Window: 100 * time.Millisecond,
-		HookPackets: 100_000, HookRuns: 11, instructionNS: InstructionNS(),
+		ServicesBy: []string{"none", "mustang-tc", "mustang-socket"},
+		Hooks:      Runs{100_000, 11}, NewFlows: Runs{256, 5}, instructionNS: InstructionNS(),
 	}
 	if o.instructionNS > 0 {
-		o.HookPackets, o.HookRuns = 1000, 3
+		o.Hooks, o.NewFlows = Runs{100, 21}, Runs{128, 15}
 		o.Modes = AllModes()
 		o.HookModes = slices.DeleteFunc([]string{"veth", "macvlan", "netkit"}, func(m string) bool { return !slices.Contains(o.Modes, m) })
 	}

@@ -46,7 +46,7 @@ func (d *Document) transactions(ctx context.Context, o Options) error {
 	group := cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), []int{0})
 	list := []samehost.Contestant{samehost.NewLoopback(report.Base)}
 	for _, mode := range o.Modes {
-		for _, by := range []string{"none", "mustang-tc", "mustang-socket"} {
+		for _, by := range o.ServicesBy {
 			list = append(list, samehost.NewPods("bnpath", mode, by, o.Binary))
 		}
 	}
