@@ -68,7 +68,7 @@ func examine(ep *state.Endpoint) (netlink.Link, error) {
 		return nil, fmt.Errorf("interface %q in %s: %w; it has %s", ep.IfName, ep.Netns, err, strings.Join(linkNames(), ", "))
 	}
 	attrs := l.Attrs()
-	ep.PodIndex, ep.MTU, ep.MAC = attrs.Index, attrs.MTU, linkAddress(l)
+	ep.PodIndex, ep.MTU, ep.LinkMTU, ep.MAC = attrs.Index, attrs.MTU, attrs.MTU, linkAddress(l)
 	ep.NodeMAC = make(net.HardwareAddr, 6)
 	if attrs.Flags&net.FlagLoopback != 0 {
 		return nil, fmt.Errorf("interface %q in %s is a loopback; give the one that connects the pod", ep.IfName, ep.Netns)
@@ -192,6 +192,9 @@ func hostEnd(ep *state.Endpoint, ns *os.File, podEnd netlink.Link) error {
 	}
 	ep.Placement = state.HostEnd
 	ep.IfIndex, ep.HostIf, ep.NodeMAC = attrs.Index, attrs.Name, linkAddress(l)
+	// A packet is handed to the pod past its own interface's MTU: the host's end
+	// says what its siblings may send at once.
+	ep.MTU = attrs.MTU
 	if attrs.MasterIndex != 0 {
 		// On a bridge the gateway's address is the bridge's, and so is its MAC.
 		if master, err := netlink.LinkByIndex(attrs.MasterIndex); err == nil && master.Type() == "bridge" {
