@@ -45,3 +45,11 @@ test: test-deps ## everything
 	$(GO) vet ./...
 	@scripts/check-generated
 	$(GO) test -timeout 30m ./...
+
+.PHONY: test-vm
+test-vm: ## other kernels: every mode that each has, under emulation (6 min a kernel on an idle machine)
+	@test/vm/suite 6.1 6.12 newest
+
+.PHONY: test-vm-ci
+test-vm-ci: ## the same for 6.1 and 6.12, with fewer ways of doing Services
+	@MUSTANG_TEST_PATHS=$${MUSTANG_TEST_PATHS:-mustang-tc,mustang} test/vm/suite 6.1 6.12
