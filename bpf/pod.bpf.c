@@ -116,7 +116,7 @@ inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f
 	}
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
-	return to ? deliver(skb, self, to, id) : NEXT;
+	return to ? deliver(skb, self, to, id) : leave(skb, self);
 }
 
 /* What a new flow is to become. */
@@ -248,7 +248,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	} else if (self->flags & EP_SERVICE_TC) {
 		reason = plan_service(p, &plan);
 	}
-	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT)
+	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT || reason == REASON_MIDSTREAM_NAT)
 		return refuse(skb, p, self, reason, now);
 	if (!reason && plan.role == CT_PRE_NAT)
 		reason = nat_port(&plan, p->proto, now);
@@ -259,7 +259,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
-	return to ? deliver(skb, self, to, plan.responder.endpoint) : NEXT;
+	return to ? deliver(skb, self, to, plan.responder.endpoint) : leave(skb, self);
 }
 
 /**

@@ -269,6 +269,7 @@ func (l *Lab) podArgs(p *Pod) []string {
 	case l.cfg.Mode == HostDevice:
 		args = append(args, "--uplink="+p.nic)
 	}
+	args = append(args, l.cfg.sizeArgs()...)
 	if path := l.cfg.Services.servicePath(); path != "" {
 		return append(args, "--service-path="+path)
 	}

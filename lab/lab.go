@@ -55,13 +55,17 @@ var (
 
 // Config describes one lab.
 type Config struct {
-	Name       string    // 1 to 6 lower-case letters and digits; prefix of every namespace
-	Mode       Mode      // how pods are connected
-	Services   ServiceBy // anything but a mustang value makes plain pods; "" means NoServices
-	BridgeNF   bool      // bridge mode: bridge-nf-call-iptables and -ip6tables
-	MTU        int       // bytes; 0 means 1500
-	Binary     string    // the mustang binary; "" means this executable
-	CgroupRoot string    // whose sockets mustang serves; "" means the machine's cgroup v2 root
+	Name     string    // 1 to 6 lower-case letters and digits; prefix of every namespace
+	Mode     Mode      // how pods are connected
+	Services ServiceBy // anything but a mustang value makes plain pods; "" means NoServices
+	BridgeNF bool      // bridge mode: bridge-nf-call-iptables and -ip6tables
+	MTU      int       // bytes; 0 means 1500
+	LocalMTU string    // between pods: auto, off or bytes, as `mustang pod add --local-mtu`; "" means auto
+	BigTCP   int       // bytes of the largest bundle, which the wire takes too; 0 means none
+	// LocalCIDRs are where pods have a local MTU to; nil means the pods' own.
+	LocalCIDRs []netip.Prefix
+	Binary     string // the mustang binary; "" means this executable
+	CgroupRoot string // whose sockets mustang serves; "" means the machine's cgroup v2 root
 }
 
 // Service is one virtual address and port with its backends.
@@ -87,6 +91,9 @@ func (c Config) validate() error {
 	}
 	if c.MTU < 1280 || c.MTU > 65535 {
 		return fmt.Errorf("MTU %d is out of range: use 1280 to 65535", c.MTU)
+	}
+	if err := c.validateSizes(); err != nil {
+		return err
 	}
 	if c.Mode == Bridge && c.Services.kernel() && !c.BridgeNF {
 		return errors.New("services by the kernel on a bridge need BridgeNF: else replies between its ports are not translated back")

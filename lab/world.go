@@ -159,7 +159,7 @@ func (l *Lab) makeWire(outNS string) error {
 		if err != nil {
 			return fmt.Errorf("create wire %s: %w", Uplink, err)
 		}
-		return nil
+		return l.widenWire()
 	})
 }
 

@@ -51,6 +51,26 @@ inline_fn bool is_answer(struct __sk_buff *skb)
 }
 
 /**
+ * leave - leave a packet from a pod to the kernel
+ * @self: the endpoint it came from
+ *
+ * With a local MTU, a pod on a bridge may send what only mustang's pods take. Addressed to any
+ * other neighbour it would be lost without a word: the node must route it instead, and answers
+ * (or cuts, where it may).
+ *
+ * Return: a tc verdict.
+ */
+inline_fn int leave(struct __sk_buff *skb, const struct endpoint *self)
+{
+	if (in_pod || skb->gso_size || !self->link_mtu || skb->len <= self->link_mtu + ETH_HLEN ||
+	    skb->pkt_type != PACKET_OTHERHOST)
+		return NEXT;
+	if (bpf_skb_store_bytes(skb, 0, self->node_mac, ETH_ALEN, 0))
+		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
+	return NEXT;
+}
+
+/**
  * deliver_inner - from inside a pod, to a sibling on the same parent or to itself
  *
  * A macvlan finds its sibling by the MAC address, an ipvlan by the IP address, but only behind
@@ -85,7 +105,7 @@ inline_fn int deliver(struct __sk_buff *skb, struct endpoint *self, struct endpo
 	if (in_pod)
 		return deliver_inner(skb, self, to);
 	if (!(to->flags & EP_HOST_END) || too_long(skb, to))
-		return NEXT;
+		return leave(skb, self);
 	__builtin_memcpy(macs, to->mac, ETH_ALEN);
 	__builtin_memcpy(macs + ETH_ALEN, to->node_mac, ETH_ALEN);
 	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))

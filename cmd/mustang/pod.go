@@ -66,6 +66,7 @@ type podFlags struct {
 	mtu                                           int
 	plain                                         bool
 	servicePath                                   string
+	size                                          podSizeFlags
 }
 
 func newPodAddCmd(g *globals) *cobra.Command {
@@ -78,7 +79,7 @@ func newPodAddCmd(g *globals) *cobra.Command {
 			if f.plain && cmd.Flags().Changed("service-path") {
 				return usagef("--service-path has no meaning with --plain: drop one of them")
 			}
-			return podAdd(cmd.Context(), g, args[0], f)
+			return podAdd(cmd.Context(), g, args[0], f, cmd.ErrOrStderr())
 		},
 	}
 	fl := cmd.Flags()
@@ -92,6 +93,7 @@ func newPodAddCmd(g *globals) *cobra.Command {
 	fl.IntVar(&f.mtu, "mtu", 0, "bytes (default: the kernel's choice)")
 	fl.BoolVar(&f.plain, "plain", false, "no eBPF: only the link")
 	fl.StringVar(&f.servicePath, "service-path", "both", "where Services act on the pod: both, socket, tc or none")
+	f.size.register(fl)
 	return cmd
 }
 
@@ -131,7 +133,7 @@ func newPodLsCmd(g *globals) *cobra.Command {
 }
 
 // podAdd validates everything before it changes anything.
-func podAdd(ctx context.Context, g *globals, name string, f podFlags) (err error) {
+func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Writer) (err error) {
 	spec, err := f.spec(name)
 	if err != nil {
 		return usageError{err}
@@ -171,27 +173,32 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags) (err error
 			return err
 		}
 	}
-	if err := podMake(ctx, att, spec, rec); err != nil {
+	res, err := podMake(ctx, att, spec, rec)
+	if err != nil {
 		if undoErr := podUndo(ctx, g, att, rec); undoErr != nil {
 			return errors.Join(err, undoErr) // the record stays, for pod rm
 		}
 		return errors.Join(err, store.forget(name))
 	}
-	rec.State = podReady
+	for _, note := range res.BigTCP.Notes {
+		fmt.Fprintln(warn, note)
+	}
+	rec.State, rec.LocalMTU = podReady, spec.LocalMTU
+	rec.BigTCP4, rec.BigTCP6 = res.BigTCP.IPv4, res.BigTCP.IPv6
 	return store.write(rec)
 }
 
-func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podRecord) error {
+func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podRecord) (link.Result, error) {
 	if rec.OwnNetNS {
 		if err := netns.Create(rec.NetNS); err != nil {
-			return err
+			return link.Result{}, err
 		}
 	}
 	res, err := link.Add(spec)
 	if err != nil || att == nil {
-		return err
+		return res, err
 	}
-	return att.AddEndpoint(ctx, EndpointSpec{
+	return res, att.AddEndpoint(ctx, EndpointSpec{
 		Name: rec.Name, Mode: rec.Mode, NetNS: rec.NetNS, IfName: rec.IfName, HostIfName: rec.HostIfName,
 		IPv4: rec.IPv4.Addr(), IPv6: rec.IPv6.Addr(), ServicePath: rec.Datapath, Link: res,
 	})
@@ -303,6 +310,9 @@ func (f podFlags) spec(name string) (link.Spec, error) {
 		return s, err
 	}
 	s.Gateway4, s.Gateway6 = gw4.Addr(), gw6.Addr()
+	if err := f.size.apply(&s, f.plain); err != nil {
+		return s, err
+	}
 	if err := s.Validate(); err != nil {
 		return s, err
 	}

@@ -34,6 +34,9 @@ type podRecord struct {
 	IfName     string       `json:"ifname"`
 	HostIfName string       `json:"hostIfname"`
 	Datapath   string       `json:"datapath"` // "plain" or the service path
+	LocalMTU   int          `json:"localMtu,omitzero"`
+	BigTCP4    int          `json:"bigTcpIpv4,omitzero"`
+	BigTCP6    int          `json:"bigTcpIpv6,omitzero"`
 }
 
 // linkSpec is enough of a link.Spec to delete the connection.

@@ -71,7 +71,7 @@ func (p *plugin) detach(a attachment) error {
 		if err != nil {
 			return err
 		}
-		return e.RemoveEndpoint(id)
+		return e.RemovePod(id)
 	})
 }
 

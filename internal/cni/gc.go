@@ -72,7 +72,7 @@ func (p *plugin) collectEndpoints() error {
 		var errs []error
 		for _, ep := range dead {
 			if !slices.ContainsFunc(left, func(a attachment) bool { return a.Endpoint == ep.ID }) {
-				errs = append(errs, e.RemoveEndpoint(ep.ID))
+				errs = append(errs, e.RemovePod(ep.ID))
 			}
 		}
 		return errors.Join(errs...)

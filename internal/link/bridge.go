@@ -23,10 +23,16 @@ func (b *builder) addBridge() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	if err := errors.Join(b.narrowBridge(br), b.widenHost(host)); err != nil {
+		return Result{}, err
+	}
 	if err := b.plugIn(host, br); err != nil {
 		return Result{}, err
 	}
 	if err := b.podOnSegment(eth); err != nil {
+		return Result{}, err
+	}
+	if err := b.localRoutes(eth); err != nil {
 		return Result{}, err
 	}
 	// In this order: the port's carrier is what gives the bridge its own.

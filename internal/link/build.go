@@ -297,8 +297,9 @@ func addNeigh(h *netlink.Handle, l netlink.Link, ip netip.Addr, mac net.Hardware
 }
 
 // addHostRoute leads the pod's own address to its interface.
-func addHostRoute(h *netlink.Handle, l netlink.Link, ip netip.Addr) error {
-	r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(single(ip)), Scope: netlink.SCOPE_LINK}
+// mtu is the route's own, in bytes; 0 leaves it to the interface.
+func addHostRoute(h *netlink.Handle, l netlink.Link, ip netip.Addr, mtu int) error {
+	r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(single(ip)), Scope: netlink.SCOPE_LINK, MTU: mtu}
 	if err := h.RouteReplace(r); err != nil {
 		return fmt.Errorf("add route to %s by %s: %w", ip, l.Attrs().Name, err)
 	}

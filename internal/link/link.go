@@ -58,6 +58,11 @@ type Spec struct {
 	// Open lets packets pass before programs are attached. A netkit pair is made
 	// closed otherwise; the other modes know no such state.
 	Open bool
+	// LocalMTU, in bytes, is what the pod may send at once to pods of its node,
+	// which are in LocalCIDRs; 0: no more than MTU. Only where CanLocalMTU.
+	LocalMTU   int
+	LocalCIDRs []netip.Prefix
+	BigTCP     int // bytes of the largest bundle of segments; 0: the kernel's 65536
 }
 
 // Result is what was made, in the numbers that a datapath needs.
@@ -67,6 +72,7 @@ type Result struct {
 	PodIfIndex    int              // in the pod's namespace
 	PodMAC        net.HardwareAddr
 	ParentIfIndex int // bridge: the bridge; macvlan, ipvlan: the uplink; else 0
+	BigTCP        BigTCP
 }
 
 // HostName is the name of the host's end for a pod: deterministic, so that a
@@ -154,7 +160,7 @@ func (s Spec) Validate() error {
 	if s.MTU != 0 && (s.MTU < low || s.MTU > 65535) {
 		return fmt.Errorf("MTU %d is out of range: use %d to 65535", s.MTU, low)
 	}
-	return nil
+	return errors.Join(s.validateLocalMTU(), s.validateBigTCP())
 }
 
 func (s Spec) validateAddrs() error {
@@ -215,6 +221,9 @@ func Add(spec Spec) (Result, error) {
 		IPVlan: b.addIPVlan, IPVlanL3: b.addIPVlan, Netkit: b.addNetkit, NetkitL3: b.addNetkit, HostDevice: b.addHostDevice,
 	}
 	res, err := makers[spec.Mode]()
+	if err == nil {
+		res.BigTCP, err = b.bigTCP()
+	}
 	if err == nil {
 		err = b.awaitAddrs()
 	}

@@ -53,6 +53,9 @@ func (b *builder) makePair() (eth, host netlink.Link, err error) {
 }
 
 func (b *builder) hostRouted(host, eth netlink.Link) error {
+	if err := b.widenHost(host); err != nil {
+		return err
+	}
 	if err := ifSysctls(b.HostIfName, b.IPv6.IsValid(), endRouted); err != nil {
 		return err
 	}
@@ -94,11 +97,11 @@ func (b *builder) podRouted(eth, host netlink.Link) error {
 		if err := addDefaultRoute(b.pod, eth, x.gw, unix.RTNH_F_ONLINK); err != nil {
 			return err
 		}
-		if err := addHostRoute(b.node, host, x.ip); err != nil {
+		if err := addHostRoute(b.node, host, x.ip, b.hostRouteMTU()); err != nil {
 			return err
 		}
 	}
-	return nil
+	return b.localRoutes(eth)
 }
 
 func pairResult(eth, host netlink.Link) Result {

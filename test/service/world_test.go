@@ -41,11 +41,14 @@ func vip(ipv6 bool) netip.Addr {
 }
 
 func newWorld(t *testing.T, mode lab.Mode, path lab.ServiceBy) *world {
+	return newWorldOf(t, lab.Config{Mode: mode, Services: path})
+}
+
+func newWorldOf(t *testing.T, cfg lab.Config) *world {
 	ctx, cancel := context.WithTimeout(context.Background(), slow(time.Minute))
 	defer cancel()
-	l, err := lab.New(ctx, lab.Config{
-		Name: fmt.Sprintf("t%d%c", os.Getpid()%10000, 'a'+labs.Add(1)%26), Mode: mode, Services: path, Binary: tool,
-	})
+	cfg.Name, cfg.Binary = fmt.Sprintf("t%d%c", os.Getpid()%10000, 'a'+labs.Add(1)%26), tool
+	l, err := lab.New(ctx, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +57,7 @@ func newWorld(t *testing.T, mode lab.Mode, path lab.ServiceBy) *world {
 			t.Error(err)
 		}
 	})
-	w := &world{t: t, lab: l, path: path}
+	w := &world{t: t, lab: l, path: cfg.Services}
 	w.client = w.pod(ctx, "client")
 	for i := range 2 {
 		p := w.pod(ctx, fmt.Sprintf("server%d", i))

@@ -98,7 +98,8 @@ type PodEndpoint struct {
 	Generation  uint32
 	Ifindex     uint32
 	Parent      uint32
-	Mtu         uint32
+	Mtu         uint16
+	LinkMtu     uint16
 	NetnsCookie uint64
 	Ip4         PodAddr
 	Ip6         PodAddr
@@ -217,7 +218,7 @@ type PodSockPeer struct {
 	BackendPort  uint16
 	Backend      uint32
 	Service      uint32
-	_            [4]byte
+	Pad          uint32
 }
 
 // Names of all BPF objects in the ELF.
