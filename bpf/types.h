@@ -181,7 +181,7 @@ struct ct_end {
 };
 
 struct ct_entry {
-	__u32 expires; /* seconds of CLOCK_MONOTONIC */
+	__u32 expires; /* CLOCK_MONOTONIC in units of 2^30 ns */
 	__u8 role;     /* enum ct_role */
 	__u8 flags;    /* enum ct_flag */
 	/* Single-writer bytes, so that two CPUs need no atomic read-modify-write. */

@@ -21,6 +21,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/record"
 )
 
 // EndpointSpec is what the datapath learns about a connected pod.
@@ -113,7 +114,7 @@ func newPodLsCmd(g *globals) *cobra.Command {
 		Short: "List the pods made by pod add",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			all, err := newPodStore(g.StateDir).list()
+			all, err := newPodStore(g.StateDir).List()
 			if err != nil {
 				return err
 			}
@@ -144,7 +145,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	defer func() { err = errors.Join(err, done()) }()
 
 	rec := podRecord{
-		Name: name, State: podMaking, Maker: thisMaker(), Mode: spec.Mode,
+		Name: name, State: podMaking, Maker: record.ThisMaker(), Mode: spec.Mode,
 		IPv4: spec.IPv4, IPv6: spec.IPv6, NetNS: spec.NetNS, OwnNetNS: f.netns == "" && !netns.Is(spec.NetNS),
 		IfName: spec.IfName, HostIfName: spec.HostIfName, Datapath: f.servicePath,
 	}
@@ -232,8 +233,8 @@ func podRm(ctx context.Context, g *globals, name string, warn io.Writer) error {
 	store := newPodStore(g.StateDir)
 	var rec podRecord
 	found := false
-	err := store.locked(func() error {
-		r, err := readRecord(store.file(name))
+	err := store.Locked(func() error {
+		r, err := store.Read(name)
 		if errors.Is(err, os.ErrNotExist) {
 			return store.forget(name) // a killed add may not have come further
 		}
@@ -247,7 +248,7 @@ func podRm(ctx context.Context, g *globals, name string, warn io.Writer) error {
 		}
 		rec, found = r, true
 		// From here on it is half a pod, whoever dies.
-		r.State, r.Maker = podMaking, thisMaker()
+		r.State, r.Maker = podMaking, record.ThisMaker()
 		return store.write(r)
 	})
 	if err != nil {

@@ -45,7 +45,11 @@ func (d *Datapath) linkPin(endpoint uint32, name string) string {
 
 // AttachKind is what Attach will use on this kernel.
 func (d *Datapath) AttachKind() string {
-	if Probe().TCX && !d.NoTCX {
+	if d.NoTCX {
+		return AttachClsact
+	}
+	// A link that is there answers as well as the kernel, and sooner.
+	if linked, err := d.LinkedEndpoints(); err == nil && len(linked) > 0 || Probe().TCX {
 		return AttachTCX
 	}
 	return AttachClsact

@@ -3,7 +3,6 @@
 package datapath
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -11,8 +10,10 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/state"
@@ -54,14 +55,24 @@ var programNames = [bpfgen.ProgCount]string{
 
 // Build identifies the programs of this binary on this kernel: a hash of the
 // objects and of the constants they are loaded with.
-func Build() [32]byte {
+func Build() [32]byte { return buildWith(Probe().SetRetval) }
+
+func buildWith(setRetval bool) [32]byte {
+	sum := objectsHash()
+	return sha256.Sum256(fmt.Appendf(sum[:], "set_retval=%t", setRetval))
+}
+
+var objectsHash = sync.OnceValue(func() [32]byte {
 	h := sha256.New()
 	for _, object := range bpfgen.Objects() {
 		h.Write(object)
 	}
-	fmt.Fprintf(h, "set_retval=%t", Probe().SetRetval)
 	return [32]byte(h.Sum(nil))
-}
+})
+
+// isBuild says whether build is this binary's. It asks the kernel nothing: as
+// long as a node's tables live, its kernel is the same, and so are the constants.
+func isBuild(build [32]byte) bool { return build == buildWith(true) || build == buildWith(false) }
 
 // EnsurePrograms loads the shared programs that are missing, and replaces all
 // of them in place when another build left its own: entry programs call by
@@ -73,8 +84,7 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	if err != nil {
 		return err
 	}
-	build := Build()
-	same := meta.Build == build
+	same := isBuild(meta.Build)
 	for _, v := range []variant{hostVariant, innerVariant, netkitVariant} {
 		filled := d.slotFilled(v.fromPod) && d.slotFilled(v.toPod)
 		wanted := filled || v == hostVariant || v == variantOf(ep)
@@ -93,7 +103,7 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	}
 	// Last, so that a killed upgrade is done again. The engine owns the other
 	// fields; nothing changed them since.
-	meta.Build = build
+	meta.Build = Build()
 	return d.PutMeta(meta)
 }
 
@@ -104,11 +114,11 @@ func (d *Datapath) slotFilled(slot uint32) bool {
 
 // loadVariant loads both directions and puts them into their slots.
 func (d *Datapath) loadVariant(v variant) error {
-	all, err := loadSpecs()
+	parsed, err := podSpec()
 	if err != nil {
 		return err
 	}
-	spec := all.pod.Copy()
+	spec := parsed.Copy()
 	if err := setVariables(spec, map[string]any{
 		bpfgen.PodVarInPod:         v.inPod,
 		bpfgen.PodVarDeliverEgress: v.deliverEgress,
@@ -191,25 +201,56 @@ func removePin(path string) error {
 	return nil
 }
 
+// Placeholders in the entry program, bpf/entry.bpf.c.
+const (
+	placeEndpoint = 0x6d73740000000001
+	placeProgram  = 0x6d73740000000002
+)
+
 // entryProgram loads the program of one attachment.
 func (d *Datapath) entryProgram(endpoint, slot uint32) (*ebpf.Program, error) {
-	all, err := loadSpecs()
+	spec, err := EntrySpec(endpoint, slot, d.maps)
 	if err != nil {
 		return nil, err
 	}
-	spec := all.entry.Copy()
-	if err := setVariables(spec, map[string]any{
-		bpfgen.EntryVarEndpointId: endpoint,
-		bpfgen.EntryVarProgram:    slot,
-	}); err != nil {
-		return nil, err
-	}
-	var p bpfgen.EntryPrograms
-	opts := &ebpf.CollectionOptions{MapReplacements: d.replacements(spec)}
-	if err := spec.LoadAndAssign(&p, opts); err != nil {
+	p, err := ebpf.NewProgram(spec)
+	if err != nil {
 		return nil, loadError("entry program", err)
 	}
-	return p.Entry, nil
+	return p, nil
+}
+
+// EntrySpec is the program of one attachment, with the tables it uses. It goes
+// without type information, which would take ten times as long to load as the
+// program.
+func EntrySpec(endpoint, slot uint32, tables map[string]*ebpf.Map) (*ebpf.ProgramSpec, error) {
+	parsed, err := entrySpec()
+	if err != nil {
+		return nil, err
+	}
+	spec := parsed.Programs[bpfgen.EntryProgEntry]
+	insns := make(asm.Instructions, len(spec.Instructions))
+	for i, from := range spec.Instructions {
+		to := asm.Instruction{OpCode: from.OpCode, Dst: from.Dst, Src: from.Src, Offset: from.Offset, Constant: from.Constant}
+		switch {
+		case from.IsLoadFromMap():
+		case from.Constant == placeEndpoint:
+			to.Constant = int64(endpoint)
+		case from.Constant == placeProgram:
+			to.Constant = int64(slot)
+		}
+		to = to.WithSymbol(from.Symbol())
+		if name := from.Reference(); name != "" {
+			to = to.WithReference(name)
+		}
+		insns[i] = to
+		if m := tables[from.Reference()]; m != nil && from.IsLoadFromMap() {
+			if err := insns[i].AssociateMap(m); err != nil {
+				return nil, fmt.Errorf("entry program: %w", err)
+			}
+		}
+	}
+	return &ebpf.ProgramSpec{Name: spec.Name, Type: spec.Type, License: spec.License, Instructions: insns}, nil
 }
 
 // ProgramInfo describes one loaded program for people.
@@ -248,8 +289,7 @@ func (d *Datapath) Programs() (list []ProgramInfo, current bool, err error) {
 		return nil, false, err
 	}
 	meta, err := d.GetMeta()
-	build := Build()
-	return append(list, sock...), bytes.Equal(meta.Build[:], build[:]), err
+	return append(list, sock...), isBuild(meta.Build), err
 }
 
 func describe(name, hook string, id ebpf.ProgramID) (ProgramInfo, error) {

@@ -19,6 +19,9 @@ import (
 	"github.com/mustang-net/mustang/internal/state"
 )
 
+// ErrElsewhere is about a pair whose other end is not on this node.
+var ErrElsewhere = errors.New("is not in this network namespace")
+
 // discover finds out everything about the interface that spec names.
 func discover(spec EndpointSpec) (state.Endpoint, error) {
 	path, err := filepath.Abs(spec.Netns)
@@ -159,7 +162,7 @@ func cookie() (uint64, error) {
 // that it is the one: an ifindex means nothing without its namespace.
 func hostEnd(ep *state.Endpoint, ns *os.File, podEnd netlink.Link) error {
 	pod := podEnd.Attrs()
-	elsewhere := fmt.Errorf("the other end of %s in %s is not in this network namespace; run mustang in the one that it is in (`nsenter --net=…`), or attach inside the pod (`--in-pod`)", ep.IfName, ep.Netns)
+	elsewhere := fmt.Errorf("the other end of %s in %s %w; run mustang in the one that it is in (`nsenter --net=…`), or attach inside the pod (`--in-pod`)", ep.IfName, ep.Netns, ErrElsewhere)
 	l, err := netlink.LinkByIndex(pod.ParentIndex)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return elsewhere

@@ -129,7 +129,11 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	}
 	e.services = nil // its copy of meta is about to grow old
 	ep, err := discover(spec)
+	stranger := false
 	if err == nil {
+		stranger, err = e.isStranger(ep)
+	}
+	if err == nil && !stranger {
 		err = e.loadEndpoints()
 	}
 	if err == nil {
@@ -156,8 +160,26 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	if err := e.install(ep); err != nil {
 		return ep, errors.Join(privilege(err), e.uninstall(ep), e.store.ClearJournal())
 	}
-	e.known[ep.ID] = ep
+	if e.known != nil {
+		e.known[ep.ID] = ep
+	}
 	return ep, e.store.ClearJournal()
+}
+
+// isStranger says that no endpoint has anything of ep's, neither an address nor
+// its namespace nor its parent link: then it needs to know none of them, and a
+// node with many pods takes the next one as fast as the first.
+func (e *Engine) isStranger(ep state.Endpoint) (bool, error) {
+	if e.known != nil || ep.Parent != 0 {
+		return false, nil
+	}
+	for _, a := range ep.Addrs() {
+		if _, taken, err := e.dp.Addrs.Get(datapath.FromAddr(a)); err != nil || taken {
+			return false, err
+		}
+	}
+	_, taken, err := e.dp.Netns.Get(ep.NetnsCookie)
+	return !taken, err
 }
 
 // makeRoom refuses what is there already, and removes remains of pods that
@@ -258,12 +280,25 @@ func (e *Engine) number(ep *state.Endpoint) error {
 	ids := e.dp.MaxEndpoints() - 1 // 0 means "not an endpoint"
 	for i := range ids {
 		id := (meta.NextGeneration-1+i)%ids + 1
-		if _, used := e.known[id]; !used {
+		used, err := e.idUsed(id)
+		if err != nil {
+			return err
+		}
+		if !used {
 			ep.ID, ep.Generation = id, meta.NextGeneration
 			return e.dp.PutMeta(meta)
 		}
 	}
 	return fmt.Errorf("all %d endpoints of this node are in use; `mustang ep rm` one", ids)
+}
+
+func (e *Engine) idUsed(id uint32) (bool, error) {
+	if e.known != nil {
+		_, used := e.known[id]
+		return used, nil
+	}
+	slot, _, err := e.dp.Endpoints.Get(id)
+	return slot.Generation != 0, err
 }
 
 func (e *Engine) needsQdisc(ep state.Endpoint) (needs bool, err error) {
@@ -335,12 +370,7 @@ func (e *Engine) FindEndpoint(path, ifname string) (uint32, error) {
 	if err := e.loadEndpoints(); err != nil {
 		return 0, err
 	}
-	for id, ep := range e.known {
-		if ep.Netns == path && ep.IfName == ifname {
-			return id, nil
-		}
-	}
-	return 0, fmt.Errorf("endpoint of %s in %s: %w; `mustang ep ls` lists those that exist", ifname, path, ErrNotFound)
+	return e.pick(func(ep state.Endpoint) bool { return ep.Netns == path && ep.IfName == ifname }, ifname, path)
 }
 
 func (e *Engine) remove(ep state.Endpoint) error {

@@ -134,7 +134,10 @@ func (b *builder) remove() error {
 	}
 	var errs []error
 	if b.pod != nil {
-		errs = append(errs, del(b.pod, b.IfName, func(a *netlink.LinkAttrs) bool { return a.Group == linkGroup }))
+		// An alias that is another pod's: somebody uses one namespace for two.
+		errs = append(errs, del(b.pod, b.IfName, func(a *netlink.LinkAttrs) bool {
+			return a.Group == linkGroup && (a.Alias == "" || a.Alias == aliasPrefix+b.Name)
+		}))
 	}
 	// Else nothing of the pod's is on the host.
 	if traitsOf[b.Mode].pair {
@@ -303,13 +306,23 @@ func addHostRoute(h *netlink.Handle, l netlink.Link, ip netip.Addr, mtu int) err
 	return nil
 }
 
-// addDefaultRoute sets the pod's way out.
+// addDefaultRoute sets the pod's way out. A pod that has one by another
+// interface keeps it: this one is its second.
 func addDefaultRoute(h *netlink.Handle, l netlink.Link, gw netip.Addr, flags int) error {
 	all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if gw.Is6() {
 		all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
 	r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(all), Gw: gw.AsSlice(), Flags: flags}
+	others, err := h.RouteListFiltered(family(gw), &netlink.Route{Table: unix.RT_TABLE_MAIN, Dst: nil}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+	if err != nil {
+		return fmt.Errorf("list default routes: %w", err)
+	}
+	for _, o := range others {
+		if o.LinkIndex != r.LinkIndex {
+			return nil
+		}
+	}
 	if err := h.RouteReplace(r); err != nil {
 		return fmt.Errorf("add default route via %s by %s: %w", gw, l.Attrs().Name, err)
 	}

@@ -102,7 +102,7 @@ func (b *builder) giveBack() error {
 			if err != nil {
 				return err
 			}
-			if dev == nil || dev.Attrs().Group != linkGroup || deviceName(dev) == "" {
+			if dev == nil || dev.Attrs().Group != linkGroup || deviceName(dev) == "" || b.others(dev) {
 				continue
 			}
 			if err := b.moveBack(dev); err != nil {
@@ -138,6 +138,13 @@ func (b *builder) moveBack(dev netlink.Link) error {
 		return err
 	}
 	return unmark(b.node, dev)
+}
+
+// others says whether a complete device in the pod is another pod's: somebody
+// uses one namespace for two.
+func (b *builder) others(dev netlink.Link) bool {
+	alias := dev.Attrs().Alias
+	return strings.HasPrefix(alias, aliasPrefix) && !strings.HasPrefix(alias, aliasPrefix+b.Name+deviceMark)
 }
 
 // deviceName is the name on the node of a device that is ours for a while.

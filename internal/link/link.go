@@ -101,6 +101,20 @@ func (s Spec) withDefaults() Spec {
 	return s
 }
 
+// KnownMode refuses what is no way of connecting a pod.
+func KnownMode(mode string) error {
+	if _, known := traitsOf[mode]; !known {
+		return fmt.Errorf("mode %q is unknown: use one of %s", mode, strings.Join(Modes, ", "))
+	}
+	return nil
+}
+
+// Gateways are the next hops that the pod will have, defaults filled in.
+func (s Spec) Gateways() (v4, v6 netip.Addr) {
+	s = s.withDefaults()
+	return s.Gateway4, s.Gateway6
+}
+
 func gatewayOr(gw netip.Addr, ip netip.Prefix, mode string, routed netip.Addr) netip.Addr {
 	switch {
 	case gw.IsValid() || !ip.IsValid():
@@ -118,10 +132,10 @@ func (s Spec) Validate() error {
 	if s.Name == "" {
 		return errors.New("name is empty: name the pod")
 	}
-	t, known := traitsOf[s.Mode]
-	if !known {
-		return fmt.Errorf("mode %q is unknown: use one of %s", s.Mode, strings.Join(Modes, ", "))
+	if err := KnownMode(s.Mode); err != nil {
+		return err
 	}
+	t := traitsOf[s.Mode]
 	for field, name := range map[string]string{"interface": s.IfName, "host interface": s.HostIfName, "bridge": s.BridgeName} {
 		if !ifNameOK.MatchString(name) {
 			return fmt.Errorf("%s name %q is not usable: use 1 to 15 letters, digits, '.', '_' or '-'", field, name)

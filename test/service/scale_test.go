@@ -13,6 +13,9 @@ import (
 // TestTenThousandConnections holds them open through one Service at once, all of
 // them answering, in each mode and both ways of doing Services.
 func TestTenThousandConnections(t *testing.T) {
+	if testing.Short() {
+		t.Skip("half a minute for each mode: make test runs it")
+	}
 	const workers = 16
 	for _, mode := range modes() {
 		for _, path := range chosen(pathsVariable, lab.MustangTC, lab.MustangSocket) {

@@ -38,10 +38,8 @@ const (
 	EntryProgEntry                = "entry"
 	EntryVarAnswerKey             = "answer_key"
 	EntryVarDeliverEgress         = "deliver_egress"
-	EntryVarEndpointId            = "endpoint_id"
 	EntryVarHasSetRetval          = "has_set_retval"
 	EntryVarInPod                 = "in_pod"
-	EntryVarProgram               = "program"
 	EntryVarTimeouts              = "timeouts"
 )
 
@@ -121,10 +119,8 @@ type EntryMapSpecs struct {
 type EntryVariableSpecs struct {
 	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
-	EndpointId    *ebpf.VariableSpec `ebpf:"endpoint_id"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
-	Program       *ebpf.VariableSpec `ebpf:"program"`
 	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
@@ -199,10 +195,8 @@ func (m *EntryMaps) Close() error {
 type EntryVariables struct {
 	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
-	EndpointId    *ebpf.Variable `ebpf:"endpoint_id"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod         *ebpf.Variable `ebpf:"in_pod"`
-	Program       *ebpf.Variable `ebpf:"program"`
 	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 

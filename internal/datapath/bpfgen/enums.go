@@ -145,6 +145,7 @@ var Reasons = [ReasonCount]Reason{
 // #define
 const (
 	MstLayout    = 1
+	SecondShift  = 30
 	NATPortTries = 16
 	NATPortFirst = 32768
 	NATPortCount = 28232
