@@ -248,7 +248,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	} else if (self->flags & EP_SERVICE_TC) {
 		reason = plan_service(p, &plan);
 	}
-	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT)
+	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT || reason == REASON_MIDSTREAM_NAT)
 		return refuse(skb, p, self, reason, now);
 	if (!reason && plan.role == CT_PRE_NAT)
 		reason = nat_port(&plan, p->proto, now);

@@ -139,6 +139,12 @@ struct backend {
 };
 _Static_assert(sizeof(struct backend) == 24, "backend");
 
+/* Ids that no backend has. */
+enum backend_id {
+	BACKEND_NONE = 0,
+	BACKEND_LEFT = 0xffffffff, /* of a half-open flow: it left the Service, so the next SYN picks another */
+};
+
 /* ---- flow state ------------------------------------------------------- */
 
 enum ct_scope {
@@ -192,7 +198,7 @@ struct ct_entry {
 	__u8 pad1[2];
 	struct ct_end opener;
 	struct ct_end responder;
-	__u32 backend;      /* id, 0 when none */
+	__u32 backend;      /* id, or enum backend_id */
 	struct tuple other; /* the other half's tuple in the flow's original direction */
 };
 _Static_assert(sizeof(struct ct_entry) == 72, "ct_entry");
@@ -233,7 +239,25 @@ struct sock_peer {
 	__be16 backend_port;
 	__u32 backend; /* id */
 	__u32 service; /* struct service.number */
+	__u32 pad;
 };
+_Static_assert(sizeof(struct sock_peer) == 48, "sock_peer");
+
+/* A socket of mst_sock_peers as the iterator writes it: enough to name it to sock_diag(7). */
+struct sock_seen {
+	__u64 netns_cookie;
+	__u64 cookie;
+	struct addr local;
+	struct addr remote; /* where it is connected now */
+	__be16 local_port;
+	__be16 remote_port;
+	__u32 bound_if;
+	__u16 family;
+	__u8 proto;
+	__u8 pad[5];
+	struct sock_peer peer;
+};
+_Static_assert(sizeof(struct sock_seen) == 112, "sock_seen");
 
 /* Unconnected UDP: which backend a socket's datagrams to an address go to, and the way back. */
 struct sock_flow_key {

@@ -41,5 +41,5 @@ func (a engineAttacher) RemoveEndpoint(_ context.Context, netnsPath, ifname stri
 	if err != nil {
 		return err
 	}
-	return a.Engine.RemoveEndpoint(id)
+	return a.Engine.RemovePod(id)
 }

@@ -44,6 +44,8 @@ const (
 type Datapath struct {
 	dir  string
 	maps map[string]*ebpf.Map
+	// sockets is the iterator over sockets, loaded at its first use.
+	sockets *ebpf.Program
 	// NoTCX makes Attach use clsact, as on kernels before 6.6.
 	NoTCX bool
 
@@ -293,6 +295,10 @@ func (d *Datapath) Close() error {
 	var errs []error
 	for _, m := range d.maps {
 		errs = append(errs, m.Close())
+	}
+	if d.sockets != nil {
+		errs = append(errs, d.sockets.Close())
+		d.sockets = nil
 	}
 	return errors.Join(errs...)
 }

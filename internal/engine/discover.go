@@ -68,7 +68,7 @@ func examine(ep *state.Endpoint) (netlink.Link, error) {
 		return nil, fmt.Errorf("interface %q in %s: %w; it has %s", ep.IfName, ep.Netns, err, strings.Join(linkNames(), ", "))
 	}
 	attrs := l.Attrs()
-	ep.PodIndex, ep.MTU, ep.LinkMTU, ep.MAC = attrs.Index, attrs.MTU, attrs.MTU, attrs.HardwareAddr
+	ep.PodIndex, ep.MTU, ep.LinkMTU, ep.MAC = attrs.Index, attrs.MTU, attrs.MTU, linkAddress(l)
 	ep.NodeMAC = make(net.HardwareAddr, 6)
 	if attrs.Flags&net.FlagLoopback != 0 {
 		return nil, fmt.Errorf("interface %q in %s is a loopback; give the one that connects the pod", ep.IfName, ep.Netns)
@@ -100,6 +100,15 @@ func examine(ep *state.Endpoint) (netlink.Link, error) {
 	}
 	ep.NetnsCookie, err = cookie()
 	return l, err
+}
+
+// linkAddress is l's address. A netkit pair in l3 mode has Ethernet headers, but
+// only zeros in them.
+func linkAddress(l netlink.Link) net.HardwareAddr {
+	if mac := l.Attrs().HardwareAddr; mac != nil || l.Type() != "netkit" {
+		return mac
+	}
+	return make(net.HardwareAddr, 6)
 }
 
 func linkNames() []string {
@@ -182,7 +191,7 @@ func hostEnd(ep *state.Endpoint, ns *os.File, podEnd netlink.Link) error {
 		return fmt.Errorf("%s in %s is the primary end of its netkit pair, and whoever holds that rules the other; create the pair on the node, with the peer in the pod", ep.IfName, ep.Netns)
 	}
 	ep.Placement = state.HostEnd
-	ep.IfIndex, ep.HostIf, ep.NodeMAC = attrs.Index, attrs.Name, attrs.HardwareAddr
+	ep.IfIndex, ep.HostIf, ep.NodeMAC = attrs.Index, attrs.Name, linkAddress(l)
 	// A packet is handed to the pod past its own interface's MTU: the host's end
 	// says what its siblings may send at once.
 	ep.MTU = attrs.MTU

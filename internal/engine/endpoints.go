@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -192,7 +193,7 @@ func (e *Engine) makeRoom(ep state.Endpoint) error {
 			continue
 		}
 		if !e.alive(other) {
-			if err := e.remove(other); err != nil {
+			if err := e.remove(other, true); err != nil {
 				return fmt.Errorf("remove endpoint %d, whose pod is gone: %w", id, err)
 			}
 			continue
@@ -362,7 +363,20 @@ func (e *Engine) RemoveEndpoint(id uint32) error {
 	if !ok {
 		return fmt.Errorf("endpoint %d: %w; `mustang ep ls` lists those that exist", id, ErrNotFound)
 	}
-	return e.remove(ep)
+	return e.remove(ep, false)
+}
+
+// RemovePod is RemoveEndpoint for a pod that is gone, or about to be: the
+// connections through Services to its addresses end, too.
+func (e *Engine) RemovePod(id uint32) error {
+	if err := e.loadEndpoints(); err != nil {
+		return err
+	}
+	ep, ok := e.known[id]
+	if !ok {
+		return fmt.Errorf("endpoint %d: %w; `mustang ep ls` lists those that exist", id, ErrNotFound)
+	}
+	return e.remove(ep, true)
 }
 
 // FindEndpoint is the id of the endpoint of an interface.
@@ -373,8 +387,15 @@ func (e *Engine) FindEndpoint(path, ifname string) (uint32, error) {
 	return e.pick(func(ep state.Endpoint) bool { return ep.Netns == path && ep.IfName == ifname }, ifname, path)
 }
 
-func (e *Engine) remove(ep state.Endpoint) error {
-	if err := e.store.WriteJournal(operation{Kind: opRemoveEndpoint, Endpoint: &ep}); err != nil {
+// remove removes ep; gone: its pod, too, will not be there any more.
+func (e *Engine) remove(ep state.Endpoint, gone bool) error {
+	op := operation{Kind: opRemoveEndpoint, Endpoint: &ep}
+	if gone || !e.alive(ep) {
+		for _, a := range ep.Addrs() {
+			op.Departures.Gone = append(op.Departures.Gone, state.Backend{AddrPort: netip.AddrPortFrom(a, 0)})
+		}
+	}
+	if err := e.store.WriteJournal(op); err != nil {
 		return err
 	}
 	if err := e.uninstall(ep); err != nil {
@@ -382,6 +403,7 @@ func (e *Engine) remove(ep state.Endpoint) error {
 		return err
 	}
 	delete(e.known, ep.ID)
+	e.settle(op.Departures)
 	return e.store.ClearJournal()
 }
 

@@ -107,6 +107,13 @@ type Service struct {
 	Backends []netip.AddrPort
 }
 
+// Backend is where a Service's connections go. Port 0 is every port of the
+// address, protocol 0 every protocol.
+type Backend struct {
+	AddrPort netip.AddrPort
+	Protocol Protocol `json:",omitempty"`
+}
+
 // SortServices orders services by number, then by frontend.
 func SortServices(s []Service) {
 	slices.SortFunc(s, func(a, b Service) int {

@@ -278,6 +278,11 @@ func (w *world) portReuse() {
 		}
 		start := time.Now()
 		c, err := dial(w.client, "tcp", dst, port)
+		for errors.Is(err, syscall.EADDRNOTAVAIL) && time.Since(start) < slow(500*time.Millisecond) {
+			// The client's own last socket still waits for the server's ACK of its FIN.
+			time.Sleep(time.Millisecond)
+			c, err = dial(w.client, "tcp", dst, port)
+		}
 		if err != nil {
 			w.t.Fatalf("connection %d, to %s: %v", i, dst, err)
 		}

@@ -32,6 +32,12 @@ const (
 	SvcAddress = 1 // marks an address that has frontends; has no backends itself
 )
 
+// enum backend_id
+const (
+	BackendNone = 0
+	BackendLeft = 4294967295 // of a half-open flow: it left the Service, so the next SYN picks another
+)
+
 // enum ct_scope
 const (
 	CTScopeFlow   = 0

@@ -218,7 +218,7 @@ type PodSockPeer struct {
 	BackendPort  uint16
 	Backend      uint32
 	Service      uint32
-	_            [4]byte
+	Pad          uint32
 }
 
 // Names of all BPF objects in the ELF.

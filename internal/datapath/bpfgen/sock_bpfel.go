@@ -8,9 +8,33 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"structs"
 
 	"github.com/cilium/ebpf"
 )
+
+type SockSockFlow struct {
+	_    structs.HostLayout
+	Addr struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Port    uint16
+	Pad     uint16
+	Backend uint32
+}
+
+type SockSockFlowKey struct {
+	_      structs.HostLayout
+	Cookie uint64
+	Addr   struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Port    uint16
+	Reverse uint8
+	Pad     [5]uint8
+}
 
 // Names of all BPF objects in the ELF.
 //
