@@ -7,6 +7,14 @@
 /* 1: the programs sit inside the pod, so the pod's egress is the hook's egress. */
 const volatile __u8 in_pod = 0;
 
+/* 1: a packet for another pod goes out of that pod's host end, whose program then has its say.
+ * netkit's programs run as the pod transmits, where redirect_peer is not to be had. */
+const volatile __u8 deliver_egress = 0;
+
+/* Marks an answer of ours that passes a hook on its way back to the pod. The loader draws it by
+ * lot, so that nobody can pass another packet off as one. */
+const volatile __u32 answer_key = 0x6d737401;
+
 /* 1: the kernel has bpf_set_retval (5.18), so a refused connect() gets its own errno. */
 const volatile __u8 has_set_retval = 0;
 
@@ -31,6 +39,7 @@ const volatile struct ct_timeouts timeouts = {
 };
 
 #define MST_LAYOUT 1
+#define SECOND_SHIFT 30 /* the programs count seconds of 2^30 ns */
 #define NAT_PORT_TRIES 16
 #define NAT_PORT_FIRST 32768
 #define NAT_PORT_COUNT 28232

@@ -6,7 +6,9 @@
  * in cb[CB_ENDPOINT].
  *
  * The sender's program does the receiver's part too when it delivers on the
- * same node, because redirect_peer passes the receiver's host end by.
+ * same node, because redirect_peer passes the receiver's host end by. netkit's
+ * programs cannot do that: they send the packet out of the receiver's host end
+ * (deliver_egress), and its own program sees it.
  */
 #include "lib/common.h"
 #include "lib/conntrack.h"
@@ -20,7 +22,7 @@
 #include "lib/refuse.h"
 #include "lib/source.h"
 
-/* Both ends are as they were when the flow was judged. */
+/* An end is as it was when the flow was judged. */
 inline_fn bool end_current(const struct ct_end *end)
 {
 	struct endpoint *ep;
@@ -29,6 +31,16 @@ inline_fn bool end_current(const struct ct_end *end)
 		return true;
 	ep = endpoint_slot(end->endpoint);
 	return ep && ep->generation == end->generation;
+}
+
+/**
+ * flow_current - whether what was judged of both ends still holds
+ * @mine: the end that this program's endpoint is
+ * @id: of that endpoint; the flow may have been judged while it was not there
+ */
+inline_fn bool flow_current(const struct flow *f, const struct ct_end *mine, __u32 id)
+{
+	return mine->endpoint == id && end_current(&f->e->opener) && end_current(&f->e->responder);
 }
 
 inline_fn void end_set(struct ct_end *end, const struct addr *a)
@@ -77,6 +89,8 @@ inline_fn bool reply_translated_here(struct endpoint *self, struct endpoint *to)
 {
 	if (!to)
 		return false;
+	if (deliver_egress)
+		return false; /* the client's own hook is still to come */
 	return in_pod ? to == self : !!(to->flags & EP_HOST_END);
 }
 
@@ -91,7 +105,7 @@ inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f
 	int reason = 0;
 	__u32 id;
 
-	if (!end_current(&e->opener) || !end_current(&e->responder))
+	if (!flow_current(f, f->reply ? &e->responder : &e->opener, skb->cb[CB_ENDPOINT]))
 		judge_again(f, p);
 	to = next_endpoint(f, &id);
 	if (e->role == CT_PRE_NAT && !f->reply) {
@@ -102,7 +116,7 @@ inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f
 	}
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
-	return to ? deliver(skb, self, to, id) : NEXT;
+	return to ? deliver(skb, self, to, id) : leave(skb, self);
 }
 
 /* What a new flow is to become. */
@@ -234,7 +248,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	} else if (self->flags & EP_SERVICE_TC) {
 		reason = plan_service(p, &plan);
 	}
-	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT)
+	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT || reason == REASON_MIDSTREAM_NAT)
 		return refuse(skb, p, self, reason, now);
 	if (!reason && plan.role == CT_PRE_NAT)
 		reason = nat_port(&plan, p->proto, now);
@@ -245,7 +259,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
-	return to ? deliver(skb, self, to, plan.responder.endpoint) : NEXT;
+	return to ? deliver(skb, self, to, plan.responder.endpoint) : leave(skb, self);
 }
 
 /**
@@ -382,10 +396,8 @@ int to_pod(struct __sk_buff *skb)
 
 	if (!self || !self->generation)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_TO_POD);
-	if (in_pod && skb->mark == MARK_ANSWER) {
-		skb->mark = 0;
+	if (is_answer(skb))
 		return NEXT;
-	}
 	reason = parse(skb, &p);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now);
@@ -405,7 +417,7 @@ int to_pod(struct __sk_buff *skb)
 	ct_touch(&f, &p);
 	if (!f.e)
 		return drop(skb, REASON_CT_FULL, DIR_TO_POD);
-	if (!end_current(&f.e->opener) || !end_current(&f.e->responder))
+	if (!flow_current(&f, f.reply ? &f.e->opener : &f.e->responder, id))
 		judge_again(&f, &p);
 	if (in_pod) {
 		reason = sibling_check(skb, self, f.reply ? f.e->responder.endpoint : f.e->opener.endpoint);

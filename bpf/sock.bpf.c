@@ -73,6 +73,16 @@ enum outcome {
 	REFUSED,
 };
 
+/* The socket goes elsewhere than to a Service: what an earlier connect() left must not speak for it. */
+inline_fn int keep(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	if (sk)
+		bpf_sk_storage_delete(&mst_sock_peers_v1, sk);
+	return KEEP;
+}
+
 /**
  * connect_to - choose where a connecting socket goes
  * @d: the destination; a backend's on REWRITE
@@ -91,7 +101,7 @@ inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 	s = service_find(&d->addr, d->port, ctx->protocol);
 	if (!s) {
 		if (!service_address(&d->addr))
-			return KEEP;
+			return keep(ctx);
 		refuse(REASON_SERVICE_PORT);
 		return REFUSED;
 	}
@@ -196,9 +206,11 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 inline_fn bool received_from(struct bpf_sock_addr *ctx, struct dest *d)
 {
 	struct sock_flow_key key = { .addr = d->addr, .port = d->port, .reverse = 1 };
+	struct bpf_sock *sk = ctx->sk;
 	struct sock_flow *flow;
 
-	if (peer_frontend(ctx, d))
+	/* One that was connected and is no more may get datagrams from anybody. */
+	if (sk && sk->state == BPF_TCP_ESTABLISHED && peer_frontend(ctx, d))
 		return true;
 	key.cookie = bpf_get_socket_cookie(ctx);
 	flow = bpf_map_lookup_elem(&mst_sock_flows_v1, &key);

@@ -56,7 +56,8 @@ struct endpoint {
 	__u32 generation;   /* changes whenever a decision about this endpoint may differ */
 	__u32 ifindex;      /* host end, or inside the pod its own interface */
 	__u32 parent;       /* ifindex of the parent link of an in-pod kind, else 0 */
-	__u32 mtu;          /* bytes, without the link header */
+	__u16 mtu;          /* bytes, without the link header: the longest packet that may be handed to it */
+	__u16 link_mtu;     /* of the interface inside the pod; 0: unknown (written before there was this field) */
 	__u64 netns_cookie; /* of the pod's namespace */
 	struct addr ip4;    /* zero when it has none */
 	struct addr ip6;
@@ -138,6 +139,12 @@ struct backend {
 };
 _Static_assert(sizeof(struct backend) == 24, "backend");
 
+/* Ids that no backend has. */
+enum backend_id {
+	BACKEND_NONE = 0,
+	BACKEND_LEFT = 0xffffffff, /* of a half-open flow: it left the Service, so the next SYN picks another */
+};
+
 /* ---- flow state ------------------------------------------------------- */
 
 enum ct_scope {
@@ -180,7 +187,7 @@ struct ct_end {
 };
 
 struct ct_entry {
-	__u32 expires; /* seconds of CLOCK_MONOTONIC */
+	__u32 expires; /* CLOCK_MONOTONIC in units of 2^30 ns */
 	__u8 role;     /* enum ct_role */
 	__u8 flags;    /* enum ct_flag */
 	/* Single-writer bytes, so that two CPUs need no atomic read-modify-write. */
@@ -191,7 +198,7 @@ struct ct_entry {
 	__u8 pad1[2];
 	struct ct_end opener;
 	struct ct_end responder;
-	__u32 backend;      /* id, 0 when none */
+	__u32 backend;      /* id, or enum backend_id */
 	struct tuple other; /* the other half's tuple in the flow's original direction */
 };
 _Static_assert(sizeof(struct ct_entry) == 72, "ct_entry");
@@ -232,7 +239,25 @@ struct sock_peer {
 	__be16 backend_port;
 	__u32 backend; /* id */
 	__u32 service; /* struct service.number */
+	__u32 pad;
 };
+_Static_assert(sizeof(struct sock_peer) == 48, "sock_peer");
+
+/* A socket of mst_sock_peers as the iterator writes it: enough to name it to sock_diag(7). */
+struct sock_seen {
+	__u64 netns_cookie;
+	__u64 cookie;
+	struct addr local;
+	struct addr remote; /* where it is connected now */
+	__be16 local_port;
+	__be16 remote_port;
+	__u32 bound_if;
+	__u16 family;
+	__u8 proto;
+	__u8 pad[5];
+	struct sock_peer peer;
+};
+_Static_assert(sizeof(struct sock_seen) == 112, "sock_seen");
 
 /* Unconnected UDP: which backend a socket's datagrams to an address go to, and the way back. */
 struct sock_flow_key {
@@ -265,6 +290,7 @@ enum redirect_kind {
 	REDIRECT_NONE = 0,
 	REDIRECT_PEER = 1,    /* into the pod behind a host end */
 	REDIRECT_INGRESS = 2, /* back into the interface it came from */
+	REDIRECT_EGRESS = 3,  /* out of a host end, through its own program */
 };
 
 /* Words of skb->cb that the programs use. */
@@ -273,6 +299,7 @@ enum cb_word {
 	CB_REDIRECT_IFINDEX = 1,
 	CB_REDIRECT_KIND = 2,
 	CB_REASON = 3,
+	CB_ANSWER = 4, /* answer_key on an answer that goes out of the host end */
 };
 
 /* Slots of the program table that entry programs call. */
@@ -281,5 +308,7 @@ enum pod_program {
 	PROG_TO_POD_HOST = 1,
 	PROG_FROM_POD_INNER = 2,
 	PROG_TO_POD_INNER = 3,
-	PROG_COUNT = 4,
+	PROG_FROM_POD_NETKIT = 4,
+	PROG_TO_POD_NETKIT = 5,
+	PROG_COUNT = 6,
 };

@@ -50,6 +50,8 @@ type Pod struct {
 	Space
 	Name       string
 	IPv4, IPv6 netip.Addr
+
+	nic string // host-device: the node's NIC that the pod has
 }
 
 // Outside is a machine at the other end of the node's uplink.
@@ -219,7 +221,8 @@ func lastLines(s string) string {
 
 var podNameOK = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 
-// AddPod makes a pod by `mustang pod add`.
+// AddPod makes a pod by `mustang pod add`. A mode that the kernel lacks is an
+// errors.ErrUnsupported.
 func (n *Node) AddPod(ctx context.Context, name string) (*Pod, error) {
 	if !podNameOK.MatchString(name) || name == "n1" || name == "out" {
 		return nil, fmt.Errorf("pod name %q is not usable: use lower-case letters, digits and '-', and neither n1 nor out", name)
@@ -233,11 +236,26 @@ func (n *Node) AddPod(ctx context.Context, name string) (*Pod, error) {
 	}
 	n.nextPod++
 	p := &Pod{Space: Space{ns, n.env}, Name: name, IPv4: nth(PodCIDR4, n.nextPod+1), IPv6: nth(PodCIDR6, n.nextPod+1)}
+	if l.cfg.Mode == HostDevice {
+		p.nic = fmt.Sprintf("nic%d", n.nextPod)
+		if err := l.plugNIC(p.nic); err != nil {
+			return nil, errors.Join(err, deleteNetNS(ns))
+		}
+	}
 	if _, err := l.Mustang(ctx, l.podArgs(p)...); err != nil {
-		return nil, errors.Join(err, deleteNetNS(ns))
+		return nil, errors.Join(unsupported(err), l.pullNIC(p.nic), deleteNetNS(ns))
 	}
 	n.pods = append(n.pods, p)
 	return p, nil
+}
+
+// unsupported marks the tool's refusal of a mode that the kernel lacks as
+// errors.ErrUnsupported.
+func unsupported(err error) error {
+	if strings.Contains(err.Error(), ": this kernel has no ") {
+		return fmt.Errorf("%w (%w)", err, errors.ErrUnsupported)
+	}
+	return err
 }
 
 func (l *Lab) podArgs(p *Pod) []string {
@@ -245,9 +263,13 @@ func (l *Lab) podArgs(p *Pod) []string {
 	ip6 := netip.PrefixFrom(p.IPv6, PodCIDR6.Bits())
 	args := []string{"pod", "add", p.Name, "--mode=" + string(l.cfg.Mode), "--netns=" + p.NetNS,
 		"--ip=" + ip4.String() + "," + ip6.String(), fmt.Sprintf("--mtu=%d", l.cfg.MTU)}
-	if l.cfg.Mode == Macvlan {
+	switch {
+	case l.cfg.Mode.siblings():
 		args = append(args, "--uplink="+Uplink)
+	case l.cfg.Mode == HostDevice:
+		args = append(args, "--uplink="+p.nic)
 	}
+	args = append(args, l.cfg.sizeArgs()...)
 	if path := l.cfg.Services.servicePath(); path != "" {
 		return append(args, "--service-path="+path)
 	}
@@ -267,7 +289,7 @@ func (n *Node) RemovePod(ctx context.Context, p *Pod) error {
 			break
 		}
 	}
-	return deleteNetNS(p.NetNS)
+	return errors.Join(n.lab.pullNIC(p.nic), deleteNetNS(p.NetNS))
 }
 
 // Pods returns the node's pods in the order they were added.

@@ -23,7 +23,16 @@ const (
 	Veth    Mode = "veth"    // routed veth pair, permanent neighbour
 	Bridge  Mode = "bridge"  // veth pair whose host end is a bridge port
 	Macvlan Mode = "macvlan" // macvlan in bridge mode on the node's uplink
+
+	IPVlan     Mode = "ipvlan"      // ipvlan l2 on the node's uplink
+	IPVlanL3   Mode = "ipvlan-l3"   // the same, routed by the node
+	Netkit     Mode = "netkit"      // routed netkit pair
+	NetkitL3   Mode = "netkit-l3"   // the same without link addresses
+	HostDevice Mode = "host-device" // a NIC of its own for each pod, on a switch outside
 )
+
+// siblings says whether pods are sub-interfaces of the node's uplink.
+func (m Mode) siblings() bool { return m == Macvlan || m == IPVlan || m == IPVlanL3 }
 
 // ServiceBy names what implements Services on a node.
 type ServiceBy string
@@ -40,19 +49,23 @@ const (
 
 // Modes and ServiceBys list what there is, for flags and tests.
 var (
-	Modes      = []Mode{Veth, Bridge, Macvlan}
+	Modes      = []Mode{Veth, Bridge, Macvlan, IPVlan, IPVlanL3, Netkit, NetkitL3, HostDevice}
 	ServiceBys = []ServiceBy{NoServices, IptablesNFT, IptablesLegacy, NFT, MustangTC, MustangSocket, Mustang}
 )
 
 // Config describes one lab.
 type Config struct {
-	Name       string    // 1 to 6 lower-case letters and digits; prefix of every namespace
-	Mode       Mode      // how pods are connected
-	Services   ServiceBy // anything but a mustang value makes plain pods; "" means NoServices
-	BridgeNF   bool      // bridge mode: bridge-nf-call-iptables and -ip6tables
-	MTU        int       // bytes; 0 means 1500
-	Binary     string    // the mustang binary; "" means this executable
-	CgroupRoot string    // whose sockets mustang serves; "" means the machine's cgroup v2 root
+	Name     string    // 1 to 6 lower-case letters and digits; prefix of every namespace
+	Mode     Mode      // how pods are connected
+	Services ServiceBy // anything but a mustang value makes plain pods; "" means NoServices
+	BridgeNF bool      // bridge mode: bridge-nf-call-iptables and -ip6tables
+	MTU      int       // bytes; 0 means 1500
+	LocalMTU string    // between pods: auto, off or bytes, as `mustang pod add --local-mtu`; "" means auto
+	BigTCP   int       // bytes of the largest bundle, which the wire takes too; 0 means none
+	// LocalCIDRs are where pods have a local MTU to; nil means the pods' own.
+	LocalCIDRs []netip.Prefix
+	Binary     string // the mustang binary; "" means this executable
+	CgroupRoot string // whose sockets mustang serves; "" means the machine's cgroup v2 root
 }
 
 // Service is one virtual address and port with its backends.
@@ -79,8 +92,14 @@ func (c Config) validate() error {
 	if c.MTU < 1280 || c.MTU > 65535 {
 		return fmt.Errorf("MTU %d is out of range: use 1280 to 65535", c.MTU)
 	}
+	if err := c.validateSizes(); err != nil {
+		return err
+	}
 	if c.Mode == Bridge && c.Services.kernel() && !c.BridgeNF {
 		return errors.New("services by the kernel on a bridge need BridgeNF: else replies between its ports are not translated back")
+	}
+	if c.Mode == HostDevice && c.Services.kernel() {
+		return errors.New("services by the kernel need the node in the pods' way, and with host devices it is not: use mustang's")
 	}
 	return nil
 }

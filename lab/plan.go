@@ -4,7 +4,7 @@ package lab
 
 // The address plan, the same in every lab: two labs do not see each other.
 //
-//	10.1.0.0/16    fd00:10:1::/64    pods, from .2; .1 is the gateway (bridge, macvlan)
+//	10.1.0.0/16    fd00:10:1::/64    pods, from .2; .1 is the gateway (not with veth and netkit)
 //	10.2.0.0/16    fd00:10:2::/64    the wire between node (.1) and outside (.2)
 //	10.96.0.0/12   fd00:10:96::/108  Services, by convention; outside routes them to the node
 //

@@ -81,7 +81,7 @@ func (n *Node) addServices(ctx context.Context, by ServiceBy, services []Service
 		if len(mine) == 0 && !first {
 			continue
 		}
-		r := ruleset{v6: v6, first: first, masqueradeAll: n.lab.cfg.Mode == Macvlan, podCIDR: PodCIDR4}
+		r := ruleset{v6: v6, first: first, masqueradeAll: n.lab.cfg.Mode.siblings(), podCIDR: PodCIDR4}
 		if v6 {
 			r.podCIDR = PodCIDR6
 		}
@@ -97,9 +97,9 @@ type ruleset struct {
 	v6      bool
 	first   bool // nothing of ours is there yet
 	podCIDR netip.Prefix
-	// macvlan: pods answer each other directly. Only with the host's address
-	// as the source does the answer return through the host, which has the
-	// translation to undo.
+	// macvlan, ipvlan: pods answer each other directly. Only with the host's
+	// address as the source does the answer return through the host, which has
+	// the translation to undo.
 	masqueradeAll bool
 }
 

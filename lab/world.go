@@ -44,9 +44,15 @@ func (l *Lab) makeWorld() error {
 		return err
 	}
 	out := l.outside
+	to4, to6 := []netip.Prefix{ServiceCIDR4}, []netip.Prefix{ServiceCIDR6}
+	if l.cfg.Mode != HostDevice {
+		to4, to6 = append(to4, PodCIDR4), append(to6, PodCIDR6)
+	}
 	if err := out.Do(func() error {
-		return setUp(out.IPv4, out.IPv6, l.node.IPv4, l.node.IPv6,
-			[]netip.Prefix{PodCIDR4, ServiceCIDR4}, []netip.Prefix{PodCIDR6, ServiceCIDR6})
+		if err := setUp(out.IPv4, out.IPv6, l.node.IPv4, l.node.IPv6, to4, to6); err != nil || l.cfg.Mode != HostDevice {
+			return err
+		}
+		return l.makeSwitch()
 	}); err != nil {
 		return fmt.Errorf("outside: %w", err)
 	}
@@ -153,7 +159,7 @@ func (l *Lab) makeWire(outNS string) error {
 		if err != nil {
 			return fmt.Errorf("create wire %s: %w", Uplink, err)
 		}
-		return nil
+		return l.widenWire()
 	})
 }
 

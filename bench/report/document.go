@@ -37,6 +37,12 @@ const (
 	Macvlan     = "macvlan"
 )
 
+// Ways to tune pods; a plus sign joins several.
+const (
+	LocalMTU = "local-mtu"
+	BigTCP   = "big-tcp"
+)
+
 // Subjects that are always there.
 const (
 	Base      = "loopback"          // what everything is divided by
@@ -71,6 +77,7 @@ type Settings struct {
 	Seed       uint64   `json:"seed"`
 	IPv6       bool     `json:"ipv6"`
 	MTU        int      `json:"mtu"`
+	Tunes      []string `json:"tunes,omitempty"`
 	StreamBy   string   `json:"stream_by"`
 	CC         string   `json:"congestion_control"`
 	CPUSource  string   `json:"cpu_source"`
@@ -97,6 +104,7 @@ type Subject struct {
 	Mode       string `json:"mode,omitempty"`
 	By         string `json:"services_by,omitempty"`
 	Services   int    `json:"services,omitempty"`
+	Tune       string `json:"tune,omitempty"` // "" is as MTU says, with the kernel's bundles of 64 KiB
 	Via        string `json:"via"`
 	// Backend names what implements it, with its version; ProgramSet is what
 	// `mustang status -o json` printed there.

@@ -165,11 +165,15 @@ func (d *Document) sibling(s Subject, via string) (Subject, bool) {
 }
 
 // find returns the first subject by mode, any of by in their order, number of
-// Services (0: any) and way.
+// Services (0: any) and way. Tuned ones are not meant.
 func (d *Document) find(mode string, by []string, services int, via string) (Subject, bool) {
+	return d.findTuned("", mode, by, services, via)
+}
+
+func (d *Document) findTuned(tune, mode string, by []string, services int, via string) (Subject, bool) {
 	for _, b := range by {
 		for _, s := range d.Subjects {
-			if s.Mode == mode && s.By == b && s.Via == via && (services == 0 || s.Services == services) {
+			if s.Tune == tune && s.Mode == mode && s.By == b && s.Via == via && (services == 0 || s.Services == services) {
 				return s, true
 			}
 		}

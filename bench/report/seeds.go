@@ -24,6 +24,9 @@ var (
 // with eBPF; ipvlan with eBPF, equal to it by pod IP, stands beside it and the
 // table says so.
 func seedFor(s Subject) (seedRow, bool) {
+	if s.Tune != "" {
+		return seedRow{}, false // nothing of the kind in the article
+	}
 	if isMustang(s.By) {
 		switch s.Mode {
 		case Veth:

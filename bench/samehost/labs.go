@@ -24,6 +24,7 @@ type pods struct {
 	binary   string
 	v6, udp  bool
 	backend  string
+	tune     string // report's, parts joined by +
 }
 
 // NewPods is a contestant with two pods on one node: labName, 1 to 6 letters and
@@ -41,6 +42,9 @@ func (p pods) Name() string {
 	if p.services > 1 {
 		name += fmt.Sprintf(" (%d Services)", p.services)
 	}
+	for _, part := range p.tunes() {
+		name += " +" + part
+	}
 	return name
 }
 
@@ -52,6 +56,7 @@ type podsEnv struct {
 
 func (p pods) config(cgroup string) lab.Config {
 	cfg := lab.Config{Name: p.labName, Mode: lab.Mode(p.mode), Services: p.by, MTU: p.mtu, Binary: p.binary, CgroupRoot: cgroup}
+	p.applyTune(&cfg)
 	switch p.mode {
 	case report.BridgeNFOff:
 		cfg.Mode = lab.Bridge
@@ -111,7 +116,7 @@ func (p pods) Up(ctx context.Context, cgroup string) (env Env, err error) {
 }
 
 func (e *podsEnv) add(p pods, via string, t runner.Target) {
-	s := report.Subject{ID: p.Name(), Contestant: p.Name(), Mode: p.mode, By: string(p.by), Via: via, Backend: p.backend}
+	s := report.Subject{ID: p.Name(), Contestant: p.Name(), Mode: p.mode, By: string(p.by), Tune: p.tune, Via: via, Backend: p.backend}
 	if p.by != lab.NoServices {
 		s.Services = p.services
 	}

@@ -28,6 +28,7 @@ type Options struct {
 	UDP        bool // also UDP request/response
 	StreamBy   string
 	MTU        int
+	Tune       []string // each makes mustang's contestants once more; parts joined by +
 
 	Binary string   // mustang, for the labs
 	Self   []string // command that runs the load program
@@ -81,6 +82,9 @@ func (o Options) validate() error {
 			return fmt.Errorf("%d Services: use 1 to 1,000,000", n)
 		}
 	}
+	if err := validateTunes(o.Tune); err != nil {
+		return err
+	}
 	switch {
 	case len(o.Services) == 0:
 		return errors.New("--services: want at least one number")
@@ -130,7 +134,13 @@ func (o Options) contestants() []Contestant {
 		}
 		for _, by := range o.ServicesBy {
 			for _, n := range o.Services {
-				add(pods{mode: mode, by: lab.ServiceBy(by), services: n, backend: backendVersion(by)})
+				p := pods{mode: mode, by: lab.ServiceBy(by), services: n, backend: backendVersion(by)}
+				add(p)
+				for _, p.tune = range o.Tune {
+					if p.tunable() {
+						add(p)
+					}
+				}
 			}
 		}
 	}

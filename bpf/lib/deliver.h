@@ -6,8 +6,6 @@
 #include "drop.h"
 #include "parse.h"
 
-#define MARK_ANSWER 0x6d737401 /* on an answer of ours that passes the pod's own ingress hook */
-
 inline_fn int redirect_note(struct __sk_buff *skb, __u32 ifindex, __u32 kind)
 {
 	skb->cb[CB_REDIRECT_IFINDEX] = ifindex;
@@ -29,20 +27,60 @@ inline_fn int reflect(struct __sk_buff *skb, struct endpoint *self)
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
 	if (in_pod) {
-		skb->mark = MARK_ANSWER;
+		skb->mark = answer_key;
 		redirect_note(skb, skb->ifindex, REDIRECT_INGRESS);
 		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+	}
+	if (deliver_egress) {
+		skb->cb[CB_ANSWER] = answer_key; /* netkit wipes the mark before its program runs */
+		redirect_note(skb, self->ifindex, REDIRECT_EGRESS);
+		return bpf_redirect(self->ifindex, 0);
 	}
 	redirect_note(skb, self->ifindex, REDIRECT_PEER);
 	return bpf_redirect_peer(self->ifindex, 0);
 }
 
+/* Return: whether @skb is an answer of ours on its way back to the pod. */
+inline_fn bool is_answer(struct __sk_buff *skb)
+{
+	if (in_pod && skb->mark == answer_key) {
+		skb->mark = 0;
+		return true;
+	}
+	return deliver_egress && skb->cb[CB_ANSWER] == answer_key;
+}
+
+/**
+ * leave - leave a packet from a pod to the kernel
+ * @self: the endpoint it came from
+ *
+ * With a local MTU, a pod on a bridge may send what only mustang's pods take. Addressed to any
+ * other neighbour it would be lost without a word: the node must route it instead, and answers
+ * (or cuts, where it may).
+ *
+ * Return: a tc verdict.
+ */
+inline_fn int leave(struct __sk_buff *skb, const struct endpoint *self)
+{
+	if (in_pod || skb->gso_size || !self->link_mtu || skb->len <= self->link_mtu + ETH_HLEN ||
+	    skb->pkt_type != PACKET_OTHERHOST)
+		return NEXT;
+	if (bpf_skb_store_bytes(skb, 0, self->node_mac, ETH_ALEN, 0))
+		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
+	return NEXT;
+}
+
 /**
  * deliver_inner - from inside a pod, to a sibling on the same parent or to itself
+ *
+ * A macvlan finds its sibling by the MAC address, an ipvlan by the IP address, but only behind
+ * its own MAC address, which is every sibling's. Pods with a NIC each have no parent.
  */
 inline_fn int deliver_inner(struct __sk_buff *skb, struct endpoint *self, struct endpoint *to)
 {
-	if (!(to->flags & EP_IN_POD) || to->parent != self->parent || too_long(skb, to))
+	bool sibling = to->flags & EP_IN_POD && to->parent && to->parent == self->parent;
+
+	if ((!sibling && to != self) || too_long(skb, to))
 		return NEXT;
 	if (bpf_skb_store_bytes(skb, 0, to->mac, ETH_ALEN, 0))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
@@ -67,7 +105,7 @@ inline_fn int deliver(struct __sk_buff *skb, struct endpoint *self, struct endpo
 	if (in_pod)
 		return deliver_inner(skb, self, to);
 	if (!(to->flags & EP_HOST_END) || too_long(skb, to))
-		return NEXT;
+		return leave(skb, self);
 	__builtin_memcpy(macs, to->mac, ETH_ALEN);
 	__builtin_memcpy(macs + ETH_ALEN, to->node_mac, ETH_ALEN);
 	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
@@ -75,6 +113,10 @@ inline_fn int deliver(struct __sk_buff *skb, struct endpoint *self, struct endpo
 	/* Pods on one bridge address each other, not the host's end. */
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
+	if (deliver_egress) {
+		redirect_note(skb, to->ifindex, REDIRECT_EGRESS);
+		return bpf_redirect(to->ifindex, 0);
+	}
 	count_to_pod(id, skb->len);
 	redirect_note(skb, to->ifindex, REDIRECT_PEER);
 	return bpf_redirect_peer(to->ifindex, 0);

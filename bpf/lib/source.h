@@ -82,7 +82,7 @@ inline_fn int sibling_check(struct __sk_buff *skb, const struct endpoint *self, 
 	struct ethhdr *eth = packet(skb);
 	struct ethhdr copy;
 
-	if (!from || from == self || from->parent != self->parent)
+	if (!self->parent || !from || from == self || from->parent != self->parent)
 		return REASON_NONE;
 	if ((void *)(eth + 1) > packet_end(skb))
 		return REASON_TRUNCATED;

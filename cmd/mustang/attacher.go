@@ -9,6 +9,7 @@ import (
 	"errors"
 
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -27,6 +28,7 @@ type engineAttacher struct{ *engine.Engine }
 func (a engineAttacher) AddEndpoint(ctx context.Context, spec EndpointSpec) error {
 	_, err := a.Engine.AddEndpoint(ctx, engine.EndpointSpec{
 		Netns: spec.NetNS, IfName: spec.IfName, Owner: state.OwnerCLI, ServicePath: state.ServicePath(spec.ServicePath),
+		InPod: spec.Mode == link.HostDevice, // which may itself be one end of a pair
 	})
 	return err
 }
@@ -39,5 +41,5 @@ func (a engineAttacher) RemoveEndpoint(_ context.Context, netnsPath, ifname stri
 	if err != nil {
 		return err
 	}
-	return a.Engine.RemoveEndpoint(id)
+	return a.Engine.RemovePod(id)
 }

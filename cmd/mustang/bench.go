@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -22,7 +23,7 @@ import (
 
 func newBenchCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure pods and Services on this machine"}
-	cmd.AddCommand(newBenchSamehostCmd(g), newBenchPathCmd(g), newBenchShowCmd())
+	cmd.AddCommand(newBenchSamehostCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchShowCmd())
 	return cmd
 }
 
@@ -54,6 +55,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.BoolVar(&f.o.IPv6, "ipv6", false, "over IPv6")
 	fl.BoolVar(&f.o.UDP, "udp", false, "also UDP request/response")
 	fl.StringVar(&f.o.StreamBy, "stream-by", d.StreamBy, "iperf3, or own: the bench's load program")
+	fl.StringSliceVar(&f.o.Tune, "tune", nil, "mustang's pods once more with "+strings.Join(samehost.Tunes, ", ")+", or several joined by +")
 	fl.BoolVar(&f.quick, "quick", false, "a look in under two minutes; no claims")
 	fl.StringVar(&f.json, "json", "", "write every raw round to this file")
 }
@@ -78,7 +80,7 @@ func (f *benchFlags) options(cmd *cobra.Command) samehost.Options {
 			set()
 		}
 	}
-	o.IPv6, o.UDP = f.o.IPv6, f.o.UDP
+	o.IPv6, o.UDP, o.Tune = f.o.IPv6, f.o.UDP, f.o.Tune
 	return o
 }
 

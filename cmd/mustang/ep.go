@@ -27,7 +27,8 @@ func newEpCmd(g *globals) *cobra.Command {
 var servicePathValues = []state.ServicePath{state.PathBoth, state.PathSocket, state.PathTC, state.PathNone}
 
 func newEpAddCmd(g *globals) *cobra.Command {
-	var netns, ifname, path string
+	var path string
+	var spec engine.EndpointSpec
 	cmd := &cobra.Command{
 		Use:     "add",
 		Short:   "Attach the datapath to an interface inside a pod",
@@ -37,12 +38,14 @@ func newEpAddCmd(g *globals) *cobra.Command {
 			if !slices.Contains(servicePathValues, state.ServicePath(path)) {
 				return usagef("service-path %q is none of both, socket, tc, none", path)
 			}
-			return attach(cmd.Context(), g, netns, ifname, path)
+			spec.Owner, spec.ServicePath = state.OwnerCLI, state.ServicePath(path)
+			return attach(cmd.Context(), g, spec)
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&ifname, "ifname", "", "the interface inside the pod")
-	f.StringVar(&netns, "netns", "", "path of the pod's network namespace")
+	f.StringVar(&spec.IfName, "ifname", "", "the interface inside the pod")
+	f.StringVar(&spec.Netns, "netns", "", "path of the pod's network namespace")
+	f.BoolVar(&spec.InPod, "in-pod", false, "attach inside the pod also when the interface is one end of a pair, whose other end is not this node's")
 	f.StringVar(&path, "service-path", string(state.PathBoth), "where its Services are translated: both, socket, tc or none")
 	cobra.CheckErr(cmd.MarkFlagRequired("ifname"))
 	cobra.CheckErr(cmd.MarkFlagRequired("netns"))
@@ -50,11 +53,9 @@ func newEpAddCmd(g *globals) *cobra.Command {
 }
 
 // attach makes an interface an endpoint.
-func attach(ctx context.Context, g *globals, netns, ifname, path string) error {
+func attach(ctx context.Context, g *globals, spec engine.EndpointSpec) error {
 	return g.with(ctx, false, func(e *engine.Engine) error {
-		_, err := e.AddEndpoint(ctx, engine.EndpointSpec{
-			Netns: netns, IfName: ifname, Owner: state.OwnerCLI, ServicePath: state.ServicePath(path),
-		})
+		_, err := e.AddEndpoint(ctx, spec)
 		return err
 	})
 }

@@ -47,6 +47,8 @@ func (f *labFlags) register(cmd *cobra.Command) {
 	fl.StringVar(&f.services, "services", string(lab.Mustang), fmt.Sprintf("what implements Services: one of %v", lab.ServiceBys))
 	fl.IntVar(&f.pods, "pods", 2, "how many, named p1, p2, …")
 	fl.IntVar(&f.cfg.MTU, "mtu", 1500, "of all links, in bytes")
+	fl.StringVar(&f.cfg.LocalMTU, "local-mtu", "auto", "between pods with mustang's Services: auto, off or bytes")
+	fl.IntVar(&f.cfg.BigTCP, "big-tcp", 0, "bundle TCP segments to this many bytes; 0: the kernel's 65536")
 	fl.BoolVar(&f.cfg.BridgeNF, "bridge-nf", true, "bridge mode: bridged packets pass iptables")
 }
 

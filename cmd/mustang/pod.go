@@ -21,15 +21,16 @@ import (
 
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/record"
 )
 
 // EndpointSpec is what the datapath learns about a connected pod.
 type EndpointSpec struct {
 	Name        string
-	Mode        string // link.Veth, link.Bridge or link.Macvlan
+	Mode        string // one of link.Modes
 	NetNS       string // path
 	IfName      string // in the pod
-	HostIfName  string // veth, bridge: the host's end; macvlan: the shim
+	HostIfName  string // the host's end, the shim, or the device's name on the host
 	IPv4, IPv6  netip.Addr
 	ServicePath string // both, socket, tc or none
 	Link        link.Result
@@ -65,6 +66,7 @@ type podFlags struct {
 	mtu                                           int
 	plain                                         bool
 	servicePath                                   string
+	size                                          podSizeFlags
 }
 
 func newPodAddCmd(g *globals) *cobra.Command {
@@ -77,20 +79,21 @@ func newPodAddCmd(g *globals) *cobra.Command {
 			if f.plain && cmd.Flags().Changed("service-path") {
 				return usagef("--service-path has no meaning with --plain: drop one of them")
 			}
-			return podAdd(cmd.Context(), g, args[0], f)
+			return podAdd(cmd.Context(), g, args[0], f, cmd.ErrOrStderr())
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&f.mode, "mode", link.Veth, "veth, bridge or macvlan")
-	fl.StringVar(&f.ip, "ip", "", "the pod's address, or one of each family: A[/LEN][,B[/LEN]]; with bridge and macvlan an address without length is in a /24 (IPv6: /64)")
+	fl.StringVar(&f.mode, "mode", link.Veth, strings.Join(link.Modes, ", "))
+	fl.StringVar(&f.ip, "ip", "", "the pod's address, or one of each family: A[/LEN][,B[/LEN]]; an address without length is alone with veth and netkit, else in a /24 (IPv6: /64)")
 	fl.StringVar(&f.netns, "netns", "", "the pod's network namespace (default: one is made at "+netns.Dir+"/NAME)")
-	fl.StringVar(&f.uplink, "uplink", "", "macvlan: the node's interface to build on")
+	fl.StringVar(&f.uplink, "uplink", "", "macvlan, ipvlan: the node's interface to build on; host-device: the one that is moved into the pod")
 	fl.StringVar(&f.bridge, "bridge", link.DefaultBridge, "bridge: the node's bridge, made when absent")
-	fl.StringVar(&f.gateway, "gateway", "", "the pod's next hop, or one of each family (default: veth: "+link.VethGateway4.String()+"; else the first address of the pod's prefix)")
+	fl.StringVar(&f.gateway, "gateway", "", "the pod's next hop, or one of each family (default: veth and netkit: "+link.VethGateway4.String()+"; else the first address of the pod's prefix)")
 	fl.StringVar(&f.mac, "mac", "", "the pod's MAC address (default: random)")
 	fl.IntVar(&f.mtu, "mtu", 0, "bytes (default: the kernel's choice)")
 	fl.BoolVar(&f.plain, "plain", false, "no eBPF: only the link")
 	fl.StringVar(&f.servicePath, "service-path", "both", "where Services act on the pod: both, socket, tc or none")
+	f.size.register(fl)
 	return cmd
 }
 
@@ -111,7 +114,7 @@ func newPodLsCmd(g *globals) *cobra.Command {
 		Short: "List the pods made by pod add",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			all, err := newPodStore(g.StateDir).list()
+			all, err := newPodStore(g.StateDir).List()
 			if err != nil {
 				return err
 			}
@@ -130,7 +133,7 @@ func newPodLsCmd(g *globals) *cobra.Command {
 }
 
 // podAdd validates everything before it changes anything.
-func podAdd(ctx context.Context, g *globals, name string, f podFlags) (err error) {
+func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Writer) (err error) {
 	spec, err := f.spec(name)
 	if err != nil {
 		return usageError{err}
@@ -142,15 +145,18 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags) (err error
 	defer func() { err = errors.Join(err, done()) }()
 
 	rec := podRecord{
-		Name: name, State: podMaking, Maker: thisMaker(), Mode: spec.Mode,
+		Name: name, State: podMaking, Maker: record.ThisMaker(), Mode: spec.Mode,
 		IPv4: spec.IPv4, IPv6: spec.IPv6, NetNS: spec.NetNS, OwnNetNS: f.netns == "" && !netns.Is(spec.NetNS),
 		IfName: spec.IfName, HostIfName: spec.HostIfName, Datapath: f.servicePath,
 	}
 	if f.plain {
 		rec.Datapath = podPlain
 	}
-	if spec.Mode == link.Macvlan {
-		rec.HostIfName = link.ShimName(spec.Uplink)
+	switch {
+	case link.HasShim(spec.Mode):
+		rec.HostIfName = link.ShimName(spec.Mode, spec.Uplink)
+	case spec.Mode == link.HostDevice:
+		rec.HostIfName = spec.Uplink
 	}
 	store := newPodStore(g.StateDir)
 	left, err := store.claim(rec)
@@ -167,27 +173,32 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags) (err error
 			return err
 		}
 	}
-	if err := podMake(ctx, att, spec, rec); err != nil {
+	res, err := podMake(ctx, att, spec, rec)
+	if err != nil {
 		if undoErr := podUndo(ctx, g, att, rec); undoErr != nil {
 			return errors.Join(err, undoErr) // the record stays, for pod rm
 		}
 		return errors.Join(err, store.forget(name))
 	}
-	rec.State = podReady
+	for _, note := range res.BigTCP.Notes {
+		fmt.Fprintln(warn, note)
+	}
+	rec.State, rec.LocalMTU = podReady, spec.LocalMTU
+	rec.BigTCP4, rec.BigTCP6 = res.BigTCP.IPv4, res.BigTCP.IPv6
 	return store.write(rec)
 }
 
-func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podRecord) error {
+func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podRecord) (link.Result, error) {
 	if rec.OwnNetNS {
 		if err := netns.Create(rec.NetNS); err != nil {
-			return err
+			return link.Result{}, err
 		}
 	}
 	res, err := link.Add(spec)
 	if err != nil || att == nil {
-		return err
+		return res, err
 	}
-	return att.AddEndpoint(ctx, EndpointSpec{
+	return res, att.AddEndpoint(ctx, EndpointSpec{
 		Name: rec.Name, Mode: rec.Mode, NetNS: rec.NetNS, IfName: rec.IfName, HostIfName: rec.HostIfName,
 		IPv4: rec.IPv4.Addr(), IPv6: rec.IPv6.Addr(), ServicePath: rec.Datapath, Link: res,
 	})
@@ -222,8 +233,8 @@ func podRm(ctx context.Context, g *globals, name string, warn io.Writer) error {
 	store := newPodStore(g.StateDir)
 	var rec podRecord
 	found := false
-	err := store.locked(func() error {
-		r, err := readRecord(store.file(name))
+	err := store.Locked(func() error {
+		r, err := store.Read(name)
 		if errors.Is(err, os.ErrNotExist) {
 			return store.forget(name) // a killed add may not have come further
 		}
@@ -237,7 +248,7 @@ func podRm(ctx context.Context, g *globals, name string, warn io.Writer) error {
 		}
 		rec, found = r, true
 		// From here on it is half a pod, whoever dies.
-		r.State, r.Maker = podMaking, thisMaker()
+		r.State, r.Maker = podMaking, record.ThisMaker()
 		return store.write(r)
 	})
 	if err != nil {
@@ -276,7 +287,7 @@ func attacherFor(g *globals, plain bool) (endpointAttacher, func() error, error)
 // nothing.
 func (f podFlags) spec(name string) (link.Spec, error) {
 	s := link.Spec{Name: name, Mode: f.mode, NetNS: f.netns, IfName: link.DefaultIfName, HostIfName: link.HostName(name),
-		MTU: f.mtu, Uplink: f.uplink, BridgeName: f.bridge}
+		MTU: f.mtu, Uplink: f.uplink, BridgeName: f.bridge, Open: f.plain}
 	if !podNameOK.MatchString(name) {
 		return s, podNameError(name)
 	}
@@ -291,7 +302,7 @@ func (f podFlags) spec(name string) (link.Spec, error) {
 		s.MAC = mac
 	}
 	var err error
-	if s.IPv4, s.IPv6, err = parsePair("--ip", f.ip, f.mode != link.Veth); err != nil {
+	if s.IPv4, s.IPv6, err = parsePair("--ip", f.ip, !link.Routed(f.mode)); err != nil {
 		return s, err
 	}
 	gw4, gw6, err := parsePair("--gateway", f.gateway, false)
@@ -299,10 +310,16 @@ func (f podFlags) spec(name string) (link.Spec, error) {
 		return s, err
 	}
 	s.Gateway4, s.Gateway6 = gw4.Addr(), gw6.Addr()
+	if err := f.size.apply(&s, f.plain); err != nil {
+		return s, err
+	}
 	if err := s.Validate(); err != nil {
 		return s, err
 	}
-	if f.mode == link.Macvlan {
+	if err := link.Supported(f.mode); err != nil {
+		return s, err
+	}
+	if link.NeedsUplink(f.mode) {
 		if _, err := net.InterfaceByName(f.uplink); err != nil {
 			return s, fmt.Errorf("--uplink: %s does not exist: name an interface of this node", f.uplink)
 		}

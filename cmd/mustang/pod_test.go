@@ -21,6 +21,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/record"
 )
 
 // podNode is a node to run mustang pod on, in this process.
@@ -192,9 +193,9 @@ func TestPodRecordOfALivingMakerIsRespected(t *testing.T) {
 	}
 	defer func() { other.Process.Kill(); other.Wait() }()
 	store := newPodStore(n.state)
-	rec := podRecord{Name: n.pod("a"), State: podMaking, Maker: podMaker{other.Process.Pid, processStart(other.Process.Pid)},
+	rec := podRecord{Name: n.pod("a"), State: podMaking, Maker: record.MakerOf(other.Process.Pid),
 		Mode: link.Veth, NetNS: netns.Path(n.pod("a")), IfName: "eth0", Datapath: podPlain}
-	if err := store.locked(func() error { return store.write(rec) }); err != nil {
+	if err := store.Locked(func() error { return store.write(rec) }); err != nil {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{{"add", rec.Name, "--ip=10.1.0.2", "--plain"}, {"rm", rec.Name}} {

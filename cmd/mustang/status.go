@@ -38,8 +38,8 @@ func statusTable(w io.Writer, s engine.Status) {
 	}
 	row(w, "Sockets", "cgroup "+s.CgroupRoot)
 	f := s.Features
-	row(w, "Kernel", fmt.Sprintf("tcx %s, redirect_peer %s, netns cookie %s, coarse clock %s, set_retval %s, socket storage %s, LRU %s, BTF %s",
-		yes(f.TCX), yes(f.RedirectPeer), yes(f.NetnsCookie), yes(f.KtimeCoarse), yes(f.SetRetval), yes(f.SockStorage), yes(f.LRU), yes(f.BTF)))
+	row(w, "Kernel", fmt.Sprintf("tcx %s, netkit %s, redirect_peer %s, netns cookie %s, coarse clock %s, set_retval %s, socket storage %s, LRU %s, BTF %s",
+		yes(f.TCX), yes(f.Netkit), yes(f.RedirectPeer), yes(f.NetnsCookie), yes(f.KtimeCoarse), yes(f.SetRetval), yes(f.SockStorage), yes(f.LRU), yes(f.BTF)))
 	if len(s.Programs) > 0 {
 		row(w, "\nPROGRAM", "HOOK", "VERIFIED", "INSNS", "JITED", "MEMORY", "TAG")
 		for _, p := range s.Programs {

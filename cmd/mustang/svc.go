@@ -26,7 +26,7 @@ func newSvcCmd(g *globals) *cobra.Command {
 
 func newSvcAddCmd(g *globals) *cobra.Command {
 	var spec service.Spec
-	var replace bool
+	var replace, reset bool
 	cmd := &cobra.Command{
 		Use:     "add",
 		Short:   "Add a Service",
@@ -39,6 +39,7 @@ func newSvcAddCmd(g *globals) *cobra.Command {
 			}
 			own(list)
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error {
+				e.ResetRemoved = reset
 				if replace {
 					return e.UpsertServices(list)
 				}
@@ -51,8 +52,13 @@ func newSvcAddCmd(g *globals) *cobra.Command {
 	f.StringSliceVar(&spec.Backends, "backend", nil, "address and port of a backend; may be repeated, or absent: then connections are refused")
 	f.StringVar(&spec.Protocol, "protocol", "", "tcp or udp (default: both)")
 	f.BoolVar(&replace, "replace", false, "give an existing Service these backends")
+	resetFlag(cmd, &reset)
 	cobra.CheckErr(cmd.MarkFlagRequired("service"))
 	return cmd
+}
+
+func resetFlag(cmd *cobra.Command, reset *bool) {
+	cmd.Flags().BoolVar(reset, "reset", false, "backends that are removed are gone: reset their TCP connections, too (default: those go on)")
 }
 
 // own makes the command line the owner of every Service.
@@ -114,9 +120,14 @@ func newSvcLsCmd(g *globals) *cobra.Command {
 
 func newSvcRmCmd(g *globals) *cobra.Command {
 	var addr, protocol string
+	var reset bool
 	cmd := &cobra.Command{
-		Use:     "rm [ID…]",
-		Short:   "Remove Services, by --service or by the ids that `svc ls` shows",
+		Use:   "rm [ID…]",
+		Short: "Remove Services, by --service or by the ids that `svc ls` shows",
+		Long: `New connections stop at once. Established TCP goes on for as long as its backend
+lives, unless --reset is given. UDP sockets that were connected through the
+Service are ended, so that the application connects anew; no other socket is
+touched.`,
 		Example: "  mustang svc rm --service 10.96.0.100:5201\n  mustang svc rm 3 4",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (addr == "") == (len(args) == 0) {
@@ -133,10 +144,12 @@ func newSvcRmCmd(g *globals) *cobra.Command {
 				if err != nil {
 					return err
 				}
+				e.ResetRemoved = reset
 				return e.RemoveServices(list...)
 			})
 		},
 	}
+	resetFlag(cmd, &reset)
 	cmd.Flags().StringVar(&addr, "service", "", "address and port")
 	cmd.Flags().StringVar(&protocol, "protocol", "", "tcp or udp (default: whichever exist)")
 	return cmd
@@ -202,6 +215,7 @@ func frontendsByID(e *engine.Engine, args []string) ([]state.Frontend, error) {
 
 func newSvcApplyCmd(g *globals) *cobra.Command {
 	var file string
+	var reset bool
 	cmd := &cobra.Command{
 		Use:   "apply",
 		Short: "Add or replace the Services of a YAML or JSON list; others stay",
@@ -220,10 +234,12 @@ take effect or none.`,
 			}
 			own(list)
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error {
+				e.ResetRemoved = reset
 				return e.UpsertServices(list)
 			})
 		},
 	}
+	resetFlag(cmd, &reset)
 	cmd.Flags().StringVarP(&file, "file", "f", "", "file to read, - for standard input")
 	cobra.CheckErr(cmd.MarkFlagRequired("file"))
 	return cmd

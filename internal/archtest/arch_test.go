@@ -21,6 +21,9 @@ const module = "github.com/mustang-net/mustang/"
 var allowed = map[string][]string{
 	"internal/state":           {},
 	"internal/netns":           {},
+	"internal/record":          {},
+	"internal/ipam":            {},
+	"internal/masquerade":      {},
 	"internal/archtest":        {},
 	"internal/store":           {"internal/state"},
 	"internal/service":         {"internal/state"},
@@ -31,10 +34,12 @@ var allowed = map[string][]string{
 	"internal/reconcile":       {"internal/state", "internal/service", "internal/datapath"},
 	"internal/engine":          {"internal/state", "internal/service", "internal/store", "internal/reconcile", "internal/datapath", "internal/netns"},
 	"internal/link":            {"internal/state", "internal/netns"},
+	"internal/cni":             {"internal"},
 	"lab":                      {},
 	"bench":                    {"lab"},
 	"test":                     {"lab"},
 	"cmd/mustang":              {"internal", "lab", "bench"},
+	"cmd/mustang-cni":          {"internal/cni"},
 }
 
 func TestImportsPointDownward(t *testing.T) {

@@ -14,7 +14,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
-	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -22,22 +21,22 @@ import (
 const (
 	AttachTCX    = "tcx"
 	AttachClsact = "clsact"
+	AttachNetkit = "netkit" // the device's own hooks
 )
 
 // hook is one of an endpoint's two attachments.
 type hook struct {
 	name    string // "from" or "to", as the pod sees it
 	slot    uint32
-	ingress bool
+	ingress bool // of the interface that it is attached to; with netkit: at the peer's transmission
 }
 
 // hooks are where an endpoint's programs go: what leaves a pod comes in at the
 // host's end of its pair, and goes out of the pod's own interface.
-func hooks(p state.Placement) [2]hook {
-	if p == state.InPod {
-		return [2]hook{{"from", bpfgen.ProgFromPodInner, false}, {"to", bpfgen.ProgToPodInner, true}}
-	}
-	return [2]hook{{"from", bpfgen.ProgFromPodHost, true}, {"to", bpfgen.ProgToPodHost, false}}
+func hooks(ep state.Endpoint) [2]hook {
+	v := variantOf(ep)
+	hostEnd := ep.Placement != state.InPod
+	return [2]hook{{"from", v.fromPod, hostEnd}, {"to", v.toPod, !hostEnd}}
 }
 
 func (d *Datapath) linkPin(endpoint uint32, name string) string {
@@ -46,7 +45,11 @@ func (d *Datapath) linkPin(endpoint uint32, name string) string {
 
 // AttachKind is what Attach will use on this kernel.
 func (d *Datapath) AttachKind() string {
-	if Probe().TCX && !d.NoTCX {
+	if d.NoTCX {
+		return AttachClsact
+	}
+	// A link that is there answers as well as the kernel, and sooner.
+	if linked, err := d.LinkedEndpoints(); err == nil && len(linked) > 0 || Probe().TCX {
 		return AttachTCX
 	}
 	return AttachClsact
@@ -58,11 +61,11 @@ func (d *Datapath) AttachKind() string {
 // With tcx we go to the head of the list: a foreign program that ends the
 // processing early must not be able to skip ours.
 func (d *Datapath) Attach(ep state.Endpoint) error {
-	attach := d.attachTCX
+	attach := d.attachLink
 	if ep.Attach == AttachClsact {
 		attach = d.attachFilter
 	}
-	for _, h := range hooks(ep.Placement) {
+	for _, h := range hooks(ep) {
 		if err := attach(ep, h); err != nil {
 			return fmt.Errorf("attach to interface %d: %w", ep.IfIndex, err)
 		}
@@ -70,7 +73,8 @@ func (d *Datapath) Attach(ep state.Endpoint) error {
 	return nil
 }
 
-func (d *Datapath) attachTCX(ep state.Endpoint, h hook) error {
+// attachLink attaches by a bpf_link: at a tc hook by tcx, or at netkit's own.
+func (d *Datapath) attachLink(ep state.Endpoint, h hook) error {
 	alive, err := d.linkAlive(ep, h)
 	if err != nil || alive {
 		return err
@@ -80,11 +84,11 @@ func (d *Datapath) attachTCX(ep state.Endpoint, h hook) error {
 		return err
 	}
 	defer prog.Close()
-	attach := ebpf.AttachTCXEgress
-	if h.ingress {
-		attach = ebpf.AttachTCXIngress
+	create := createTCX
+	if ep.Attach == AttachNetkit {
+		create = createNetkit
 	}
-	l, err := link.AttachTCX(link.TCXOptions{Interface: ep.IfIndex, Program: prog, Attach: attach, Anchor: link.Head()})
+	l, err := create(ep.IfIndex, h, prog)
 	if err != nil {
 		return err
 	}
@@ -95,6 +99,39 @@ func (d *Datapath) attachTCX(ep state.Endpoint, h hook) error {
 		return fmt.Errorf("pin link: %w", err)
 	}
 	return nil
+}
+
+func createTCX(ifindex int, h hook, prog *ebpf.Program) (link.Link, error) {
+	attach := ebpf.AttachTCXEgress
+	if h.ingress {
+		attach = ebpf.AttachTCXIngress
+	}
+	return link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: prog, Attach: attach, Anchor: link.Head()})
+}
+
+// createNetkit attaches to a netkit pair by its primary end: what the pod sends
+// is what the peer transmits.
+func createNetkit(ifindex int, h hook, prog *ebpf.Program) (link.Link, error) {
+	attach := ebpf.AttachNetkitPrimary
+	if h.ingress {
+		attach = ebpf.AttachNetkitPeer
+	}
+	return link.AttachNetkit(link.NetkitOptions{Interface: ifindex, Program: prog, Attach: attach, Anchor: link.Head()})
+}
+
+// linkIfIndex is where a link of ours is attached, 0 when its interface is gone.
+func linkIfIndex(l link.Link) (ifindex int, kind string, err error) {
+	info, err := l.Info()
+	if err != nil {
+		return 0, "", fmt.Errorf("describe link: %w", err)
+	}
+	if i := info.TCX(); i != nil {
+		return int(i.Ifindex), AttachTCX, nil
+	}
+	if i := info.Netkit(); i != nil {
+		return int(i.Ifindex), AttachNetkit, nil
+	}
+	return 0, "", nil
 }
 
 // linkAlive says whether ep's pinned link holds its interface. The pin of a
@@ -109,14 +146,26 @@ func (d *Datapath) linkAlive(ep state.Endpoint, h hook) (bool, error) {
 		return false, fmt.Errorf("open link: %w", err)
 	}
 	defer l.Close()
-	info, err := l.Info()
-	if err == nil && info.TCX() != nil && int(info.TCX().Ifindex) == ep.IfIndex {
+	if ifindex, kind, err := linkIfIndex(l); err == nil && kind == ep.Attach && ifindex == ep.IfIndex {
 		return true, nil
 	}
 	return false, errors.Join(ignoreGone(l.Detach()), removePin(pin))
 }
 
-// Detach takes the tcx links of endpoint id off, wherever they are. Absent
+// LinkKind is how the pinned links of endpoint id are attached.
+func (d *Datapath) LinkKind(id uint32) string {
+	l, err := link.LoadPinnedLink(d.linkPin(id, "to"), nil)
+	if err != nil {
+		return AttachTCX
+	}
+	defer l.Close()
+	if _, kind, err := linkIfIndex(l); err == nil && kind != "" {
+		return kind
+	}
+	return AttachTCX
+}
+
+// Detach takes the links of endpoint id off, wherever they are. Absent
 // ones are success.
 func (d *Datapath) Detach(id uint32) error {
 	var errs []error

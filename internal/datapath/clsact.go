@@ -57,7 +57,7 @@ func HasFilters(ep state.Endpoint) bool {
 	if err != nil {
 		return false
 	}
-	for _, h := range hooks(ep.Placement) {
+	for _, h := range hooks(ep) {
 		filters, _ := netlink.FilterList(l, parentOf(h))
 		for _, f := range filters {
 			if b, ok := f.(*netlink.BpfFilter); ok && strings.HasPrefix(b.Name, filterName(ep.ID, h)) {
@@ -68,7 +68,7 @@ func HasFilters(ep state.Endpoint) bool {
 	return false
 }
 
-// attachFilter is attachTCX for kernels without tcx.
+// attachFilter is attachLink for kernels without tcx.
 func (d *Datapath) attachFilter(ep state.Endpoint, h hook) error {
 	prog, err := d.entryProgram(ep.ID, h.slot)
 	if err != nil {
@@ -107,7 +107,7 @@ func DetachFilters(ep state.Endpoint) error {
 		return ignoreGone(err)
 	}
 	left := 0
-	for _, h := range hooks(ep.Placement) {
+	for _, h := range hooks(ep) {
 		filters, err := netlink.FilterList(l, parentOf(h))
 		if err != nil {
 			return fmt.Errorf("list filters of %s: %w", l.Attrs().Name, err)

@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"math"
 	"net/netip"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
@@ -75,7 +76,8 @@ func SlotOf(e state.Endpoint) EndpointSlot {
 		Generation:  e.Generation,
 		Ifindex:     uint32(e.IfIndex),
 		Parent:      uint32(e.Parent),
-		Mtu:         uint32(e.MTU),
+		Mtu:         mtu16(e.MTU),
+		LinkMtu:     mtu16(e.LinkMTU),
 		NetnsCookie: e.NetnsCookie,
 		Ip4:         FromAddr(e.IP4),
 		Ip6:         FromAddr(e.IP6),
@@ -86,6 +88,10 @@ func SlotOf(e state.Endpoint) EndpointSlot {
 	copy(s.NodeMac[:], e.NodeMAC)
 	return s
 }
+
+// mtu16 is an MTU as the tables hold it. No packet is longer than 65,535 bytes
+// (bundles of segments are not held against an MTU).
+func mtu16(mtu int) uint16 { return uint16(min(mtu, math.MaxUint16)) }
 
 // EndpointFlags is enum endpoint_flag for e.
 func EndpointFlags(e state.Endpoint) uint32 {
@@ -110,6 +116,7 @@ func EndpointOf(id uint32, s EndpointSlot) state.Endpoint {
 		IfIndex:     int(s.Ifindex),
 		Parent:      int(s.Parent),
 		MTU:         int(s.Mtu),
+		LinkMTU:     int(s.LinkMtu),
 		NetnsCookie: s.NetnsCookie,
 		IP4:         ToAddr(s.Ip4),
 		IP6:         ToAddr(s.Ip6),

@@ -85,7 +85,7 @@ func countEntries(m *ebpf.Map) (int, error) {
 
 // batchSize is the number of elements for one batch lookup: never less than
 // what one bucket may hold.
-func batchSize(m *ebpf.Map) int { return min(max(int(m.MaxEntries()), 256), batch) }
+func batchSize(m *ebpf.Map) int { return min(max(int(m.MaxEntries()), 256), batch/4) }
 
 // byteArrays is a []([size]byte) of n elements.
 func byteArrays(n int, size uint32) any {

@@ -3,29 +3,44 @@
 package datapath
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // variant is one way in which the pod programs are loaded.
 type variant struct {
-	inPod          uint8
-	fromPod, toPod uint32 // slots of mst_programs
+	inPod, deliverEgress uint8  // load-time constants, bpf/config.h
+	fromPod, toPod       uint32 // slots of mst_programs
 }
 
 var (
-	hostVariant  = variant{0, bpfgen.ProgFromPodHost, bpfgen.ProgToPodHost}
-	innerVariant = variant{1, bpfgen.ProgFromPodInner, bpfgen.ProgToPodInner}
+	hostVariant   = variant{0, 0, bpfgen.ProgFromPodHost, bpfgen.ProgToPodHost}
+	innerVariant  = variant{1, 0, bpfgen.ProgFromPodInner, bpfgen.ProgToPodInner}
+	netkitVariant = variant{0, 1, bpfgen.ProgFromPodNetkit, bpfgen.ProgToPodNetkit}
 )
+
+// variantOf is what ep's hooks call.
+func variantOf(ep state.Endpoint) variant {
+	switch {
+	case ep.Placement == state.InPod:
+		return innerVariant
+	case ep.Attach == AttachNetkit:
+		return netkitVariant
+	}
+	return hostVariant
+}
 
 // programNames name the slots of mst_programs: the pins, and what status shows.
 var programNames = [bpfgen.ProgCount]string{
@@ -33,33 +48,46 @@ var programNames = [bpfgen.ProgCount]string{
 	bpfgen.ProgToPodHost:    "to_pod_host",
 	bpfgen.ProgFromPodInner: "from_pod_inner",
 	bpfgen.ProgToPodInner:   "to_pod_inner",
+
+	bpfgen.ProgFromPodNetkit: "from_pod_netkit",
+	bpfgen.ProgToPodNetkit:   "to_pod_netkit",
 }
 
 // Build identifies the programs of this binary on this kernel: a hash of the
 // objects and of the constants they are loaded with.
-func Build() [32]byte {
+func Build() [32]byte { return buildWith(Probe().SetRetval) }
+
+func buildWith(setRetval bool) [32]byte {
+	sum := objectsHash()
+	return sha256.Sum256(fmt.Appendf(sum[:], "set_retval=%t", setRetval))
+}
+
+var objectsHash = sync.OnceValue(func() [32]byte {
 	h := sha256.New()
 	for _, object := range bpfgen.Objects() {
 		h.Write(object)
 	}
-	fmt.Fprintf(h, "set_retval=%t", Probe().SetRetval)
 	return [32]byte(h.Sum(nil))
-}
+})
+
+// isBuild says whether build is this binary's. It asks the kernel nothing: as
+// long as a node's tables live, its kernel is the same, and so are the constants.
+func isBuild(build [32]byte) bool { return build == buildWith(true) || build == buildWith(false) }
 
 // EnsurePrograms loads the shared programs that are missing, and replaces all
 // of them in place when another build left its own: entry programs call by
 // slot, so a replaced slot is the whole upgrade, and no packet meets a gap.
-// inner asks for the variant that runs inside pods.
-func (d *Datapath) EnsurePrograms(inner bool) error {
+// Besides the variant for host ends, a node has those that its endpoints called
+// for; ep calls for its own.
+func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	meta, err := d.GetMeta()
 	if err != nil {
 		return err
 	}
-	build := Build()
-	same := meta.Build == build
-	for _, v := range []variant{hostVariant, innerVariant} {
+	same := isBuild(meta.Build)
+	for _, v := range []variant{hostVariant, innerVariant, netkitVariant} {
 		filled := d.slotFilled(v.fromPod) && d.slotFilled(v.toPod)
-		wanted := filled || v == hostVariant || inner
+		wanted := filled || v == hostVariant || v == variantOf(ep)
 		if !wanted || filled && same {
 			continue
 		}
@@ -75,7 +103,7 @@ func (d *Datapath) EnsurePrograms(inner bool) error {
 	}
 	// Last, so that a killed upgrade is done again. The engine owns the other
 	// fields; nothing changed them since.
-	meta.Build = build
+	meta.Build = Build()
 	return d.PutMeta(meta)
 }
 
@@ -86,12 +114,16 @@ func (d *Datapath) slotFilled(slot uint32) bool {
 
 // loadVariant loads both directions and puts them into their slots.
 func (d *Datapath) loadVariant(v variant) error {
-	all, err := loadSpecs()
+	parsed, err := podSpec()
 	if err != nil {
 		return err
 	}
-	spec := all.pod.Copy()
-	if err := setVariables(spec, map[string]any{bpfgen.PodVarInPod: v.inPod}); err != nil {
+	spec := parsed.Copy()
+	if err := setVariables(spec, map[string]any{
+		bpfgen.PodVarInPod:         v.inPod,
+		bpfgen.PodVarDeliverEgress: v.deliverEgress,
+		bpfgen.PodVarAnswerKey:     rand.Uint32(),
+	}); err != nil {
 		return err
 	}
 	var p bpfgen.PodPrograms
@@ -100,8 +132,12 @@ func (d *Datapath) loadVariant(v variant) error {
 		return loadError("pod programs", err)
 	}
 	defer p.Close()
+	table := d.maps[bpfgen.PodMapMstProgramsV1]
 	for slot, prog := range map[uint32]*ebpf.Program{v.fromPod: p.FromPod, v.toPod: p.ToPod} {
-		if err := d.maps[bpfgen.PodMapMstProgramsV1].Put(slot, prog); err != nil {
+		if slot >= table.MaxEntries() {
+			return layoutError(bpfgen.PodMapMstProgramsV1, fmt.Errorf("%d slots", table.MaxEntries()))
+		}
+		if err := table.Put(slot, prog); err != nil {
 			return fmt.Errorf("install %s: %w", programNames[slot], err)
 		}
 		if err := replacePin(prog, filepath.Join(d.dir, programsDir, programNames[slot])); err != nil {
@@ -165,25 +201,56 @@ func removePin(path string) error {
 	return nil
 }
 
+// Placeholders in the entry program, bpf/entry.bpf.c.
+const (
+	placeEndpoint = 0x6d73740000000001
+	placeProgram  = 0x6d73740000000002
+)
+
 // entryProgram loads the program of one attachment.
 func (d *Datapath) entryProgram(endpoint, slot uint32) (*ebpf.Program, error) {
-	all, err := loadSpecs()
+	spec, err := EntrySpec(endpoint, slot, d.maps)
 	if err != nil {
 		return nil, err
 	}
-	spec := all.entry.Copy()
-	if err := setVariables(spec, map[string]any{
-		bpfgen.EntryVarEndpointId: endpoint,
-		bpfgen.EntryVarProgram:    slot,
-	}); err != nil {
-		return nil, err
-	}
-	var p bpfgen.EntryPrograms
-	opts := &ebpf.CollectionOptions{MapReplacements: d.replacements(spec)}
-	if err := spec.LoadAndAssign(&p, opts); err != nil {
+	p, err := ebpf.NewProgram(spec)
+	if err != nil {
 		return nil, loadError("entry program", err)
 	}
-	return p.Entry, nil
+	return p, nil
+}
+
+// EntrySpec is the program of one attachment, with the tables it uses. It goes
+// without type information, which would take ten times as long to load as the
+// program.
+func EntrySpec(endpoint, slot uint32, tables map[string]*ebpf.Map) (*ebpf.ProgramSpec, error) {
+	parsed, err := entrySpec()
+	if err != nil {
+		return nil, err
+	}
+	spec := parsed.Programs[bpfgen.EntryProgEntry]
+	insns := make(asm.Instructions, len(spec.Instructions))
+	for i, from := range spec.Instructions {
+		to := asm.Instruction{OpCode: from.OpCode, Dst: from.Dst, Src: from.Src, Offset: from.Offset, Constant: from.Constant}
+		switch {
+		case from.IsLoadFromMap():
+		case from.Constant == placeEndpoint:
+			to.Constant = int64(endpoint)
+		case from.Constant == placeProgram:
+			to.Constant = int64(slot)
+		}
+		to = to.WithSymbol(from.Symbol())
+		if name := from.Reference(); name != "" {
+			to = to.WithReference(name)
+		}
+		insns[i] = to
+		if m := tables[from.Reference()]; m != nil && from.IsLoadFromMap() {
+			if err := insns[i].AssociateMap(m); err != nil {
+				return nil, fmt.Errorf("entry program: %w", err)
+			}
+		}
+	}
+	return &ebpf.ProgramSpec{Name: spec.Name, Type: spec.Type, License: spec.License, Instructions: insns}, nil
 }
 
 // ProgramInfo describes one loaded program for people.
@@ -201,7 +268,7 @@ type ProgramInfo struct {
 // Programs describes the loaded programs, in the order of their slots, then
 // those at the cgroup. current says that they are this binary's.
 func (d *Datapath) Programs() (list []ProgramInfo, current bool, err error) {
-	hooks := [bpfgen.ProgCount]string{"host end, tc ingress", "host end, tc egress", "in pod, tc egress", "in pod, tc ingress"}
+	hooks := [bpfgen.ProgCount]string{"host end, tc ingress", "host end, tc egress", "in pod, tc egress", "in pod, tc ingress", "netkit, peer", "netkit, primary"}
 	for slot, name := range programNames {
 		var id uint32
 		err := d.maps[bpfgen.PodMapMstProgramsV1].Lookup(uint32(slot), &id)
@@ -222,8 +289,7 @@ func (d *Datapath) Programs() (list []ProgramInfo, current bool, err error) {
 		return nil, false, err
 	}
 	meta, err := d.GetMeta()
-	build := Build()
-	return append(list, sock...), bytes.Equal(meta.Build[:], build[:]), err
+	return append(list, sock...), isBuild(meta.Build), err
 }
 
 func describe(name, hook string, id ebpf.ProgramID) (ProgramInfo, error) {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -43,6 +44,8 @@ const (
 type Datapath struct {
 	dir  string
 	maps map[string]*ebpf.Map
+	// sockets is the iterator over sockets, loaded at its first use.
+	sockets *ebpf.Program
 	// NoTCX makes Attach use clsact, as on kernels before 6.6.
 	NoTCX bool
 
@@ -59,40 +62,31 @@ type Datapath struct {
 	Counters  *PerCPU[bpfgen.PodEndpointCounters]
 }
 
-// specs are the compiled objects, parsed once.
-type specs struct{ pod, sock, entry, parent *ebpf.CollectionSpec }
+// The compiled objects, each parsed at its first use and once: what opens a
+// node that is set up needs none of them, and what adds a pod to it the entry
+// program alone.
+var (
+	podSpec    = sync.OnceValues(bpfgen.LoadPod)
+	sockSpec   = sync.OnceValues(bpfgen.LoadSock)
+	entrySpec  = sync.OnceValues(bpfgen.LoadEntry)
+	parentSpec = sync.OnceValues(bpfgen.LoadParent)
+)
 
-var loadSpecs = sync.OnceValues(func() (*specs, error) {
-	pod, err := bpfgen.LoadPod()
-	if err != nil {
-		return nil, err
-	}
-	sock, err := bpfgen.LoadSock()
-	if err != nil {
-		return nil, err
-	}
-	entry, err := bpfgen.LoadEntry()
-	if err != nil {
-		return nil, err
-	}
-	parent, err := bpfgen.LoadParent()
-	if err != nil {
-		return nil, err
-	}
-	return &specs{pod, sock, entry, parent}, nil
-})
-
-// tables are the specs of every pinned map, by name.
-func (s *specs) tables() map[string]*ebpf.MapSpec {
+// tableSpecs are the specs of every pinned map, by name.
+func tableSpecs() (map[string]*ebpf.MapSpec, error) {
 	out := make(map[string]*ebpf.MapSpec)
-	for _, c := range []*ebpf.CollectionSpec{s.pod, s.sock, s.entry, s.parent} {
+	for _, load := range []func() (*ebpf.CollectionSpec, error){podSpec, sockSpec, entrySpec, parentSpec} {
+		c, err := load()
+		if err != nil {
+			return nil, fmt.Errorf("read the compiled programs: %w", err)
+		}
 		for name, m := range c.Maps {
 			if strings.HasPrefix(name, "mst_") {
 				out[name] = m
 			}
 		}
 	}
-	return out
+	return out, nil
 }
 
 // Exists reports whether any table is pinned under dir.
@@ -103,16 +97,18 @@ func Exists(dir string) bool {
 
 // Open opens the tables pinned under dir, and creates those that are missing.
 func Open(dir string, sizes Sizes) (*Datapath, error) {
-	all, err := loadSpecs()
-	if err != nil {
-		return nil, fmt.Errorf("read the compiled programs: %w", err)
+	if d := openKnown(dir); d != nil {
+		return d, nil
 	}
 	for _, sub := range []string{mapsDir, programsDir, linksDir} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, fmt.Errorf("make directories for pins: %w", err)
 		}
 	}
-	tables := all.tables()
+	tables, err := tableSpecs()
+	if err != nil {
+		return nil, err
+	}
 	if err := refuseOtherLayouts(dir, tables); err != nil {
 		return nil, err
 	}
@@ -129,6 +125,73 @@ func Open(dir string, sizes Sizes) (*Datapath, error) {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
+}
+
+// openKnown opens a node whose programs are this build's: this build has made
+// or checked its tables before. nil: it is not one, or something is not as it
+// was, which Open finds out.
+func openKnown(dir string) *Datapath {
+	d := &Datapath{dir: dir, maps: make(map[string]*ebpf.Map)}
+	meta, err := ebpf.LoadPinnedMap(filepath.Join(dir, mapsDir, bpfgen.PodMapMstMetaV1), nil)
+	if err != nil {
+		return nil
+	}
+	d.maps[bpfgen.PodMapMstMetaV1] = meta
+	d.bind()
+	m, err := d.GetMeta()
+	if err != nil || m.Layout != bpfgen.MstLayout || !isBuild(m.Build) || d.openAll() != nil {
+		d.Close()
+		return nil
+	}
+	d.bind()
+	return d
+}
+
+var errOtherTables = errors.New("the tables are not those of this build")
+
+// openAll opens what is pinned, which must be what tableNames says.
+func (d *Datapath) openAll() error {
+	entries, err := os.ReadDir(filepath.Join(d.dir, mapsDir))
+	if err != nil || len(entries) != len(tableNames) {
+		return errors.Join(err, errOtherTables)
+	}
+	for _, e := range entries {
+		if !slices.Contains(tableNames, e.Name()) {
+			return errOtherTables
+		}
+		if d.maps[e.Name()] != nil {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(filepath.Join(d.dir, mapsDir, e.Name()), nil)
+		if err != nil {
+			return err
+		}
+		d.maps[e.Name()] = m
+	}
+	return nil
+}
+
+// tableNames are the keys of tableSpecs, known without parsing anything.
+var tableNames = []string{
+	bpfgen.PodMapMstBackendsV1,
+	bpfgen.PodMapMstChildrenV1,
+	bpfgen.PodMapMstCtNewV1,
+	bpfgen.PodMapMstCtV1,
+	bpfgen.PodMapMstDropsV1,
+	bpfgen.PodMapMstEndpointAddrsV1,
+	bpfgen.PodMapMstEndpointCountersV1,
+	bpfgen.PodMapMstEndpointsV1,
+	bpfgen.PodMapMstFactsV1,
+	bpfgen.PodMapMstFragsV1,
+	bpfgen.PodMapMstMetaV1,
+	bpfgen.PodMapMstNetnsV1,
+	bpfgen.PodMapMstParentsV1,
+	bpfgen.PodMapMstProgramsV1,
+	bpfgen.PodMapMstRefusalsV1,
+	bpfgen.PodMapMstServicesV1,
+	bpfgen.PodMapMstSlotsV1,
+	bpfgen.PodMapMstSockFlowsV1,
+	bpfgen.PodMapMstSockPeersV1,
 }
 
 // openMap opens a pinned map, or creates it with size entries.
@@ -232,6 +295,10 @@ func (d *Datapath) Close() error {
 	var errs []error
 	for _, m := range d.maps {
 		errs = append(errs, m.Close())
+	}
+	if d.sockets != nil {
+		errs = append(errs, d.sockets.Close())
+		d.sockets = nil
 	}
 	return errors.Join(errs...)
 }

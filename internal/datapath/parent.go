@@ -130,11 +130,11 @@ func (d *Datapath) upgradeParents() error {
 }
 
 func (d *Datapath) loadParent() (*ebpf.Program, error) {
-	all, err := loadSpecs()
+	parsed, err := parentSpec()
 	if err != nil {
 		return nil, err
 	}
-	spec := all.parent.Copy()
+	spec := parsed.Copy()
 	var p bpfgen.ParentPrograms
 	if err := spec.LoadAndAssign(&p, &ebpf.CollectionOptions{MapReplacements: d.replacements(spec)}); err != nil {
 		return nil, loadError("the parent link's program", err)

@@ -17,6 +17,7 @@ import (
 // Features are what this kernel can, found by trying, never by its version.
 type Features struct {
 	TCX          bool `json:"tcx"`           // links at tc hooks (6.6); else clsact filters
+	Netkit       bool `json:"netkit"`        // links at netkit's hooks (6.7); else no netkit
 	RedirectPeer bool `json:"redirect_peer"` // straight into the pod (5.10)
 	NetnsCookie  bool `json:"netns_cookie"`  // sockets told apart by namespace (5.15)
 	KtimeCoarse  bool `json:"ktime_coarse"`  // a cheap clock (5.11)
@@ -33,7 +34,8 @@ var Probe = sync.OnceValue(func() Features {
 	}
 	_, btf := os.Stat("/sys/kernel/btf/vmlinux")
 	return Features{
-		TCX:          haveTCX(),
+		TCX:          haveLink(createTCX),
+		Netkit:       haveLink(createNetkit),
 		RedirectPeer: helper(ebpf.SchedCLS, asm.FnRedirectPeer),
 		NetnsCookie:  helper(ebpf.CGroupSockAddr, asm.FnGetNetnsCookie),
 		KtimeCoarse:  helper(ebpf.SchedCLS, asm.FnKtimeGetCoarseNs),
@@ -44,9 +46,9 @@ var Probe = sync.OnceValue(func() Features {
 	}
 })
 
-// haveTCX attaches to an interface that cannot exist: a kernel with tcx looks
-// for the interface, one without refuses the call.
-func haveTCX() bool {
+// haveLink attaches to an interface that cannot exist: a kernel with that kind
+// of link looks for the interface, one without refuses the call.
+func haveLink(create func(ifindex int, h hook, prog *ebpf.Program) (link.Link, error)) bool {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type:         ebpf.SchedCLS,
 		Instructions: asm.Instructions{asm.LoadImm(asm.R0, 0, asm.DWord), asm.Return()},
@@ -56,7 +58,7 @@ func haveTCX() bool {
 		return false
 	}
 	defer prog.Close()
-	l, err := link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: prog, Attach: ebpf.AttachTCXIngress})
+	l, err := create(math.MaxInt32, hook{ingress: true}, prog)
 	if err == nil {
 		l.Close()
 		return true

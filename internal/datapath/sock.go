@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
@@ -37,6 +38,11 @@ func (d *Datapath) sockPin(h sockHook) string {
 // all of them are attached. Sockets of other namespaces are left alone by the
 // programs themselves (mst_netns).
 func (d *Datapath) EnsureSock(root string) error {
+	// They come together and go with their cgroup together: where all are
+	// pinned, one of them speaks for all.
+	if alive, err := d.allSockPinned(); err != nil || alive {
+		return err
+	}
 	var missing []sockHook
 	for _, h := range sockHooks {
 		alive, err := d.sockAlive(h)
@@ -63,6 +69,15 @@ func (d *Datapath) EnsureSock(root string) error {
 	return nil
 }
 
+func (d *Datapath) allSockPinned() (bool, error) {
+	for _, h := range sockHooks {
+		if _, err := os.Lstat(d.sockPin(h)); err != nil {
+			return false, nil
+		}
+	}
+	return d.sockAlive(sockHooks[len(sockHooks)-1])
+}
+
 // sockAlive says whether the hook's link is attached; the pin of one whose
 // cgroup is gone is removed.
 func (d *Datapath) sockAlive(h sockHook) (bool, error) {
@@ -82,11 +97,11 @@ func (d *Datapath) sockAlive(h sockHook) (bool, error) {
 }
 
 func (d *Datapath) loadSock() (*ebpf.Collection, error) {
-	all, err := loadSpecs()
+	parsed, err := sockSpec()
 	if err != nil {
 		return nil, err
 	}
-	spec := all.sock.Copy()
+	spec := parsed.Copy()
 	if err := setVariables(spec, map[string]any{}); err != nil {
 		return nil, err
 	}

@@ -76,10 +76,13 @@ func (t Table[K, V]) Delete(keys []K) error {
 	}
 	for len(keys) >= batchMin {
 		n := min(len(keys), batch)
-		if _, err := t.m.BatchDelete(keys[:n], nil); err != nil {
-			break // one of them is absent, or there are no batches: one by one
+		done, err := t.m.BatchDelete(keys[:n], nil)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			done++ // the batch stopped at that one
+		} else if err != nil {
+			break // there are no batches: one by one
 		}
-		keys = keys[n:]
+		keys = keys[min(done, n):]
 	}
 	for _, k := range keys {
 		if err := t.m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -111,35 +114,54 @@ func (t Table[K, V]) All() (map[K]V, error) {
 			out[k] = v
 		}
 	}
-	err := t.eachBatch(keep)
-	if errors.Is(err, ebpf.ErrNotSupported) {
-		var k K
-		var v V
-		it := t.m.Iterate()
-		for it.Next(&k, &v) {
-			keep(k, v)
+	err := t.eachChunk(func(keys []K, values []V) error {
+		for i := range keys {
+			keep(keys[i], values[i])
 		}
-		err = it.Err()
-	}
+		return nil
+	})
 	if err != nil {
-		return nil, fmt.Errorf("read table %s: %w", t.name, err)
+		return nil, err
 	}
 	return out, nil
 }
 
-func (t Table[K, V]) eachBatch(fn func(K, V)) error {
+// eachChunk reads the whole table, some thousand entries at a time where the
+// kernel has batches. fn may delete what it is given.
+func (t Table[K, V]) eachChunk(fn func([]K, []V) error) error {
+	err := t.eachBatch(fn)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		err = t.eachOne(fn)
+	}
+	if err != nil {
+		return fmt.Errorf("read table %s: %w", t.name, err)
+	}
+	return nil
+}
+
+func (t Table[K, V]) eachOne(fn func([]K, []V) error) error {
+	var keys []K
+	var values []V
+	var k K
+	var v V
+	it := t.m.Iterate()
+	for it.Next(&k, &v) {
+		keys, values = append(keys, k), append(values, v)
+	}
+	return errors.Join(it.Err(), fn(keys, values))
+}
+
+func (t Table[K, V]) eachBatch(fn func([]K, []V) error) error {
 	size := batchSize(t.m)
 	keys, values := make([]K, size), make([]V, size)
 	var cursor ebpf.MapBatchCursor
 	for {
 		n, err := t.m.BatchLookup(&cursor, keys, values, nil)
-		for i := range n {
-			fn(keys[i], values[i])
+		end := errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !end {
+			return err
 		}
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			return nil
-		}
-		if err != nil {
+		if err := fn(keys[:n], values[:n]); err != nil || end {
 			return err
 		}
 	}

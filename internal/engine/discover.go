@@ -14,9 +14,13 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
+
+// ErrElsewhere is about a pair whose other end is not on this node.
+var ErrElsewhere = errors.New("is not in this network namespace")
 
 // discover finds out everything about the interface that spec names.
 func discover(spec EndpointSpec) (state.Endpoint, error) {
@@ -41,8 +45,13 @@ func discover(spec EndpointSpec) (state.Endpoint, error) {
 		return ep, fmt.Errorf("netns %s is this node's own; give the pod's", path)
 	}
 	attrs := link.Attrs()
-	if link.Type() == "veth" {
-		return ep, hostEnd(&ep, ns, attrs)
+	switch kind := link.Type(); {
+	case spec.InPod:
+	case kind == "netkit":
+		ep.Attach = datapath.AttachNetkit
+		return ep, hostEnd(&ep, ns, link)
+	case kind == "veth":
+		return ep, hostEnd(&ep, ns, link)
 	}
 	ep.Placement = state.InPod
 	ep.IfIndex = attrs.Index
@@ -59,7 +68,7 @@ func examine(ep *state.Endpoint) (netlink.Link, error) {
 		return nil, fmt.Errorf("interface %q in %s: %w; it has %s", ep.IfName, ep.Netns, err, strings.Join(linkNames(), ", "))
 	}
 	attrs := l.Attrs()
-	ep.PodIndex, ep.MTU, ep.MAC = attrs.Index, attrs.MTU, attrs.HardwareAddr
+	ep.PodIndex, ep.MTU, ep.LinkMTU, ep.MAC = attrs.Index, attrs.MTU, attrs.MTU, linkAddress(l)
 	ep.NodeMAC = make(net.HardwareAddr, 6)
 	if attrs.Flags&net.FlagLoopback != 0 {
 		return nil, fmt.Errorf("interface %q in %s is a loopback; give the one that connects the pod", ep.IfName, ep.Netns)
@@ -91,6 +100,15 @@ func examine(ep *state.Endpoint) (netlink.Link, error) {
 	}
 	ep.NetnsCookie, err = cookie()
 	return l, err
+}
+
+// linkAddress is l's address. A netkit pair in l3 mode has Ethernet headers, but
+// only zeros in them.
+func linkAddress(l netlink.Link) net.HardwareAddr {
+	if mac := l.Attrs().HardwareAddr; mac != nil || l.Type() != "netkit" {
+		return mac
+	}
+	return make(net.HardwareAddr, 6)
 }
 
 func linkNames() []string {
@@ -149,10 +167,11 @@ func cookie() (uint64, error) {
 	return c, nil
 }
 
-// hostEnd finds the node's end of the pod's veth pair, and makes sure that it
-// is the one: an ifindex means nothing without its namespace.
-func hostEnd(ep *state.Endpoint, ns *os.File, pod *netlink.LinkAttrs) error {
-	elsewhere := fmt.Errorf("the other end of %s in %s is not in this network namespace; run mustang in the one that it is in (`nsenter --net=…`)", ep.IfName, ep.Netns)
+// hostEnd finds the node's end of the pod's veth or netkit pair, and makes sure
+// that it is the one: an ifindex means nothing without its namespace.
+func hostEnd(ep *state.Endpoint, ns *os.File, podEnd netlink.Link) error {
+	pod := podEnd.Attrs()
+	elsewhere := fmt.Errorf("the other end of %s in %s %w; run mustang in the one that it is in (`nsenter --net=…`), or attach inside the pod (`--in-pod`)", ep.IfName, ep.Netns, ErrElsewhere)
 	l, err := netlink.LinkByIndex(pod.ParentIndex)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return elsewhere
@@ -165,11 +184,17 @@ func hostEnd(ep *state.Endpoint, ns *os.File, pod *netlink.LinkAttrs) error {
 		return fmt.Errorf("ask for the id of %s: %w", ep.Netns, err)
 	}
 	attrs := l.Attrs()
-	if l.Type() != "veth" || attrs.ParentIndex != pod.Index || attrs.NetNsID != id {
+	if l.Type() != podEnd.Type() || attrs.ParentIndex != pod.Index || attrs.NetNsID != id {
 		return elsewhere
 	}
+	if nk, ok := l.(*netlink.Netkit); ok && !nk.IsPrimary() {
+		return fmt.Errorf("%s in %s is the primary end of its netkit pair, and whoever holds that rules the other; create the pair on the node, with the peer in the pod", ep.IfName, ep.Netns)
+	}
 	ep.Placement = state.HostEnd
-	ep.IfIndex, ep.HostIf, ep.NodeMAC = attrs.Index, attrs.Name, attrs.HardwareAddr
+	ep.IfIndex, ep.HostIf, ep.NodeMAC = attrs.Index, attrs.Name, linkAddress(l)
+	// A packet is handed to the pod past its own interface's MTU: the host's end
+	// says what its siblings may send at once.
+	ep.MTU = attrs.MTU
 	if attrs.MasterIndex != 0 {
 		// On a bridge the gateway's address is the bridge's, and so is its MAC.
 		if master, err := netlink.LinkByIndex(attrs.MasterIndex); err == nil && master.Type() == "bridge" {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -25,6 +26,9 @@ type EndpointSpec struct {
 	Owner       state.Owner
 	ServicePath state.ServicePath // "" is both
 	Labels      map[string]string
+	// InPod puts the programs inside the pod also when the interface is one end
+	// of a pair: one whose other end is not this node's.
+	InPod bool
 }
 
 func (e *Engine) endpointTables() reconcile.Endpoints {
@@ -57,7 +61,7 @@ func (e *Engine) loadEndpoints() error {
 			ep.Labels, ep.Attach, ep.Qdisc = r.Labels, r.Attach, r.Qdisc
 		// The store is gone; where programs are at work, leave them.
 		case linked[id]:
-			ep.Attach = datapath.AttachTCX
+			ep.Attach = e.dp.LinkKind(id)
 		case ep.Placement == state.InPod || datapath.HasFilters(ep):
 			// Into a pod nobody can look without its path: benefit of the doubt.
 			ep.Attach = datapath.AttachClsact
@@ -126,11 +130,18 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	}
 	e.services = nil // its copy of meta is about to grow old
 	ep, err := discover(spec)
+	stranger := false
 	if err == nil {
+		stranger, err = e.isStranger(ep)
+	}
+	if err == nil && !stranger {
 		err = e.loadEndpoints()
 	}
 	if err == nil {
 		err = e.makeRoom(ep)
+	}
+	if ep.Attach == "" {
+		ep.Attach = e.dp.AttachKind()
 	}
 	if err == nil {
 		err = e.ensurePrograms(ep)
@@ -139,7 +150,6 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 		err = e.number(&ep)
 	}
 	if err == nil {
-		ep.Attach = e.dp.AttachKind()
 		ep.Qdisc, err = e.needsQdisc(ep)
 	}
 	if err != nil {
@@ -151,8 +161,26 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	if err := e.install(ep); err != nil {
 		return ep, errors.Join(privilege(err), e.uninstall(ep), e.store.ClearJournal())
 	}
-	e.known[ep.ID] = ep
+	if e.known != nil {
+		e.known[ep.ID] = ep
+	}
 	return ep, e.store.ClearJournal()
+}
+
+// isStranger says that no endpoint has anything of ep's, neither an address nor
+// its namespace nor its parent link: then it needs to know none of them, and a
+// node with many pods takes the next one as fast as the first.
+func (e *Engine) isStranger(ep state.Endpoint) (bool, error) {
+	if e.known != nil || ep.Parent != 0 {
+		return false, nil
+	}
+	for _, a := range ep.Addrs() {
+		if _, taken, err := e.dp.Addrs.Get(datapath.FromAddr(a)); err != nil || taken {
+			return false, err
+		}
+	}
+	_, taken, err := e.dp.Netns.Get(ep.NetnsCookie)
+	return !taken, err
 }
 
 // makeRoom refuses what is there already, and removes remains of pods that
@@ -165,7 +193,7 @@ func (e *Engine) makeRoom(ep state.Endpoint) error {
 			continue
 		}
 		if !e.alive(other) {
-			if err := e.remove(other); err != nil {
+			if err := e.remove(other, true); err != nil {
 				return fmt.Errorf("remove endpoint %d, whose pod is gone: %w", id, err)
 			}
 			continue
@@ -226,7 +254,7 @@ func (e *Engine) atHook(ep state.Endpoint, fn func() error) error {
 }
 
 func (e *Engine) ensurePrograms(ep state.Endpoint) error {
-	if err := e.dp.EnsurePrograms(ep.Placement == state.InPod); err != nil {
+	if err := e.dp.EnsurePrograms(ep); err != nil {
 		return err
 	}
 	if ep.ServicePath != state.PathBoth && ep.ServicePath != state.PathSocket {
@@ -253,12 +281,25 @@ func (e *Engine) number(ep *state.Endpoint) error {
 	ids := e.dp.MaxEndpoints() - 1 // 0 means "not an endpoint"
 	for i := range ids {
 		id := (meta.NextGeneration-1+i)%ids + 1
-		if _, used := e.known[id]; !used {
+		used, err := e.idUsed(id)
+		if err != nil {
+			return err
+		}
+		if !used {
 			ep.ID, ep.Generation = id, meta.NextGeneration
 			return e.dp.PutMeta(meta)
 		}
 	}
 	return fmt.Errorf("all %d endpoints of this node are in use; `mustang ep rm` one", ids)
+}
+
+func (e *Engine) idUsed(id uint32) (bool, error) {
+	if e.known != nil {
+		_, used := e.known[id]
+		return used, nil
+	}
+	slot, _, err := e.dp.Endpoints.Get(id)
+	return slot.Generation != 0, err
 }
 
 func (e *Engine) needsQdisc(ep state.Endpoint) (needs bool, err error) {
@@ -322,7 +363,20 @@ func (e *Engine) RemoveEndpoint(id uint32) error {
 	if !ok {
 		return fmt.Errorf("endpoint %d: %w; `mustang ep ls` lists those that exist", id, ErrNotFound)
 	}
-	return e.remove(ep)
+	return e.remove(ep, false)
+}
+
+// RemovePod is RemoveEndpoint for a pod that is gone, or about to be: the
+// connections through Services to its addresses end, too.
+func (e *Engine) RemovePod(id uint32) error {
+	if err := e.loadEndpoints(); err != nil {
+		return err
+	}
+	ep, ok := e.known[id]
+	if !ok {
+		return fmt.Errorf("endpoint %d: %w; `mustang ep ls` lists those that exist", id, ErrNotFound)
+	}
+	return e.remove(ep, true)
 }
 
 // FindEndpoint is the id of the endpoint of an interface.
@@ -330,16 +384,18 @@ func (e *Engine) FindEndpoint(path, ifname string) (uint32, error) {
 	if err := e.loadEndpoints(); err != nil {
 		return 0, err
 	}
-	for id, ep := range e.known {
-		if ep.Netns == path && ep.IfName == ifname {
-			return id, nil
-		}
-	}
-	return 0, fmt.Errorf("endpoint of %s in %s: %w; `mustang ep ls` lists those that exist", ifname, path, ErrNotFound)
+	return e.pick(func(ep state.Endpoint) bool { return ep.Netns == path && ep.IfName == ifname }, ifname, path)
 }
 
-func (e *Engine) remove(ep state.Endpoint) error {
-	if err := e.store.WriteJournal(operation{Kind: opRemoveEndpoint, Endpoint: &ep}); err != nil {
+// remove removes ep; gone: its pod, too, will not be there any more.
+func (e *Engine) remove(ep state.Endpoint, gone bool) error {
+	op := operation{Kind: opRemoveEndpoint, Endpoint: &ep}
+	if gone || !e.alive(ep) {
+		for _, a := range ep.Addrs() {
+			op.Departures.Gone = append(op.Departures.Gone, state.Backend{AddrPort: netip.AddrPortFrom(a, 0)})
+		}
+	}
+	if err := e.store.WriteJournal(op); err != nil {
 		return err
 	}
 	if err := e.uninstall(ep); err != nil {
@@ -347,6 +403,7 @@ func (e *Engine) remove(ep state.Endpoint) error {
 		return err
 	}
 	delete(e.known, ep.ID)
+	e.settle(op.Departures)
 	return e.store.ClearJournal()
 }
 

@@ -46,6 +46,11 @@ type Engine struct {
 	dp       *datapath.Datapath // nil: read-only, and there is nothing
 	services *reconcile.Services
 	known    map[uint32]state.Endpoint
+
+	// ResetRemoved says that what the next changes remove from Services is
+	// gone: its established TCP is reset. Otherwise it goes on, as it must for
+	// a backend that is terminating.
+	ResetRemoved bool
 }
 
 // Open opens the scope, waiting for other tools up to ctx's deadline or a

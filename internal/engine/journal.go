@@ -16,6 +16,7 @@ const (
 	opAddEndpoint    = "add endpoint"
 	opRemoveEndpoint = "remove endpoint"
 	opReset          = "reset"
+	opGone           = "end connections"
 )
 
 // operation is what the journal holds while a change is under way: enough to
@@ -25,6 +26,8 @@ type operation struct {
 	Upserts  []state.Service  `json:",omitempty"`
 	Removes  []state.Frontend `json:",omitempty"`
 	Endpoint *state.Endpoint  `json:",omitempty"`
+	// What the change takes away.
+	Departures departures `json:",omitzero"`
 }
 
 // pending reads the operation that a killed tool left.
@@ -47,6 +50,7 @@ func (e *Engine) recover(op operation) error {
 		err = e.finishAdd(*op.Endpoint)
 	case opRemoveEndpoint:
 		err = e.finishRemove(*op.Endpoint)
+	case opGone:
 	default:
 		return fmt.Errorf("the journal in %s holds a %q operation, which this mustang does not know; use the version that wrote it", e.scope.StateDir, op.Kind)
 	}
@@ -55,6 +59,8 @@ func (e *Engine) recover(op operation) error {
 	}
 	if err != nil {
 		e.opts.Notify(fmt.Sprintf("an interrupted operation (%s) could not be finished and was undone: %v", op.Kind, err))
+	} else {
+		e.settle(op.Departures)
 	}
 	return e.store.ClearJournal()
 }

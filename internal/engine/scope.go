@@ -86,35 +86,61 @@ func (s Scope) checkBPFFS() error {
 const (
 	lockDeadline = 60 * time.Second
 	lockNotice   = 2 * time.Second
-	lockPoll     = 20 * time.Millisecond
 )
 
 // lock takes the scope for this process: two tools that write at once would
 // undo each other. The kernel drops the lock when the process ends, however.
+// Waiting tools stand in line in the kernel, so that none starves, and none
+// sleeps past its turn.
 func (s Scope) lock(ctx context.Context, notify func(string)) (*os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, lockDeadline)
 	defer cancel()
-	notice := time.NewTimer(lockNotice)
-	defer notice.Stop()
-	poll := time.NewTicker(lockPoll)
-	defer poll.Stop()
 	for {
-		f, err := s.tryLock()
-		if f != nil || err != nil {
+		if f, err := s.tryLock(unix.LOCK_NB); f != nil || err != nil {
 			return f, err
 		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("another mustang works on %s and does not finish: %w; wait for it, or stop it", s.BPFFS, ctx.Err())
-		case <-notice.C:
-			notify(fmt.Sprintf("waiting for another mustang that works on %s", s.BPFFS))
-		case <-poll.C:
+		f, err := s.waitLock(ctx, notify)
+		if f != nil || err != nil {
+			return f, err
 		}
 	}
 }
 
-// tryLock is one attempt; nil without an error: somebody else has the lock.
-func (s Scope) tryLock() (*os.File, error) {
+// waitLock blocks in the kernel, on a thread of its own. When ctx ends first,
+// that thread lets go of the lock as soon as it gets it.
+func (s Scope) waitLock(ctx context.Context, notify func(string)) (*os.File, error) {
+	type answer struct {
+		f   *os.File
+		err error
+	}
+	got := make(chan answer)
+	go func() {
+		f, err := s.tryLock(0)
+		select {
+		case got <- answer{f, err}:
+		case <-ctx.Done():
+			if f != nil {
+				f.Close()
+			}
+		}
+	}()
+	notice := time.NewTimer(lockNotice)
+	defer notice.Stop()
+	for {
+		select {
+		case a := <-got:
+			return a.f, a.err
+		case <-ctx.Done():
+			return nil, fmt.Errorf("another mustang works on %s and does not finish: %w; wait for it, or stop it", s.BPFFS, ctx.Err())
+		case <-notice.C:
+			notify(fmt.Sprintf("waiting for another mustang that works on %s", s.BPFFS))
+		}
+	}
+}
+
+// tryLock is one attempt, which waits unless how is LOCK_NB; nil without an
+// error: it has to be done again.
+func (s Scope) tryLock(how int) (*os.File, error) {
 	f, err := os.Open(s.BPFFS)
 	if errors.Is(err, os.ErrNotExist) {
 		// A reset by another tool may have removed it a moment ago.
@@ -129,7 +155,7 @@ func (s Scope) tryLock() (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the directory for pins: %w", err)
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|how)
 	if err == nil && sameFile(f, s.BPFFS) {
 		return f, nil
 	}

@@ -93,11 +93,16 @@ func (e *Engine) change(op operation) error {
 	if err := e.checkOwners(op.Upserts); err != nil {
 		return err
 	}
+	op.Departures = e.departing(op)
 	if err := e.store.WriteJournal(op); err != nil {
 		return err
 	}
+	e.prepare(op.Departures)
 	inverse := e.inverse(op)
 	err := e.applyServices(op)
+	if err == nil {
+		e.settle(op.Departures)
+	}
 	if undo := (*reconcile.UndoError)(nil); errors.As(err, &undo) {
 		// The next tool brings the old state back.
 		return errors.Join(err, e.store.WriteJournal(inverse))
@@ -131,7 +136,7 @@ func (e *Engine) checkOwners(list []state.Service) error {
 
 // inverse is the operation that undoes op.
 func (e *Engine) inverse(op operation) operation {
-	inv := operation{Kind: opServices}
+	inv := operation{Kind: opServices, Departures: e.undeparting(op)}
 	for _, s := range op.Upserts {
 		if old, ok := e.services.Get(s.Frontend); ok {
 			inv.Upserts = append(inv.Upserts, old)

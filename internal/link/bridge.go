@@ -23,10 +23,16 @@ func (b *builder) addBridge() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	if err := errors.Join(b.narrowBridge(br), b.widenHost(host)); err != nil {
+		return Result{}, err
+	}
 	if err := b.plugIn(host, br); err != nil {
 		return Result{}, err
 	}
 	if err := b.podOnSegment(eth); err != nil {
+		return Result{}, err
+	}
+	if err := b.localRoutes(eth); err != nil {
 		return Result{}, err
 	}
 	// In this order: the port's carrier is what gives the bridge its own.
@@ -67,7 +73,7 @@ func (b *builder) ensureBridge() (netlink.Link, error) {
 }
 
 // holdGateway makes a node's interface the pods' gateway: the bridge, or the
-// macvlan shim.
+// shim.
 func (b *builder) holdGateway(l netlink.Link) error {
 	if err := ifSysctls(l.Attrs().Name, b.IPv6.IsValid() || hasIPv6(b.node, l), endRouted); err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -116,10 +117,10 @@ func (b *builder) clearHalfBuilt() error {
 		return err
 	}
 	if l != nil {
-		if l.Attrs().Group != linkGroup {
+		if l.Attrs().Group != linkGroup && !b.halfNetkit(l) {
 			return fmt.Errorf("%s in %s is not mustang's: remove it or choose another interface name", b.IfName, b.NetNS)
 		}
-		if l.Attrs().Alias != "" {
+		if strings.HasPrefix(l.Attrs().Alias, aliasPrefix) {
 			return fmt.Errorf("%s in %s: %w", b.IfName, b.NetNS, ErrExists)
 		}
 	}
@@ -128,12 +129,18 @@ func (b *builder) clearHalfBuilt() error {
 
 // remove deletes both sides; absent is success.
 func (b *builder) remove() error {
+	if b.Mode == HostDevice {
+		return b.giveBack()
+	}
 	var errs []error
 	if b.pod != nil {
-		errs = append(errs, del(b.pod, b.IfName, func(a *netlink.LinkAttrs) bool { return a.Group == linkGroup }))
+		// An alias that is another pod's: somebody uses one namespace for two.
+		errs = append(errs, del(b.pod, b.IfName, func(a *netlink.LinkAttrs) bool {
+			return a.Group == linkGroup && (a.Alias == "" || a.Alias == aliasPrefix+b.Name)
+		}))
 	}
-	// In macvlan mode nothing of the pod's is on the host.
-	if b.Mode != Macvlan {
+	// Else nothing of the pod's is on the host.
+	if traitsOf[b.Mode].pair {
 		errs = append(errs, del(b.node, b.HostIfName, func(*netlink.LinkAttrs) bool { return true }))
 	}
 	return errors.Join(errs...)
@@ -156,7 +163,11 @@ func (b *builder) markComplete() error {
 	if err != nil {
 		return err
 	}
-	if err := b.pod.LinkSetAlias(l, aliasPrefix+b.Name); err != nil {
+	alias := aliasPrefix + b.Name
+	if b.Mode == HostDevice {
+		alias += deviceMark + b.Uplink
+	}
+	if err := b.pod.LinkSetAlias(l, alias); err != nil {
 		return fmt.Errorf("set alias of %s: %w", b.IfName, err)
 	}
 	return nil
@@ -286,21 +297,32 @@ func addNeigh(h *netlink.Handle, l netlink.Link, ip netip.Addr, mac net.Hardware
 }
 
 // addHostRoute leads the pod's own address to its interface.
-func addHostRoute(h *netlink.Handle, l netlink.Link, ip netip.Addr) error {
-	r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(single(ip)), Scope: netlink.SCOPE_LINK}
+// mtu is the route's own, in bytes; 0 leaves it to the interface.
+func addHostRoute(h *netlink.Handle, l netlink.Link, ip netip.Addr, mtu int) error {
+	r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(single(ip)), Scope: netlink.SCOPE_LINK, MTU: mtu}
 	if err := h.RouteReplace(r); err != nil {
 		return fmt.Errorf("add route to %s by %s: %w", ip, l.Attrs().Name, err)
 	}
 	return nil
 }
 
-// addDefaultRoute sets the pod's way out.
+// addDefaultRoute sets the pod's way out. A pod that has one by another
+// interface keeps it: this one is its second.
 func addDefaultRoute(h *netlink.Handle, l netlink.Link, gw netip.Addr, flags int) error {
 	all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if gw.Is6() {
 		all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
 	r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(all), Gw: gw.AsSlice(), Flags: flags}
+	others, err := h.RouteListFiltered(family(gw), &netlink.Route{Table: unix.RT_TABLE_MAIN, Dst: nil}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+	if err != nil {
+		return fmt.Errorf("list default routes: %w", err)
+	}
+	for _, o := range others {
+		if o.LinkIndex != r.LinkIndex {
+			return nil
+		}
+	}
 	if err := h.RouteReplace(r); err != nil {
 		return fmt.Errorf("add default route via %s by %s: %w", gw, l.Attrs().Name, err)
 	}

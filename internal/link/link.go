@@ -18,15 +18,9 @@ import (
 	"net/netip"
 	"regexp"
 	"runtime"
+	"strings"
 
 	"github.com/mustang-net/mustang/internal/netns"
-)
-
-// The ways of connecting a pod.
-const (
-	Veth    = "veth"
-	Bridge  = "bridge"
-	Macvlan = "macvlan"
 )
 
 // DefaultBridge is the bridge of bridge mode when Spec names none.
@@ -49,27 +43,36 @@ var ErrExists = errors.New("already connected")
 // Spec describes one pod's connection.
 type Spec struct {
 	Name       string           // the pod's name, unique on its node
-	Mode       string           // Veth, Bridge or Macvlan
+	Mode       string           // one of Modes
 	NetNS      string           // path of the pod's network namespace
 	IfName     string           // in the pod; "" means DefaultIfName
-	HostIfName string           // veth and bridge: the host's end; "" means HostName(Name)
-	IPv4       netip.Prefix     // the prefix length matters to bridge and macvlan only
+	HostIfName string           // veth, bridge and netkit: the host's end; "" means HostName(Name)
+	IPv4       netip.Prefix     // the prefix length does not matter to the routed modes, veth and netkit
 	IPv6       netip.Prefix     // at least one of the two
-	Gateway4   netip.Addr       // zero: veth: VethGateway4; else the first address of IPv4's prefix
+	Gateway4   netip.Addr       // zero: routed modes: VethGateway4; else the first address of IPv4's prefix
 	Gateway6   netip.Addr       // likewise
-	MTU        int              // bytes; 0 means 1500, or the uplink's with macvlan
-	Uplink     string           // macvlan: the parent on the node
+	MTU        int              // bytes; 0 means 1500, or the uplink's where there is one
+	Uplink     string           // macvlan, ipvlan: the parent on the node; host-device: what is moved into the pod
 	BridgeName string           // bridge: "" means DefaultBridge
-	MAC        net.HardwareAddr // of the pod's interface; nil means random
+	MAC        net.HardwareAddr // of the pod's interface, where it has its own; nil means random, or the device's
+	// Open lets packets pass before programs are attached. A netkit pair is made
+	// closed otherwise; the other modes know no such state.
+	Open bool
+	// LocalMTU, in bytes, is what the pod may send at once to pods of its node,
+	// which are in LocalCIDRs; 0: no more than MTU. Only where CanLocalMTU.
+	LocalMTU   int
+	LocalCIDRs []netip.Prefix
+	BigTCP     int // bytes of the largest bundle of segments; 0: the kernel's 65536
 }
 
 // Result is what was made, in the numbers that a datapath needs.
 type Result struct {
-	HostIfIndex   int              // veth, bridge: host's end; macvlan: the shim
+	HostIfIndex   int              // of the host's end, or of the shim; host-device: 0
 	HostMAC       net.HardwareAddr // of that interface
 	PodIfIndex    int              // in the pod's namespace
 	PodMAC        net.HardwareAddr
-	ParentIfIndex int // bridge: the bridge; macvlan: the uplink; veth: 0
+	ParentIfIndex int // bridge: the bridge; macvlan, ipvlan: the uplink; else 0
+	BigTCP        BigTCP
 }
 
 // HostName is the name of the host's end for a pod: deterministic, so that a
@@ -98,11 +101,25 @@ func (s Spec) withDefaults() Spec {
 	return s
 }
 
+// KnownMode refuses what is no way of connecting a pod.
+func KnownMode(mode string) error {
+	if _, known := traitsOf[mode]; !known {
+		return fmt.Errorf("mode %q is unknown: use one of %s", mode, strings.Join(Modes, ", "))
+	}
+	return nil
+}
+
+// Gateways are the next hops that the pod will have, defaults filled in.
+func (s Spec) Gateways() (v4, v6 netip.Addr) {
+	s = s.withDefaults()
+	return s.Gateway4, s.Gateway6
+}
+
 func gatewayOr(gw netip.Addr, ip netip.Prefix, mode string, routed netip.Addr) netip.Addr {
 	switch {
 	case gw.IsValid() || !ip.IsValid():
 		return gw
-	case mode == Veth:
+	case traitsOf[mode].routed:
 		return routed
 	}
 	return ip.Masked().Addr().Next()
@@ -115,18 +132,20 @@ func (s Spec) Validate() error {
 	if s.Name == "" {
 		return errors.New("name is empty: name the pod")
 	}
-	switch s.Mode {
-	case Veth, Bridge, Macvlan:
-	default:
-		return fmt.Errorf("mode %q is unknown: use veth, bridge or macvlan", s.Mode)
+	if err := KnownMode(s.Mode); err != nil {
+		return err
 	}
+	t := traitsOf[s.Mode]
 	for field, name := range map[string]string{"interface": s.IfName, "host interface": s.HostIfName, "bridge": s.BridgeName} {
 		if !ifNameOK.MatchString(name) {
 			return fmt.Errorf("%s name %q is not usable: use 1 to 15 letters, digits, '.', '_' or '-'", field, name)
 		}
 	}
-	if s.Mode == Macvlan && s.Uplink == "" {
-		return errors.New("uplink is missing: macvlan needs the node's interface to build on")
+	if t.uplink != "" && s.Uplink == "" {
+		return fmt.Errorf("uplink is missing: %s needs the node's interface %s", s.Mode, t.uplink)
+	}
+	if s.MAC != nil && t.noMAC != "" {
+		return fmt.Errorf("MAC %s cannot be given: %s", s.MAC, t.noMAC)
 	}
 	if s.MAC != nil && (len(s.MAC) != 6 || s.MAC[0]&1 != 0) {
 		return fmt.Errorf("MAC %s is not a unicast Ethernet address", s.MAC)
@@ -141,7 +160,7 @@ func (s Spec) Validate() error {
 	if s.MTU != 0 && (s.MTU < low || s.MTU > 65535) {
 		return fmt.Errorf("MTU %d is out of range: use %d to 65535", s.MTU, low)
 	}
-	return nil
+	return errors.Join(s.validateLocalMTU(), s.validateBigTCP())
 }
 
 func (s Spec) validateAddrs() error {
@@ -167,7 +186,7 @@ func (s Spec) validateAddrs() error {
 			return fmt.Errorf("IP %s cannot be a pod's: use a unicast address", a.ip.Addr())
 		case a.ip.Addr() == a.gw:
 			return fmt.Errorf("IP %s is the gateway's address: give the pod another", a.gw)
-		case s.Mode != Veth && !a.ip.Contains(a.gw):
+		case !traitsOf[s.Mode].routed && !a.ip.Contains(a.gw):
 			return fmt.Errorf("gateway %s is outside %s: use one inside, or a shorter prefix", a.gw, a.ip.Masked())
 		}
 	}
@@ -176,9 +195,12 @@ func (s Spec) validateAddrs() error {
 
 // Add connects a pod. What an Add that was killed left half built is replaced;
 // a complete connection is ErrExists. When Add fails, nothing of it stays
-// except the bridge or the macvlan shim, which belong to the node.
+// except the bridge or the shim, which belong to the node.
 func Add(spec Spec) (Result, error) {
 	if err := spec.Validate(); err != nil {
+		return Result{}, err
+	}
+	if err := Supported(spec.Mode); err != nil {
 		return Result{}, err
 	}
 	spec = spec.withDefaults()
@@ -194,8 +216,14 @@ func Add(spec Spec) (Result, error) {
 	if err := b.clearHalfBuilt(); err != nil {
 		return Result{}, fmt.Errorf("connect pod %s: %w", spec.Name, err)
 	}
-	makers := map[string]func() (Result, error){Veth: b.addVeth, Bridge: b.addBridge, Macvlan: b.addMacvlan}
+	makers := map[string]func() (Result, error){
+		Veth: b.addVeth, Bridge: b.addBridge, Macvlan: b.addMacvlan,
+		IPVlan: b.addIPVlan, IPVlanL3: b.addIPVlan, Netkit: b.addNetkit, NetkitL3: b.addNetkit, HostDevice: b.addHostDevice,
+	}
 	res, err := makers[spec.Mode]()
+	if err == nil {
+		res.BigTCP, err = b.bigTCP()
+	}
 	if err == nil {
 		err = b.awaitAddrs()
 	}
@@ -210,7 +238,8 @@ func Add(spec Spec) (Result, error) {
 
 // Delete takes a pod's connection away: by the pod's side, if its namespace is
 // still there, and by the host's. What is absent is success. The bridge and
-// the macvlan shim stay: they are the node's.
+// the shim stay: they are the node's. A device that was moved into the pod
+// comes back, down and without addresses.
 func Delete(spec Spec) error {
 	spec = spec.withDefaults()
 	runtime.LockOSThread()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -91,12 +92,65 @@ func (w *world) onNode(fn func() error) {
 	}
 }
 
-// spec is the i-th pod's, from 0.
+// spec is the i-th pod's, from 0. No programs will be attached, so it is open.
 func (w *world) spec(mode string, i int) Spec {
-	return Spec{
-		Name: fmt.Sprintf("pod-%d", i), Mode: mode, NetNS: w.pods[i], Uplink: "up0",
+	s := Spec{
+		Name: fmt.Sprintf("pod-%d", i), Mode: mode, NetNS: w.pods[i], Uplink: "up0", Open: true,
 		IPv4: netip.PrefixFrom(podIP4(i), 16), IPv6: netip.PrefixFrom(podIP6(i), 64),
 	}
+	if mode == HostDevice {
+		s.Uplink = w.nic(i)
+	}
+	return s
+}
+
+// nic is the i-th NIC of the node, plugged into a switch that is the gateway.
+// It is made when it is first asked for.
+func (w *world) nic(i int) string {
+	w.t.Helper()
+	name := fmt.Sprintf("nic%d", i)
+	w.onNode(func() error {
+		if _, err := netlink.LinkByName("port" + name); err == nil {
+			return nil
+		}
+		sw, err := netlink.LinkByName("switch")
+		if err != nil {
+			sw = &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "switch"}}
+			if err := netlink.LinkAdd(sw); err != nil {
+				return err
+			}
+			for _, a := range []string{"10.1.0.1/16", "fd00:10:1::1/64"} {
+				addr, _ := netlink.ParseAddr(a)
+				addr.Flags = unix.IFA_F_NODAD
+				if err := netlink.AddrAdd(sw, addr); err != nil {
+					return err
+				}
+			}
+			if err := netlink.LinkSetUp(sw); err != nil {
+				return err
+			}
+		}
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = name
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "port" + name}); err != nil {
+			return err
+		}
+		port, err := netlink.LinkByName("port" + name)
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetMaster(port, sw), netlink.LinkSetUp(port))
+	})
+	return name
+}
+
+// await is for tests that meet a machine in emulation: how long an answer may
+// take that needs nothing but computing.
+func await(d time.Duration) time.Duration {
+	if os.Getenv("MUSTANG_VM") != "" {
+		return 20 * d
+	}
+	return d
 }
 
 func podIP4(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 2)}) }
@@ -124,160 +178,284 @@ func (w *world) links(path string) (names []string) {
 	return names
 }
 
-var modes = []string{Veth, Bridge, Macvlan}
-
-func TestPodsAndNodeReachEachOther(t *testing.T) {
-	for _, mode := range modes {
+// eachMode runs a test for every mode that the kernel has.
+func eachMode(t *testing.T, fn func(t *testing.T, mode string)) {
+	for _, mode := range Modes {
 		t.Run(mode, func(t *testing.T) {
-			w := newWorld(t)
-			for i := range w.pods {
-				w.add(w.spec(mode, i))
+			if err := Supported(mode); err != nil {
+				t.Skip(err)
 			}
-			gw4, gw6 := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00:10:1::1")
-			if mode == Veth {
-				gw4, gw6 = netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("fd00:10:2::1")
-			}
-			for _, c := range []struct {
-				what, from string
-				to         netip.Addr
-			}{
-				{"pod to pod", w.pods[0], podIP4(1)},
-				{"pod to pod", w.pods[0], podIP6(1)},
-				{"node to pod", w.node, podIP4(0)},
-				{"node to pod", w.node, podIP6(0)},
-				{"pod to node", w.pods[1], gw4},
-				{"pod to node", w.pods[1], gw6},
-			} {
-				took, err := ping(c.from, c.to, 2*time.Second)
-				if err != nil {
-					t.Errorf("%s: %v", c.what, err)
-				} else if took > 50*time.Millisecond {
-					t.Errorf("%s: the first packet to %s took %s: something waits", c.what, c.to, took)
-				}
-			}
+			fn(t, mode)
 		})
 	}
+}
+
+func TestPodsAndNodeReachEachOther(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		for i := range w.pods {
+			w.add(w.spec(mode, i))
+		}
+		gw4, gw6 := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00:10:1::1")
+		if Routed(mode) {
+			gw4, gw6 = netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("fd00:10:2::1")
+		}
+		for _, c := range []struct {
+			what, from string
+			to         netip.Addr
+		}{
+			{"pod to pod", w.pods[0], podIP4(1)},
+			{"pod to pod", w.pods[0], podIP6(1)},
+			{"node to pod", w.node, podIP4(0)},
+			{"node to pod", w.node, podIP6(0)},
+			{"pod to node", w.pods[1], gw4},
+			{"pod to node", w.pods[1], gw6},
+		} {
+			took, err := ping(c.from, c.to, await(2*time.Second))
+			if err != nil {
+				t.Errorf("%s: %v", c.what, err)
+			} else if took > await(50*time.Millisecond) {
+				t.Errorf("%s: the first packet to %s took %s: something waits", c.what, c.to, took)
+			}
+		}
+	})
 }
 
 func TestResultDescribesWhatWasMade(t *testing.T) {
-	for _, mode := range modes {
-		t.Run(mode, func(t *testing.T) {
-			w := newWorld(t)
-			s := w.spec(mode, 0)
+	eachMode(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		s := w.spec(mode, 0)
+		if traitsOf[mode].noMAC == "" {
 			s.MAC = net.HardwareAddr{2, 0, 0, 0, 0, 7}
-			s.MTU = 1400
-			res := w.add(s)
-			if err := netns.Do(w.pods[0], func() error {
-				l, err := netlink.LinkByName(DefaultIfName)
-				if err != nil {
-					return err
-				}
-				a := l.Attrs()
-				if a.Index != res.PodIfIndex || a.HardwareAddr.String() != s.MAC.String() || res.PodMAC.String() != s.MAC.String() || a.MTU != 1400 {
-					t.Errorf("pod has index %d MAC %s MTU %d, result says %+v", a.Index, a.HardwareAddr, a.MTU, res)
+		}
+		s.MTU = 1400
+		res := w.add(s)
+		if err := netns.Do(w.pods[0], func() error {
+			l, err := netlink.LinkByName(DefaultIfName)
+			if err != nil {
+				return err
+			}
+			a := l.Attrs()
+			if a.Index != res.PodIfIndex || a.HardwareAddr.String() != res.PodMAC.String() || s.MAC != nil && res.PodMAC.String() != s.MAC.String() || a.MTU != 1400 {
+				t.Errorf("pod has index %d MAC %s MTU %d, result says %+v", a.Index, a.HardwareAddr, a.MTU, res)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if mode == HostDevice {
+			return // nothing of it is on the node
+		}
+		w.onNode(func() error {
+			l, err := netlink.LinkByIndex(res.HostIfIndex)
+			if err != nil {
+				return err
+			}
+			want := HostName("pod-0")
+			if HasShim(mode) {
+				want = ShimName(mode, "up0")
+			}
+			if l.Attrs().Name != want || l.Attrs().HardwareAddr.String() != res.HostMAC.String() {
+				t.Errorf("host end is %s %s, want %s %s", l.Attrs().Name, l.Attrs().HardwareAddr, want, res.HostMAC)
+			}
+			parent := map[string]string{Bridge: DefaultBridge, Macvlan: "up0", IPVlan: "up0", IPVlanL3: "up0"}[mode]
+			if parent == "" {
+				if res.ParentIfIndex != 0 {
+					t.Errorf("parent is %d, want none", res.ParentIfIndex)
 				}
 				return nil
-			}); err != nil {
-				t.Fatal(err)
 			}
-			w.onNode(func() error {
-				l, err := netlink.LinkByIndex(res.HostIfIndex)
-				if err != nil {
-					return err
-				}
-				want := map[string]string{Veth: HostName("pod-0"), Bridge: HostName("pod-0"), Macvlan: ShimName("up0")}[mode]
-				if l.Attrs().Name != want || l.Attrs().HardwareAddr.String() != res.HostMAC.String() {
-					t.Errorf("host end is %s %s, want %s %s", l.Attrs().Name, l.Attrs().HardwareAddr, want, res.HostMAC)
-				}
-				parent := map[string]string{Veth: "", Bridge: DefaultBridge, Macvlan: "up0"}[mode]
-				if parent == "" {
-					if res.ParentIfIndex != 0 {
-						t.Errorf("parent is %d, want none", res.ParentIfIndex)
-					}
-					return nil
-				}
-				if l, err = netlink.LinkByName(parent); err == nil && l.Attrs().Index != res.ParentIfIndex {
-					t.Errorf("parent is %d, want %s (%d)", res.ParentIfIndex, parent, l.Attrs().Index)
-				}
-				return err
-			})
+			if l, err = netlink.LinkByName(parent); err == nil && l.Attrs().Index != res.ParentIfIndex {
+				t.Errorf("parent is %d, want %s (%d)", res.ParentIfIndex, parent, l.Attrs().Index)
+			}
+			return err
 		})
-	}
+	})
 }
 
 func TestAddTwiceIsRefusedAndDisturbsNothing(t *testing.T) {
-	for _, mode := range modes {
-		t.Run(mode, func(t *testing.T) {
-			w := newWorld(t)
-			first := w.add(w.spec(mode, 0))
-			err := netns.Do(w.node, func() error { _, err := Add(w.spec(mode, 0)); return err })
-			if !errors.Is(err, ErrExists) {
-				t.Fatalf("second Add: %v, want ErrExists", err)
-			}
-			if _, err := ping(w.node, podIP4(0), 2*time.Second); err != nil {
-				t.Error(err)
-			}
-			w.onNode(func() error {
-				_, err := netlink.LinkByIndex(first.HostIfIndex)
-				return err
-			})
+	eachMode(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		first := w.add(w.spec(mode, 0))
+		err := netns.Do(w.node, func() error { _, err := Add(w.spec(mode, 0)); return err })
+		if !errors.Is(err, ErrExists) {
+			t.Fatalf("second Add: %v, want ErrExists", err)
+		}
+		if _, err := ping(w.node, podIP4(0), await(2*time.Second)); err != nil {
+			t.Error(err)
+		}
+		if mode == HostDevice {
+			return
+		}
+		w.onNode(func() error {
+			_, err := netlink.LinkByIndex(first.HostIfIndex)
+			return err
 		})
+	})
+}
+
+// halfBuild makes a pod's interface and no more.
+func (b *builder) halfBuild() (err error) {
+	switch {
+	case HasShim(b.Mode):
+		var parent netlink.Link
+		if parent, err = must(b.node, "up0"); err == nil {
+			_, err = b.makeSub(parent)
+		}
+	case b.Mode == HostDevice:
+		_, err = b.takeDevice()
+	case b.Mode == Netkit || b.Mode == NetkitL3:
+		var eth netlink.Link
+		if eth, _, err = b.makeNetkit(); err == nil {
+			err = b.pod.LinkSetGroup(eth, 0) // killed even before that
+		}
+	default:
+		_, _, err = b.makePair()
 	}
+	return err
 }
 
 // A killed Add leaves links without the mark that is set last.
 func TestAddReplacesWhatAKilledAddLeft(t *testing.T) {
-	for _, mode := range modes {
-		t.Run(mode, func(t *testing.T) {
-			w := newWorld(t)
-			w.onNode(func() error {
-				b, err := open(w.pods[0])
-				if err != nil {
-					return err
-				}
-				defer b.close()
-				b.Spec = w.spec(mode, 0).withDefaults()
-				if mode == Macvlan {
-					parent, err := must(b.node, "up0")
-					if err != nil {
-						return err
-					}
-					_, err = b.makeMacvlan(parent)
-					return err
-				}
-				_, _, err = b.makePair()
+	eachMode(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		w.onNode(func() error {
+			b, err := open(w.pods[0])
+			if err != nil {
 				return err
+			}
+			defer b.close()
+			b.Spec = w.spec(mode, 0).withDefaults()
+			return b.halfBuild()
+		})
+		w.add(w.spec(mode, 0))
+		if _, err := ping(w.node, podIP4(0), await(2*time.Second)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// One uplink carries one kind: the kernel would let a second kind of ipvlan
+// change the first.
+func TestOneUplinkCarriesOneKind(t *testing.T) {
+	shims := []string{Macvlan, IPVlan, IPVlanL3}
+	for _, first := range shims {
+		for _, second := range shims {
+			if first == second {
+				continue
+			}
+			t.Run(first+" then "+second, func(t *testing.T) {
+				if err := errors.Join(Supported(first), Supported(second)); err != nil {
+					t.Skip(err)
+				}
+				w := newWorld(t)
+				w.add(w.spec(first, 0))
+				err := netns.Do(w.node, func() error { _, err := Add(w.spec(second, 1)); return err })
+				if err == nil || !strings.Contains(err.Error(), "carries "+first) || !strings.Contains(err.Error(), "--mode="+first) {
+					t.Errorf("got %v", err)
+				}
+				if _, err := ping(w.node, podIP4(0), await(2*time.Second)); err != nil {
+					t.Error(err)
+				}
 			})
-			w.add(w.spec(mode, 0))
-			if _, err := ping(w.node, podIP4(0), 2*time.Second); err != nil {
-				t.Error(err)
+		}
+	}
+	t.Run("a bridge's port", func(t *testing.T) {
+		w := newWorld(t)
+		w.onNode(func() error {
+			br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br7"}}
+			if err := netlink.LinkAdd(br); err != nil {
+				return err
+			}
+			up0, err := netlink.LinkByName("up0")
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetMaster(up0, br)
+		})
+		err := netns.Do(w.node, func() error { _, err := Add(w.spec(Macvlan, 0)); return err })
+		if err == nil || !strings.Contains(err.Error(), "port of br7") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// Without programs a closed pair passes nothing, either way.
+func TestNetkitIsClosedUntilProgramsAreAttached(t *testing.T) {
+	for _, mode := range []string{Netkit, NetkitL3} {
+		t.Run(mode, func(t *testing.T) {
+			if err := Supported(mode); err != nil {
+				t.Skip(err)
+			}
+			w := newWorld(t)
+			s := w.spec(mode, 0)
+			s.Open = false
+			w.add(s)
+			if _, err := ping(w.node, podIP4(0), 300*time.Millisecond); err == nil {
+				t.Error("a packet from the node passed")
+			}
+			if _, err := ping(w.pods[0], netip.MustParseAddr("10.2.0.1"), 300*time.Millisecond); err == nil {
+				t.Error("a packet from the pod passed")
 			}
 		})
 	}
 }
 
-func TestDeleteIsIdempotentAndLeavesNothing(t *testing.T) {
-	for _, mode := range modes {
-		t.Run(mode, func(t *testing.T) {
-			w := newWorld(t)
-			// The bridge and the shim are the node's: make them first.
-			w.add(w.spec(mode, 1))
-			nodeBefore, podBefore := w.links(w.node), w.links(w.pods[0])
-			w.add(w.spec(mode, 0))
-			for range 2 {
-				w.onNode(func() error { return Delete(w.spec(mode, 0)) })
-			}
-			if d := cmp.Diff(nodeBefore, w.links(w.node)); d != "" {
-				t.Errorf("links on the node changed:\n%s", d)
-			}
-			if d := cmp.Diff(podBefore, w.links(w.pods[0])); d != "" {
-				t.Errorf("links in the pod changed:\n%s", d)
-			}
-			gone := w.spec(mode, 0)
-			gone.NetNS += "-gone"
-			w.onNode(func() error { return Delete(gone) })
-		})
+// The device that a pod had is the node's again, as it was.
+func TestHostDeviceComesBack(t *testing.T) {
+	w := newWorld(t)
+	s := w.spec(HostDevice, 0)
+	before := w.links(w.node)
+	w.add(s)
+	w.onNode(func() error {
+		if l, err := netlink.LinkByName(s.Uplink); err == nil {
+			t.Errorf("%s is still on the node", l.Attrs().Name)
+		}
+		return Delete(s)
+	})
+	if d := cmp.Diff(before, w.links(w.node), cmpopts.SortSlices(strings.Compare)); d != "" {
+		t.Errorf("links on the node changed:\n%s", d)
 	}
+	w.onNode(func() error {
+		l, err := netlink.LinkByName(s.Uplink)
+		if err == nil && (l.Attrs().Alias != "" || l.Attrs().Group != 0) {
+			t.Errorf("it keeps alias %q and group %d", l.Attrs().Alias, l.Attrs().Group)
+		}
+		return err
+	})
+	w.onNode(func() error {
+		l, err := netlink.LinkByName("up0")
+		if err != nil {
+			return err
+		}
+		if _, err := Add(Spec{Name: "greedy", Mode: HostDevice, NetNS: w.pods[0], Uplink: "up0", IPv4: s.IPv4}); err == nil || !strings.Contains(err.Error(), "10.2.0.1") {
+			t.Errorf("the node's own interface (%s) was taken: %v", l.Attrs().Name, err)
+		}
+		return nil
+	})
+}
+
+func TestDeleteIsIdempotentAndLeavesNothing(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		// The bridge and the shim are the node's: make them first.
+		w.add(w.spec(mode, 1))
+		s := w.spec(mode, 0)
+		nodeBefore, podBefore := w.links(w.node), w.links(w.pods[0])
+		w.add(s)
+		for range 2 {
+			w.onNode(func() error { return Delete(s) })
+		}
+		if d := cmp.Diff(nodeBefore, w.links(w.node), cmpopts.SortSlices(strings.Compare)); d != "" {
+			t.Errorf("links on the node changed:\n%s", d)
+		}
+		if d := cmp.Diff(podBefore, w.links(w.pods[0])); d != "" {
+			t.Errorf("links in the pod changed:\n%s", d)
+		}
+		gone := w.spec(mode, 0)
+		gone.NetNS += "-gone"
+		w.onNode(func() error { return Delete(gone) })
+	})
 }
 
 func TestFailedAddRollsBack(t *testing.T) {
@@ -352,6 +530,7 @@ func TestBadSpecIsNamed(t *testing.T) {
 		{"MTU too small for IPv6", "MTU", func(s *Spec) { s.MTU = 1000 }},
 		{"MTU too large", "MTU", func(s *Spec) { s.MTU = 70000 }},
 		{"no uplink", "uplink is missing", func(s *Spec) { s.Mode = Macvlan }},
+		{"a MAC for ipvlan", "share their uplink's", func(s *Spec) { s.Mode = IPVlan; s.Uplink = "up0"; s.MAC = net.HardwareAddr{2, 0, 0, 0, 0, 7} }},
 		{"long interface name", "interface name", func(s *Spec) { s.IfName = "sixteen-letters-" }},
 		{"multicast address", "unicast", func(s *Spec) { s.IPv4 = netip.MustParsePrefix("224.0.0.5/32") }},
 	} {

@@ -5,7 +5,7 @@ package link
 // veth, routed: the host is the pod's router. The pod has one route, to a next
 // hop that nobody owns, and a permanent neighbour that says where it is.
 // proxy_arp would do the same, but holds the first answer back by up to 0.8 s
-// (neigh/*/proxy_delay).
+// (neigh/*/proxy_delay). netkit is routed the same way.
 
 import (
 	"fmt"
@@ -53,6 +53,9 @@ func (b *builder) makePair() (eth, host netlink.Link, err error) {
 }
 
 func (b *builder) hostRouted(host, eth netlink.Link) error {
+	if err := b.widenHost(host); err != nil {
+		return err
+	}
 	if err := ifSysctls(b.HostIfName, b.IPv6.IsValid(), endRouted); err != nil {
 		return err
 	}
@@ -65,6 +68,9 @@ func (b *builder) hostRouted(host, eth netlink.Link) error {
 			if err := b.addAddr(b.node, host, netip.PrefixFrom(x.gw, 64)); err != nil {
 				return err
 			}
+		}
+		if b.Mode == NetkitL3 {
+			continue // nobody has a link address
 		}
 		if err := addNeigh(b.node, host, x.ip, eth.Attrs().HardwareAddr); err != nil {
 			return err
@@ -83,17 +89,19 @@ func (b *builder) podRouted(eth, host netlink.Link) error {
 		return err
 	}
 	for _, x := range b.gateways() {
-		if err := addNeigh(b.pod, eth, x.gw, host.Attrs().HardwareAddr); err != nil {
-			return err
+		if b.Mode != NetkitL3 {
+			if err := addNeigh(b.pod, eth, x.gw, host.Attrs().HardwareAddr); err != nil {
+				return err
+			}
 		}
 		if err := addDefaultRoute(b.pod, eth, x.gw, unix.RTNH_F_ONLINK); err != nil {
 			return err
 		}
-		if err := addHostRoute(b.node, host, x.ip); err != nil {
+		if err := addHostRoute(b.node, host, x.ip, b.hostRouteMTU()); err != nil {
 			return err
 		}
 	}
-	return nil
+	return b.localRoutes(eth)
 }
 
 func pairResult(eth, host netlink.Link) Result {

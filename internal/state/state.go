@@ -107,6 +107,13 @@ type Service struct {
 	Backends []netip.AddrPort
 }
 
+// Backend is where a Service's connections go. Port 0 is every port of the
+// address, protocol 0 every protocol.
+type Backend struct {
+	AddrPort netip.AddrPort
+	Protocol Protocol `json:",omitempty"`
+}
+
 // SortServices orders services by number, then by frontend.
 func SortServices(s []Service) {
 	slices.SortFunc(s, func(a, b Service) int {
@@ -128,7 +135,7 @@ const (
 type Placement string
 
 const (
-	HostEnd Placement = "host" // on the node's end of a veth pair
+	HostEnd Placement = "host" // on the node's end of a veth or netkit pair
 	InPod   Placement = "pod"  // inside the pod, directions swapped
 )
 
@@ -139,7 +146,8 @@ type Endpoint struct {
 	Generation  uint32
 	IfIndex     int // of the interface that carries the programs
 	Parent      int // ifindex of the parent link of an in-pod kind, else 0
-	MTU         int // bytes, without the link header
+	MTU         int // bytes, without the link header: the longest packet that may be handed to it
+	LinkMTU     int // of the interface inside the pod; less than MTU where pods of a node have a local MTU
 	NetnsCookie uint64
 	IP4, IP6    netip.Addr       // invalid when it has none
 	MAC         net.HardwareAddr // the pod's interface
@@ -153,7 +161,7 @@ type Endpoint struct {
 	HostIf   string // name of the host's end; "" in-pod
 	PodIndex int    // ifindex inside the pod
 	Labels   map[string]string
-	// Attach is "tcx" or "clsact"; Qdisc says that the clsact qdisc was made by us.
+	// Attach is "tcx", "clsact" or "netkit"; Qdisc says that the clsact qdisc was made by us.
 	Attach string
 	Qdisc  bool `json:",omitempty"`
 }

@@ -5,7 +5,8 @@
 // connecting a pod, every way of doing Services, and both address families.
 //
 // MUSTANG_TEST_MODES (comma-separated) and MUSTANG_TEST_PATHS choose a part of
-// the table; MUSTANG_BIN names a binary instead of building one.
+// the table; without them, a mode that the kernel lacks is skipped by name.
+// MUSTANG_BIN names a binary instead of building one; see env_test.go for more.
 package service_test
 
 import (
@@ -13,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/mustang-net/mustang/lab"
@@ -28,7 +28,11 @@ func TestMain(m *testing.M) {
 		serve()
 		return
 	}
-	dir, err := os.MkdirTemp("", "mustang-service-test-")
+	err := readEnvironment()
+	dir := ""
+	if err == nil {
+		dir, err = os.MkdirTemp("", "mustang-service-test-")
+	}
 	if err == nil {
 		tool, err = buildBinary(dir)
 	}
@@ -55,22 +59,10 @@ func buildBinary(dir string) (string, error) {
 	return bin, nil
 }
 
-func chosen[T ~string](variable string, all ...T) []T {
-	list := os.Getenv(variable)
-	if list == "" {
-		return all
-	}
-	var out []T
-	for _, s := range strings.Split(list, ",") {
-		out = append(out, T(s))
-	}
-	return out
-}
-
 // TestServices runs the whole table.
 func TestServices(t *testing.T) {
-	for _, mode := range chosen("MUSTANG_TEST_MODES", lab.Veth, lab.Bridge, lab.Macvlan) {
-		for _, path := range chosen("MUSTANG_TEST_PATHS", lab.MustangTC, lab.MustangSocket, lab.Mustang) {
+	for _, mode := range modes() {
+		for _, path := range chosen(pathsVariable, lab.MustangTC, lab.MustangSocket, lab.Mustang) {
 			t.Run(string(mode)+"/"+string(path), func(t *testing.T) {
 				w := newWorld(t, mode, path)
 				for _, family := range []string{"ipv4", "ipv6"} {
@@ -97,6 +89,7 @@ func (w *world) table() {
 		{"echo by pod address", (*world).echo},
 		{"closed port is refused at once", (*world).closedPort},
 		{"a Service's unknown port is refused at once", (*world).unknownPort},
+		{"a Service without backends refuses at once", (*world).noBackends},
 		{"node and pod reach each other", (*world).node},
 		{"outside and pod reach each other", (*world).outside},
 		{"source port reuse, Service and pod address in turn", (*world).portReuse},

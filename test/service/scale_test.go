@@ -13,13 +13,16 @@ import (
 // TestTenThousandConnections holds them open through one Service at once, all of
 // them answering, in each mode and both ways of doing Services.
 func TestTenThousandConnections(t *testing.T) {
-	const total, workers = 10_000, 16
-	for _, mode := range chosen("MUSTANG_TEST_MODES", lab.Veth, lab.Bridge, lab.Macvlan) {
-		for _, path := range chosen("MUSTANG_TEST_PATHS", lab.MustangTC, lab.MustangSocket) {
+	if testing.Short() {
+		t.Skip("half a minute for each mode: make test runs it")
+	}
+	const workers = 16
+	for _, mode := range modes() {
+		for _, path := range chosen(pathsVariable, lab.MustangTC, lab.MustangSocket) {
 			t.Run(string(mode)+"/"+string(path), func(t *testing.T) {
 				w := newWorld(t, mode, path)
 				for _, family := range []string{"ipv4", "ipv6"} {
-					t.Run(family, func(t *testing.T) { w.on(t, family).many(total, workers) })
+					t.Run(family, func(t *testing.T) { w.on(t, family).many(connections, workers) })
 				}
 			})
 		}

@@ -18,8 +18,6 @@ import (
 	"github.com/mustang-net/mustang/lab"
 )
 
-const patience = 3 * time.Second // for anything that takes microseconds
-
 // serve is the server's main: TCP and UDP on one port, both families. The first
 // line of a connection asks for something: "who" tells the server's name and the
 // client as it sees it, "echo" sends back whatever follows.
@@ -118,7 +116,7 @@ func dial(p *lab.Pod, network string, dst netip.AddrPort, port uint16) (net.Conn
 	if err != nil {
 		return nil, err
 	}
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	c.SetDeadline(time.Now().Add(slow(20 * time.Second)))
 	return c, nil
 }
 

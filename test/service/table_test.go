@@ -185,7 +185,7 @@ func (w *world) hairpin() {
 
 func (w *world) echo() {
 	for _, size := range []string{"56", "3000"} {
-		cmd := w.client.Command(context.Background(), "ping", "-c", "3", "-i", "0.01", "-W", "2", "-s", size,
+		cmd := w.client.Command(context.Background(), "ping", "-c", "3", "-i", "0.01", "-W", fmt.Sprint(2*slowness), "-s", size,
 			address(w.servers[1], w.ipv6).String())
 		if out, err := cmd.CombinedOutput(); err != nil {
 			w.t.Errorf("ping with %s bytes: %v: %s", size, err, out)
@@ -202,6 +202,14 @@ func (w *world) closedPort() {
 
 // unknownPort is a Service's address at a port that it does not have.
 func (w *world) unknownPort() { w.refusal(netip.AddrPortFrom(vip(w.ipv6), 9)) }
+
+// noBackends is a Service whose pods are not there yet, or no more.
+func (w *world) noBackends() {
+	dst := netip.AddrPortFrom(vip(w.ipv6), 8124)
+	_, err := w.lab.Mustang(context.Background(), "svc", "add", "--service", dst.String())
+	w.must(err)
+	w.refusal(dst)
+}
 
 func (w *world) refusal(dst netip.AddrPort) {
 	w.t.Helper()
@@ -270,6 +278,11 @@ func (w *world) portReuse() {
 		}
 		start := time.Now()
 		c, err := dial(w.client, "tcp", dst, port)
+		for errors.Is(err, syscall.EADDRNOTAVAIL) && time.Since(start) < slow(500*time.Millisecond) {
+			// The client's own last socket still waits for the server's ACK of its FIN.
+			time.Sleep(time.Millisecond)
+			c, err = dial(w.client, "tcp", dst, port)
+		}
 		if err != nil {
 			w.t.Fatalf("connection %d, to %s: %v", i, dst, err)
 		}
@@ -278,7 +291,7 @@ func (w *world) portReuse() {
 			w.t.Fatalf("connection %d, to %s: %v", i, dst, err)
 		}
 		c.Close()
-		if took := time.Since(start); took > 500*time.Millisecond {
+		if took := time.Since(start); took > slow(500*time.Millisecond) {
 			w.t.Fatalf("connection %d, to %s, stalled for %s", i, dst, took)
 		}
 	}

@@ -41,11 +41,14 @@ func vip(ipv6 bool) netip.Addr {
 }
 
 func newWorld(t *testing.T, mode lab.Mode, path lab.ServiceBy) *world {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	return newWorldOf(t, lab.Config{Mode: mode, Services: path})
+}
+
+func newWorldOf(t *testing.T, cfg lab.Config) *world {
+	ctx, cancel := context.WithTimeout(context.Background(), slow(time.Minute))
 	defer cancel()
-	l, err := lab.New(ctx, lab.Config{
-		Name: fmt.Sprintf("t%d%c", os.Getpid()%10000, 'a'+labs.Add(1)%26), Mode: mode, Services: path, Binary: tool,
-	})
+	cfg.Name, cfg.Binary = fmt.Sprintf("t%d%c", os.Getpid()%10000, 'a'+labs.Add(1)%26), tool
+	l, err := lab.New(ctx, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +57,7 @@ func newWorld(t *testing.T, mode lab.Mode, path lab.ServiceBy) *world {
 			t.Error(err)
 		}
 	})
-	w := &world{t: t, lab: l, path: path}
+	w := &world{t: t, lab: l, path: cfg.Services}
 	w.client = w.pod(ctx, "client")
 	for i := range 2 {
 		p := w.pod(ctx, fmt.Sprintf("server%d", i))
@@ -76,6 +79,9 @@ func (w *world) on(t *testing.T, family string) *world {
 func (w *world) pod(ctx context.Context, name string) *lab.Pod {
 	w.t.Helper()
 	p, err := w.lab.Node().AddPod(ctx, name)
+	if err != nil && skippable(err) {
+		w.t.Skip(err)
+	}
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -140,13 +146,14 @@ func (w *world) start(cmd *lab.Cmd) {
 	})
 }
 
-// eventually waits for a condition, and fails the test when it stays false for five seconds.
+// eventually waits for a condition, and fails the test when it stays false for too long.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(5 * time.Second)
+	wait := slow(5 * time.Second)
+	deadline := time.Now().Add(wait)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("still not so after 5 s: %s", what)
+			t.Fatalf("still not so after %s: %s", wait, what)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

@@ -36,10 +36,10 @@ const (
 	EntryMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	EntryMapMstSockPeersV1        = "mst_sock_peers_v1"
 	EntryProgEntry                = "entry"
-	EntryVarEndpointId            = "endpoint_id"
+	EntryVarAnswerKey             = "answer_key"
+	EntryVarDeliverEgress         = "deliver_egress"
 	EntryVarHasSetRetval          = "has_set_retval"
 	EntryVarInPod                 = "in_pod"
-	EntryVarProgram               = "program"
 	EntryVarTimeouts              = "timeouts"
 )
 
@@ -117,11 +117,11 @@ type EntryMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type EntryVariableSpecs struct {
-	EndpointId   *ebpf.VariableSpec `ebpf:"endpoint_id"`
-	HasSetRetval *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod        *ebpf.VariableSpec `ebpf:"in_pod"`
-	Program      *ebpf.VariableSpec `ebpf:"program"`
-	Timeouts     *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // EntryObjects contains all objects after they have been loaded into the kernel.
@@ -193,11 +193,11 @@ func (m *EntryMaps) Close() error {
 //
 // It can be passed to LoadEntryObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EntryVariables struct {
-	EndpointId   *ebpf.Variable `ebpf:"endpoint_id"`
-	HasSetRetval *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod        *ebpf.Variable `ebpf:"in_pod"`
-	Program      *ebpf.Variable `ebpf:"program"`
-	Timeouts     *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // EntryPrograms contains all programs after they have been loaded into the kernel.

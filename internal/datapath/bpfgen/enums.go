@@ -32,6 +32,12 @@ const (
 	SvcAddress = 1 // marks an address that has frontends; has no backends itself
 )
 
+// enum backend_id
+const (
+	BackendNone = 0
+	BackendLeft = 4294967295 // of a half-open flow: it left the Service, so the next SYN picks another
+)
+
 // enum ct_scope
 const (
 	CTScopeFlow   = 0
@@ -62,6 +68,7 @@ const (
 	RedirectNone    = 0
 	RedirectPeer    = 1 // into the pod behind a host end
 	RedirectIngress = 2 // back into the interface it came from
+	RedirectEgress  = 3 // out of a host end, through its own program
 )
 
 // enum cb_word
@@ -70,15 +77,18 @@ const (
 	CbRedirectIfindex = 1
 	CbRedirectKind    = 2
 	CbReason          = 3
+	CbAnswer          = 4 // answer_key on an answer that goes out of the host end
 )
 
 // enum pod_program
 const (
-	ProgFromPodHost  = 0
-	ProgToPodHost    = 1
-	ProgFromPodInner = 2
-	ProgToPodInner   = 3
-	ProgCount        = 4
+	ProgFromPodHost   = 0
+	ProgToPodHost     = 1
+	ProgFromPodInner  = 2
+	ProgToPodInner    = 3
+	ProgFromPodNetkit = 4
+	ProgToPodNetkit   = 5
+	ProgCount         = 6
 )
 
 // enum drop_reason
@@ -141,6 +151,7 @@ var Reasons = [ReasonCount]Reason{
 // #define
 const (
 	MstLayout    = 1
+	SecondShift  = 30
 	NATPortTries = 16
 	NATPortFirst = 32768
 	NATPortCount = 28232

@@ -51,6 +51,8 @@ const (
 	ParentMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	ParentMapMstSockPeersV1        = "mst_sock_peers_v1"
 	ParentProgParentEgress         = "parent_egress"
+	ParentVarAnswerKey             = "answer_key"
+	ParentVarDeliverEgress         = "deliver_egress"
 	ParentVarHasSetRetval          = "has_set_retval"
 	ParentVarInPod                 = "in_pod"
 	ParentVarTimeouts              = "timeouts"
@@ -130,9 +132,11 @@ type ParentMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ParentVariableSpecs struct {
-	HasSetRetval *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod        *ebpf.VariableSpec `ebpf:"in_pod"`
-	Timeouts     *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // ParentObjects contains all objects after they have been loaded into the kernel.
@@ -204,9 +208,11 @@ func (m *ParentMaps) Close() error {
 //
 // It can be passed to LoadParentObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ParentVariables struct {
-	HasSetRetval *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod        *ebpf.Variable `ebpf:"in_pod"`
-	Timeouts     *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // ParentPrograms contains all programs after they have been loaded into the kernel.

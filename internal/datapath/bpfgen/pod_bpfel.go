@@ -98,7 +98,8 @@ type PodEndpoint struct {
 	Generation  uint32
 	Ifindex     uint32
 	Parent      uint32
-	Mtu         uint32
+	Mtu         uint16
+	LinkMtu     uint16
 	NetnsCookie uint64
 	Ip4         PodAddr
 	Ip6         PodAddr
@@ -217,7 +218,7 @@ type PodSockPeer struct {
 	BackendPort  uint16
 	Backend      uint32
 	Service      uint32
-	_            [4]byte
+	Pad          uint32
 }
 
 // Names of all BPF objects in the ELF.
@@ -245,6 +246,8 @@ const (
 	PodMapMstSockPeersV1        = "mst_sock_peers_v1"
 	PodProgFromPod              = "from_pod"
 	PodProgToPod                = "to_pod"
+	PodVarAnswerKey             = "answer_key"
+	PodVarDeliverEgress         = "deliver_egress"
 	PodVarHasSetRetval          = "has_set_retval"
 	PodVarInPod                 = "in_pod"
 	PodVarTimeouts              = "timeouts"
@@ -325,9 +328,11 @@ type PodMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PodVariableSpecs struct {
-	HasSetRetval *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod        *ebpf.VariableSpec `ebpf:"in_pod"`
-	Timeouts     *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // PodObjects contains all objects after they have been loaded into the kernel.
@@ -399,9 +404,11 @@ func (m *PodMaps) Close() error {
 //
 // It can be passed to LoadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PodVariables struct {
-	HasSetRetval *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod        *ebpf.Variable `ebpf:"in_pod"`
-	Timeouts     *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // PodPrograms contains all programs after they have been loaded into the kernel.

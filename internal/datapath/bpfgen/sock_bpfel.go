@@ -8,9 +8,33 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"structs"
 
 	"github.com/cilium/ebpf"
 )
+
+type SockSockFlow struct {
+	_    structs.HostLayout
+	Addr struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Port    uint16
+	Pad     uint16
+	Backend uint32
+}
+
+type SockSockFlowKey struct {
+	_      structs.HostLayout
+	Cookie uint64
+	Addr   struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Port    uint16
+	Reverse uint8
+	Pad     [5]uint8
+}
 
 // Names of all BPF objects in the ELF.
 //
@@ -43,6 +67,8 @@ const (
 	SockProgMstRecvmsg6          = "mst_recvmsg6"
 	SockProgMstSendmsg4          = "mst_sendmsg4"
 	SockProgMstSendmsg6          = "mst_sendmsg6"
+	SockVarAnswerKey             = "answer_key"
+	SockVarDeliverEgress         = "deliver_egress"
 	SockVarHasSetRetval          = "has_set_retval"
 	SockVarInPod                 = "in_pod"
 	SockVarTimeouts              = "timeouts"
@@ -129,9 +155,11 @@ type SockMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SockVariableSpecs struct {
-	HasSetRetval *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod        *ebpf.VariableSpec `ebpf:"in_pod"`
-	Timeouts     *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // SockObjects contains all objects after they have been loaded into the kernel.
@@ -203,9 +231,11 @@ func (m *SockMaps) Close() error {
 //
 // It can be passed to LoadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SockVariables struct {
-	HasSetRetval *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod        *ebpf.Variable `ebpf:"in_pod"`
-	Timeouts     *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // SockPrograms contains all programs after they have been loaded into the kernel.

@@ -6,6 +6,7 @@ package dptest
 
 import (
 	"net/netip"
+	"runtime"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -13,7 +14,6 @@ import (
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
-	"runtime"
 )
 
 func TestAPodSendsFromItsOwnAddressesOnly(t *testing.T) {

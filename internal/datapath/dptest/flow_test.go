@@ -297,7 +297,12 @@ func TestMidstreamPacketWithoutAnEntry(t *testing.T) {
 		s.sees(s.send(s.client, s.c, s.b, ack), s.server, s.c, s.b)
 		s.wantFlow(s.c, s.b, bpfgen.CTDirect, false, 60)
 		for _, flags := range []uint8{0, ack, fin | ack, rst, syn | ack, syn | rst} {
-			s.dropped(s.send(s.client, s.c, s.vip, flags), bpfgen.ReasonMidstreamNAT)
+			a := s.send(s.client, s.c, s.vip, flags)
+			s.dropped(a, bpfgen.ReasonMidstreamNAT)
+			// The pod learns of it at once; a reset is never answered (RFC 9293 3.5.2).
+			if a.Refused != (flags&rst == 0) {
+				t.Errorf("flags %#x: answered %v", flags, a.Refused)
+			}
 		}
 		if n := net.Drops(t, bpfgen.ReasonMidstreamNAT, bpfgen.DirFromPod); n != 6 {
 			t.Errorf("%d counted, want 6", n)

@@ -145,11 +145,11 @@ func (d *Datapath) ClearFlows(t testing.TB) {
 // Left is how many seconds an entry has to live.
 func (f Flow) Left() int { return int(int32(f.Entry.Expires - Now())) }
 
-// Now is the programs' clock: seconds of CLOCK_MONOTONIC.
+// Now is the programs' clock: CLOCK_MONOTONIC in their seconds, of 2³⁰ ns each.
 func Now() uint32 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
 		panic(errors.Join(errors.New("read the monotonic clock"), err))
 	}
-	return uint32(ts.Sec)
+	return uint32(ts.Nano() >> bpfgen.SecondShift)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
 )
@@ -14,20 +15,12 @@ import (
 // entryOf is the program at one pod's interface, as the loader makes it.
 func entryOf(t *testing.T, d *Datapath, endpoint, program uint32) *ebpf.Program {
 	t.Helper()
-	spec, err := bpfgen.LoadEntry()
+	spec, err := datapath.EntrySpec(endpoint, program, map[string]*ebpf.Map{"mst_programs_v1": d.MstProgramsV1, "mst_drops_v1": d.MstDropsV1})
 	check(t, err)
-	check(t, spec.Variables["endpoint_id"].Set(endpoint))
-	check(t, spec.Variables["program"].Set(program))
-	shared := map[string]*ebpf.Map{"mst_programs_v1": d.MstProgramsV1, "mst_drops_v1": d.MstDropsV1}
-	for name := range spec.Maps {
-		if shared[name] == nil && name != ".rodata" {
-			delete(spec.Maps, name)
-		}
-	}
-	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	p, err := ebpf.NewProgram(spec)
 	check(t, err)
-	t.Cleanup(loaded.Close)
-	return loaded.Programs["entry"]
+	t.Cleanup(func() { p.Close() })
+	return p
 }
 
 func TestAnEntryWithoutItsProgramDropsAndCounts(t *testing.T) {

@@ -383,9 +383,9 @@ func TestAFloodOfHalfOpenFlowsLeavesTheEstablishedAlone(t *testing.T) {
 			t.Fatalf("SYN %d: %v %v", i, a, err)
 		}
 	}
+	s.talk(s.vip, s.c, s.b)
 	s.wantFlow(s.c, s.vip, bpfgen.CTPreNAT, true, 86400)
 	s.wantFlow(s.c, s.b, bpfgen.CTPostNAT, true, 86400)
-	s.talk(s.vip, s.c, s.b)
 	open := 0
 	for _, f := range net.Flows(t) {
 		if !f.Established {

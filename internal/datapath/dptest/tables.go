@@ -22,7 +22,8 @@ type Pod struct {
 	NodeMAC [6]byte
 	Ifindex uint32
 	Parent  uint32
-	MTU     uint32
+	MTU     uint16
+	LinkMTU uint16 // 0: unknown
 	Flags   uint16 // 0: by where the programs sit, with Services at tc
 }
 
@@ -92,7 +93,7 @@ func (d *Datapath) SetPod(t testing.TB, p Pod) {
 		}
 	}
 	e := bpfgen.PodEndpoint{
-		Generation: d.generation, Ifindex: p.Ifindex, Parent: p.Parent, Mtu: p.MTU,
+		Generation: d.generation, Ifindex: p.Ifindex, Parent: p.Parent, Mtu: p.MTU, LinkMtu: p.LinkMTU,
 		Ip4: toAddr(p.IP4), Ip6: toAddr(p.IP6), Mac: p.MAC, NodeMac: p.NodeMAC, Flags: flags,
 	}
 	check(t, d.MstEndpointsV1.Put(p.ID, e))

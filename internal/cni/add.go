@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/ipam"
+	"github.com/mustang-net/mustang/internal/link"
+	"github.com/mustang-net/mustang/internal/record"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// add connects a container, or leaves nothing of it.
+func (p *plugin) add() error {
+	if err := p.Validate(); err != nil {
+		return err
+	}
+	if err := checkNetNS(p.env.netns); err != nil {
+		return err
+	}
+	if p.Mode != Chained && p.hasPrevResult() {
+		return invalid("mode", "%q makes the interface, but another plugin has made one before (prevResult): use mode chained", p.Mode)
+	}
+	if err := p.supported(); err != nil {
+		return err
+	}
+	a := p.attachment()
+	a.State, a.Maker, a.Masquerade, a.Bandwidth = stateMaking, record.ThisMaker(), p.masqueradeGroup(), p.RuntimeConfig.Bandwidth
+	left, err := p.store.claim(a)
+	if err != nil {
+		return err
+	}
+	if left != nil {
+		if err := p.undo(*left); err != nil {
+			return fmt.Errorf("clean up what a killed ADD of %s left: %w", a.key(), err)
+		}
+		if err := p.store.Write(a.file(), a); err != nil {
+			return err
+		}
+	}
+	result, err := p.make(&a)
+	if err == nil {
+		a.State = stateReady
+		err = p.store.Write(a.file(), a)
+	}
+	if err != nil {
+		return p.undoFailed(a, err)
+	}
+	return p.print(result)
+}
+
+// supported refuses a mode that this kernel does not have.
+func (p *plugin) supported() error {
+	if err := link.Supported(p.Mode); err != nil {
+		return coded(types.ErrUnsupportedField, err)
+	}
+	return nil
+}
+
+// undoFailed takes back what a failed ADD made; its error stays the answer.
+func (p *plugin) undoFailed(a attachment, err error) error {
+	undo := p.undo(a)
+	if undo == nil {
+		undo = p.store.Forget(a.file())
+	}
+	if undo != nil { // the record stays, for DEL
+		warn("clean up after a failed ADD: %v", undo)
+	}
+	return err
+}
+
+// make does the work of ADD. a is filled in as things become known.
+func (p *plugin) make(a *attachment) (*types100.Result, error) {
+	if p.Mode == Chained {
+		return p.makeChained(a)
+	}
+	given, err := p.allocate(a)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := p.linkSpec(*a, given)
+	if err != nil {
+		return nil, err
+	}
+	made, err := link.Add(spec)
+	if err != nil {
+		return nil, linkError(*a, err)
+	}
+	result, err := p.finishPod(*a, spec, made, given)
+	if err != nil {
+		return nil, err
+	}
+	if err := forward(spec.IPv4.IsValid(), spec.IPv6.IsValid()); err != nil {
+		return nil, err
+	}
+	if err := p.masqueradeAdd(*a); err != nil {
+		return nil, err
+	}
+	return result, p.attach(a, p.Mode == link.HostDevice)
+}
+
+// linkError gives the codes that runtimes know.
+func linkError(a attachment, err error) error {
+	if errors.Is(err, link.ErrExists) {
+		return codedf(errExists, "interface %s exists already: %v", a.IfName, err)
+	}
+	return err
+}
+
+// attach puts the datapath on the interface.
+func (p *plugin) attach(a *attachment, inPod bool) error {
+	return p.engine(false, func(e *engine.Engine) error {
+		ep, err := e.AddEndpoint(p.ctx, engine.EndpointSpec{
+			Netns: a.NetNS, IfName: a.IfName, Owner: state.OwnerCNI, ServicePath: state.ServicePath(p.ServicePath), Labels: p.labels(),
+			InPod: inPod,
+		})
+		a.Endpoint, a.Addrs = ep.ID, ep.Addrs()
+		return err
+	})
+}
+
+// labels are what the runtime tells of the pod.
+func (p *plugin) labels() map[string]string {
+	out := maps.Clone(p.Args.CNI.Lbl)
+	for arg, label := range map[string]string{
+		"K8S_POD_NAMESPACE": "io.kubernetes.pod.namespace", "K8S_POD_NAME": "io.kubernetes.pod.name", "K8S_POD_UID": "io.kubernetes.pod.uid",
+	} {
+		if v := p.cniArgs[arg]; v != "" {
+			if out == nil {
+				out = make(map[string]string)
+			}
+			out[label] = v
+		}
+	}
+	return out
+}
+
+// addresses are what IPAM gave, own or delegated.
+type addresses struct {
+	ips    []ipam.Allocation
+	routes []*types.Route
+	dns    types.DNS
+}
+
+func (g addresses) of(v4 bool) ipam.Allocation {
+	for _, a := range g.ips {
+		if a.Prefix.Addr().Is4() == v4 {
+			return a
+		}
+	}
+	return ipam.Allocation{}
+}
+
+// allocate asks IPAM, and records the answer when something else than IPAM
+// needs it to clean up.
+func (p *plugin) allocate(a *attachment) (g addresses, err error) {
+	if p.IPAM.Type == OwnIPAM {
+		g, err = p.ownAddresses(*a)
+	} else {
+		g, err = p.delegatedAddresses()
+	}
+	if err != nil {
+		return g, err
+	}
+	for _, x := range g.ips {
+		a.Addrs = append(a.Addrs, x.Prefix.Addr())
+		if p.IPAM.Type != OwnIPAM {
+			a.Given = append(a.Given, x)
+		}
+	}
+	if a.Masquerade != "" {
+		err = p.store.Write(a.file(), *a)
+	}
+	return g, err
+}
+
+func (p *plugin) ownAddresses(a attachment) (addresses, error) {
+	want, err := p.wantedIPs(p.cniArgs)
+	if err != nil {
+		return addresses{}, err
+	}
+	list, err := p.store.ipam().Allocate(a.owner(), p.IPAM.Pools, want)
+	if errors.Is(err, ipam.ErrExhausted) || errors.Is(err, ipam.ErrTaken) {
+		return addresses{}, coded(errExhausted, err)
+	}
+	g := addresses{ips: list}
+	for i := range p.IPAM.Routes {
+		g.routes = append(g.routes, &p.IPAM.Routes[i])
+	}
+	return g, err
+}
+
+// delegatedAddresses takes at most one address of each family: an endpoint has
+// no more.
+func (p *plugin) delegatedAddresses() (g addresses, err error) {
+	out, err := delegate(p.IPAM.Type, p.raw, p.env)
+	if err != nil {
+		return g, err
+	}
+	r, err := parseResult(out, p.CNIVersion)
+	if err != nil {
+		return g, err
+	}
+	for _, ip := range r.IPs {
+		addr, ok := netip.AddrFromSlice(ip.Address.IP)
+		if !ok {
+			return g, codedf(types.ErrDecodingFailure, "IPAM plugin %s gave no address in %q", p.IPAM.Type, ip)
+		}
+		addr = addr.Unmap()
+		ones, _ := ip.Address.Mask.Size()
+		gw, _ := netip.AddrFromSlice(ip.Gateway)
+		if g.of(addr.Is4()).Prefix.IsValid() {
+			return g, codedf(types.ErrInvalidNetworkConfig, "ipam: %s gave a second address of one family, %s: mustang takes one of each", p.IPAM.Type, addr)
+		}
+		g.ips = append(g.ips, ipam.Allocation{Prefix: netip.PrefixFrom(addr, ones), Gateway: gw.Unmap()})
+	}
+	if len(g.ips) == 0 {
+		return g, codedf(types.ErrInvalidNetworkConfig, "ipam: %s gave no address", p.IPAM.Type)
+	}
+	g.routes, g.dns = r.Routes, r.DNS
+	return g, nil
+}
+
+func (p *plugin) linkSpec(a attachment, g addresses) (link.Spec, error) {
+	s := a.linkSpec()
+	mac, err := p.wantedMAC(p.cniArgs)
+	if err != nil {
+		return s, err
+	}
+	uplink, err := p.uplink()
+	if err != nil {
+		return s, err
+	}
+	v4, v6 := g.of(true), g.of(false)
+	s.MAC, s.MTU, s.IPv4, s.IPv6 = mac, p.mtu(uplink), v4.Prefix, v6.Prefix
+	if link.NeedsUplink(p.Mode) {
+		s.Uplink = uplink
+	}
+	if !link.Routed(p.Mode) {
+		s.Gateway4, s.Gateway6 = v4.Gateway, v6.Gateway
+	}
+	if err := s.Validate(); err != nil {
+		return s, codedf(types.ErrInvalidNetworkConfig, "mode %s: %v", p.Mode, err)
+	}
+	return s, nil
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+// The record of one attachment: written before anything of it is made, and
+// removed after the last of it is gone.
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/mustang-net/mustang/internal/ipam"
+	"github.com/mustang-net/mustang/internal/link"
+	"github.com/mustang-net/mustang/internal/record"
+)
+
+const (
+	stateMaking = "making" // or being unmade
+	stateReady  = "ready"
+)
+
+// attachment is what is known of one interface of one container.
+type attachment struct {
+	ContainerID string            `json:"containerID"`
+	IfName      string            `json:"ifname"`
+	Network     string            `json:"network"`
+	State       string            `json:"state"`
+	Maker       record.Maker      `json:"maker"`
+	Mode        string            `json:"mode"`
+	NetNS       string            `json:"netns"`
+	Bridge      string            `json:"bridge,omitempty"`
+	Uplink      string            `json:"uplink,omitempty"`
+	IPAM        string            `json:"ipam,omitempty"`
+	Args        string            `json:"args,omitempty"`
+	Endpoint    uint32            `json:"endpoint,omitempty"` // its id, once it is ready
+	Addrs       []netip.Addr      `json:"addrs,omitempty"`
+	Given       []ipam.Allocation `json:"given,omitempty"`      // by a delegated IPAM plugin
+	Masquerade  string            `json:"masquerade,omitempty"` // the group of rules that it is in
+	Bandwidth   json.RawMessage   `json:"bandwidth,omitempty"`
+	Config      json.RawMessage   `json:"config"` // for IPAM plugins, when GC must speak for a runtime
+}
+
+// key is the attachment's name for people and for link names.
+func (a attachment) key() string { return a.ContainerID + ":" + a.IfName }
+
+// owner is the attachment's name among the allocations.
+func (a attachment) owner() string { return ownerPrefix(a.Network) + a.ContainerID + "@" + a.IfName }
+
+func ownerPrefix(network string) string { return network + "/" }
+
+// file is the record's name: readable, unless that were too long for a file.
+func (a attachment) file() string {
+	if len(a.ContainerID) > 128 {
+		sum := sha256.Sum256([]byte(a.ContainerID))
+		return hex.EncodeToString(sum[:]) + "@" + a.IfName
+	}
+	return a.ContainerID + "@" + a.IfName
+}
+
+// linkSpec is enough of a link.Spec to delete the connection.
+func (a attachment) linkSpec() link.Spec {
+	return link.Spec{Name: a.key(), Mode: a.Mode, NetNS: a.NetNS, IfName: a.IfName, HostIfName: link.HostName(a.key()),
+		BridgeName: a.Bridge, Uplink: a.Uplink}
+}
+
+// store holds the attachments of one scope.
+type store struct {
+	record.Dir[attachment]
+	dir string
+}
+
+func storeAt(stateDir string) store {
+	dir := filepath.Join(stateDir, "cni")
+	return store{record.Dir[attachment]{Path: filepath.Join(dir, "attachments")}, dir}
+}
+
+func (s store) ipam() ipam.Store { return ipam.At(filepath.Join(s.dir, "addresses")) }
+
+// find is the record of an attachment; false: there is none.
+func (s store) find(a attachment) (attachment, bool, error) {
+	r, err := s.Read(a.file())
+	if errors.Is(err, fs.ErrNotExist) {
+		return a, false, nil
+	}
+	return r, err == nil, err
+}
+
+// claim makes the record of a new attachment. left is what a killed ADD left
+// under the same name: it must be undone first, and a written then.
+func (s store) claim(a attachment) (left *attachment, err error) {
+	err = s.Locked(func() error {
+		old, found, err := s.find(a)
+		switch {
+		case err != nil:
+			return err
+		case !found:
+			return s.Write(a.file(), a)
+		case old.State == stateReady:
+			return codedf(errExists, "container %s has an interface %s on network %s already: DEL it first", a.ContainerID, a.IfName, old.Network)
+		case old.Maker.AliveElsewhere():
+			return busy(old)
+		}
+		old.Maker = a.Maker
+		left = &old
+		return s.Write(old.file(), old)
+	})
+	return left, err
+}
+
+// condemn takes an attachment for removal: whoever dies from here on leaves
+// half an attachment, which the next DEL or GC goes on with.
+func (s store) condemn(a attachment) (r attachment, found bool, err error) {
+	err = s.Locked(func() error {
+		if r, found, err = s.find(a); err != nil || !found {
+			return err
+		}
+		if r.State != stateReady && r.Maker.AliveElsewhere() {
+			return busy(r)
+		}
+		r.State, r.Maker = stateMaking, record.ThisMaker()
+		return s.Write(r.file(), r)
+	})
+	return r, found, err
+}
+
+func busy(a attachment) error {
+	return codedf(types.ErrTryAgainLater, "container %s, interface %s: process %d works on it; try again when it has ended", a.ContainerID, a.IfName, a.Maker.PID)
+}

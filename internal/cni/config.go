@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+// The plugin's configuration. docs/cni.schema.json describes the same fields;
+// a test compares the two.
+
+import (
+	"encoding/json"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/ipam"
+	"github.com/mustang-net/mustang/internal/link"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Chained is the mode that attaches to what another plugin made.
+const Chained = "chained"
+
+// OwnIPAM is the ipam type of mustang's own pools.
+const OwnIPAM = "mustang"
+
+// Config is one plugin object of a network's list, as the runtime hands it over.
+type Config struct {
+	CNIVersion   string          `json:"cniVersion"`
+	Name         string          `json:"name"`
+	Type         string          `json:"type"`
+	Capabilities map[string]bool `json:"capabilities"` // for the runtime, not for us
+	DNS          types.DNS       `json:"dns"`
+	IPAM         IPAM            `json:"ipam"`
+
+	Mode              string   `json:"mode"`              // how the pod is connected; veth
+	MTU               MTU      `json:"mtu"`               // bytes, or "auto": the uplink's
+	Uplink            string   `json:"uplink"`            // the node's interface to the network; that of its default route
+	Bridge            string   `json:"bridge"`            // mode bridge: its name
+	Masquerade        bool     `json:"masquerade"`        // towards the outside, pods wear the node's address
+	MasqueradeExclude []string `json:"masqueradeExclude"` // destinations that count as inside
+	ServicePath       string   `json:"servicePath"`       // where Services act: both, socket, tc or none
+	BPFFS             string   `json:"bpffs"`             // the node's scope, as the tool's flags
+	StateDir          string   `json:"stateDir"`
+	CgroupRoot        string   `json:"cgroupRoot"`
+
+	Args          Args            `json:"args"`
+	RuntimeConfig RuntimeConfig   `json:"runtimeConfig"`
+	PrevResult    json.RawMessage `json:"prevResult"`
+	// Valid is nil when the key is absent: then nothing may be collected.
+	Valid *[]Attachment `json:"cni.dev/valid-attachments"`
+
+	exclude []netip.Prefix
+	raw     []byte
+}
+
+// IPAM is who gives out addresses. Everything but type belongs to that plugin;
+// pools are mustang's own.
+type IPAM struct {
+	Type   string        `json:"type"`
+	Pools  []ipam.Pool   `json:"pools"`
+	Routes []types.Route `json:"routes"`
+}
+
+// Args are arguments by the older convention (CONVENTIONS.md, "args").
+type Args struct {
+	CNI struct {
+		IPs []string          `json:"ips"`
+		MAC string            `json:"mac"`
+		Lbl map[string]string `json:"labels"`
+	} `json:"cni"`
+}
+
+// RuntimeConfig are the capability arguments.
+type RuntimeConfig struct {
+	IPs          []string        `json:"ips"`
+	MAC          string          `json:"mac"`
+	PortMappings json.RawMessage `json:"portMappings"` // accepted; the portmap plugin in the list does it
+	Bandwidth    json.RawMessage `json:"bandwidth"`    // recorded, not enforced yet
+	DNS          *types.DNS      `json:"dns"`
+}
+
+// Attachment names one interface of one container.
+type Attachment struct {
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifname"`
+}
+
+// MTU is bytes; 0 is "auto".
+type MTU int
+
+// UnmarshalJSON takes a number or "auto".
+func (m *MTU) UnmarshalJSON(text []byte) error {
+	if string(text) == `"auto"` {
+		*m = 0
+		return nil
+	}
+	return json.Unmarshal(text, (*int)(m))
+}
+
+// Parse reads a configuration and refuses what cannot work. Unknown fields go
+// to unknown, one call each.
+func Parse(text []byte, unknown func(field string)) (*Config, error) {
+	c := &Config{raw: text}
+	if err := json.Unmarshal(text, c); err != nil {
+		return nil, codedf(types.ErrDecodingFailure, "read the network configuration: %v", err)
+	}
+	if unknown != nil {
+		for _, f := range unknownFields(text) {
+			unknown(f)
+		}
+	}
+	if c.Mode == "" {
+		c.Mode = link.Veth
+	}
+	if c.Uplink == "auto" {
+		c.Uplink = ""
+	}
+	if c.ServicePath == "" {
+		c.ServicePath = string(state.PathBoth)
+	}
+	if c.StateDir == "" {
+		c.StateDir = engine.DefaultStateDir
+	}
+	if c.RuntimeConfig.DNS != nil {
+		c.DNS = *c.RuntimeConfig.DNS
+	}
+	return c, nil
+}
+
+// knownFields are the top-level fields, by the struct and by what CNI's older
+// conventions allow in any configuration.
+var knownFields = []string{
+	"cniVersion", "name", "type", "capabilities", "dns", "ipam", "mode", "mtu", "uplink", "bridge", "masquerade",
+	"masqueradeExclude", "servicePath", "bpffs", "stateDir", "cgroupRoot", "args", "runtimeConfig", "prevResult",
+	"cni.dev/valid-attachments", "cni.dev/attachments",
+}
+
+func unknownFields(text []byte) (out []string) {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(text, &fields) != nil {
+		return nil
+	}
+	for f := range fields {
+		if !slices.Contains(knownFields, f) {
+			out = append(out, f)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// hasPrevResult says whether another plugin came before.
+func (c *Config) hasPrevResult() bool {
+	return len(c.PrevResult) > 0 && string(c.PrevResult) != "null"
+}
+
+// Validate refuses fields that contradict each other, each by its name. It
+// looks at nothing but the configuration.
+func (c *Config) Validate() error {
+	if !slices.Contains([]string{"both", "socket", "tc", "none"}, c.ServicePath) {
+		return invalid("servicePath", "%q is unknown: use both, socket, tc or none", c.ServicePath)
+	}
+	if err := c.validateMasquerade(); err != nil {
+		return err
+	}
+	if c.Mode == Chained {
+		return c.validateChained()
+	}
+	if err := link.KnownMode(c.Mode); err != nil {
+		return invalid("mode", "%v, or chained", err)
+	}
+	if c.Bridge != "" && c.Mode != link.Bridge {
+		return invalid("bridge", "%q has no meaning in mode %s: drop it, or use mode bridge", c.Bridge, c.Mode)
+	}
+	return c.validateIPAM()
+}
+
+func (c *Config) validateChained() error {
+	for field, set := range map[string]bool{
+		"ipam": c.IPAM.Type != "", "mtu": c.MTU != 0, "uplink": c.Uplink != "", "bridge": c.Bridge != "",
+	} {
+		if set {
+			return invalid(field, "has no meaning in mode chained, where another plugin makes the interface: drop it, or use another mode")
+		}
+	}
+	return nil
+}
+
+func (c *Config) validateIPAM() error {
+	switch c.IPAM.Type {
+	case "":
+		return invalid("ipam", "type is missing: use %q with pools, or name an IPAM plugin such as host-local", OwnIPAM)
+	case "dhcp":
+		return invalid("ipam", "type \"dhcp\" needs the interface before it has an address: let the macvlan or bridge plugin make it with dhcp, and put mustang behind it in mode chained")
+	case OwnIPAM:
+		if err := ipam.Normalize(c.IPAM.Pools); err != nil {
+			return invalid("ipam.pools", "%v", err)
+		}
+	default:
+		if len(c.IPAM.Pools) > 0 {
+			return invalid("ipam.pools", "belong to type %q, not to %q: drop one of the two", OwnIPAM, c.IPAM.Type)
+		}
+		if strings.ContainsAny(c.IPAM.Type, "/\\") {
+			return invalid("ipam", "type %q is a path: use the plugin's name", c.IPAM.Type)
+		}
+	}
+	return nil
+}
+
+func (c *Config) validateMasquerade() error {
+	if len(c.MasqueradeExclude) > 0 && !c.Masquerade {
+		return invalid("masqueradeExclude", "has no meaning without masquerade: drop it, or set masquerade to true")
+	}
+	c.exclude = nil
+	for _, text := range c.MasqueradeExclude {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || p.Addr().Is4In6() {
+			return invalid("masqueradeExclude", "%q is not a network: write one such as 10.0.0.0/8", text)
+		}
+		c.exclude = append(c.exclude, p.Masked())
+	}
+	return nil
+}
+
+// scope is the node's, for the engine.
+func (c *Config) scope() engine.Scope {
+	return engine.Scope{BPFFS: c.BPFFS, StateDir: c.StateDir, CgroupRoot: c.CgroupRoot}
+}
+
+// wantedIPs are the addresses that the runtime asks for: by capability, by
+// args, or by CNI_ARGS. Prefix lengths are not needed.
+func (c *Config) wantedIPs(args map[string]string) (out []netip.Addr, err error) {
+	list := c.RuntimeConfig.IPs
+	if len(list) == 0 {
+		list = c.Args.CNI.IPs
+	}
+	if len(list) == 0 && args["IP"] != "" {
+		list = strings.Split(args["IP"], ",")
+	}
+	for _, text := range list {
+		host, _, _ := strings.Cut(text, "/")
+		a, err := netip.ParseAddr(host)
+		if err != nil {
+			return nil, invalid("runtimeConfig.ips", "%q is not an address", text)
+		}
+		for _, b := range out {
+			if a.Is4() == b.Is4() {
+				return nil, invalid("runtimeConfig.ips", "%s and %s are of one family: give at most one of each", b, a)
+			}
+		}
+		out = append(out, a)
+	}
+	return out, nil
+}
+
+// wantedMAC is nil when the runtime leaves the choice to us.
+func (c *Config) wantedMAC(args map[string]string) (net.HardwareAddr, error) {
+	for field, text := range map[string]string{"runtimeConfig.mac": c.RuntimeConfig.MAC, "args.cni.mac": c.Args.CNI.MAC, "CNI_ARGS MAC": args["MAC"]} {
+		if text == "" {
+			continue
+		}
+		mac, err := net.ParseMAC(text)
+		if err != nil || len(mac) != 6 || mac[0]&1 != 0 {
+			return nil, invalid(field, "%q is not a unicast Ethernet address", text)
+		}
+		if c.Mode == Chained {
+			return nil, invalid(field, "the interface is another plugin's in mode chained: use the tuning plugin to change its address")
+		}
+		return mac, nil
+	}
+	return nil, nil
+}
+
+// cniArgs reads CNI_ARGS: pairs KEY=VALUE with semicolons between.
+func cniArgs(text string) map[string]string {
+	out := make(map[string]string)
+	for _, pair := range strings.Split(text, ";") {
+		if key, value, ok := strings.Cut(pair, "="); ok {
+			out[key] = value
+		}
+	}
+	return out
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/link"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// del takes a container off the network. What is absent is success: with or
+// without namespace, prevResult and record.
+func (p *plugin) del() error {
+	a, found, err := p.store.condemn(p.attachment())
+	if err != nil {
+		return err
+	}
+	if found && p.env.netns != "" && a.NetNS != p.env.netns {
+		warn("DEL of %s names another namespace (%s) than its ADD did (%s)", a.key(), p.env.netns, a.NetNS)
+	}
+	// Without a record it was done before, or never ADDed, or the records are
+	// lost: what carries the container's own name is removed.
+	if err := p.undo(a); err != nil {
+		return err
+	}
+	return p.store.Forget(a.file())
+}
+
+// undo removes all of an attachment but its record. It works on any half of
+// one, does every step whatever the others say, and can be done again.
+func (p *plugin) undo(a attachment) error {
+	if a.Endpoint == 0 && a.NetNS != "" {
+		theirs, err := p.isAnothers(a)
+		if err != nil {
+			return err
+		}
+		if theirs {
+			a.NetNS = ""
+		}
+	}
+	errs := []error{p.detach(a)}
+	if a.Mode != Chained {
+		errs = append(errs, link.Delete(a.linkSpec()))
+	}
+	errs = append(errs, p.masqueradeRemove(a), p.release(a))
+	return errors.Join(errs...)
+}
+
+// isAnothers says that the interface which a names is another container's: its
+// ADD was refused for that reason, or it never had one.
+func (p *plugin) isAnothers(a attachment) (bool, error) {
+	all, err := p.store.List()
+	return slices.ContainsFunc(all, func(o attachment) bool {
+		return o.NetNS == a.NetNS && o.IfName == a.IfName && o.file() != a.file()
+	}), err
+}
+
+// detach takes the datapath off, by the endpoint's id, or by where it is.
+func (p *plugin) detach(a attachment) error {
+	return p.engine(true, func(e *engine.Engine) error {
+		id, err := e.EndpointOf(engine.Whereabouts{ID: a.Endpoint, Netns: a.NetNS, IfName: a.IfName, HostIfIndex: hostIndex(a), Owner: state.OwnerCNI})
+		if errors.Is(err, engine.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return e.RemovePod(id)
+	})
+}
+
+// hostIndex is the interface on the node that only this attachment can have.
+func hostIndex(a attachment) int {
+	if a.Mode == Chained {
+		return 0
+	}
+	l, err := netlink.LinkByName(link.HostName(a.key()))
+	if err != nil {
+		return 0
+	}
+	return l.Attrs().Index
+}
+
+// release gives the addresses back.
+func (p *plugin) release(a attachment) error {
+	switch a.IPAM {
+	case "":
+		return nil
+	case OwnIPAM:
+		return p.store.ipam().Release(a.owner())
+	}
+	config := p.raw
+	if p.env.command == "GC" && len(a.Config) > 0 {
+		config = a.Config
+	}
+	c := call{"DEL", a.ContainerID, a.NetNS, a.IfName, a.Args, p.env.path}
+	if _, err := delegate(a.IPAM, config, c); err != nil {
+		return fmt.Errorf("release the addresses of %s by %s: %w", a.key(), a.IPAM, err)
+	}
+	return nil
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// Error codes of the CNI spec 1.1.0 that types does not name.
+const (
+	errUnavailable        uint = 50 // STATUS: ADD could not work
+	errUnavailableLimited uint = 51 // STATUS: and what runs may suffer, too
+)
+
+// Codes of our own; the spec leaves 100 and above to plugins.
+const (
+	errNotAsExpected uint = 100 // CHECK: something is broken
+	errExists        uint = 101 // ADD: the attachment or the interface is there already
+	errExhausted     uint = 102 // ADD: no address is free
+)
+
+func coded(code uint, err error) *types.Error {
+	var e *types.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return types.NewError(code, err.Error(), "")
+}
+
+func codedf(code uint, format string, args ...any) *types.Error {
+	return types.NewError(code, fmt.Sprintf(format, args...), "")
+}
+
+// invalid is a configuration that cannot work; field is what to change.
+func invalid(field, format string, args ...any) *types.Error {
+	return types.NewError(types.ErrInvalidNetworkConfig, field+": "+fmt.Sprintf(format, args...), "")
+}
+
+// warn writes a sentence to standard error, which runtimes log.
+func warn(format string, args ...any) { fmt.Fprintf(os.Stderr, "mustang-cni: "+format+"\n", args...) }

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"net/netip"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/masquerade"
+	"github.com/mustang-net/mustang/internal/record"
+)
+
+// natLock is held while groups come and go: a group is removed with its last
+// pod, which must not be while another ADD counts on it.
+func (p *plugin) natLock(fn func() error) error {
+	return record.Dir[struct{}]{Path: p.store.dir}.Locked(fn)
+}
+
+func (p *plugin) natTable() masquerade.Table {
+	return masquerade.TableFor(p.StateDir, engine.DefaultStateDir)
+}
+
+// inside are the destinations that are not masqueraded: the configured ones,
+// and the networks that the pods' addresses come from.
+func (p *plugin) inside() []netip.Prefix {
+	out := append([]netip.Prefix{}, p.exclude...)
+	for _, pool := range p.IPAM.Pools {
+		out = append(out, pool.Subnet)
+	}
+	return out
+}
+
+func (p *plugin) masqueradeGroup() string {
+	if !p.Masquerade {
+		return ""
+	}
+	return masquerade.Group(p.Name, p.inside())
+}
+
+func (p *plugin) masqueradeAdd(a attachment) error {
+	if a.Masquerade == "" {
+		return nil
+	}
+	return p.natLock(func() error { return p.natTable().Add(a.Masquerade, p.inside(), a.Addrs) })
+}
+
+// masqueradeRemove takes a's addresses out, and with the last attachment of a
+// group the group.
+func (p *plugin) masqueradeRemove(a attachment) error {
+	if a.Masquerade == "" {
+		return nil
+	}
+	return p.natLock(func() error {
+		if err := p.natTable().Remove(a.Masquerade, a.Addrs); err != nil {
+			return err
+		}
+		if left, err := p.natTable().Members(a.Masquerade); err == nil && len(left) > 0 {
+			return nil // somebody uses the group
+		}
+		return p.masqueradeTidy(a.file())
+	})
+}
+
+// masqueradeTidy removes the groups that no attachment but the one called
+// except uses.
+func (p *plugin) masqueradeTidy(except string) error {
+	all, err := p.store.List()
+	if err != nil {
+		return err
+	}
+	var used []string
+	for _, a := range all {
+		if a.file() != except && a.Masquerade != "" {
+			used = append(used, a.Masquerade)
+		}
+	}
+	return p.natTable().Keep(used)
+}

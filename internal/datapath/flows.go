@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+// The flows of backends that left a Service: which they are, and taking them
+// out of the tables.
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+type (
+	ctKey       = bpfgen.PodCtKey
+	ctEntry     = bpfgen.PodCtEntry
+	sockFlowKey = bpfgen.SockSockFlowKey
+	sockFlow    = bpfgen.SockSockFlow
+	sockSeen    = bpfgen.IterSockSeen
+)
+
+// end is one end of a flow as the tables hold it.
+type end struct {
+	addr Addr
+	port uint16
+}
+
+func endOf(a netip.AddrPort) end { return end{FromAddr(a.Addr()), Port(a.Port())} }
+
+func (e end) addrPort() netip.AddrPort { return netip.AddrPortFrom(ToAddr(e.addr), Port(e.port)) }
+
+type pairKey struct {
+	front, back end
+	proto       uint8
+}
+
+type backKey struct {
+	back  end
+	proto uint8
+}
+
+// Departures are backends that left a Service, or that are gone altogether.
+// A flow is told by its addresses, not by its backend's id: that is used again,
+// and other Services share it.
+type Departures struct {
+	pairs map[pairKey]bool // true: established TCP is reset too
+	gone  map[backKey]bool
+}
+
+// Left adds a backend that left one Service. Its established TCP goes on,
+// unless reset.
+func (d *Departures) Left(f state.Frontend, backend netip.AddrPort, reset bool) {
+	if d.pairs == nil {
+		d.pairs = make(map[pairKey]bool)
+	}
+	k := pairKey{endOf(f.AddrPort), endOf(backend), uint8(f.Protocol)}
+	d.pairs[k] = d.pairs[k] || reset
+}
+
+// Gone adds a backend that is gone: its flows through any Service end.
+func (d *Departures) Gone(b state.Backend) {
+	if d.gone == nil {
+		d.gone = make(map[backKey]bool)
+	}
+	k := backKey{endOf(b.AddrPort), uint8(b.Protocol)}
+	d.gone[k] = true
+}
+
+// Empty says that there is nothing to look for.
+func (d *Departures) Empty() bool { return len(d.pairs) == 0 && len(d.gone) == 0 }
+
+// Has says whether flows of p are concerned: of TCP, those to reset.
+func (d *Departures) Has(p state.Protocol) bool {
+	for k, reset := range d.pairs {
+		if k.proto == uint8(p) && (p == state.UDP || reset) {
+			return true
+		}
+	}
+	for k := range d.gone {
+		if k.proto == uint8(p) || k.proto == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// fate is what becomes of a flow.
+type fate int
+
+const (
+	stays  fate = iota
+	leaves      // established TCP goes on; a half-open one picks another backend
+	ends
+)
+
+func (d *Departures) fate(front, back end, proto uint8) fate {
+	if len(d.gone) > 0 {
+		host := end{addr: back.addr}
+		if d.gone[backKey{back, proto}] || d.gone[backKey{host, 0}] || d.gone[backKey{host, proto}] {
+			return ends
+		}
+	}
+	reset, left := d.pairs[pairKey{front, back, proto}]
+	switch {
+	case !left:
+		return stays
+	case reset || proto == uint8(state.UDP):
+		return ends
+	}
+	return leaves
+}
+
+// ctEnds are a translated flow's ends by either of its halves.
+func ctEnds(k *ctKey, e *ctEntry) (client, front, back end) {
+	src, dst := end{k.Lo, k.LoPort}, end{k.Hi, k.HiPort}
+	if e.Flags&bpfgen.CTOriginIsHi != 0 {
+		src, dst = dst, src
+	}
+	if e.Role == bpfgen.CTPreNAT {
+		return src, dst, end{e.Other.Dst, e.Other.Dport}
+	}
+	return end{e.Other.Src, e.Other.Sport}, end{e.Other.Dst, e.Other.Dport}, dst
+}
+
+func (d *Departures) fateOf(k *ctKey, e *ctEntry) fate {
+	if e.Backend == bpfgen.BackendNone || e.Role == bpfgen.CTDirect {
+		return stays
+	}
+	_, front, back := ctEnds(k, e)
+	return d.fate(front, back, k.Proto)
+}
+
+// ctTables are in the order in which flows move through them, so that one that
+// moves meanwhile is met again.
+var ctTables = []string{bpfgen.PodMapMstCtNewV1, bpfgen.PodMapMstCtV1}
+
+// Clients collects the TCP connections that end, as their clients see them.
+// A client's socket must be destroyed before its flow is forgotten: its reset
+// is translated on its way to the backend.
+func (d *Datapath) Clients(dep *Departures) (map[Connection]bool, error) {
+	if !dep.Has(state.TCP) {
+		return nil, nil
+	}
+	out := make(map[Connection]bool)
+	for _, name := range ctTables {
+		t := bindTable[ctKey, ctEntry](d, name)
+		err := t.eachChunk(func(keys []ctKey, values []ctEntry) error {
+			for i := range keys {
+				if keys[i].Proto != uint8(state.TCP) || dep.fateOf(&keys[i], &values[i]) != ends {
+					continue
+				}
+				client, front, _ := ctEnds(&keys[i], &values[i])
+				out[Connection{client.addrPort(), front.addrPort()}] = true
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// ForgetFlows removes the flows that end, so that the next datagram picks a
+// backend anew, and makes half-open TCP do so. At first only the client's half
+// of UDP goes, which is enough to move it: the other one still translates the
+// reply that is under way, as both do for a client's reset. Late, both go.
+func (d *Datapath) ForgetFlows(dep *Departures, late bool) (forgotten int, err error) {
+	for _, name := range ctTables {
+		half := name == bpfgen.PodMapMstCtNewV1
+		if !half && !dep.Has(state.UDP) && !(late && dep.Has(state.TCP)) {
+			break // established TCP goes on
+		}
+		n, err := forget(bindTable[ctKey, ctEntry](d, name), dep, half, late)
+		forgotten += n
+		if err != nil {
+			return forgotten, err
+		}
+	}
+	return forgotten, nil
+}
+
+func forget(t *Table[ctKey, ctEntry], dep *Departures, half, late bool) (forgotten int, err error) {
+	var dead []ctKey
+	err = t.eachChunk(func(keys []ctKey, values []ctEntry) error {
+		dead = dead[:0]
+		for i := range keys {
+			k, e := &keys[i], values[i]
+			client := e.Role == bpfgen.CTPreNAT
+			switch dep.fateOf(k, &e) {
+			case ends:
+				if late || client && k.Proto == uint8(state.UDP) {
+					dead = append(dead, *k)
+				}
+			case leaves:
+				if half && client && e.Backend != bpfgen.BackendLeft {
+					e.Backend = bpfgen.BackendLeft
+					if err := t.replace(*k, e); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		forgotten += len(dead)
+		return t.Delete(dead)
+	})
+	return forgotten, err
+}
+
+// replace writes an entry that is still there.
+func (t Table[K, V]) replace(k K, v V) error {
+	err := t.m.Update(k, v, ebpf.UpdateExist)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("write table %s: %w", t.name, err)
+	}
+	return nil
+}
+
+// ForgetSockFlows removes what unconnected UDP sockets were told. The ways
+// back go only when late: a reply may be under way.
+func (d *Datapath) ForgetSockFlows(dep *Departures, late bool) error {
+	if !dep.Has(state.UDP) {
+		return nil
+	}
+	t := bindTable[sockFlowKey, sockFlow](d, bpfgen.SockMapMstSockFlowsV1)
+	var dead []sockFlowKey
+	return t.eachChunk(func(keys []sockFlowKey, values []sockFlow) error {
+		dead = dead[:0]
+		for i, k := range keys {
+			front, back := end{Addr(k.Addr), k.Port}, end{Addr(values[i].Addr), values[i].Port}
+			if k.Reverse != 0 {
+				front, back = back, front
+			}
+			if (late || k.Reverse == 0) && dep.fate(front, back, uint8(state.UDP)) == ends {
+				dead = append(dead, k)
+			}
+		}
+		return t.Delete(dead)
+	})
+}

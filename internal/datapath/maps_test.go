@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestTableNamesAreThoseOfTheObjects(t *testing.T) {
+	specs, err := tableSpecs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(slices.Sorted(maps.Keys(specs)), slices.Sorted(slices.Values(tableNames))); d != "" {
+		t.Error(d)
+	}
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+// Endpoints as somebody knows them who did not keep their ids, or kept one
+// that may be another's by now; and what is wrong with one.
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Whereabouts describe an endpoint; what is zero is not known.
+type Whereabouts struct {
+	ID          uint32
+	Netns       string // path of the pod's network namespace
+	IfName      string // inside it
+	HostIfIndex int    // the host's end, when that can only be this endpoint's
+	Owner       state.Owner
+}
+
+// EndpointOf is the id of the endpoint that w describes.
+func (e *Engine) EndpointOf(w Whereabouts) (uint32, error) {
+	if err := e.loadEndpoints(); err != nil {
+		return 0, err
+	}
+	at := func(ep state.Endpoint) bool {
+		return ep.Owner == w.Owner && w.Netns != "" && ep.Netns == w.Netns && ep.IfName == w.IfName
+	}
+	if ep, ok := e.known[w.ID]; ok && at(ep) {
+		return w.ID, nil
+	}
+	// A path may have led to a pod that is gone before it led to this one.
+	return e.pick(func(ep state.Endpoint) bool {
+		return at(ep) || ep.Owner == w.Owner && w.HostIfIndex != 0 && ep.Placement == state.HostEnd && ep.IfIndex == w.HostIfIndex
+	}, w.IfName, w.Netns)
+}
+
+// pick is the endpoint that wanted chooses, the living one of several.
+func (e *Engine) pick(wanted func(state.Endpoint) bool, ifname, path string) (uint32, error) {
+	var found []state.Endpoint
+	for _, ep := range e.known {
+		if wanted(ep) {
+			found = append(found, ep)
+		}
+	}
+	for _, ep := range found {
+		if len(found) == 1 || e.alive(ep) {
+			return ep.ID, nil
+		}
+	}
+	if len(found) > 0 {
+		return found[0].ID, nil
+	}
+	return 0, fmt.Errorf("endpoint of %s in %s: %w; `mustang ep ls` lists those that exist", ifname, path, ErrNotFound)
+}
+
+// Dead are the owner's endpoints whose interfaces are gone.
+func (e *Engine) Dead(owner state.Owner) ([]state.Endpoint, error) {
+	if err := e.loadEndpoints(); err != nil {
+		return nil, err
+	}
+	var out []state.Endpoint
+	for _, ep := range e.known {
+		if ep.Owner != owner {
+			continue
+		}
+		dead := !e.alive(ep)
+		if ep.Netns == "" { // the record is lost; a link of tcx still knows
+			attached, err := e.dp.Attached(ep)
+			dead = err == nil && !attached && ep.Attach != datapath.AttachClsact
+		}
+		if dead {
+			out = append(out, ep)
+		}
+	}
+	return out, nil
+}
+
+// CheckEndpoint looks at everything of an endpoint, and answers each fault by
+// an error of its own, joined.
+func (e *Engine) CheckEndpoint(id uint32) error {
+	if err := e.loadEndpoints(); err != nil {
+		return err
+	}
+	ep, ok := e.known[id]
+	if !ok {
+		return fmt.Errorf("endpoint %d is not in the tables", id)
+	}
+	var errs []error
+	for _, a := range ep.Addrs() {
+		got, ok, err := e.dp.Addrs.Get(datapath.FromAddr(a))
+		if err != nil {
+			return err
+		}
+		if !ok || got != id {
+			errs = append(errs, fmt.Errorf("address %s does not lead to endpoint %d in the tables", a, id))
+		}
+	}
+	if _, ok, err := e.dp.Netns.Get(ep.NetnsCookie); err != nil || !ok {
+		errs = append(errs, err, fmt.Errorf("the namespace of endpoint %d is not in the tables: its sockets get no Services", id))
+	}
+	if !e.alive(ep) {
+		return errors.Join(append(errs, fmt.Errorf("interface %s of endpoint %d is gone or was replaced", ep.IfName, id))...)
+	}
+	attached := false
+	err := e.atHook(ep, func() (err error) {
+		attached, err = e.dp.Attached(ep)
+		return err
+	})
+	if err == nil && !attached {
+		err = fmt.Errorf("the programs of endpoint %d are not attached to its interface", id)
+	}
+	return errors.Join(append(errs, err, e.dp.CheckPrograms(ep))...)
+}
+
+// Ready says whether AddEndpoint could work, without changing anything.
+func Ready(scope Scope) error {
+	scope = scope.withDefaults()
+	if err := scope.checkBPFFS(); err != nil {
+		return privilege(err)
+	}
+	return nil
+}
+
+// CgroupRoot is the directory whose sockets get Services.
+func (s Scope) Cgroup() (string, error) { return s.cgroupRoot() }
+
+// Stranger is a connected pod that is not an endpoint.
+type Stranger struct {
+	Netns  string   `json:"netns"`
+	IfName string   `json:"ifname"`
+	Addrs  []string `json:"addresses"`
+}
+
+// Strangers looks for ifname in the named namespaces, and answers those that
+// have it with a global address and are not endpoints.
+func (e *Engine) Strangers(paths []string, ifname string) ([]Stranger, error) {
+	if err := e.loadEndpoints(); err != nil {
+		return nil, err
+	}
+	home, err := cookie()
+	if err != nil {
+		return nil, err
+	}
+	var out []Stranger
+	for _, path := range paths {
+		ep := state.Endpoint{Netns: path, IfName: ifname}
+		err := netns.Do(path, func() error {
+			_, err := examine(&ep)
+			return err
+		})
+		if err != nil || ep.NetnsCookie == home || e.isEndpoint(ep) {
+			continue
+		}
+		s := Stranger{Netns: path, IfName: ifname}
+		for _, a := range ep.Addrs() {
+			s.Addrs = append(s.Addrs, a.String())
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+func (e *Engine) isEndpoint(ep state.Endpoint) bool {
+	for _, k := range e.known {
+		if k.NetnsCookie == ep.NetnsCookie && (k.PodIndex == ep.PodIndex || k.PodIndex == 0) {
+			return true
+		}
+	}
+	return false
+}

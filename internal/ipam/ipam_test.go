@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+func pools(t *testing.T, list ...Pool) []Pool {
+	t.Helper()
+	if err := Normalize(list); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func subnet(s string) Pool { return Pool{Subnet: netip.MustParsePrefix(s)} }
+
+func allocate(t *testing.T, s Store, owner string, p []Pool, want ...string) string {
+	t.Helper()
+	var addrs []netip.Addr
+	for _, w := range want {
+		addrs = append(addrs, netip.MustParseAddr(w))
+	}
+	list, err := s.Allocate(owner, p, addrs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, a := range list {
+		out = append(out, a.Prefix.String()+" via "+a.Gateway.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+func TestDualStackStartsBehindTheGateway(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "ipam"))
+	p := pools(t, subnet("10.1.0.0/24"), subnet("fd00::/64"))
+	want := "10.1.0.2/24 via 10.1.0.1, fd00::2/64 via fd00::1"
+	if got := allocate(t, s, "a", p); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestFreedAddressRestsUntilThePoolCameAround(t *testing.T) {
+	s := At(t.TempDir())
+	p := pools(t, subnet("10.1.0.0/29")) // .2 to .6
+	var got []string
+	for i := range 6 {
+		got = append(got, strings.Fields(allocate(t, s, fmt.Sprint(i), p))[0])
+		if err := s.Release(fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := "10.1.0.2/29 10.1.0.3/29 10.1.0.4/29 10.1.0.5/29 10.1.0.6/29 10.1.0.2/29"
+	if strings.Join(got, " ") != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+}
+
+func TestExhaustionNamesThePoolAndTakesNothing(t *testing.T) {
+	s := At(t.TempDir())
+	p := pools(t, subnet("10.1.0.0/24"), subnet("fd00::/127"))
+	allocate(t, s, "a", p)
+	if err := s.Room(p); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "fd00::/127") {
+		t.Errorf("Room: %v", err)
+	}
+	if _, err := s.Allocate("b", p, nil); !errors.Is(err, ErrExhausted) {
+		t.Errorf("got %v", err)
+	}
+	if owners, _ := s.Owners(); len(owners) != 2 {
+		t.Errorf("allocations after a failure: %v", owners)
+	}
+}
+
+func TestNamedAddresses(t *testing.T) {
+	s := At(t.TempDir())
+	p := pools(t, Pool{Subnet: netip.MustParsePrefix("10.1.0.0/24"), Exclude: []string{"10.1.0.64/26"}})
+	if got := allocate(t, s, "a", p, "10.1.0.9"); got != "10.1.0.9/24 via 10.1.0.1" {
+		t.Error(got)
+	}
+	for addr, part := range map[string]string{"10.1.0.9": "taken by a", "10.1.0.1": "gateway", "10.1.0.70": "excluded", "10.2.0.1": "none of the pools"} {
+		_, err := s.Allocate("b", p, []netip.Addr{netip.MustParseAddr(addr)})
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("%s: got %v, want something with %q", addr, err, part)
+		}
+	}
+}
+
+func TestDamagedCursorStartsAnew(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink("nonsense", filepath.Join(dir, "last-10.1.0.0_24")); err != nil {
+		t.Fatal(err)
+	}
+	if got := allocate(t, At(dir), "a", pools(t, subnet("10.1.0.0/24"))); !strings.HasPrefix(got, "10.1.0.2/") {
+		t.Error(got)
+	}
+}
+
+func TestManyAtOnceGetDifferentAddresses(t *testing.T) {
+	s := At(t.TempDir())
+	p := pools(t, subnet("10.1.0.0/24"))
+	var wg sync.WaitGroup
+	for i := range 100 {
+		wg.Go(func() {
+			if _, err := s.Allocate(fmt.Sprint(i), p, nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if owners, _ := s.Owners(); len(owners) != 100 {
+		t.Errorf("%d addresses for 100 owners", len(owners))
+	}
+}
+
+func TestBadPoolsFailByName(t *testing.T) {
+	for text, list := range map[string][]Pool{
+		"is not a network": {subnet("10.1.0.1/24")},
+		"overlap":          {subnet("10.1.0.0/16"), subnet("10.1.2.0/24")},
+		"gateway":          {{Subnet: netip.MustParsePrefix("10.1.0.0/24"), Gateway: netip.MustParseAddr("10.2.0.1")}},
+		"before start":     {{Subnet: netip.MustParsePrefix("10.1.0.0/24"), Start: netip.MustParseAddr("10.1.0.9"), End: netip.MustParseAddr("10.1.0.8")}},
+		"pools is empty":   {},
+	} {
+		if err := Normalize(list); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("got %v, want something with %q", err, text)
+		}
+	}
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ipam gives out addresses from pools that belong to this node.
+package ipam
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Pool is a range of addresses of one family. In JSON it is an object, or only
+// the subnet.
+type Pool struct {
+	Subnet  netip.Prefix `json:"subnet"`
+	Start   netip.Addr   `json:"start,omitzero"`   // first address given out; default: the first usable
+	End     netip.Addr   `json:"end,omitzero"`     // last one; default: the last usable
+	Gateway netip.Addr   `json:"gateway,omitzero"` // never given out; default: the first usable
+	Exclude []string     `json:"exclude,omitempty"`
+
+	exclude []netip.Prefix
+}
+
+// UnmarshalJSON takes a pool's object or its subnet alone.
+func (p *Pool) UnmarshalJSON(text []byte) error {
+	type object Pool
+	var subnet netip.Prefix
+	if json.Unmarshal(text, &subnet) == nil {
+		*p = Pool{Subnet: subnet}
+		return nil
+	}
+	return json.Unmarshal(text, (*object)(p))
+}
+
+// Normalize checks p and fills its defaults.
+func (p *Pool) Normalize() error {
+	if !p.Subnet.IsValid() || p.Subnet != p.Subnet.Masked() || p.Subnet.Addr().Is4In6() {
+		return fmt.Errorf("subnet %q is not a network: write one such as 10.1.0.0/24 or fd00::/64", p.Subnet)
+	}
+	first, last := p.Subnet.Addr(), lastOf(p.Subnet)
+	if p.Subnet.Bits() < first.BitLen()-1 { // /31, /32 and their like have no address to spare
+		first = first.Next()
+		if first.Is4() {
+			last = last.Prev() // broadcast
+		}
+	}
+	if !p.Gateway.IsValid() {
+		p.Gateway = first
+	}
+	if !p.Start.IsValid() {
+		p.Start = first
+	}
+	if !p.End.IsValid() {
+		p.End = last
+	}
+	for field, a := range map[string]netip.Addr{"gateway": p.Gateway, "start": p.Start, "end": p.End} {
+		if !p.Subnet.Contains(a) {
+			return fmt.Errorf("%s %s is outside %s: choose one inside", field, a, p.Subnet)
+		}
+	}
+	if p.End.Less(p.Start) {
+		return fmt.Errorf("end %s is before start %s: exchange them", p.End, p.Start)
+	}
+	for _, text := range p.Exclude {
+		x, err := parseNet(text)
+		if err != nil || x.Addr().Is4() != p.Subnet.Addr().Is4() {
+			return fmt.Errorf("exclude %q is no address or network of %s: correct it", text, p.Subnet)
+		}
+		p.exclude = append(p.exclude, x)
+	}
+	return nil
+}
+
+func parseNet(text string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(text); err == nil {
+		return a.Prefix(a.BitLen())
+	}
+	return netip.ParsePrefix(text)
+}
+
+// Normalize does all pools, and refuses two that overlap.
+func Normalize(pools []Pool) error {
+	if len(pools) == 0 {
+		return errors.New("pools is empty: name at least one network")
+	}
+	for i := range pools {
+		if err := pools[i].Normalize(); err != nil {
+			return err
+		}
+		for _, other := range pools[:i] {
+			if other.Subnet.Overlaps(pools[i].Subnet) {
+				return fmt.Errorf("pools %s and %s overlap: make them apart", other.Subnet, pools[i].Subnet)
+			}
+		}
+	}
+	return nil
+}
+
+// gives says whether p hands a out of itself.
+func (p Pool) gives(a netip.Addr) bool {
+	return p.Subnet.Contains(a) && p.allowed(a) && !a.Less(p.Start) && !p.End.Less(a)
+}
+
+// allowed says whether a may be a pod's at all.
+func (p Pool) allowed(a netip.Addr) bool {
+	return a != p.Gateway && !slices.ContainsFunc(p.exclude, func(x netip.Prefix) bool { return x.Contains(a) })
+}
+
+// next is the address to try after a: around the end to the start.
+func (p Pool) next(a netip.Addr) netip.Addr {
+	if !a.IsValid() || a.Less(p.Start) || !a.Less(p.End) {
+		return p.Start
+	}
+	return a.Next()
+}
+
+func (p Pool) prefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, p.Subnet.Bits()) }
+
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 1 << (7 - i%8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package link
+
+// host-device: an interface of the node's is moved into the pod, and comes back
+// when the pod goes. What it is connected to is the pod's network, with its
+// gateway out there. The alias remembers the device's name on the node; a
+// physical one comes back by itself, under the pod's name for it, when the pod's
+// namespace dies first.
+
+import (
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// deviceMark stands before the device's name in the alias; alone with it on a
+// device that is being moved.
+const deviceMark = " has device "
+
+func (b *builder) addHostDevice() (Result, error) {
+	eth, err := b.takeDevice()
+	if err != nil {
+		return Result{}, err
+	}
+	if b.MTU > 0 {
+		if err := b.pod.LinkSetMTU(eth, b.MTU); err != nil {
+			return Result{}, fmt.Errorf("set the MTU of %s: %w", b.Uplink, err)
+		}
+	}
+	if b.MAC != nil {
+		if err := b.pod.LinkSetHardwareAddr(eth, b.MAC); err != nil {
+			return Result{}, fmt.Errorf("set the MAC address of %s: %w", b.Uplink, err)
+		}
+	}
+	if err := b.podOnSegment(eth); err != nil {
+		return Result{}, err
+	}
+	if eth, err = must(b.pod, b.IfName); err != nil {
+		return Result{}, err
+	}
+	return Result{PodIfIndex: eth.Attrs().Index, PodMAC: eth.Attrs().HardwareAddr}, nil
+}
+
+// takeDevice moves the device into the pod. It is marked before it leaves, so
+// that whoever finds it knows where it belongs.
+func (b *builder) takeDevice() (netlink.Link, error) {
+	dev, err := find(b.node, b.Uplink)
+	if err != nil {
+		return nil, err
+	}
+	if dev == nil {
+		return nil, fmt.Errorf("uplink %s does not exist: name an interface of this node that no pod has", b.Uplink)
+	}
+	if err := b.unused(dev); err != nil {
+		return nil, err
+	}
+	if err := b.node.LinkSetDown(dev); err != nil {
+		return nil, fmt.Errorf("set %s down: %w", b.Uplink, err)
+	}
+	if err := mark(b.node, dev, strings.TrimSpace(deviceMark)+" "+b.Uplink, linkGroup); err != nil {
+		return nil, err
+	}
+	if err := b.node.LinkSetNsFd(dev, int(b.podNS.Fd())); err != nil {
+		return nil, fmt.Errorf("move %s into the pod: %w", b.Uplink, err)
+	}
+	if dev, err = must(b.pod, b.Uplink); err != nil {
+		return nil, err
+	}
+	if err := b.pod.LinkSetName(dev, b.IfName); err != nil {
+		return nil, fmt.Errorf("rename %s to %s: %w", b.Uplink, b.IfName, err)
+	}
+	return must(b.pod, b.IfName)
+}
+
+// unused refuses a device that the node itself lives by.
+func (b *builder) unused(dev netlink.Link) error {
+	a := dev.Attrs()
+	if a.Flags&net.FlagLoopback != 0 || a.MasterIndex != 0 {
+		return fmt.Errorf("uplink %s is a loopback or a port: name an interface that nothing else uses", b.Uplink)
+	}
+	addrs, err := b.node.AddrList(dev, unix.AF_UNSPEC)
+	if err != nil {
+		return fmt.Errorf("list addresses of %s: %w", b.Uplink, err)
+	}
+	for _, x := range addrs {
+		if x.Scope == unix.RT_SCOPE_UNIVERSE {
+			return fmt.Errorf("uplink %s has the node's address %s: name an interface that the node does not use, or take the address off it", b.Uplink, x.IPNet)
+		}
+	}
+	return nil
+}
+
+// giveBack undoes takeDevice, from wherever it stopped.
+func (b *builder) giveBack() error {
+	if b.pod != nil {
+		for _, name := range []string{b.IfName, b.Uplink} { // killed before renaming, it has its own name
+			dev, err := find(b.pod, name)
+			if err != nil {
+				return err
+			}
+			if dev == nil || dev.Attrs().Group != linkGroup || deviceName(dev) == "" || b.others(dev) {
+				continue
+			}
+			if err := b.moveBack(dev); err != nil {
+				return err
+			}
+		}
+	}
+	if b.Uplink == "" {
+		return nil
+	}
+	dev, err := find(b.node, b.Uplink)
+	if err != nil || dev == nil || dev.Attrs().Group != linkGroup || deviceName(dev) != b.Uplink {
+		return err
+	}
+	return unmark(b.node, dev)
+}
+
+func (b *builder) moveBack(dev netlink.Link) error {
+	name := deviceName(dev)
+	if err := b.pod.LinkSetDown(dev); err != nil {
+		return fmt.Errorf("set %s down: %w", dev.Attrs().Name, err)
+	}
+	if dev.Attrs().Name != name {
+		if err := b.pod.LinkSetName(dev, name); err != nil {
+			return fmt.Errorf("rename %s to %s: %w", dev.Attrs().Name, name, err)
+		}
+	}
+	if err := b.pod.LinkSetNsFd(dev, int(b.nodeNS.Fd())); err != nil {
+		return fmt.Errorf("move %s out of the pod: %w", name, err)
+	}
+	dev, err := must(b.node, name)
+	if err != nil {
+		return err
+	}
+	return unmark(b.node, dev)
+}
+
+// others says whether a complete device in the pod is another pod's: somebody
+// uses one namespace for two.
+func (b *builder) others(dev netlink.Link) bool {
+	alias := dev.Attrs().Alias
+	return strings.HasPrefix(alias, aliasPrefix) && !strings.HasPrefix(alias, aliasPrefix+b.Name+deviceMark)
+}
+
+// deviceName is the name on the node of a device that is ours for a while.
+func deviceName(l netlink.Link) string {
+	_, name, _ := strings.Cut(" "+l.Attrs().Alias, deviceMark)
+	return name
+}
+
+func unmark(h *netlink.Handle, dev netlink.Link) error { return mark(h, dev, "", 0) }
+
+func mark(h *netlink.Handle, dev netlink.Link, alias string, group int) error {
+	if err := h.LinkSetAlias(dev, alias); err != nil {
+		return fmt.Errorf("set alias of %s: %w", dev.Attrs().Name, err)
+	}
+	if err := h.LinkSetGroup(dev, group); err != nil {
+		return fmt.Errorf("set group of %s: %w", dev.Attrs().Name, err)
+	}
+	return nil
+}

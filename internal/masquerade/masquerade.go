@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package masquerade lets pods wear their node's address towards the outside,
+// by the kernel's nftables: one table a scope, and in it a group of chain and
+// sets for each network. It acts in the network namespace of the calling
+// thread.
+package masquerade
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// DefaultTable is the table of the default scope.
+const DefaultTable = "mustang"
+
+// alwaysInside are destinations that no node's address helps to reach.
+var alwaysInside = []netip.Prefix{
+	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("169.254.0.0/16"),
+	netip.MustParsePrefix("ff00::/8"), netip.MustParsePrefix("fe80::/10"),
+}
+
+// Table is a scope's nftables table (family inet).
+type Table struct {
+	Name string
+}
+
+// TableFor is the table of the scope whose state is in stateDir.
+func TableFor(stateDir, defaultStateDir string) Table {
+	if stateDir == defaultStateDir {
+		return Table{DefaultTable}
+	}
+	return Table{DefaultTable + "-" + digest(stateDir)}
+}
+
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:4])
+}
+
+// Group names the rules of a network with these exclusions: other exclusions
+// are another group, so that a changed configuration leaves running pods be.
+func Group(network string, exclude []netip.Prefix) string {
+	var words []string
+	for _, p := range exclude {
+		words = append(words, p.String())
+	}
+	slices.Sort(words)
+	return digest(network + " " + strings.Join(words, " "))
+}
+
+func chainName(group string) string { return "out-" + group }
+
+func setName(group string, v4 bool) string {
+	if v4 {
+		return "pods4-" + group
+	}
+	return "pods6-" + group
+}
+
+func (t Table) nft() *nftables.Table {
+	return &nftables.Table{Name: t.Name, Family: nftables.TableFamilyINet}
+}
+
+func (t Table) set(group string, v4 bool) *nftables.Set {
+	kind := nftables.TypeIP6Addr
+	if v4 {
+		kind = nftables.TypeIPAddr
+	}
+	return &nftables.Set{Table: t.nft(), Name: setName(group, v4), KeyType: kind}
+}
+
+// Add puts pods into the group, and makes table and group when they are not
+// there, all in one transaction. Doing it again is harmless.
+func (t Table) Add(group string, exclude []netip.Prefix, pods []netip.Addr) error {
+	if err := t.add(group, exclude, pods, false); err == nil || !absent(err) {
+		return err // the usual case: the group is there
+	}
+	if err := t.add(group, exclude, pods, true); err != nil {
+		return fmt.Errorf("masquerade in nftables table %s: %w", t.Name, err)
+	}
+	return nil
+}
+
+func (t Table) add(group string, exclude []netip.Prefix, pods []netip.Addr, create bool) error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	sets := map[bool]*nftables.Set{true: t.set(group, true), false: t.set(group, false)}
+	if create {
+		table := c.AddTable(t.nft())
+		chain := c.AddChain(&nftables.Chain{Name: chainName(group), Table: table, Type: nftables.ChainTypeNAT,
+			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+		c.FlushChain(chain)
+		for _, v4 := range []bool{true, false} {
+			if err := c.AddSet(sets[v4], nil); err != nil {
+				return err
+			}
+		}
+		for _, p := range append(slices.Clone(alwaysInside), exclude...) {
+			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(destinationIn(p), &expr.Verdict{Kind: expr.VerdictReturn})})
+		}
+		for _, v4 := range []bool{true, false} {
+			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: podsToOthers(sets[v4], v4)})
+		}
+	}
+	for _, a := range pods {
+		if err := c.SetAddElements(sets[a.Is4()], []nftables.SetElement{{Key: a.AsSlice()}}); err != nil {
+			return err
+		}
+	}
+	return c.Flush()
+}
+
+// family matches packets of one family: an inet chain sees both.
+func family(v4 bool) []expr.Any {
+	proto := byte(unix.NFPROTO_IPV6)
+	if v4 {
+		proto = unix.NFPROTO_IPV4
+	}
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
+	}
+}
+
+// address loads the source's or the destination's into register 1.
+func address(v4, source bool) expr.Any {
+	p := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 24, Len: 16}
+	if v4 {
+		p.Offset, p.Len = 16, 4
+	}
+	if source {
+		p.Offset -= p.Len
+	}
+	return p
+}
+
+func destinationIn(p netip.Prefix) []expr.Any {
+	v4, n := p.Addr().Is4(), uint32(p.Addr().BitLen()/8)
+	mask := make([]byte, n)
+	for i := range p.Bits() {
+		mask[i/8] |= 1 << (7 - i%8)
+	}
+	return append(family(v4), address(v4, false),
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: n, Mask: mask, Xor: make([]byte, n)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Masked().Addr().AsSlice()})
+}
+
+func podsToOthers(set *nftables.Set, v4 bool) []expr.Any {
+	return append(family(v4),
+		address(v4, true), &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID},
+		address(v4, false), &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID, Invert: true},
+		&expr.Counter{}, &expr.Masq{})
+}
+
+// absent says that an object is not there. Some of the library's errors keep
+// only the text of the kernel's.
+func absent(err error) bool {
+	return errors.Is(err, unix.ENOENT) || strings.Contains(err.Error(), unix.ENOENT.Error())
+}
+
+// Members are the pods in the group.
+func (t Table) Members(group string) ([]netip.Addr, error) {
+	c, err := nftables.New()
+	if err != nil {
+		return nil, err
+	}
+	var out []netip.Addr
+	for _, v4 := range []bool{true, false} {
+		have, err := c.GetSetElements(t.set(group, v4))
+		if err != nil && !absent(err) {
+			return nil, fmt.Errorf("read set %s of nftables table %s: %w", setName(group, v4), t.Name, err)
+		}
+		for _, e := range have {
+			if a, ok := netip.AddrFromSlice(e.Key); ok {
+				out = append(out, a)
+			}
+		}
+	}
+	return out, nil
+}
+
+// Missing are those of pods that the group does not have.
+func (t Table) Missing(group string, pods []netip.Addr) ([]netip.Addr, error) {
+	have, err := t.Members(group)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(pods), func(a netip.Addr) bool { return slices.Contains(have, a) }), nil
+}
+
+// Remove takes pods out of the group; absent ones are success.
+func (t Table) Remove(group string, pods []netip.Addr) error {
+	var errs []error
+	for _, a := range pods { // one transaction each: an absent one fails its own only
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		if err := c.SetDeleteElements(t.set(group, a.Is4()), []nftables.SetElement{{Key: a.AsSlice()}}); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if err := c.Flush(); err != nil && !absent(err) {
+			errs = append(errs, fmt.Errorf("take %s out of nftables table %s: %w", a, t.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Keep removes the groups that are not in used, and the table when none is
+// left. A kernel without nftables has none.
+func (t Table) Keep(used []string) error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+			return nil
+		}
+		return fmt.Errorf("list nftables chains: %w", err)
+	}
+	left, found := 0, 0
+	for _, chain := range chains {
+		group, ours := strings.CutPrefix(chain.Name, "out-")
+		if chain.Table.Name != t.Name {
+			continue
+		}
+		found++
+		if !ours || slices.Contains(used, group) {
+			left++
+			continue
+		}
+		c.FlushChain(chain)
+		c.DelChain(chain)
+		c.DelSet(t.set(group, true))
+		c.DelSet(t.set(group, false))
+	}
+	switch {
+	case found == 0:
+		return nil
+	case left == 0:
+		if c, err = nftables.New(); err != nil { // the whole of it instead
+			return err
+		}
+		c.DelTable(t.nft())
+	}
+	if err := c.Flush(); err != nil && !absent(err) {
+		return fmt.Errorf("tidy nftables table %s: %w", t.Name, err)
+	}
+	return nil
+}

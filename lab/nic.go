@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+// Host devices: the node has a NIC for each pod, and all of them are plugged
+// into a switch outside, which is the pods' gateway.
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	vns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+const outsideSwitch = "sw0"
+
+// makeSwitch makes the switch and a router of the current namespace, which is
+// outside.
+func (l *Lab) makeSwitch() error {
+	if err := setSysctls(map[string]string{
+		"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1",
+		"ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0",
+		"ipv4/conf/all/send_redirects": "0", "ipv4/conf/default/send_redirects": "0",
+	}); err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = outsideSwitch, l.cfg.MTU
+	snoop := false
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snoop}); err != nil {
+		return fmt.Errorf("create switch %s: %w", outsideSwitch, err)
+	}
+	if err := linkUp(outsideSwitch); err != nil {
+		return err
+	}
+	sw, err := netlink.LinkByName(outsideSwitch)
+	if err != nil {
+		return fmt.Errorf("look up %s: %w", outsideSwitch, err)
+	}
+	for _, p := range []netip.Prefix{PodCIDR4, PodCIDR6} {
+		a := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(nth(p, 1), p.Bits()))}
+		if p.Addr().Is6() {
+			a.Flags = unix.IFA_F_NODAD
+		}
+		if err := netlink.AddrAdd(sw, a); err != nil {
+			return fmt.Errorf("add address %s to %s: %w", a, outsideSwitch, err)
+		}
+	}
+	return nil
+}
+
+// plugNIC gives the node a NIC that is plugged into the switch.
+func (l *Lab) plugNIC(name string) error {
+	out, err := vns.GetFromPath(l.outside.NetNS)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	if err := l.node.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU = name, l.cfg.MTU
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerNamespace: netlink.NsFd(out)})
+	}); err != nil {
+		return fmt.Errorf("create NIC %s: %w", name, err)
+	}
+	return l.outside.Do(func() error {
+		port, err := netlink.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("look up %s: %w", name, err)
+		}
+		sw, err := netlink.LinkByName(outsideSwitch)
+		if err != nil {
+			return fmt.Errorf("look up %s: %w", outsideSwitch, err)
+		}
+		if err := netlink.LinkSetMaster(port, sw); err != nil {
+			return fmt.Errorf("plug %s into %s: %w", name, outsideSwitch, err)
+		}
+		return linkUp(name)
+	})
+}
+
+// pullNIC takes a NIC away, wherever its pod left it. Absent is success.
+func (l *Lab) pullNIC(name string) error {
+	if name == "" {
+		return nil
+	}
+	return l.outside.Do(func() error {
+		port, err := netlink.LinkByName(name)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			return nil
+		}
+		if err == nil {
+			err = netlink.LinkDel(port)
+		}
+		if err != nil {
+			return fmt.Errorf("remove NIC %s: %w", name, err)
+		}
+		return nil
+	})
+}

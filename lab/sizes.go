@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+// How much pods send at once: local MTU and BIG TCP.
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"github.com/vishvananda/netlink"
+)
+
+const maxBigTCP = 8 * 65535 // the kernel's GSO_MAX_SIZE
+
+func (c Config) validateSizes() error {
+	if n, err := strconv.Atoi(c.LocalMTU); c.LocalMTU != "" && c.LocalMTU != "auto" && c.LocalMTU != "off" && (err != nil || n <= 0) {
+		return fmt.Errorf("local MTU %q is unknown: use auto, off or a number of bytes", c.LocalMTU)
+	}
+	if c.BigTCP != 0 && (c.BigTCP <= 65536 || c.BigTCP > maxBigTCP) {
+		return fmt.Errorf("big TCP size %d is out of range: use 65537 to %d", c.BigTCP, maxBigTCP)
+	}
+	return nil
+}
+
+// sizeArgs are pod add's.
+func (c Config) sizeArgs() []string {
+	var args []string
+	if c.Services.servicePath() != "" {
+		cidrs := c.LocalCIDRs
+		if cidrs == nil {
+			cidrs = []netip.Prefix{PodCIDR4, PodCIDR6}
+		}
+		for _, p := range cidrs {
+			args = append(args, "--local-cidr="+p.String())
+		}
+		if c.LocalMTU != "" {
+			args = append(args, "--local-mtu="+c.LocalMTU)
+		}
+	}
+	if c.BigTCP != 0 {
+		args = append(args, fmt.Sprintf("--big-tcp=%d", c.BigTCP))
+	}
+	return args
+}
+
+// widenWire makes the node's uplink, which is in the current namespace, one that
+// sends as much at once as pods do.
+func (l *Lab) widenWire() error {
+	if l.cfg.BigTCP == 0 {
+		return nil
+	}
+	wire, err := netlink.LinkByName(Uplink)
+	if err != nil {
+		return fmt.Errorf("look up %s: %w", Uplink, err)
+	}
+	for _, set := range []func(netlink.Link, int) error{
+		netlink.LinkSetGSOMaxSize, netlink.LinkSetGROMaxSize, netlink.LinkSetGSOIPv4MaxSize, netlink.LinkSetGROIPv4MaxSize,
+	} {
+		if err := set(wire, l.cfg.BigTCP); err != nil {
+			return fmt.Errorf("make %s send %d bytes at once: %w", Uplink, l.cfg.BigTCP, err)
+		}
+	}
+	return nil
+}
