@@ -26,7 +26,8 @@ type Transaction struct {
 	By       string         `json:"services_by,omitempty"`
 	Via      string         `json:"via"`
 	Scenario string         `json:"scenario"` // rr, crr
-	Cost     stats.Estimate `json:"cost"`     // in the document's unit
+	Samples  []float64      `json:"samples"`  // in the document's unit
+	Cost     stats.Estimate `json:"cost"`     // their median
 	// Loopback's cost ÷ this one's: the ratio of rates.
 	Ratio float64 `json:"ratio"`
 	// Programs is the part of BPF programs in it, from a sample apart.
@@ -89,7 +90,6 @@ func (d *Document) contestant(ctx context.Context, o Options, l runner.Launcher,
 }
 
 func (t *Transaction) measure(ctx context.Context, o Options, l runner.Launcher, target runner.Target) error {
-	var values []float64
 	for range o.Rounds {
 		s, err := l.Sample(ctx, target, t.Scenario)
 		if err != nil {
@@ -98,9 +98,9 @@ func (t *Transaction) measure(ctx context.Context, o Options, l runner.Launcher,
 		if s.PortWaits > 0 {
 			return fmt.Errorf("the client waited %d times for a free source port", s.PortWaits)
 		}
-		values = append(values, o.cost(time.Duration(s.Seconds*1e9))/float64(s.Count))
+		t.Samples = append(t.Samples, o.cost(time.Duration(s.Seconds*1e9))/float64(s.Count))
 	}
-	t.Cost = stats.Of(values, 1)
+	t.Cost = stats.Of(t.Samples, 1)
 	if t.By == "" || t.By == "none" {
 		return nil
 	}
