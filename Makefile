@@ -13,8 +13,8 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
 
 .PHONY: build
-build: ## the tool, into bin/
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN) ./cmd/mustang
+build: ## the tool and the CNI plugin, into bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(dir $(BIN)) ./cmd/mustang ./cmd/mustang-cni
 
 .PHONY: deps
 deps: ## Debian packages that the demo runs

@@ -40,8 +40,9 @@ func transact(o Options, r *Result, do func() error) error {
 			_ = h.RecordValue(int64(end - start))
 			r.Count++
 			if end >= w.closesAt {
-				r.Latency = latencyOf(h)
-				return w.close(r)
+				err := w.close(r)
+				r.Latency = latencyOf(h) // walks the histogram: not within the window
+				return err
 			}
 		case end >= w.opensAt:
 			if err := w.open(); err != nil {

@@ -53,6 +53,9 @@ type loopback struct {
 	only []string
 }
 
+// NewLoopback is the contestant that others are divided by.
+func NewLoopback(name string) Contestant { return loopback{name: name} }
+
 func (l loopback) Name() string { return l.name }
 
 type loopbackEnv struct {

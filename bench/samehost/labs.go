@@ -27,6 +27,13 @@ type pods struct {
 	tune     string // report's, parts joined by +
 }
 
+// NewPods is a contestant with two pods on one node: labName, 1 to 6 letters and
+// digits, is unique among those that are up at once; by is one of AllBy or none.
+func NewPods(labName, mode, by, binary string) Contestant {
+	return pods{labName: labName, mode: mode, by: lab.ServiceBy(by), services: 1, mtu: Defaults().MTU, binary: binary,
+		backend: backendVersion(by)}
+}
+
 func (p pods) Name() string {
 	if p.by == lab.NoServices {
 		return p.mode

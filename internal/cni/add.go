@@ -29,6 +29,9 @@ func (p *plugin) add() error {
 	if p.Mode != Chained && p.hasPrevResult() {
 		return invalid("mode", "%q makes the interface, but another plugin has made one before (prevResult): use mode chained", p.Mode)
 	}
+	if err := p.supported(); err != nil {
+		return err
+	}
 	a := p.attachment()
 	a.State, a.Maker, a.Masquerade, a.Bandwidth = stateMaking, record.ThisMaker(), p.masqueradeGroup(), p.RuntimeConfig.Bandwidth
 	left, err := p.store.claim(a)
@@ -52,6 +55,14 @@ func (p *plugin) add() error {
 		return p.undoFailed(a, err)
 	}
 	return p.print(result)
+}
+
+// supported refuses a mode that this kernel does not have.
+func (p *plugin) supported() error {
+	if err := link.Supported(p.Mode); err != nil {
+		return coded(types.ErrUnsupportedField, err)
+	}
+	return nil
 }
 
 // undoFailed takes back what a failed ADD made; its error stays the answer.
@@ -161,6 +172,9 @@ func (p *plugin) allocate(a *attachment) (g addresses, err error) {
 	}
 	for _, x := range g.ips {
 		a.Addrs = append(a.Addrs, x.Prefix.Addr())
+		if p.IPAM.Type != OwnIPAM {
+			a.Given = append(a.Given, x)
+		}
 	}
 	if a.Masquerade != "" {
 		err = p.store.Write(a.file(), *a)

@@ -28,22 +28,23 @@ const (
 
 // attachment is what is known of one interface of one container.
 type attachment struct {
-	ContainerID string          `json:"containerID"`
-	IfName      string          `json:"ifname"`
-	Network     string          `json:"network"`
-	State       string          `json:"state"`
-	Maker       record.Maker    `json:"maker"`
-	Mode        string          `json:"mode"`
-	NetNS       string          `json:"netns"`
-	Bridge      string          `json:"bridge,omitempty"`
-	Uplink      string          `json:"uplink,omitempty"`
-	IPAM        string          `json:"ipam,omitempty"`
-	Args        string          `json:"args,omitempty"`
-	Endpoint    uint32          `json:"endpoint,omitempty"` // its id, once it is ready
-	Addrs       []netip.Addr    `json:"addrs,omitempty"`
-	Masquerade  string          `json:"masquerade,omitempty"` // the group of rules that it is in
-	Bandwidth   json.RawMessage `json:"bandwidth,omitempty"`
-	Config      json.RawMessage `json:"config"` // for IPAM plugins, when GC must speak for a runtime
+	ContainerID string            `json:"containerID"`
+	IfName      string            `json:"ifname"`
+	Network     string            `json:"network"`
+	State       string            `json:"state"`
+	Maker       record.Maker      `json:"maker"`
+	Mode        string            `json:"mode"`
+	NetNS       string            `json:"netns"`
+	Bridge      string            `json:"bridge,omitempty"`
+	Uplink      string            `json:"uplink,omitempty"`
+	IPAM        string            `json:"ipam,omitempty"`
+	Args        string            `json:"args,omitempty"`
+	Endpoint    uint32            `json:"endpoint,omitempty"` // its id, once it is ready
+	Addrs       []netip.Addr      `json:"addrs,omitempty"`
+	Given       []ipam.Allocation `json:"given,omitempty"`      // by a delegated IPAM plugin
+	Masquerade  string            `json:"masquerade,omitempty"` // the group of rules that it is in
+	Bandwidth   json.RawMessage   `json:"bandwidth,omitempty"`
+	Config      json.RawMessage   `json:"config"` // for IPAM plugins, when GC must speak for a runtime
 }
 
 // key is the attachment's name for people and for link names.

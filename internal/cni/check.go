@@ -3,6 +3,7 @@
 package cni
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -52,7 +53,7 @@ func (p *plugin) check() error {
 		p.checkReservations(a, &f)
 		p.checkMasquerade(a, &f)
 	}
-	if err := p.checkIPAM(); err != nil {
+	if err := p.checkIPAM(a, prev); err != nil {
 		f.add("%v", err)
 	}
 	if len(f) > 0 {
@@ -192,13 +193,43 @@ func (p *plugin) checkMasquerade(a attachment, f *faults) {
 	}
 }
 
-// checkIPAM passes CHECK on to a delegated plugin.
-func (p *plugin) checkIPAM() error {
+// checkIPAM passes CHECK on to a delegated plugin, // which compares with what it gave: in routed modes, the
+// interface has the addresses without their networks.
+func (p *plugin) checkIPAM(a attachment, prev *types100.Result) error {
 	if p.Mode == Chained || p.IPAM.Type == OwnIPAM {
 		return nil
 	}
-	if _, err := delegate(p.IPAM.Type, p.raw, p.env); err != nil {
+	for _, ip := range prev.IPs {
+		addr, _ := netip.AddrFromSlice(ip.Address.IP)
+		for _, given := range a.Given {
+			if given.Prefix.Addr() == addr.Unmap() {
+				ip.Address, ip.Gateway = ipNet(given.Prefix), given.Gateway.AsSlice()
+			}
+		}
+	}
+	config, err := withPrevResult(p.raw, prev, p.CNIVersion)
+	if err != nil {
+		return err
+	}
+	if _, err := delegate(p.IPAM.Type, config, p.env); err != nil {
 		return fmt.Errorf("IPAM plugin %s: %w", p.IPAM.Type, err)
 	}
 	return nil
+}
+
+// withPrevResult is config with r as prevResult, in the given version of both.
+func withPrevResult(config []byte, r *types100.Result, version string) ([]byte, error) {
+	v, err := r.GetAsVersion(version)
+	if err != nil {
+		return nil, err
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(config, &fields); err != nil {
+		return nil, err
+	}
+	if fields["prevResult"], err = json.Marshal(v); err != nil {
+		return nil, err
+	}
+	fields["cniVersion"], _ = json.Marshal(version)
+	return json.Marshal(fields)
 }

@@ -21,42 +21,44 @@ func (p *plugin) del() error {
 	if err != nil {
 		return err
 	}
-	if !found {
-		return p.delUnknown(a)
-	}
-	if p.env.netns != "" && a.NetNS != p.env.netns {
+	if found && p.env.netns != "" && a.NetNS != p.env.netns {
 		warn("DEL of %s names another namespace (%s) than its ADD did (%s)", a.key(), p.env.netns, a.NetNS)
 	}
+	// Without a record it was done before, or never ADDed, or the records are
+	// lost: what carries the container's own name is removed.
 	if err := p.undo(a); err != nil {
 		return err
 	}
 	return p.store.Forget(a.file())
 }
 
-// delUnknown is DEL without a record: it was done before, or never ADDed, or
-// the records are lost. What carries the container's own name is removed.
-func (p *plugin) delUnknown(a attachment) error {
-	others, err := p.store.List()
-	if err != nil {
-		return err
-	}
-	// After an ADD that was refused because the interface was there: it is
-	// another container's.
-	if a.NetNS != "" && slices.ContainsFunc(others, func(o attachment) bool { return o.NetNS == a.NetNS && o.IfName == a.IfName }) {
-		a.NetNS = ""
-	}
-	return p.undo(a)
-}
-
 // undo removes all of an attachment but its record. It works on any half of
 // one, does every step whatever the others say, and can be done again.
 func (p *plugin) undo(a attachment) error {
+	if a.Endpoint == 0 && a.NetNS != "" {
+		theirs, err := p.isAnothers(a)
+		if err != nil {
+			return err
+		}
+		if theirs {
+			a.NetNS = ""
+		}
+	}
 	errs := []error{p.detach(a)}
 	if a.Mode != Chained {
 		errs = append(errs, link.Delete(a.linkSpec()))
 	}
 	errs = append(errs, p.masqueradeRemove(a), p.release(a))
 	return errors.Join(errs...)
+}
+
+// isAnothers says that the interface which a names is another container's: its
+// ADD was refused for that reason, or it never had one.
+func (p *plugin) isAnothers(a attachment) (bool, error) {
+	all, err := p.store.List()
+	return slices.ContainsFunc(all, func(o attachment) bool {
+		return o.NetNS == a.NetNS && o.IfName == a.IfName && o.file() != a.file()
+	}), err
 }
 
 // detach takes the datapath off, by the endpoint's id, or by where it is.
@@ -69,7 +71,7 @@ func (p *plugin) detach(a attachment) error {
 		if err != nil {
 			return err
 		}
-		return e.RemoveEndpoint(id)
+		return e.RemovePod(id)
 	})
 }
 

@@ -101,8 +101,14 @@ func olderVersion(file string, config []byte, c call) ([]byte, error) {
 		return nil, err
 	}
 	newest := info.SupportedVersions[len(info.SupportedVersions)-1]
+	if prev := fields["prevResult"]; len(prev) > 0 && string(prev) != "null" {
+		r, err := parseResult(prev, versionOf(config))
+		if err != nil {
+			return nil, err
+		}
+		return withPrevResult(config, r, newest)
+	}
 	fields["cniVersion"], _ = json.Marshal(newest)
-	delete(fields, "prevResult") // is in the configuration's version, and IPAM has no need of it
 	return json.Marshal(fields)
 }
 

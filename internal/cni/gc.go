@@ -32,7 +32,8 @@ func (p *plugin) gc() error {
 			errs = append(errs, fmt.Errorf("%s: %w", a.key(), err))
 		}
 	}
-	errs = append(errs, p.collectEndpoints(), p.collectAddresses(), p.collectMasquerade())
+	// The runtime lets no ADD or DEL run beside GC (spec, section 3).
+	errs = append(errs, p.store.Sweep(), p.collectEndpoints(), p.collectAddresses(), p.collectMasquerade())
 	if p.IPAM.Type != "" && p.IPAM.Type != OwnIPAM {
 		if _, err := delegate(p.IPAM.Type, p.raw, p.env); err != nil {
 			errs = append(errs, fmt.Errorf("IPAM plugin %s: %w", p.IPAM.Type, err))
@@ -71,7 +72,7 @@ func (p *plugin) collectEndpoints() error {
 		var errs []error
 		for _, ep := range dead {
 			if !slices.ContainsFunc(left, func(a attachment) bool { return a.Endpoint == ep.ID }) {
-				errs = append(errs, e.RemoveEndpoint(ep.ID))
+				errs = append(errs, e.RemovePod(ep.ID))
 			}
 		}
 		return errors.Join(errs...)

@@ -10,12 +10,10 @@ import (
 	"github.com/mustang-net/mustang/internal/record"
 )
 
-// natDir is locked while groups come and go: a group is removed with its last
+// natLock is held while groups come and go: a group is removed with its last
 // pod, which must not be while another ADD counts on it.
-const natDir = "masquerade"
-
 func (p *plugin) natLock(fn func() error) error {
-	return record.Dir[struct{}]{Path: p.store.dir + "/" + natDir}.Locked(fn)
+	return record.Dir[struct{}]{Path: p.store.dir}.Locked(fn)
 }
 
 func (p *plugin) natTable() masquerade.Table {

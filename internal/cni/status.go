@@ -21,6 +21,9 @@ func (p *plugin) status() error {
 	if err := p.Validate(); err != nil {
 		return err
 	}
+	if err := p.supported(); err != nil {
+		return p.unavailable(false, err)
+	}
 	for _, check := range []func() error{p.statusNode, p.statusUplink, p.statusIPAM} {
 		if err := check(); err != nil {
 			return err
@@ -95,7 +98,7 @@ func (p *plugin) statusUplink() error {
 	if err != nil {
 		return p.unavailable(true, fmt.Errorf("uplink %s: %w", name, err))
 	}
-	if l.Attrs().Flags&net.FlagUp == 0 {
+	if l.Attrs().Flags&net.FlagUp == 0 && p.Mode != link.HostDevice {
 		return p.unavailable(true, fmt.Errorf("uplink %s is down", name))
 	}
 	return nil

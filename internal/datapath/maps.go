@@ -45,7 +45,7 @@ type Datapath struct {
 	dir  string
 	maps map[string]*ebpf.Map
 	// sockets is the iterator over sockets, loaded at its first use.
-	sockets *ebpf.Collection
+	sockets *ebpf.Program
 	// NoTCX makes Attach use clsact, as on kernels before 6.6.
 	NoTCX bool
 
@@ -297,7 +297,7 @@ func (d *Datapath) Close() error {
 		errs = append(errs, m.Close())
 	}
 	if d.sockets != nil {
-		d.sockets.Close()
+		errs = append(errs, d.sockets.Close())
 		d.sockets = nil
 	}
 	return errors.Join(errs...)

@@ -7,11 +7,14 @@ package datapath
 // (sock_diag(7)); and ending it from outside.
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
+	"path/filepath"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -87,7 +90,7 @@ func (d *Datapath) readSockets() ([]byte, error) {
 		return nil, err
 	}
 	it, err := link.AttachIter(link.IterOptions{
-		Program: d.sockets.Programs[bpfgen.IterProgMstSockets], Map: d.maps[bpfgen.SockMapMstSockPeersV1],
+		Program: d.sockets, Map: d.maps[bpfgen.SockMapMstSockPeersV1],
 	})
 	if err != nil {
 		return nil, err
@@ -101,23 +104,47 @@ func (d *Datapath) readSockets() ([]byte, error) {
 	return io.ReadAll(r)
 }
 
-// PrepareSockets loads what Sockets runs. It takes some 30 ms the first time,
-// better spent before a change than after it.
+// socketsPin is the prefix of the iterator's pin; the object's hash follows.
+const socketsPin = "sockets-"
+
+// PrepareSockets makes ready what Sockets runs. The first time on a node that
+// takes some 30 ms, better spent before a change than after it.
 func (d *Datapath) PrepareSockets() error {
 	if d.sockets != nil {
 		return nil
 	}
-	spec, err := bpfgen.LoadIter()
-	if err != nil {
-		return err
+	hash := sha256.Sum256(bpfgen.IterObject())
+	path := filepath.Join(d.dir, programsDir, fmt.Sprintf("%s%x", socketsPin, hash[:8]))
+	p, err := ebpf.LoadPinnedProgram(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		p, err = d.loadSockets(path)
 	}
-	// Those of maps.h and config.h; it uses none, and must not make them anew.
-	spec.Maps, spec.Variables = nil, nil
-	d.sockets, err = ebpf.NewCollection(spec)
 	if err != nil {
 		return loadError("the iterator over sockets", err)
 	}
+	d.sockets = p
 	return nil
+}
+
+// loadSockets loads the iterator and pins it in the place of other builds'.
+func (d *Datapath) loadSockets(path string) (*ebpf.Program, error) {
+	spec, err := bpfgen.LoadIter()
+	if err != nil {
+		return nil, err
+	}
+	p, err := ebpf.NewProgram(spec.Programs[bpfgen.IterProgMstSockets])
+	if err != nil {
+		return nil, err
+	}
+	others, err := filepath.Glob(filepath.Join(filepath.Dir(path), socketsPin+"*"))
+	for _, other := range others {
+		err = errors.Join(err, removePin(other))
+	}
+	if err = errors.Join(err, p.Pin(path)); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
 }
 
 func socketOf(seen *sockSeen) Socket {

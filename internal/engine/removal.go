@@ -118,44 +118,54 @@ func (e *Engine) settle(d departures) {
 	if set.Empty() {
 		return
 	}
-	err := e.settleOnce(set, false)
-	if set.Has(state.UDP) || set.Has(state.TCP) {
+	found, err := e.settleOnce(set, false)
+	// Of a pod that just goes, most often nothing went there; whoever goes there
+	// from now on is too late for this.
+	again := found || err != nil || len(d.Left) > 0
+	if again && (set.Has(state.UDP) || set.Has(state.TCP)) {
 		if datapath.Grace() != nil {
 			time.Sleep(lateness)
 		}
-		err = e.settleOnce(set, true) // finds again what failed before
+		_, err = e.settleOnce(set, true) // finds again what failed before
 	}
 	if err != nil {
 		e.opts.Notify("the change is in force, but some connections to what it removed may go on: " + err.Error())
 	}
 }
 
-func (e *Engine) settleOnce(set *datapath.Departures, late bool) error {
+// settleOnce reports whether it found anything that must move or end.
+func (e *Engine) settleOnce(set *datapath.Departures, late bool) (found bool, err error) {
 	conns, err := e.dp.Clients(set)
 	if err != nil {
+		return false, err
+	}
+	forgotten, ended := 0, 0
+	forget := func() (err error) {
+		forgotten, err = e.dp.ForgetFlows(set, late)
 		return err
 	}
-	forget := func() error {
-		_, err := e.dp.ForgetFlows(set, late)
+	end := func() (err error) {
+		ended, err = e.endSockets(set, conns)
 		return err
 	}
 	if late { // sockets end before their flows, whose last packets are still translated
-		err = errors.Join(e.endSockets(set, conns), forget())
+		err = errors.Join(end(), forget())
 	} else {
-		err = errors.Join(forget(), e.endSockets(set, conns))
+		err = errors.Join(forget(), end())
 	}
-	return errors.Join(err, e.dp.ForgetSockFlows(set, late))
+	err = errors.Join(err, e.dp.ForgetSockFlows(set, late))
+	return len(conns)+forgotten+ended > 0, err
 }
 
 // endSockets destroys the sockets that connect() led to what departed, and the
 // clients of conns, each from inside its pod's namespace.
-func (e *Engine) endSockets(set *datapath.Departures, conns map[datapath.Connection]bool) error {
+func (e *Engine) endSockets(set *datapath.Departures, conns map[datapath.Connection]bool) (found int, err error) {
 	list, err := e.dp.Sockets(set)
 	if err != nil || len(list) == 0 && len(conns) == 0 {
-		return err
+		return 0, err
 	}
 	if err := e.loadEndpoints(); err != nil {
-		return err
+		return len(list), err
 	}
 	byNetns := make(map[uint64][]datapath.Socket)
 	for _, s := range list {
@@ -176,7 +186,7 @@ func (e *Engine) endSockets(set *datapath.Departures, conns map[datapath.Connect
 			errs = append(errs, fmt.Errorf("in the pod of endpoint %d: %w", ep.ID, err))
 		}
 	}
-	return errors.Join(errs...)
+	return len(list), errors.Join(errs...)
 }
 
 func (e *Engine) endInPod(ep state.Endpoint, sockets []datapath.Socket, client bool, conns map[datapath.Connection]bool) error {

@@ -38,8 +38,8 @@ func At(dir string) Store { return Store{dir} }
 
 // Allocation is an address given to an owner.
 type Allocation struct {
-	Prefix  netip.Prefix // the address, with the length of its pool's subnet
-	Gateway netip.Addr
+	Prefix  netip.Prefix `json:"prefix"` // the address, with the length of its pool's subnet
+	Gateway netip.Addr   `json:"gateway,omitzero"`
 }
 
 // Allocate gives owner one address of each family that pools have: those in

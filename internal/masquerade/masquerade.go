@@ -82,7 +82,7 @@ func (t Table) set(group string, v4 bool) *nftables.Set {
 // Add puts pods into the group, and makes table and group when they are not
 // there, all in one transaction. Doing it again is harmless.
 func (t Table) Add(group string, exclude []netip.Prefix, pods []netip.Addr) error {
-	if err := t.add(group, exclude, pods, false); err == nil || !errors.Is(err, unix.ENOENT) {
+	if err := t.add(group, exclude, pods, false); err == nil || !absent(err) {
 		return err // the usual case: the group is there
 	}
 	if err := t.add(group, exclude, pods, true); err != nil {
@@ -164,6 +164,12 @@ func podsToOthers(set *nftables.Set, v4 bool) []expr.Any {
 		&expr.Counter{}, &expr.Masq{})
 }
 
+// absent says that an object is not there. Some of the library's errors keep
+// only the text of the kernel's.
+func absent(err error) bool {
+	return errors.Is(err, unix.ENOENT) || strings.Contains(err.Error(), unix.ENOENT.Error())
+}
+
 // Members are the pods in the group.
 func (t Table) Members(group string) ([]netip.Addr, error) {
 	c, err := nftables.New()
@@ -173,7 +179,7 @@ func (t Table) Members(group string) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, v4 := range []bool{true, false} {
 		have, err := c.GetSetElements(t.set(group, v4))
-		if err != nil && !errors.Is(err, unix.ENOENT) {
+		if err != nil && !absent(err) {
 			return nil, fmt.Errorf("read set %s of nftables table %s: %w", setName(group, v4), t.Name, err)
 		}
 		for _, e := range have {
@@ -206,7 +212,7 @@ func (t Table) Remove(group string, pods []netip.Addr) error {
 			errs = append(errs, err)
 			continue
 		}
-		if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := c.Flush(); err != nil && !absent(err) {
 			errs = append(errs, fmt.Errorf("take %s out of nftables table %s: %w", a, t.Name, err))
 		}
 	}
@@ -252,7 +258,7 @@ func (t Table) Keep(used []string) error {
 		}
 		c.DelTable(t.nft())
 	}
-	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := c.Flush(); err != nil && !absent(err) {
 		return fmt.Errorf("tidy nftables table %s: %w", t.Name, err)
 	}
 	return nil

@@ -147,6 +147,15 @@ func (d Dir[T]) Forget(name string) error {
 	return nil
 }
 
+// Sweep removes what killed writers left. Nobody may be writing.
+func (d Dir[T]) Sweep() error {
+	left, err := filepath.Glob(filepath.Join(d.Path, tempPrefix+"*.tmp"))
+	for _, f := range left {
+		err = errors.Join(err, os.Remove(f))
+	}
+	return err
+}
+
 // Locked runs fn while no other process is in Locked. It makes the directory.
 // Hold it for a few file operations, never while something is being made.
 func (d Dir[T]) Locked(fn func() error) error {

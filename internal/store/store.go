@@ -78,7 +78,9 @@ func (s Store) endpointFile(id uint32) string {
 }
 
 // ReadJournal reads the operation that was under way into v; false: none was.
+// What a killed tool was about to make the journal is removed.
 func (s Store) ReadJournal(v any) (bool, error) {
+	os.Remove(filepath.Join(s.dir, tempPrefix+journalFile))
 	err := readJSON(filepath.Join(s.dir, journalFile), v)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -136,7 +138,8 @@ func (s Store) write(path string, v any) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make the state directory: %w; choose another with --state-dir", err)
 	}
-	f, err := os.CreateTemp(dir, tempPrefix) // mode 0600
+	// Its writer holds the scope's lock, so a killed one's file is overwritten.
+	f, err := os.OpenFile(filepath.Join(dir, tempPrefix+filepath.Base(path)), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("write state: %w", err)
 	}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cni measures how long ADD and DEL of CNI plugins take: mustang's
+// beside the reference plugins, in one run, each as the process that a runtime
+// starts.
+package cni
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/mustang-net/mustang/lab"
+)
+
+// contestant is one plugin with its configuration.
+type contestant struct {
+	name   string
+	plugin string // file
+	mode   lab.Mode
+	config func(l *lab.Lab) map[string]any
+}
+
+func contestants(o Options) []contestant {
+	mustang := func(mode lab.Mode) contestant {
+		return contestant{"mustang " + string(mode), o.Plugin, mode, func(l *lab.Lab) map[string]any {
+			return map[string]any{"type": "mustang-cni", "mode": string(mode), "uplink": lab.Uplink, "bpffs": l.BPFFS(), "stateDir": l.StateDir(),
+				"ipam": map[string]any{"type": "mustang", "pools": []string{lab.PodCIDR4.String()}}}
+		}}
+	}
+	reference := func(name string, more map[string]any) contestant {
+		return contestant{name + " + host-local", filepath.Join(o.Reference, name), lab.Veth, func(l *lab.Lab) map[string]any {
+			c := map[string]any{"type": name, "ipam": map[string]any{"type": "host-local", "dataDir": filepath.Join(l.StateDir(), "host-local"),
+				"ranges": []any{[]any{map[string]any{"subnet": lab.PodCIDR4.String()}}}, "routes": []any{map[string]any{"dst": "0.0.0.0/0"}}}}
+			for k, v := range more {
+				c[k] = v
+			}
+			return c
+		}}
+	}
+	return []contestant{
+		mustang(lab.Veth), mustang(lab.Bridge), mustang(lab.Macvlan),
+		reference("bridge", map[string]any{"isGateway": true}), reference("ptp", nil), reference("macvlan", map[string]any{"master": lab.Uplink}),
+	}
+}
+
+// env is a contestant on a node of its own.
+type env struct {
+	contestant
+	lab  *lab.Lab
+	conf []byte
+	path string
+}
+
+func (c contestant) up(ctx context.Context, o Options, i int) (*env, error) {
+	l, err := lab.New(ctx, lab.Config{Name: fmt.Sprintf("cni%d", i), Mode: c.mode, Binary: o.Binary})
+	if err != nil {
+		return nil, err
+	}
+	conf := c.config(l)
+	// What all contestants speak.
+	conf["cniVersion"], conf["name"] = "1.0.0", "bench"
+	text, err := json.Marshal(conf)
+	return &env{c, l, text, o.Reference}, err
+}
+
+// call runs the plugin once, and answers how long that took.
+func (e *env) call(ctx context.Context, command string, s space) (time.Duration, error) {
+	cmd := e.lab.Node().Command(ctx, e.plugin)
+	var out bytes.Buffer
+	cmd.Stdin, cmd.Stdout = bytes.NewReader(e.conf), &out
+	cmd.Env = append(cmd.Env, "CNI_COMMAND="+command, "CNI_CONTAINERID="+s.id, "CNI_NETNS="+s.path, "CNI_IFNAME=eth0", "CNI_PATH="+e.path)
+	start := time.Now()
+	if err := cmd.Run(); err != nil {
+		return 0, fmt.Errorf("%s: %s of %s: %w: %s", e.name, command, s.id, err, bytes.TrimSpace(out.Bytes()))
+	}
+	return time.Since(start), nil
+}

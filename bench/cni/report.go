@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/mustang-net/mustang/bench/stats"
+)
+
+// bars are DESIGN.md's, in milliseconds, for ADD.
+var bars = map[string]struct {
+	quantile float64
+	limit    float64
+}{
+	"one": {0.5, 10}, "10 at once": {0.5, 40}, "30 at once": {0.5, 120}, "110 pods, 10 at once": {0.99, 250},
+}
+
+// Base is the contestant that ratios are to.
+const Base = "bridge + host-local"
+
+// values pools a contestant's latencies, and per-round medians for the ratio.
+func (r *Report) values(contestant, cell string) (add, del []float64, medians map[int]float64) {
+	medians = make(map[int]float64)
+	for _, s := range r.Samples {
+		if s.Contestant == contestant && s.Cell == cell {
+			add, del = append(add, s.Add...), append(del, s.Del...)
+			medians[s.Round] = stats.Median(s.Add)
+		}
+	}
+	return add, del, medians
+}
+
+// Render prints the table.
+func (r *Report) Render(w io.Writer) {
+	fmt.Fprintf(w, "CNI plugins, milliseconds. Linux %s, %d CPUs, load average before: %s, after: %s; %d rounds, interleaved.\n\n", r.Kernel, r.CPUs, r.Load[0], r.Load[1], r.Rounds)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	for _, cell := range Cells {
+		_, _, base := r.values(Base, cell.Name)
+		if len(base) == 0 {
+			continue
+		}
+		fmt.Fprintf(t, "%s\tADD p50\tp99\tmax\tspread\tDEL p50\tp99\tADD ÷ %s\t95 %%\tbar\t\n", cell.Name, Base)
+		for _, name := range r.names() {
+			add, del, medians := r.values(name, cell.Name)
+			var pairs []stats.Pair
+			for round, m := range medians {
+				pairs = append(pairs, stats.Pair{Value: m, Base: base[round]})
+			}
+			e := stats.OfRatios(pairs, 1)
+			fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t%.0f %%\t%.1f\t%.1f\t%.2f\t%.2f–%.2f\t%s\t\n", name, stats.Median(add), stats.Quantile(add, .99), stats.Quantile(add, 1),
+				100*stats.Spread(add), stats.Median(del), stats.Quantile(del, .99), e.Median, e.Low, e.High, verdict(name, cell.Name, add))
+		}
+		fmt.Fprintln(t, "\t\t\t\t\t\t\t\t\t\t")
+	}
+	t.Flush()
+	fmt.Fprintln(w, "Bars are for an idle machine; on a busy one, trust the ratios.")
+}
+
+func verdict(name, cell string, add []float64) string {
+	bar, ok := bars[cell]
+	if !ok || len(name) < 7 || name[:7] != "mustang" {
+		return ""
+	}
+	word := "missed"
+	if stats.Quantile(add, bar.quantile) <= bar.limit {
+		word = "passed"
+	}
+	return fmt.Sprintf("p%.0f ≤ %.0f %s", 100*bar.quantile, bar.limit, word)
+}
+
+// names are the contestants in their order of listing.
+func (r *Report) names() (out []string) {
+	for _, c := range contestants(Options{}) {
+		out = append(out, c.name)
+	}
+	return out
+}

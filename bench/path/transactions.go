@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package path
+
+// Instructions of a whole transaction: client, kernel, programs, server.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/mustang-net/mustang/bench/cpu"
+	"github.com/mustang-net/mustang/bench/load"
+	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/runner"
+	"github.com/mustang-net/mustang/bench/samehost"
+	"github.com/mustang-net/mustang/bench/stats"
+)
+
+// Transaction is what one request and its answer cost on one path.
+type Transaction struct {
+	Subject  string         `json:"subject"`
+	Mode     string         `json:"mode,omitempty"`
+	By       string         `json:"services_by,omitempty"`
+	Via      string         `json:"via"`
+	Scenario string         `json:"scenario"` // rr, crr
+	Samples  []float64      `json:"samples"`  // in the document's unit
+	Cost     stats.Estimate `json:"cost"`     // their median
+	// Loopback's cost ÷ this one's: the ratio of rates.
+	Ratio float64 `json:"ratio"`
+	// Programs is the part of BPF programs in it, from a sample apart.
+	Programs []ProgramShare `json:"programs,omitempty"`
+}
+
+func (t Transaction) name() string { return t.Scenario + " " + t.Subject }
+
+// settle is how long a closed environment has for its last work, which the
+// kernel does in the background, on the only processor. Idle time is free here.
+const settle = time.Second
+
+// transactions measures one contestant after the other: nothing drifts where
+// instructions are counted, and what is closed disturbs nobody. Loopback comes
+// first, and again at the end: the A/A control.
+func (d *Document) transactions(ctx context.Context, o Options) error {
+	group := cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), []int{0})
+	list := []samehost.Contestant{samehost.NewLoopback(report.Base)}
+	for _, mode := range o.Modes {
+		for _, by := range o.ServicesBy {
+			list = append(list, samehost.NewPods("bnpath", mode, by, o.Binary))
+		}
+	}
+	list = append(list, samehost.NewLoopback(report.BaseAgain))
+	l := runner.Launcher{Self: o.Self, Group: group, Duration: o.Window, Warmup: o.Window / 2, CC: load.ProbeCC("cubic")}
+	for i, c := range list {
+		o.say("transactions %d of %d: %s", i+1, len(list), c.Name())
+		err := d.contestant(ctx, o, l, c, group.Env(fmt.Sprintf("e%d", i)))
+		if cause := context.Cause(ctx); cause != nil {
+			return errors.Join(cause, group.Close())
+		}
+		d.failed(c.Name(), err)
+	}
+	d.ratios()
+	return group.Close()
+}
+
+func (d *Document) contestant(ctx context.Context, o Options, l runner.Launcher, c samehost.Contestant, cgroup string) (err error) {
+	env, err := c.Up(ctx, cgroup)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, env.Close())
+		time.Sleep(settle)
+	}()
+	for _, p := range env.Paths() {
+		if p.Subject.By == "mustang-socket" && p.Subject.Via == report.PodIP {
+			continue // the same path as with mustang-tc
+		}
+		for _, scenario := range []load.Mode{load.RR, load.CRR} {
+			t := Transaction{Subject: p.Subject.ID, Mode: p.Subject.Mode, By: p.Subject.By, Via: p.Subject.Via, Scenario: string(scenario)}
+			if err := t.measure(ctx, o, l, p.Target); err != nil {
+				return fmt.Errorf("%s: %w", t.name(), err)
+			}
+			d.Transactions = append(d.Transactions, t)
+		}
+	}
+	return nil
+}
+
+func (t *Transaction) measure(ctx context.Context, o Options, l runner.Launcher, target runner.Target) error {
+	for range o.Rounds {
+		s, err := l.Sample(ctx, target, t.Scenario)
+		if err != nil {
+			return err
+		}
+		if s.PortWaits > 0 {
+			return fmt.Errorf("the client waited %d times for a free source port", s.PortWaits)
+		}
+		t.Samples = append(t.Samples, o.cost(time.Duration(s.Seconds*1e9))/float64(s.Count))
+	}
+	t.Cost = stats.Of(t.Samples, 1)
+	if t.By == "" || t.By == "none" {
+		return nil
+	}
+	var err error
+	l.Warmup = 0 // every transaction is to be counted, but for the first, which opens the window
+	t.Programs, err = shares(o, func() (int64, error) {
+		s, err := l.Sample(ctx, target, t.Scenario)
+		return s.Count + 1, err
+	})
+	return err
+}
+
+// ratios divides loopback's cost by each.
+func (d *Document) ratios() {
+	base := map[string]float64{}
+	for _, t := range d.Transactions {
+		if t.Subject == report.Base {
+			base[t.Scenario] = t.Cost.Median
+		}
+	}
+	for i := range d.Transactions {
+		t := &d.Transactions[i]
+		t.Ratio = base[t.Scenario] / t.Cost.Median
+	}
+}

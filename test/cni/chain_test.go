@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni_test
+
+import (
+	"encoding/json"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// chain is a list of plugins as a runtime executes it.
+type chain struct {
+	*container
+	list    []config
+	results []answer
+}
+
+func (c *container) chain(list ...config) *chain { return &chain{container: c, list: list} }
+
+func (x *chain) one(command string, conf config, env ...string) answer {
+	x.t.Helper()
+	if conf["type"] == "mustang-cni" {
+		return x.call(command, conf, env...)
+	}
+	return x.plugin(conf["type"].(string), command, conf, env...)
+}
+
+func (x *chain) add() answer {
+	x.t.Helper()
+	for i, conf := range x.list {
+		if i > 0 {
+			conf = conf.prev(x.results[i-1])
+		}
+		x.results = append(x.results, x.ok(x.one("ADD", conf)))
+	}
+	return x.results[len(x.results)-1]
+}
+
+func (x *chain) del() {
+	x.t.Helper()
+	for i := len(x.list) - 1; i >= 0; i-- {
+		x.ok(x.one("DEL", x.list[i].prev(x.results[len(x.results)-1])))
+	}
+}
+
+func previousPlugin(n *node, kind string) config {
+	ipam := map[string]any{"type": "host-local", "dataDir": filepath.Join(n.dir, "host-local"),
+		"ranges": []any{[]any{map[string]any{"subnet": "10.4.0.0/24"}}}, "routes": []any{map[string]any{"dst": "0.0.0.0/0"}}}
+	c := config{"cniVersion": "1.0.0", "name": "net-" + kind, "type": kind, "ipam": ipam}
+	switch kind {
+	case "bridge":
+		return c.with("isGateway", true).with("bridge", "cni0")
+	case "macvlan", "ipvlan":
+		return c.with("master", uplink)
+	case "host-device":
+		return c.with("device", "dev0")
+	}
+	return c
+}
+
+func TestChain_BehindEveryPluginPrevResultPassesUntouched(t *testing.T) {
+	for _, kind := range []string{"ptp", "bridge", "macvlan", "ipvlan", "host-device"} {
+		t.Run(kind, func(t *testing.T) {
+			n := newNode(t)
+			n.device(kind)
+			c := n.container()
+			first := previousPlugin(n, kind)
+			me := n.config("chained").with("cniVersion", "1.0.0").with("name", first["name"])
+			if a := c.plugin(kind, "ADD", first); a.status != 0 {
+				t.Skipf("this kernel: %s", a.stdout)
+			}
+			c.ok(c.plugin(kind, "DEL", first))
+			tuning := config{"cniVersion": "1.0.0", "name": first["name"], "type": "tuning", "sysctl": map[string]any{"net.ipv4.ip_unprivileged_port_start": "80"}}
+			// The node's shared state (tables, bridge) comes with the first.
+			warm := n.container().chain(first, me)
+			warm.add()
+			warm.del()
+			n.device(kind)
+			before := n.traces()
+			x := c.chain(first, me, tuning)
+			x.add()
+			var want, got any
+			json.Unmarshal([]byte(x.results[0].stdout), &want)
+			json.Unmarshal([]byte(x.results[1].stdout), &got)
+			if d := cmp.Diff(want, got); d != "" {
+				t.Errorf("prevResult was touched:\n%s", d)
+			}
+			endpoints, _ := filepath.Glob(filepath.Join(n.state(), "endpoints", "*.json"))
+			if len(endpoints) != 1 {
+				t.Errorf("%d endpoints", len(endpoints))
+			}
+			c.ok(c.call("CHECK", me.prev(x.results[2])))
+			if kind == "ptp" || kind == "bridge" {
+				if !n.pings(c.ns, "10.4.0.1") || !n.pings(n.name, x.results[0].address(0)) {
+					t.Error("node and container do not reach each other")
+				}
+			}
+			x.del()
+			x.call("DEL", me.prev(x.results[2])) // again
+			after := n.traces()
+			if d := cmp.Diff(before, after); d != "" {
+				t.Errorf("left behind (+) or missing (-):\n%s", d)
+			}
+		})
+	}
+}
+
+// portMapped is mustang, native or behind ptp, with portmap after it.
+func portMapped(n *node, native string) []config {
+	ports := map[string]any{"portMappings": []any{map[string]any{"hostPort": 8081, "containerPort": 80, "protocol": "tcp"}}}
+	portmap := config{"cniVersion": "1.0.0", "name": "net", "type": "portmap", "capabilities": map[string]any{"portMappings": true}, "runtimeConfig": ports}
+	if native == "chained" {
+		return []config{previousPlugin(n, "ptp").with("name", "net"), n.config("chained").with("cniVersion", "1.0.0").with("name", "net").with("runtimeConfig", ports), portmap}
+	}
+	return []config{n.config(native).with("cniVersion", "1.0.0").with("name", "net").with("runtimeConfig", ports), portmap}
+}
+
+func TestChain_WhatPortmapTranslatedReturnsRight(t *testing.T) {
+	for _, mode := range append(modesOnce(t), "chained") {
+		if mode == "host-device" || mode == "ipvlan-l3" {
+			continue // their hosts are not on the way
+		}
+		t.Run(mode, func(t *testing.T) {
+			n := newNode(t)
+			server, client := n.container(), n.container()
+			list := portMapped(n, mode)
+			xs := server.chain(list...)
+			xs.add()
+			xc := client.chain(list[:len(list)-1]...)
+			xc.add()
+			server.server(":80")
+			if got := n.reaches(n.outside(), "192.168.7.1:8081"); !strings.HasPrefix(got, "hello 192.168.7.2:") {
+				t.Errorf("from outside: %q", got)
+			}
+			if mode == "macvlan" || mode == "ipvlan" {
+				// On one segment a reply does not pass the host: portmap's own
+				// masquerade (of the pods' network) is what brings it back.
+				t.Log(n.reaches(client.ns, "192.168.7.1:8081"))
+			} else if got := n.reaches(client.ns, "192.168.7.1:8081"); !strings.HasPrefix(got, "hello ") {
+				t.Errorf("from a pod of this node: %q", got)
+			}
+			xc.del()
+			xs.del()
+		})
+	}
+}
+
+// A rule of the user's own, which nobody told mustang of.
+func TestChain_WhatAUsersRuleTranslatedReturnsRight(t *testing.T) {
+	n := newNode(t)
+	server, client := n.container(), n.container()
+	a := server.add(n.config("veth"))
+	client.add(n.config("veth"))
+	server.server(":80")
+	run(t, "nsenter", "--net=/var/run/netns/"+n.name, "nft", "add table ip mine; add chain ip mine pre { type nat hook prerouting priority -100; }; add rule ip mine pre ip daddr 192.168.7.77 tcp dport 99 dnat to "+a.address(0)+":80")
+	run(t, "ip", "-n", n.outside(), "route", "add", "192.168.7.77", "via", "192.168.7.1")
+	for _, from := range []string{n.outside(), client.ns} {
+		if got := n.reaches(from, "192.168.7.77:99"); !strings.HasPrefix(got, "hello ") {
+			t.Errorf("from %s: %q", from, got)
+		}
+	}
+	server.del(n.config("veth"))
+	client.del(n.config("veth"))
+}
+
+func TestMasquerade_OnlyTowardsTheOutside(t *testing.T) {
+	eachMode(t, func(t *testing.T, n *node, mode string) {
+		if mode == "host-device" || mode == "ipvlan-l3" || mode == "ipvlan" || mode == "macvlan" {
+			t.Skip("these pods are on the outside's segment")
+		}
+		outside := &container{node: n, id: "outside", ns: n.outside()}
+		outside.server(":80")
+		conf := n.config(mode).with("masquerade", true).with("masqueradeExclude", []string{"192.168.8.0/24"})
+		run(t, "ip", "-n", n.outside(), "addr", "add", "192.168.8.1/32", "dev", "lo")
+		run(t, "ip", "-n", n.outside(), "route", "add", "10.9.0.0/24", "via", "192.168.7.1")
+		c := n.container()
+		a := c.add(conf)
+		for to, want := range map[string]string{"192.168.7.2:80": "192.168.7.1", "[fd00:7::2]:80": "fd00:7::1", "192.168.8.1:80": a.address(0)} {
+			got := strings.TrimSpace(strings.TrimPrefix(n.reaches(c.ns, to), "hello "))
+			if from, err := netip.ParseAddrPort(got); err != nil || from.Addr().String() != want {
+				t.Errorf("to %s: seen as %s, want %s", to, got, want)
+			}
+		}
+		c.del(conf)
+	})
+}
+
+func TestTwoInterfacesOfDifferentModesInOneContainer(t *testing.T) {
+	n := newNode(t)
+	c, second := n.container(), n.container()
+	run(t, "ip", "netns", "del", second.ns)
+	one := n.config("veth")
+	two := n.config("bridge").with("ipam", map[string]any{"type": "mustang", "pools": []string{"10.19.0.0/24"}})
+	first := c.add(one)
+	*second = *c
+	second.ifname = "net1"
+	b := second.add(two)
+	routes := run(t, "ip", "-n", c.ns, "route")
+	if !strings.Contains(routes, "default via 169.254.10.24 dev eth0") || strings.Contains(routes, "default via 10.19") {
+		t.Errorf("the default route is not the first interface's:\n%s", routes)
+	}
+	if !n.pings(c.ns, "10.19.0.1") || !n.pings(c.ns, "192.168.7.1") {
+		t.Error("one of the interfaces does not work")
+	}
+	c.ok(c.call("CHECK", one.prev(first)))
+	c.ok(second.call("CHECK", two.prev(b)))
+	second.del(two)
+	c.ok(c.call("CHECK", one.prev(first)))
+	c.del(one)
+}

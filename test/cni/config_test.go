@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni_test
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestConfig_ContradictionsFailByName(t *testing.T) {
+	n := newNode(t)
+	for says, conf := range map[string]config{
+		"mode":              n.config("veth").with("mode", "pigeon"),
+		"bridge":            n.config("veth").with("bridge", "br7"),
+		"ipam: type":        n.config("veth").with("ipam", nil),
+		"dhcp":              n.config("macvlan").with("ipam", map[string]any{"type": "dhcp"}),
+		"ipam.pools":        n.config("veth").with("ipam", map[string]any{"type": "mustang"}),
+		"belong to type":    n.config("veth").with("ipam", map[string]any{"type": "static", "pools": []string{"10.1.0.0/24"}}),
+		"masqueradeExclude": n.config("veth").with("masqueradeExclude", []string{"10.0.0.0/8"}),
+		"not a network":     n.config("veth").with("masquerade", true).with("masqueradeExclude", []string{"ten"}),
+		"servicePath":       n.config("veth").with("servicePath", "psychic"),
+		"MTU 20":            n.config("veth").with("mtu", 20),
+		"runtimeConfig.mac": n.config("veth").with("runtimeConfig", map[string]any{"mac": "01:00:00:00:00:01"}),
+		"runtimeConfig.ips": n.config("veth").with("runtimeConfig", map[string]any{"ips": []string{"10.9.0.3", "10.9.0.4"}}),
+		"ipam: has no":      n.config("chained").with("ipam", map[string]any{"type": "static"}),
+	} {
+		n.refused(n.container().call("ADD", conf), 7, says)
+	}
+	if left := n.traces(); strings.Contains(left["nft"], "mustang") {
+		t.Error("something was made")
+	}
+}
+
+func TestConfig_UnknownFieldsWarn(t *testing.T) {
+	n := newNode(t)
+	c := n.container()
+	a := c.add(n.config("veth").with("frobnicate", 1))
+	if !strings.Contains(a.stderr, `"frobnicate"`) {
+		t.Errorf("standard error: %q", a.stderr)
+	}
+	c.del(n.config("veth"))
+}
+
+func TestConfig_CapabilitiesIPsMACAndMTU(t *testing.T) {
+	eachMode(t, func(t *testing.T, n *node, mode string) {
+		rc := map[string]any{"ips": []string{"10.9.0.77/24", "fd00:9::77"}, "mac": "02:00:00:00:00:77",
+			"bandwidth": map[string]any{"ingressRate": 1000}, "portMappings": []any{}}
+		if strings.HasPrefix(mode, "ipvlan") || mode == "netkit-l3" {
+			delete(rc, "mac")
+		}
+		c := n.container()
+		conf := n.config(mode).with("runtimeConfig", rc).with("mtu", 1400)
+		a := c.add(conf)
+		last := a.Interfaces[len(a.Interfaces)-1]
+		if a.address(0) != "10.9.0.77" || a.address(1) != "fd00:9::77" || rc["mac"] != nil && last.Mac != rc["mac"] || last.Mtu != 1400 {
+			t.Errorf("got %s", a.stdout)
+		}
+		if mode != "host-device" {
+			n.refused(n.container().call("ADD", conf), 102, "10.9.0.77")
+		}
+		c.del(conf)
+	})
+}
+
+func TestConfig_MTUIsTheUplinks(t *testing.T) {
+	n := newNode(t)
+	for _, ns := range []string{n.name, n.outside()} {
+		run(t, "ip", "-n", ns, "link", "set", uplink, "mtu", "9000")
+	}
+	c := n.container()
+	a := c.add(n.config("veth").with("mtu", "auto"))
+	if a.Interfaces[1].Mtu != 9000 {
+		t.Errorf("got %s", a.stdout)
+	}
+	c.del(n.config("veth"))
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// Killed at any instant of ADD or DEL, the next DEL or GC leaves nothing.
+func TestCrash_KilledAtAnyInstantThenDELOrGCLeavesNothing(t *testing.T) {
+	eachMode(t, func(t *testing.T, n *node, mode string) {
+		conf := n.config(mode).with("masquerade", true)
+		started := time.Now()
+		c := n.container()
+		c.add(conf)
+		whole := time.Since(started)
+		c.del(conf)
+		rounds := 24
+		if testing.Short() {
+			rounds = 6
+		}
+		done := 0
+		for i := range rounds {
+			c := n.container()
+			n.unchangedRound(i, func() {
+				if i%3 == 2 {
+					c.add(conf)
+				}
+				if c.kill(map[bool]string{true: "DEL", false: "ADD"}[i%3 == 2], conf, rand.N(whole)) {
+					done++
+				}
+				if i%2 == 0 {
+					c.del(conf)
+				} else {
+					n.ok(n.exec(n.command(binary, "GC", conf.with("cni.dev/valid-attachments", []any{}))))
+				}
+				run(t, "ip", "netns", "del", c.ns)
+				n.device(mode) // a virtual one dies with the namespace it was killed in
+				c.del(conf)
+			})
+			if t.Failed() {
+				return
+			}
+		}
+		t.Logf("%d of %d were killed before they ended", rounds-done, rounds)
+	})
+}
+
+// kill runs a command and kills it after a while; true: it had ended.
+func (c *container) kill(command string, conf config, after time.Duration) bool {
+	c.t.Helper()
+	cmd := c.command(binary, command, conf, c.env()...)
+	if err := cmd.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case <-ended:
+		return true
+	case <-time.After(after):
+	}
+	cmd.Process.Kill() // nsenter has become the plugin
+	<-ended
+	return false
+}
+
+// After a kill, the same ADD can simply be done again.
+func TestCrash_AKilledADDCanBeRepeated(t *testing.T) {
+	eachMode(t, func(t *testing.T, n *node, mode string) {
+		for range 4 {
+			c := n.container()
+			c.kill("ADD", n.config(mode), rand.N(60*time.Millisecond))
+			if a := c.call("ADD", n.config(mode)); a.status != 0 && a.Code != 101 { // it may have been complete
+				t.Errorf("got %s%s", a.stdout, a.stderr)
+			}
+			c.del(n.config(mode))
+		}
+	})
+}

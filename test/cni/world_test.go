@@ -1,0 +1,509 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cni_test runs the CNI plugin as a container runtime does: by its
+// environment and standard input, against the words of the CNI spec 1.1.0.
+//
+// MUSTANG_TEST_MODES (comma-separated) chooses modes; MUSTANG_CNI_BIN names a
+// binary instead of building one.
+package cni_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	roleVariable = "MUSTANG_TEST_ROLE"
+	debianCNI    = "/usr/lib/cni"
+	uplink       = "up0"
+)
+
+var (
+	binary string
+	nodes  atomic.Int32
+)
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(roleVariable) {
+	case "server":
+		serve(os.Getenv("LISTEN"))
+		return
+	case "client":
+		os.Exit(dial(os.Getenv("DIAL")))
+	}
+	dir, err := os.MkdirTemp("", "mustang-cni-test-")
+	if err == nil {
+		binary, err = build(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "CNI tests:", err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+func build(dir string) (string, error) {
+	if bin := os.Getenv("MUSTANG_CNI_BIN"); bin != "" {
+		return bin, nil
+	}
+	bin := filepath.Join(dir, "mustang-cni")
+	cmd := exec.Command("go", "build", "-o", bin, "../../cmd/mustang-cni")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build the plugin: %w: %s", err, out)
+	}
+	return bin, nil
+}
+
+// node is a network namespace with an uplink, a bpffs and a state directory of
+// its own.
+type node struct {
+	t          *testing.T
+	name, dir  string
+	containers int
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{t: t, name: fmt.Sprintf("mstcni%d-%d", os.Getpid(), nodes.Add(1)), dir: t.TempDir()}
+	run(t, "ip", "netns", "add", n.name)
+	t.Cleanup(func() { run(t, "ip", "netns", "del", n.name) })
+	run(t, "ip", "netns", "add", n.outside())
+	t.Cleanup(func() { run(t, "ip", "netns", "del", n.outside()) })
+	for _, args := range []string{
+		"-n NODE link set lo up", "-n OUT link set lo up", "-n NODE link add up0 type veth peer name up0 netns OUT",
+		"-n NODE addr add 192.168.7.1/24 dev up0", "-n OUT addr add 192.168.7.2/24 dev up0",
+		"-n NODE addr add fd00:7::1/64 dev up0 nodad", "-n OUT addr add fd00:7::2/64 dev up0 nodad",
+		"-n NODE link set up0 up", "-n OUT link set up0 up", "-n NODE route add default via 192.168.7.2",
+		"-n NODE -6 route add default via fd00:7::2",
+	} {
+		args = strings.NewReplacer("NODE", n.name, "OUT", n.outside()).Replace(args)
+		run(t, "ip", strings.Fields(args)...)
+	}
+	if err := os.Mkdir(n.bpffs(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("bpf", n.bpffs(), "bpf", 0, "mode=0700"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(n.bpffs(), unix.MNT_DETACH) })
+	return n
+}
+
+func (n *node) outside() string { return n.name + "-out" }
+func (n *node) bpffs() string   { return filepath.Join(n.dir, "bpf") }
+func (n *node) state() string   { return filepath.Join(n.dir, "state") }
+
+// container is a network namespace with an id.
+func (n *node) container() *container {
+	n.t.Helper()
+	n.containers++
+	c := &container{node: n, id: fmt.Sprintf("c%d", n.containers), ifname: "eth0"}
+	c.ns = n.name + "-" + c.id
+	run(n.t, "ip", "netns", "add", c.ns)
+	n.t.Cleanup(func() { exec.Command("ip", "netns", "del", c.ns).Run() })
+	return c
+}
+
+type container struct {
+	*node
+	id, ns, ifname string
+}
+
+func (c *container) path() string { return "/var/run/netns/" + c.ns }
+
+// config is a network's, without IPAM's and mode's.
+type config map[string]any
+
+func (n *node) config(mode string) config {
+	c := config{"cniVersion": "1.1.0", "name": "net-" + mode, "type": "mustang-cni", "mode": mode,
+		"bpffs": filepath.Join(n.bpffs(), "scope"), "stateDir": n.state()}
+	switch mode {
+	case "chained":
+		return c
+	case "host-device":
+		c["uplink"] = "dev0"
+	}
+	// The l3 modes are on the outside's terms; all others have pools of their own.
+	c["ipam"] = map[string]any{"type": "mustang", "pools": []string{"10.9.0.0/24", "fd00:9::/64"}}
+	return c
+}
+
+func (c config) with(key string, value any) config {
+	out := maps.Clone(c)
+	out[key] = value
+	if value == nil {
+		delete(out, key)
+	}
+	return out
+}
+
+// answer is what a plugin said.
+type answer struct {
+	stdout, stderr string
+	status         int
+	result
+	Code    int    `json:"code"`
+	Msg     string `json:"msg"`
+	Details string `json:"details"`
+}
+
+type result struct {
+	CNIVersion string `json:"cniVersion"`
+	Interfaces []struct {
+		Name, Mac, Sandbox string
+		Mtu                int
+	} `json:"interfaces"`
+	IPs []struct {
+		Address, Gateway string
+		Interface        *int
+	} `json:"ips"`
+	Routes []struct{ Dst, Gw string } `json:"routes"`
+	DNS    map[string]any             `json:"dns"`
+}
+
+// command prepares a plugin's execution on the node.
+func (n *node) command(plugin, command string, conf config, env ...string) *exec.Cmd {
+	text, err := json.Marshal(conf)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	cmd := exec.Command("nsenter", "--net=/var/run/netns/"+n.name, plugin)
+	for _, kv := range os.Environ() {
+		if !strings.HasPrefix(kv, "CNI_") {
+			cmd.Env = append(cmd.Env, kv)
+		}
+	}
+	cmd.Env = append(append(cmd.Env, "CNI_COMMAND="+command, "CNI_PATH="+filepath.Join(n.dir, "plugins")+":"+debianCNI), env...)
+	cmd.Stdin = bytes.NewReader(text)
+	return cmd
+}
+
+func (n *node) exec(cmd *exec.Cmd) answer {
+	n.t.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	a := answer{stdout: out.String(), stderr: errs.String(), status: cmd.ProcessState.ExitCode()}
+	if _, exited := err.(*exec.ExitError); err != nil && !exited {
+		n.t.Fatal(err)
+	}
+	if out.Len() > 0 {
+		if err := json.Unmarshal(out.Bytes(), &a); err != nil {
+			n.t.Fatalf("the answer is no JSON: %v: %s", err, a.stdout)
+		}
+	}
+	return a
+}
+
+// env is a container's part of the environment.
+func (c *container) env() []string {
+	return []string{"CNI_CONTAINERID=" + c.id, "CNI_NETNS=" + c.path(), "CNI_IFNAME=" + c.ifname}
+}
+
+func (c *container) call(command string, conf config, env ...string) answer {
+	c.t.Helper()
+	return c.exec(c.command(binary, command, conf, append(c.env(), env...)...))
+}
+
+// add is an ADD that must succeed.
+func (c *container) add(conf config, env ...string) answer {
+	c.t.Helper()
+	return c.ok(c.call("ADD", conf, env...))
+}
+
+func (c *container) del(conf config, env ...string) {
+	c.t.Helper()
+	c.ok(c.call("DEL", conf, env...))
+}
+
+func (n *node) ok(a answer) answer {
+	n.t.Helper()
+	if a.status != 0 {
+		n.t.Fatalf("status %d: %s%s", a.status, a.stdout, a.stderr)
+	}
+	return a
+}
+
+// refused wants an error with this code whose text has part.
+func (n *node) refused(a answer, code int, part string) {
+	n.t.Helper()
+	if a.status == 0 || a.Code != code || !strings.Contains(a.Msg+" "+a.Details, part) {
+		n.t.Errorf("status %d: %s%s\nwant code %d and %q", a.status, a.stdout, a.stderr, code, part)
+	}
+}
+
+// prev is conf with a's result as prevResult.
+func (c config) prev(a answer) config { return c.with("prevResult", json.RawMessage(a.stdout)) }
+
+// pluginOf runs another plugin for c.
+func (c *container) plugin(name, command string, conf config, env ...string) answer {
+	c.t.Helper()
+	return c.exec(c.command(filepath.Join(debianCNI, name), command, conf, append(c.env(), env...)...))
+}
+
+// traces is everything that an attachment could leave behind.
+func (n *node) traces() map[string]string {
+	out := make(map[string]string)
+	for _, args := range []string{"-o link", "addr", "route", "-6 route", "neigh"} {
+		text := run(n.t, "ip", append([]string{"-n", n.name}, strings.Fields(args)...)...)
+		for _, line := range strings.Split(text, "\n") {
+			if strings.HasPrefix(line, "Error") {
+				continue // something went while it was listed
+			}
+			if args == "addr" && (!strings.Contains(line, "inet") || strings.Contains(line, "scope link")) {
+				continue // and its own link-local ones
+			}
+			if strings.Contains(line, "proto kernel") && strings.Contains(line, "fe80::") {
+				continue
+			}
+			if args == "neigh" && !strings.Contains(line, "PERMANENT") {
+				continue // what the kernel learned
+			}
+			for _, word := range []string{"valid_lft", "state", "NO-CARRIER"} {
+				if i := strings.Index(line, word); i >= 0 {
+					line = line[:i]
+				}
+			}
+			if args == "-o link" {
+				line, _, _ = strings.Cut(line, "<")
+			}
+			if strings.Contains(line, "linkdown") {
+				line = strings.ReplaceAll(line, " linkdown", "")
+			}
+			out["ip "+args+": "+strings.TrimSpace(line)] = ""
+		}
+	}
+	out["nft"] = run(n.t, "nsenter", "--net=/var/run/netns/"+n.name, "nft", "list", "ruleset")
+	for _, root := range []string{n.bpffs(), n.state()} {
+		filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && !strings.Contains(path, "/last-") { // the pools' cursors stay on purpose
+				out["file "+path] = ""
+			}
+			return nil
+		})
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, line := range strings.Split(string(mounts), "\n") {
+		if strings.Contains(line, n.name) || strings.Contains(line, n.dir) {
+			out["mount "+line] = ""
+		}
+	}
+	namespaces, _ := filepath.Glob("/var/run/netns/" + n.name + "*")
+	for _, ns := range namespaces {
+		out["netns "+ns] = ""
+	}
+	for _, m := range []string{"mst_endpoints_v1", "mst_endpoint_addrs_v1", "mst_netns_v1", "mst_parents_v1", "mst_children_v1"} {
+		out["table "+m] = n.entries(m)
+	}
+	return out
+}
+
+// entries are the non-zero entries of a pinned table, as text.
+func (n *node) entries(table string) string {
+	return dumpTable(filepath.Join(n.bpffs(), "scope", "maps", table))
+}
+
+// unchanged runs fn between two looks at everything.
+func (n *node) unchanged(fn func()) {
+	n.t.Helper()
+	before := n.traces()
+	fn()
+	if d := cmp.Diff(before, n.traces()); d != "" {
+		n.t.Errorf("left behind (+) or missing (-):\n%s", d)
+	}
+}
+
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// chosen are the modes to test, those that this kernel has.
+func chosen(t *testing.T) []string {
+	modes := []string{"veth", "bridge", "macvlan", "ipvlan", "ipvlan-l3", "netkit", "netkit-l3", "host-device"}
+	if list := os.Getenv("MUSTANG_TEST_MODES"); list != "" {
+		modes = strings.Split(list, ",")
+	}
+	n := newNode(t)
+	return slices.DeleteFunc(modes, func(mode string) bool {
+		n.device(mode)
+		c := n.container()
+		a := c.call("ADD", n.config(mode))
+		if a.Code == 2 {
+			t.Logf("mode %s: not on this kernel", mode)
+			return true
+		}
+		c.call("DEL", n.config(mode))
+		return false
+	})
+}
+
+// device makes what host-device moves.
+func (n *node) device(mode string) {
+	n.t.Helper()
+	if mode != "host-device" {
+		return
+	}
+	if exec.Command("ip", "-n", n.name, "link", "show", "dev0").Run() == nil {
+		return
+	}
+	run(n.t, "ip", "-n", n.name, "link", "add", "dev0", "type", "veth", "peer", "name", "dev0", "netns", n.outside())
+	run(n.t, "ip", "-n", n.outside(), "link", "set", "dev0", "up")
+}
+
+// eachMode runs fn on a fresh node for each mode, with a look for leaks.
+func eachMode(t *testing.T, fn func(t *testing.T, n *node, mode string)) {
+	for _, mode := range modesOnce(t) {
+		t.Run(mode, func(t *testing.T) {
+			n := newNode(t)
+			n.device(mode)
+			warm := n.container()
+			warm.add(n.config(mode))
+			warm.del(n.config(mode))
+			before := n.traces()
+			fn(t, n, mode)
+			if t.Failed() {
+				return
+			}
+			after := n.traces()
+			for _, list := range []map[string]string{before, after} {
+				maps.DeleteFunc(list, func(k, _ string) bool {
+					return strings.HasPrefix(k, "netns ") || strings.HasPrefix(k, "mount nsfs") || strings.Contains(k, "/run/netns/")
+				})
+			}
+			if d := cmp.Diff(before, after); d != "" {
+				t.Errorf("left behind (+) or missing (-):\n%s", d)
+			}
+		})
+	}
+}
+
+var modeList []string
+
+func modesOnce(t *testing.T) []string {
+	if modeList == nil {
+		modeList = chosen(t)
+	}
+	return modeList
+}
+
+// serve echoes one line to each connection, over TCP.
+func serve(address string) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println("ready")
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		fmt.Fprintln(c, "hello", c.RemoteAddr())
+		c.Close()
+	}
+}
+
+func dial(address string) int {
+	c, err := net.DialTimeout("tcp", address, 2*time.Second)
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(2 * time.Second))
+	line := make([]byte, 100)
+	got, err := c.Read(line)
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Print(string(line[:got]))
+	return 0
+}
+
+// server starts serve in a container and returns when it listens.
+func (c *container) server(address string) {
+	c.t.Helper()
+	cmd := exec.Command("nsenter", "--net="+c.path(), os.Args[0])
+	cmd.Env = append(os.Environ(), roleVariable+"=server", "LISTEN="+address)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	if _, err := out.Read(make([]byte, 6)); err != nil {
+		c.t.Fatalf("the server in %s: %v", c.id, err)
+	}
+}
+
+// reaches dials from a namespace, and answers whom the server saw.
+func (n *node) reaches(ns, address string) string {
+	n.t.Helper()
+	cmd := exec.Command("nsenter", "--net=/var/run/netns/"+ns, os.Args[0])
+	cmd.Env = append(os.Environ(), roleVariable+"=client", "DIAL="+address)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		n.t.Errorf("from %s to %s: %v: %s", ns, address, err, out)
+	}
+	return string(out)
+}
+
+// pings says whether one namespace reaches an address.
+func (n *node) pings(ns, address string) bool {
+	return exec.Command("nsenter", "--net=/var/run/netns/"+ns, "ping", "-c1", "-W1", "-q", address).Run() == nil
+}
+
+// address is the i-th of the result, without its length.
+func (a answer) address(i int) string {
+	host, _, _ := strings.Cut(a.IPs[i].Address, "/")
+	return host
+}
+
+// unchangedRound is unchanged for the i-th round of a loop: namespaces come
+// and go with the rounds.
+func (n *node) unchangedRound(i int, fn func()) {
+	n.t.Helper()
+	look := func() map[string]string {
+		out := n.traces()
+		maps.DeleteFunc(out, func(k, _ string) bool {
+			return strings.HasPrefix(k, "netns ") || strings.Contains(k, "/run/netns/") || strings.Contains(k, "dev0")
+		})
+		return out
+	}
+	before := look()
+	fn()
+	if d := cmp.Diff(before, look()); d != "" {
+		n.t.Errorf("round %d: left behind (+) or missing (-):\n%s", i, d)
+	}
+}
