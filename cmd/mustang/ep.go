@@ -162,6 +162,9 @@ func newEpRmCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rm [ID…]",
 		Short: "Give interfaces back to plain kernel networking, by --netns and --ifname or by id",
+		Long: `Give interfaces back to plain kernel networking, by --netns and --ifname or by id.
+A netkit pair that was made with policy blackhole, as pod add does, then drops
+everything; ` + "`ip link set HOST-END type netkit forward peer forward`" + ` opens it.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			named := netns != "" || ifname != ""
 			if named == (len(args) > 0) || named && (netns == "" || ifname == "") {
