@@ -428,13 +428,14 @@ func TestBigTCP(t *testing.T) {
 }
 
 func (w *world) bigTCP() {
-	w.must(w.lab.Node().Do(func() error {
-		l, err := netlink.LinkByName(lab.Uplink)
-		if err == nil && !w.ipv6 && l.Attrs().GSOIPv4MaxSize == 0 {
-			w.t.Skip("this kernel has no BIG TCP for IPv4")
-		}
+	var uplink netlink.Link
+	w.must(w.lab.Node().Do(func() (err error) {
+		uplink, err = netlink.LinkByName(lab.Uplink)
 		return err
 	}))
+	if !w.ipv6 && uplink.Attrs().GSOIPv4MaxSize == 0 {
+		w.t.Skip("this kernel has no BIG TCP for IPv4")
+	}
 	for _, dst := range []netip.AddrPort{w.direct(0), w.twin()} {
 		longest := w.watchLongest(w.servers[0])
 		w.bulkBy(dst, oneBunch)
