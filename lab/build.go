@@ -71,9 +71,10 @@ func New(ctx context.Context, cfg Config) (l *Lab, err error) {
 	if err := claim(l.info); err != nil {
 		return nil, err
 	}
+	half := l // returning nil must not lose it
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("build lab %s: %w", cfg.Name, err), l.Close())
+			err = errors.Join(fmt.Errorf("build lab %s: %w", cfg.Name, err), half.Close())
 			l = nil
 		}
 	}()
