@@ -64,3 +64,11 @@ bench-path: build ## nanoseconds of packets at each hook, on this machine
 bench-vm: build ## the short bench in the VM, all modes, by instructions: emulated
 	@test/vm/fetch $(VM_KERNEL) >/dev/null
 	test/vm/bench $(VM_KERNEL) samehost --modes $(VM_MODES) --services-by iptables-nft,nft,mustang-tc,mustang-socket --json bench-vm.json
+
+.PHONY: test-vm
+test-vm: ## other kernels: every mode that each has, under emulation (6 min a kernel on an idle machine)
+	@test/vm/suite 6.1 6.12 newest
+
+.PHONY: test-vm-ci
+test-vm-ci: ## the same for 6.1 and 6.12, with fewer ways of doing Services
+	@MUSTANG_TEST_PATHS=$${MUSTANG_TEST_PATHS:-mustang-tc,mustang} test/vm/suite 6.1 6.12

@@ -40,13 +40,21 @@ func (l *Lab) makeSwitch() error {
 	if err != nil {
 		return fmt.Errorf("look up %s: %w", outsideSwitch, err)
 	}
-	for _, p := range []netip.Prefix{PodCIDR4, PodCIDR6} {
-		a := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(nth(p, 1), p.Bits()))}
-		if p.Addr().Is6() {
-			a.Flags = unix.IFA_F_NODAD
+	for _, x := range []struct {
+		pods netip.Prefix
+		own  netip.Addr
+	}{{PodCIDR4, l.outside.IPv4}, {PodCIDR6, l.outside.IPv6}} {
+		a := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(nth(x.pods, 1), x.pods.Bits())), Flags: unix.IFA_F_NOPREFIXROUTE}
+		if x.own.Is6() {
+			a.Flags |= unix.IFA_F_NODAD
 		}
 		if err := netlink.AddrAdd(sw, a); err != nil {
 			return fmt.Errorf("add address %s to %s: %w", a, outsideSwitch, err)
+		}
+		// Outside is one machine: pods see one address of it, as in the other modes.
+		r := &netlink.Route{LinkIndex: sw.Attrs().Index, Dst: ipNet(x.pods), Src: x.own.AsSlice()}
+		if err := netlink.RouteAdd(r); err != nil {
+			return fmt.Errorf("add route to %s by %s: %w", x.pods, outsideSwitch, err)
 		}
 	}
 	return nil

@@ -5,11 +5,13 @@ package lab
 // How much pods send at once: local MTU and BIG TCP.
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 const maxBigTCP = 8 * 65535 // the kernel's GSO_MAX_SIZE
@@ -58,7 +60,11 @@ func (l *Lab) widenWire() error {
 	for _, set := range []func(netlink.Link, int) error{
 		netlink.LinkSetGSOMaxSize, netlink.LinkSetGROMaxSize, netlink.LinkSetGSOIPv4MaxSize, netlink.LinkSetGROIPv4MaxSize,
 	} {
-		if err := set(wire, l.cfg.BigTCP); err != nil {
+		err := set(wire, l.cfg.BigTCP)
+		if errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("make %s send %d bytes at once: this kernel has no BIG TCP (%w)", Uplink, l.cfg.BigTCP, errors.ErrUnsupported)
+		}
+		if err != nil {
 			return fmt.Errorf("make %s send %d bytes at once: %w", Uplink, l.cfg.BigTCP, err)
 		}
 	}

@@ -28,9 +28,12 @@ func sampleDocument(rounds int) *Document {
 			{ID: "veth iptables-nft, ClusterIP", Contestant: "veth iptables-nft", Mode: Veth, By: "iptables-nft", Services: 1, Via: ClusterIP},
 			{ID: "veth mustang-tc, pod IP", Contestant: "veth mustang-tc", Mode: Veth, By: "mustang-tc", Services: 1, Via: PodIP, ProgramSet: json.RawMessage(`["policy"]`)},
 			{ID: "veth mustang-tc, ClusterIP", Contestant: "veth mustang-tc", Mode: Veth, By: "mustang-tc", Services: 1, Via: ClusterIP},
+			{ID: "veth mustang-tc +local-mtu, pod IP", Contestant: "veth mustang-tc +local-mtu", Mode: Veth, By: "mustang-tc", Services: 1, Tune: LocalMTU, Via: PodIP},
+			{ID: "veth mustang-tc +big-tcp, pod IP", Contestant: "veth mustang-tc +big-tcp", Mode: Veth, By: "mustang-tc", Services: 1, Tune: BigTCP, Via: PodIP},
 		}}
 	speed := map[string]float64{Base: 1, BaseAgain: 1, BaseMTU: 1, "veth iptables-nft, pod IP": 0.8, "veth iptables-nft, ClusterIP": 0.6,
-		"veth mustang-tc, pod IP": 0.92, "veth mustang-tc, ClusterIP": 0.874}
+		"veth mustang-tc, pod IP": 0.92, "veth mustang-tc, ClusterIP": 0.874,
+		"veth mustang-tc +local-mtu, pod IP": 0.98, "veth mustang-tc +big-tcp, pod IP": 1.25}
 	for round := 1; round <= rounds; round++ {
 		for _, s := range d.Subjects {
 			for _, scenario := range []string{"stream", "rr", "crr"} {
@@ -76,6 +79,10 @@ func TestBars(t *testing.T) {
 		want   stats.Verdict
 	}{
 		{15, "veth RR ÷ loopback", stats.Pass},
+		{15, "veth stream ÷ loopback at the same MTU", stats.Pass},
+		{15, "veth stream with local MTU ÷ loopback", stats.Fail},
+		{15, "veth stream with BIG TCP ÷ loopback", stats.Pass},
+		{15, "bridge stream with BIG TCP ÷ loopback", stats.NotShown},
 		{15, "veth CPU per GB ÷ loopback", stats.Pass},
 		{15, "macvlan RR ÷ loopback", stats.NotShown},
 		{15, "veth CRR by ClusterIP ÷ iptables-nft, Services: 1", stats.Pass},

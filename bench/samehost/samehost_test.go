@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/mustang-net/mustang/bench/cpu"
 	"github.com/mustang-net/mustang/bench/load"
 	"github.com/mustang-net/mustang/bench/report"
@@ -234,12 +235,32 @@ func TestContestantsOfAFullRun(t *testing.T) {
 	}
 }
 
+func TestTunedContestants(t *testing.T) {
+	o := Defaults()
+	o.Modes, o.ServicesBy = []string{"veth", "macvlan"}, []string{"nft", "mustang-socket"}
+	o.Tune = []string{"local-mtu", "big-tcp", "local-mtu+big-tcp"}
+	sizes := map[string]string{}
+	for _, c := range o.contestants()[3:] {
+		cfg := c.(pods).config("")
+		sizes[c.Name()] = fmt.Sprint(cfg.LocalMTU, cfg.BigTCP)
+	}
+	want := map[string]string{
+		"veth nft": "off0", "veth mustang-socket": "off0", "veth mustang-socket +local-mtu": "auto0",
+		"veth mustang-socket +big-tcp": "off196608", "veth mustang-socket +local-mtu +big-tcp": "auto196608",
+		"macvlan nft": "off0", "macvlan mustang-socket": "off0", "macvlan mustang-socket +big-tcp": "off196608",
+	}
+	if diff := cmp.Diff(want, sizes); diff != "" {
+		t.Errorf("local MTU and BIG TCP (-want +got):\n%s", diff)
+	}
+}
+
 func TestOptionsAreValidated(t *testing.T) {
 	for name, change := range map[string]func(*Options){
 		"mode": func(o *Options) { o.Modes = []string{"carrier-pigeon"} }, "by": func(o *Options) { o.ServicesBy = []string{"ipvs"} },
 		"services": func(o *Options) { o.Services = []int{0} }, "rounds": func(o *Options) { o.Rounds = 0 },
 		"cores": func(o *Options) { o.Cores = "all" }, "stream": func(o *Options) { o.StreamBy = "netperf" },
 		"duration": func(o *Options) { o.Duration = time.Millisecond }, "none": func(o *Options) { o.Services = nil },
+		"tune": func(o *Options) { o.Tune = []string{"local-mtu+wings"} },
 	} {
 		o := Defaults()
 		change(&o)

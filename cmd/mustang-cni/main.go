@@ -5,8 +5,14 @@ package main
 
 import (
 	"os"
+	"runtime/debug"
 
 	"github.com/mustang-net/mustang/internal/cni"
 )
 
-func main() { os.Exit(cni.Main()) }
+func main() {
+	// It lives for milliseconds: collecting garbage would cost more than it frees.
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(256 << 20) // unless something is very large
+	os.Exit(cni.Main())
+}

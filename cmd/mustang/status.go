@@ -5,10 +5,12 @@ package main
 import (
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/link"
 )
 
 func newStatusCmd(g *globals) *cobra.Command {
@@ -22,13 +24,31 @@ func newStatusCmd(g *globals) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return g.print(cmd.OutOrStdout(), s, func(w io.Writer) { statusTable(w, s) })
+				v := statusView{s, podModes()}
+				return g.print(cmd.OutOrStdout(), v, func(w io.Writer) { statusTable(w, v) })
 			})
 		},
 	}
 }
 
-func statusTable(w io.Writer, s engine.Status) {
+// statusView is what is printed.
+type statusView struct {
+	engine.Status
+	Modes map[string]string `json:"modes"` // ways of connecting a pod → "" or what the kernel lacks for it
+}
+
+func podModes() map[string]string {
+	out := make(map[string]string, len(link.Modes))
+	for _, mode := range link.Modes {
+		out[mode] = ""
+		if err := link.Supported(mode); err != nil {
+			out[mode] = err.Error()
+		}
+	}
+	return out
+}
+
+func statusTable(w io.Writer, s statusView) {
 	if !s.Present {
 		row(w, "Mode", "nothing is loaded ("+s.BPFFS+" does not exist)")
 	} else {
@@ -40,6 +60,18 @@ func statusTable(w io.Writer, s engine.Status) {
 	f := s.Features
 	row(w, "Kernel", fmt.Sprintf("tcx %s, netkit %s, redirect_peer %s, netns cookie %s, coarse clock %s, set_retval %s, socket storage %s, LRU %s, BTF %s",
 		yes(f.TCX), yes(f.Netkit), yes(f.RedirectPeer), yes(f.NetnsCookie), yes(f.KtimeCoarse), yes(f.SetRetval), yes(f.SockStorage), yes(f.LRU), yes(f.BTF)))
+	var can, cannot []string
+	for _, mode := range link.Modes {
+		if s.Modes[mode] == "" {
+			can = append(can, mode)
+		} else {
+			cannot = append(cannot, mode)
+		}
+	}
+	row(w, "Pods by", strings.Join(can, ", "))
+	for _, mode := range cannot {
+		row(w, "", s.Modes[mode])
+	}
 	if len(s.Programs) > 0 {
 		row(w, "\nPROGRAM", "HOOK", "VERIFIED", "INSNS", "JITED", "MEMORY", "TAG")
 		for _, p := range s.Programs {

@@ -39,12 +39,30 @@ var Probe = sync.OnceValue(func() Features {
 		RedirectPeer: helper(ebpf.SchedCLS, asm.FnRedirectPeer),
 		NetnsCookie:  helper(ebpf.CGroupSockAddr, asm.FnGetNetnsCookie),
 		KtimeCoarse:  helper(ebpf.SchedCLS, asm.FnKtimeGetCoarseNs),
-		SetRetval:    helper(ebpf.CGroupSockAddr, asm.FnSetRetval),
+		SetRetval:    haveSetRetval(),
 		SockStorage:  helper(ebpf.CGroupSockAddr, asm.FnSkStorageGet),
 		LRU:          features.HaveMapType(ebpf.LRUHash) == nil,
 		BTF:          btf == nil,
 	}
 })
+
+// haveSetRetval loads a connect() program that sets an errno. (The library's
+// probe of a helper by its name says no on Linux 7.3, which has it.)
+func haveSetRetval() bool {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type:       ebpf.CGroupSockAddr,
+		AttachType: ebpf.AttachCGroupInet4Connect,
+		Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R1, -1), asm.FnSetRetval.Call(), asm.Mov.Imm(asm.R0, 0), asm.Return(),
+		},
+		License: "MIT",
+	})
+	if err != nil {
+		return false
+	}
+	prog.Close()
+	return true
+}
 
 // haveLink attaches to an interface that cannot exist: a kernel with that kind
 // of link looks for the interface, one without refuses the call.

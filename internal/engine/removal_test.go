@@ -476,3 +476,31 @@ func pendingError(t *testing.T, c net.Conn) error {
 	}
 	return syscall.Errno(value)
 }
+
+// A pod to which nothing goes must not wait for anything, and not keep the lock.
+func TestRemovingAnIdlePodIsQuick(t *testing.T) {
+	n := newNode(t)
+	n.must(func(e *Engine) error { return e.AddServices(svc("10.96.0.1:80", "10.9.0.2:80")) })
+	for i := 2; i < 5; i++ {
+		ep, err := n.add(n.pod(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.must(func(e *Engine) error {
+			if err := e.loadEndpoints(); err != nil {
+				return err
+			}
+			var gone departures
+			for _, a := range ep.Addrs() {
+				gone.Gone = append(gone.Gone, state.Backend{AddrPort: netip.AddrPortFrom(a, 0)})
+			}
+			start := time.Now()
+			e.settle(gone)
+			t.Logf("looking for connections to endpoint %d: %v", ep.ID, time.Since(start))
+			start = time.Now()
+			err := e.RemovePod(ep.ID)
+			t.Logf("removing it: %v", time.Since(start))
+			return err
+		})
+	}
+}

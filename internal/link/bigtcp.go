@@ -35,6 +35,9 @@ type BigTCP struct {
 }
 
 func (s Spec) validateBigTCP() error {
+	if s.BigTCP != 0 && s.Mode == HostDevice {
+		return errors.New("big TCP is a device's own setting: with host-device, set it on the device (`ip link set … gso_max_size`)")
+	}
 	if s.BigTCP != 0 && (s.BigTCP <= legacyGSO || s.BigTCP > MaxBigTCP) {
 		return fmt.Errorf("big TCP size %d is out of range: use %d to %d", s.BigTCP, legacyGSO+1, MaxBigTCP)
 	}
@@ -158,14 +161,11 @@ func (f gsoFamily) set(ends []linkEnd, size int) (int, error) {
 // waysOut are the node's devices by which the pod's packets leave it: the uplink
 // that the pod's interface is built on, else those of the default routes.
 func (b *builder) waysOut() ([]netlink.Link, error) {
-	var indexes []int
-	switch {
-	case HasShim(b.Mode):
+	if HasShim(b.Mode) {
 		l, err := must(b.node, b.Uplink)
 		return []netlink.Link{l}, err
-	case b.Mode == HostDevice:
-		return nil, nil // it is its own way out, and the kernel knows its limit
 	}
+	var indexes []int
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		routes, err := b.node.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN, Dst: nil}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
 		if err != nil {

@@ -532,6 +532,15 @@ func TestBadSpecIsNamed(t *testing.T) {
 		{"no uplink", "uplink is missing", func(s *Spec) { s.Mode = Macvlan }},
 		{"a MAC for ipvlan", "share their uplink's", func(s *Spec) { s.Mode = IPVlan; s.Uplink = "up0"; s.MAC = net.HardwareAddr{2, 0, 0, 0, 0, 7} }},
 		{"long interface name", "interface name", func(s *Spec) { s.IfName = "sixteen-letters-" }},
+		{"local MTU on a parent", "uplink's MTU", func(s *Spec) { s.Mode, s.Uplink = Macvlan, "up0"; s.LocalMTU, s.LocalCIDRs = 9000, podCIDRs }},
+		{"local MTU to nowhere", "CIDRs", func(s *Spec) { s.LocalMTU = 9000 }},
+		{"local MTU below the pod's", "more than the pod's MTU, 1500", func(s *Spec) { s.LocalMTU, s.LocalCIDRs = 1500, podCIDRs }},
+		{"local MTU beyond a route's", "at most 65520", func(s *Spec) { s.LocalMTU, s.LocalCIDRs = 65535, podCIDRs }},
+		{"local CIDR with host bits", "10.1.0.2/16", func(s *Spec) {
+			s.LocalMTU, s.LocalCIDRs = 9000, []netip.Prefix{netip.MustParsePrefix("10.1.0.2/16")}
+		}},
+		{"BIG TCP that is small", "65537 to 524280", func(s *Spec) { s.BigTCP = 65536 }},
+		{"BIG TCP of a host device", "own setting", func(s *Spec) { s.Mode, s.Uplink, s.BigTCP = HostDevice, "up0", DefaultBigTCP }},
 		{"multicast address", "unicast", func(s *Spec) { s.IPv4 = netip.MustParsePrefix("224.0.0.5/32") }},
 	} {
 		t.Run(c.name, func(t *testing.T) {

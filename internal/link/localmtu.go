@@ -78,38 +78,51 @@ func (b *builder) widenHost(host netlink.Link) error {
 }
 
 // narrowBridge keeps the bridge's own MTU at what pods take, while its ports
-// take more: a bridge follows its ports until somebody sets it.
+// take more. A bridge follows its ports until somebody sets it: from then on, it
+// must be told of a pod that takes less.
 func (b *builder) narrowBridge(br netlink.Link) error {
-	if b.LocalMTU == 0 {
-		return nil
-	}
 	br, err := must(b.node, br.Attrs().Name)
 	if err != nil {
 		return err
 	}
-	mtu := b.podMTU()
-	if ports, err := b.hasPorts(br); err != nil {
+	smallest, err := b.smallestPort(br)
+	if err != nil {
 		return err
-	} else if ports {
-		mtu = min(mtu, br.Attrs().MTU)
 	}
-	if err := b.node.LinkSetMTU(br, mtu); err != nil {
-		return fmt.Errorf("set MTU %d of %s: %w", mtu, br.Attrs().Name, err)
+	now, mtu := br.Attrs().MTU, b.podMTU()
+	if smallest > 0 {
+		mtu = min(mtu, now)
+	}
+	follows := smallest <= now
+	if follows && b.LocalMTU == 0 || !follows && now == mtu {
+		return nil
+	}
+	steps := []int{mtu}
+	if now == mtu {
+		// Setting what it has would not be noticed.
+		steps = []int{mtu + 1, mtu}
+	}
+	for _, step := range steps {
+		if err := b.node.LinkSetMTU(br, step); err != nil {
+			return fmt.Errorf("set MTU %d of %s: %w", step, br.Attrs().Name, err)
+		}
 	}
 	return nil
 }
 
-func (b *builder) hasPorts(br netlink.Link) (bool, error) {
+// smallestPort is the smallest MTU of the bridge's ports; 0: it has none.
+func (b *builder) smallestPort(br netlink.Link) (int, error) {
 	links, err := b.node.LinkList()
 	if err != nil {
-		return false, fmt.Errorf("list ports of %s: %w", br.Attrs().Name, err)
+		return 0, fmt.Errorf("list ports of %s: %w", br.Attrs().Name, err)
 	}
+	smallest := 0
 	for _, l := range links {
-		if l.Attrs().MasterIndex == br.Attrs().Index {
-			return true, nil
+		if a := l.Attrs(); a.MasterIndex == br.Attrs().Index && (smallest == 0 || a.MTU < smallest) {
+			smallest = a.MTU
 		}
 	}
-	return false, nil
+	return smallest, nil
 }
 
 // hostRouteMTU is the metric of the node's route to the pod; 0 leaves it to the

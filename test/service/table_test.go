@@ -13,6 +13,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -278,11 +280,6 @@ func (w *world) portReuse() {
 		}
 		start := time.Now()
 		c, err := dial(w.client, "tcp", dst, port)
-		for errors.Is(err, syscall.EADDRNOTAVAIL) && time.Since(start) < slow(500*time.Millisecond) {
-			// The client's own last socket still waits for the server's ACK of its FIN.
-			time.Sleep(time.Millisecond)
-			c, err = dial(w.client, "tcp", dst, port)
-		}
 		if err != nil {
 			w.t.Fatalf("connection %d, to %s: %v", i, dst, err)
 		}
@@ -291,10 +288,32 @@ func (w *world) portReuse() {
 			w.t.Fatalf("connection %d, to %s: %v", i, dst, err)
 		}
 		c.Close()
+		// Until its FIN is acknowledged the client's old socket holds the port, and under
+		// emulation that takes long enough for the next SYN to overtake it.
+		eventually(w.t, "the client's socket is closed", func() bool { return !lastAck(w.client, port) })
 		if took := time.Since(start); took > slow(500*time.Millisecond) {
 			w.t.Fatalf("connection %d, to %s, stalled for %s", i, dst, took)
 		}
 	}
+}
+
+// lastAck says whether a socket on the port waits for the acknowledgement of its FIN.
+func lastAck(p *lab.Pod, port uint16) (waits bool) {
+	const state = "09" // TCP_LAST_ACK
+	p.Do(func() error {
+		for _, file := range []string{"tcp", "tcp6"} {
+			text, err := os.ReadFile("/proc/thread-self/net/" + file)
+			if err != nil {
+				return err
+			}
+			for line := range strings.Lines(string(text)) {
+				f := strings.Fields(line)
+				waits = waits || len(f) > 3 && f[3] == state && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port))
+			}
+		}
+		return nil
+	})
+	return waits
 }
 
 // portCollision holds connections by Service and by pod address on one source

@@ -4,6 +4,7 @@ package service_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -49,6 +50,9 @@ func newWorldOf(t *testing.T, cfg lab.Config) *world {
 	defer cancel()
 	cfg.Name, cfg.Binary = fmt.Sprintf("t%d%c", os.Getpid()%10000, 'a'+labs.Add(1)%26), tool
 	l, err := lab.New(ctx, cfg)
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
