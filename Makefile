@@ -46,6 +46,25 @@ test: test-deps ## everything
 	@scripts/check-generated
 	$(GO) test -timeout 30m ./...
 
+# The kernel whose instructions are recorded, and how it is reached.
+VM_KERNEL := 6.12
+RECORD    := bench/path/record.json
+VM_MODES  ?= veth,bridge,bridge-nf-off,macvlan
+
+.PHONY: check-path
+check-path: build ## instructions of packets and transactions, in the VM, held to the record (UPDATE=1 renews it)
+	@test/vm/fetch $(VM_KERNEL) >/dev/null
+	test/vm/bench $(VM_KERNEL) path $(if $(UPDATE),--update,--check) $(RECORD)
+
+.PHONY: bench-path
+bench-path: build ## nanoseconds of packets at each hook, on this machine
+	$(BIN) bench path
+
+.PHONY: bench-vm
+bench-vm: build ## the short bench in the VM, all modes, by instructions: emulated
+	@test/vm/fetch $(VM_KERNEL) >/dev/null
+	test/vm/bench $(VM_KERNEL) samehost --modes $(VM_MODES) --services-by iptables-nft,nft,mustang-tc,mustang-socket --json bench-vm.json
+
 .PHONY: test-vm
 test-vm: ## other kernels: every mode that each has, under emulation (6 min a kernel on an idle machine)
 	@test/vm/suite 6.1 6.12 newest

@@ -87,7 +87,11 @@ type Settings struct {
 
 // Machine is where it ran.
 type Machine struct {
-	Kernel   string            `json:"kernel"`
+	Kernel string `json:"kernel"`
+	// Emulated says by what an emulated machine's clock goes: "" on a real one.
+	// With EmulatedInstructions ratios are those of instruction counts; with
+	// EmulatedTime they mean nothing.
+	Emulated string            `json:"emulated,omitempty"`
 	Arch     string            `json:"arch"`
 	CPU      string            `json:"cpu"`
 	CPUs     int               `json:"cpus"`
@@ -96,6 +100,12 @@ type Machine struct {
 	Versions map[string]string `json:"versions"` // of the tools behind the contestants
 	Sysctls  map[string]string `json:"sysctls"`
 }
+
+// Values of Machine.Emulated.
+const (
+	EmulatedInstructions = "instructions"
+	EmulatedTime         = "time"
+)
 
 // Subject is one contestant reached one way: what a row of the tables is.
 type Subject struct {

@@ -43,6 +43,13 @@ func (d *Document) renderHead(w io.Writer) {
 	}
 	fmt.Fprintf(w, "%d rounds of %g s samples, %s, %s, streams by %s, CPU time from %s, seed %d\n",
 		d.finishedRounds(), s.Duration, family, cmp.Or(s.CC, "default congestion control"), s.StreamBy, s.CPUSource, s.Seed)
+	switch d.Machine.Emulated {
+	case EmulatedInstructions:
+		fmt.Fprintln(w, "EMULATED: the clock counts instructions, 4 ns each. Ratios are those of instructions: no cache, no cost of")
+		fmt.Fprintln(w, "copying, so no streams, and no claim about time. Bars are for real machines and are shown to compare with.")
+	case EmulatedTime:
+		fmt.Fprintln(w, "EMULATED, without counting instructions: these figures mean nothing (test/vm/run --icount)")
+	}
 	if !d.Complete {
 		fmt.Fprintf(w, "INTERRUPTED: %d of %d rounds finished\n", d.finishedRounds(), s.Rounds)
 	}

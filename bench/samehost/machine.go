@@ -44,9 +44,27 @@ func kernelRelease() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
+// What test/vm sets in its guests: the kernel, and the nanoseconds of one
+// instruction where the clock counts those.
+const (
+	guestEnv       = "MUSTANG_VM"
+	instructionEnv = "MUSTANG_VM_INSTRUCTION_NS"
+)
+
+// emulation is report.Machine's Emulated for this machine.
+func emulation() string {
+	switch {
+	case os.Getenv(instructionEnv) != "":
+		return report.EmulatedInstructions
+	case os.Getenv(guestEnv) != "":
+		return report.EmulatedTime
+	}
+	return ""
+}
+
 func describeMachine() report.Machine {
 	m := report.Machine{
-		Kernel: kernelRelease(), Arch: runtime.GOARCH, CPU: cpuModel(), CPUs: runtime.NumCPU(),
+		Kernel: kernelRelease(), Emulated: emulation(), Arch: runtime.GOARCH, CPU: cpuModel(), CPUs: runtime.NumCPU(),
 		Versions: map[string]string{}, Sysctls: map[string]string{},
 	}
 	for name := range versionCommands {

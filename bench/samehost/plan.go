@@ -28,6 +28,7 @@ type Options struct {
 	UDP        bool // also UDP request/response
 	StreamBy   string
 	MTU        int
+	NoStream   bool // where copying costs nothing a stream says nothing
 	Tune       []string // each makes mustang's contestants once more; parts joined by +
 
 	Binary string   // mustang, for the labs
@@ -36,9 +37,22 @@ type Options struct {
 
 // Known values of the options, in the order of the tables.
 var (
-	AllModes = []string{report.Veth, report.Bridge, report.BridgeNFOff, report.Macvlan}
+	AllModes = allModes()
+	// EveryMachine lists the modes that kernels without ipvlan and netkit have.
+	EveryMachine = []string{report.Veth, report.Bridge, report.BridgeNFOff, report.Macvlan}
 	AllBy    = []string{"iptables-nft", "iptables-legacy", "nft", "mustang-tc", "mustang-socket", "mustang"}
 )
+
+// allModes are the lab's, with a bridge that the firewall does not see.
+func allModes() (out []string) {
+	for _, m := range lab.Modes {
+		out = append(out, string(m))
+		if m == lab.Bridge {
+			out = append(out, report.BridgeNFOff)
+		}
+	}
+	return out
+}
 
 // Ways to make a stream.
 const (
@@ -47,10 +61,19 @@ const (
 )
 
 // Defaults is a full run: enough rounds for a claim, iperf3 streams as the
-// article's.
+// article's. Where instructions are counted, little of it is enough.
 func Defaults() Options {
+	o := realDefaults()
+	if emulation() == report.EmulatedInstructions {
+		o.NoStream, o.StreamBy = true, StreamOwn
+		o.Rounds, o.Duration, o.Warmup = 3, 60*time.Millisecond, 30*time.Millisecond
+	}
+	return o
+}
+
+func realDefaults() Options {
 	return Options{
-		Modes: AllModes, ServicesBy: AllBy[:5], Services: []int{1},
+		Modes: EveryMachine, ServicesBy: AllBy[:5], Services: []int{1},
 		Rounds: 15, Duration: time.Second, Warmup: 100 * time.Millisecond,
 		Cores: "same", Seed: 1, StreamBy: StreamIperf3, MTU: 1500,
 	}
@@ -105,7 +128,10 @@ func (o Options) cores() []string {
 }
 
 func (o Options) scenarios() []string {
-	s := []string{string(load.Stream), string(load.RR), string(load.CRR)}
+	s := []string{string(load.RR), string(load.CRR)}
+	if !o.NoStream {
+		s = append([]string{string(load.Stream)}, s...)
+	}
 	if o.UDP {
 		s = append(s, string(load.UDPRR))
 	}
@@ -118,7 +144,9 @@ func (o Options) contestants() []Contestant {
 	list := []Contestant{
 		loopback{name: report.Base, v6: o.IPv6},
 		loopback{name: report.BaseAgain, v6: o.IPv6},
-		loopback{name: report.BaseMTU, v6: o.IPv6, mtu: o.MTU, only: []string{string(load.Stream)}},
+	}
+	if !o.NoStream {
+		list = append(list, loopback{name: report.BaseMTU, v6: o.IPv6, mtu: o.MTU, only: []string{string(load.Stream)}})
 	}
 	add := func(p pods) {
 		p.labName = fmt.Sprintf("bn%d", len(list))

@@ -45,7 +45,7 @@ type benchFlags struct {
 
 func (f *benchFlags) register(cmd *cobra.Command) {
 	d, fl := samehost.Defaults(), cmd.Flags()
-	fl.StringSliceVar(&f.o.Modes, "modes", d.Modes, "how pods are connected")
+	fl.StringSliceVar(&f.o.Modes, "modes", d.Modes, fmt.Sprintf("how pods are connected: some of %v", samehost.AllModes))
 	fl.StringSliceVar(&f.o.ServicesBy, "services-by", d.ServicesBy, "what implements Services; also: mustang (both, as shipped)")
 	fl.IntSliceVar(&f.o.Services, "services", d.Services, "numbers of Services, each a contestant of its own: 1,1000,5000,100000")
 	fl.IntVar(&f.o.Rounds, "rounds", d.Rounds, "a claim needs 15")
