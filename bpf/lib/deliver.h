@@ -70,6 +70,14 @@ inline_fn int leave(struct __sk_buff *skb, const struct endpoint *self)
 	return NEXT;
 }
 
+/* Siblings on one segment find each other's link address themselves. */
+inline_fn bool addressed_to(const struct __sk_buff *skb, const struct endpoint *to)
+{
+	const struct ethhdr *eth = packet(skb);
+
+	return (void *)(eth + 1) <= packet_end(skb) && !__builtin_memcmp(eth->h_dest, to->mac, ETH_ALEN);
+}
+
 /**
  * deliver_inner - from inside a pod, to a sibling on the same parent or to itself
  *
@@ -82,7 +90,7 @@ inline_fn int deliver_inner(struct __sk_buff *skb, struct endpoint *self, struct
 
 	if ((!sibling && to != self) || too_long(skb, to))
 		return NEXT;
-	if (bpf_skb_store_bytes(skb, 0, to->mac, ETH_ALEN, 0))
+	if (!addressed_to(skb, to) && bpf_skb_store_bytes(skb, 0, to->mac, ETH_ALEN, 0))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
 	if (to != self)
 		return NEXT;
