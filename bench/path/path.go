@@ -70,7 +70,7 @@ type Runs struct{ Packets, Runs int }
 // kernel in lots of 128, so a run makes whole lots.
 func Defaults() Options {
 	o := Options{
-		HookModes: []string{string(lab.Veth), string(lab.Macvlan)}, Rounds: 3, Window: 100 * time.Millisecond,
+		HookModes: []string{string(lab.Veth), string(lab.Macvlan)}, Rounds: 3, Window: 80 * time.Millisecond,
 		ServicesBy: []string{"none", "mustang-tc", "mustang-socket"},
 		Hooks:      Runs{100_000, 11}, NewFlows: Runs{256, 5}, instructionNS: InstructionNS(),
 	}

@@ -4,6 +4,7 @@ package path
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -78,7 +79,7 @@ func (d *Document) renderTransactions(w io.Writer) {
 		cells[x.Subject][x.Scenario] = fmt.Sprintf("%.0f\t%.1f %%\t%.3f", x.Cost.Median, 100*(x.Cost.High-x.Cost.Low)/x.Cost.Median, x.Ratio)
 	}
 	for _, s := range order {
-		fmt.Fprintf(t, "%s\t%s\t%s\n", s, cells[s]["rr"], cells[s]["crr"])
+		fmt.Fprintf(t, "%s\t%s\t%s\n", s, cmp.Or(cells[s]["rr"], "–\t\t"), cmp.Or(cells[s]["crr"], "–\t\t"))
 	}
 	t.Flush()
 	fmt.Fprintln(w, "Spread: of the samples, end to end. ÷ loopback: the ratio of rates; more is better.")

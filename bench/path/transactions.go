@@ -75,10 +75,10 @@ func (d *Document) contestant(ctx context.Context, o Options, l runner.Launcher,
 		time.Sleep(settle)
 	}()
 	for _, p := range env.Paths() {
-		if p.Subject.By == "mustang-socket" && p.Subject.Via == report.PodIP {
-			continue // the same path as with mustang-tc
-		}
 		for _, scenario := range []load.Mode{load.RR, load.CRR} {
+			if p.Subject.By == "mustang-socket" && (p.Subject.Via == report.PodIP || scenario == load.RR) {
+				continue // the same path as to a pod with mustang-tc: only a connection meets the socket's programs
+			}
 			t := Transaction{Subject: p.Subject.ID, Mode: p.Subject.Mode, By: p.Subject.By, Via: p.Subject.Via, Scenario: string(scenario)}
 			if err := t.measure(ctx, o, l, p.Target); err != nil {
 				return fmt.Errorf("%s: %w", t.name(), err)
