@@ -28,7 +28,7 @@ type Options struct {
 	UDP        bool // also UDP request/response
 	StreamBy   string
 	MTU        int
-	NoStream   bool // where copying costs nothing a stream says nothing
+	NoStream   bool     // where copying costs nothing a stream says nothing
 	Tune       []string // each makes mustang's contestants once more; parts joined by +
 
 	Binary string   // mustang, for the labs
@@ -40,7 +40,7 @@ var (
 	AllModes = allModes()
 	// EveryMachine lists the modes that kernels without ipvlan and netkit have.
 	EveryMachine = []string{report.Veth, report.Bridge, report.BridgeNFOff, report.Macvlan}
-	AllBy    = []string{"iptables-nft", "iptables-legacy", "nft", "mustang-tc", "mustang-socket", "mustang"}
+	AllBy        = []string{"iptables-nft", "iptables-legacy", "nft", "mustang-tc", "mustang-socket", "mustang"}
 )
 
 // allModes are the lab's, with a bridge that the firewall does not see.
