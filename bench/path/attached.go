@@ -18,6 +18,7 @@ import (
 // what is measured is what packets meet.
 type attached struct {
 	inPod         bool // inside the pod, else on the host's end
+	netkit        bool
 	fromPod       *ebpf.Program
 	toPod         *ebpf.Program
 	mac, neighbor net.HardwareAddr // the pod's; the host end's, or zero
@@ -44,7 +45,8 @@ func findAttached(node *lab.Node, pod *lab.Pod) (*attached, error) {
 			return fmt.Errorf("pod %s: find %s: %w", pod.Name, podInterface, err)
 		}
 		a.mac = l.Attrs().HardwareAddr
-		if kind := l.Type(); kind == "veth" || kind == "netkit" {
+		a.netkit = l.Type() == "netkit"
+		if a.netkit || l.Type() == "veth" {
 			peer = l.Attrs().ParentIndex
 		}
 		return a.find(l.Attrs().Index, true)

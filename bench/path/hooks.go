@@ -200,9 +200,9 @@ func (w *hookWorld) connect(listener net.Listener, space *lab.Space, to netip.Ad
 	return near.LocalAddr().(*net.TCPAddr).AddrPort(), nil
 }
 
-// cases lists the packets. On the host's end the sender's program does all of
-// the work between two pods, so to_pod is met by what came through the stack
-// only; inside the pods every packet meets both.
+// cases lists the packets. On the host's end of a veth the sender's program does
+// all of the work between two pods, so to_pod is met by what came through the
+// stack only; inside the pods, and by netkit, every packet meets both.
 func (w *hookWorld) cases() []hookCase {
 	there := frame{src: w.client.mac, dst: w.client.neighbor, flags: tcpPSH | tcpACK}
 	back := frame{src: w.server.mac, dst: w.server.neighbor, flags: tcpPSH | tcpACK}
@@ -213,8 +213,8 @@ func (w *hookWorld) cases() []hookCase {
 		done = tcNext
 	}
 	postBack := w.post.reversed()
-	replyOut := w.seen.reversed()
-	if w.client.inPod {
+	replyOut, both := w.seen.reversed(), w.client.inPod || w.client.netkit
+	if both {
 		replyOut = postBack // the client's own hook translates it
 	}
 	list := []hookCase{
@@ -225,7 +225,7 @@ func (w *hookWorld) cases() []hookCase {
 		{"from_pod", "new flow", w.client.fromPod, with(there, w.direct, tcpSYN), w.direct, done, 20000},
 		{"from_pod", "Service, new flow", w.client.fromPod, with(there, w.seen, tcpSYN), w.post, done, 40000},
 	}
-	if !w.client.inPod {
+	if !both {
 		node := frame{src: w.server.neighbor, dst: w.server.mac}
 		return append(list,
 			hookCase{"from_pod", "to the node, reply", w.server.fromPod, with(back, w.fromNode.reversed(), data), w.fromNode.reversed(), tcNext, 0},
