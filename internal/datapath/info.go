@@ -9,6 +9,9 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // TableInfo describes one table for people.
@@ -42,6 +45,56 @@ func (d *Datapath) Tables() ([]TableInfo, error) {
 		out = append(out, TableInfo{name, m.Type().String(), entries, m.MaxEntries(), memory})
 	}
 	return out, nil
+}
+
+// Drop is how many packets were dropped for one reason in one direction.
+type Drop struct {
+	Reason    bpfgen.Reason
+	Direction uint32 // enum direction
+	Packets   uint64
+	Bytes     uint64
+}
+
+// DirectionNames are for people, by enum direction.
+var DirectionNames = [bpfgen.DirCount]string{"from pod", "to pod", "socket", "parent link"}
+
+// DropsByReason sums the drop counters over the CPUs. What never happened is
+// left out.
+func (d *Datapath) DropsByReason() ([]Drop, error) {
+	var out []Drop
+	for n, reason := range bpfgen.Reasons {
+		for dir := range uint32(bpfgen.DirCount) {
+			slot := uint32(n*bpfgen.DirCount) + dir
+			if slot >= d.Drops.Len() {
+				continue // tables of a build that knew fewer reasons
+			}
+			cpus, err := d.Drops.Get(slot)
+			if err != nil {
+				return nil, err
+			}
+			drop := Drop{Reason: reason, Direction: dir}
+			for _, c := range cpus {
+				drop.Packets += c.Packets
+				drop.Bytes += c.Bytes
+			}
+			if drop.Packets > 0 {
+				out = append(out, drop)
+			}
+		}
+	}
+	return out, nil
+}
+
+// Traffic is what endpoint id sent and received, over all CPUs.
+func (d *Datapath) Traffic(id uint32) (from, to state.Counter, err error) {
+	values, err := d.Counters.Get(id)
+	for _, v := range values {
+		from.Packets += v.FromPod.Packets
+		from.Bytes += v.FromPod.Bytes
+		to.Packets += v.ToPod.Packets
+		to.Bytes += v.ToPod.Bytes
+	}
+	return from, to, err
 }
 
 // countEntries counts a hash's entries and an array's non-zero ones.

@@ -147,6 +147,27 @@ func openKnown(dir string) *Datapath {
 	return d
 }
 
+// ErrNoNode is about a directory that holds no node's tables.
+var ErrNoNode = errors.New("no node is set up here")
+
+// OpenPinned opens a node's tables for looking, without the scope's lock: it
+// creates nothing, and whoever holds the lock goes on.
+func OpenPinned(dir string) (*Datapath, error) {
+	d := &Datapath{dir: dir, maps: make(map[string]*ebpf.Map)}
+	err := d.openAll()
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && !Exists(dir):
+		err = fmt.Errorf("%s: %w; `mustang pod add` or `mustang svc add` sets one up, and --bpffs names another directory", dir, ErrNoNode)
+	case errors.Is(err, errOtherTables):
+		err = fmt.Errorf("%s: %w; use the version that made them, or let this one take over with the next `mustang ep add` or `mustang svc ls`", dir, err)
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	d.bind()
+	return d, nil
+}
+
 var errOtherTables = errors.New("the tables are not those of this build")
 
 // openAll opens what is pinned, which must be what tableNames says.

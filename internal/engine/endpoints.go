@@ -108,14 +108,7 @@ func (e *Engine) Endpoints() ([]state.Endpoint, error) {
 
 // Counters are what an endpoint sent and received, over all CPUs.
 func (e *Engine) Counters(id uint32) (from, to state.Counter, err error) {
-	values, err := e.dp.Counters.Get(id)
-	for _, v := range values {
-		from.Packets += v.FromPod.Packets
-		from.Bytes += v.FromPod.Bytes
-		to.Packets += v.ToPod.Packets
-		to.Bytes += v.ToPod.Bytes
-	}
-	return from, to, err
+	return e.dp.Traffic(id)
 }
 
 // AddEndpoint makes an interface an endpoint: it is in the tables before its

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath"
-	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -93,32 +92,16 @@ func (e *Engine) Status() (Status, error) {
 	return s, nil
 }
 
-// drops sums mst_drops over the CPUs, most packets first.
+// drops are the counted drops, most packets first.
 func (e *Engine) drops() ([]Drop, error) {
-	directions := [bpfgen.DirCount]string{"from pod", "to pod", "socket", "parent link"}
+	list, err := e.dp.DropsByReason()
 	out := []Drop{}
-	for reason, r := range bpfgen.Reasons {
-		for dir, name := range directions {
-			slot := uint32(reason*bpfgen.DirCount + dir)
-			if slot >= e.dp.Drops.Len() {
-				continue
-			}
-			cpus, err := e.dp.Drops.Get(slot)
-			if err != nil {
-				return nil, err
-			}
-			d := Drop{Reason: r.Name, Sentence: r.Sentence, Direction: name}
-			for _, c := range cpus {
-				d.Packets += c.Packets
-				d.Bytes += c.Bytes
-			}
-			if d.Packets > 0 {
-				out = append(out, d)
-			}
-		}
+	for _, d := range list {
+		out = append(out, Drop{Reason: d.Reason.Name, Sentence: d.Reason.Sentence, Direction: datapath.DirectionNames[d.Direction],
+			Packets: d.Packets, Bytes: d.Bytes})
 	}
 	slices.SortStableFunc(out, func(a, b Drop) int { return cmp.Compare(b.Packets, a.Packets) })
-	return out, nil
+	return out, err
 }
 
 // legacyTable says whether iptables-legacy has the table in this namespace.

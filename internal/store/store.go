@@ -35,8 +35,17 @@ func At(dir string) Store { return Store{dir} }
 func (s Store) Dir() string { return s.dir }
 
 // Endpoints reads every endpoint record, by id. Temporary files of a killed
-// tool are removed.
+// tool are removed, so the caller holds the scope's lock.
 func (s Store) Endpoints() (map[uint32]state.Endpoint, error) {
+	left, _ := filepath.Glob(filepath.Join(s.dir, endpointsDir, tempPrefix+"*"))
+	for _, file := range left {
+		os.Remove(file)
+	}
+	return s.LookEndpoints()
+}
+
+// LookEndpoints is Endpoints for who does not hold the lock.
+func (s Store) LookEndpoints() (map[uint32]state.Endpoint, error) {
 	dir := filepath.Join(s.dir, endpointsDir)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -48,7 +57,6 @@ func (s Store) Endpoints() (map[uint32]state.Endpoint, error) {
 	out := make(map[uint32]state.Endpoint, len(entries))
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), tempPrefix) {
-			os.Remove(filepath.Join(dir, e.Name()))
 			continue
 		}
 		id, err := strconv.ParseUint(strings.TrimSuffix(e.Name(), ".json"), 10, 32)
@@ -56,7 +64,11 @@ func (s Store) Endpoints() (map[uint32]state.Endpoint, error) {
 			continue // not ours
 		}
 		var ep state.Endpoint
-		if err := readJSON(filepath.Join(dir, e.Name()), &ep); err != nil {
+		err = readJSON(filepath.Join(dir, e.Name()), &ep)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed since
+		}
+		if err != nil {
 			return nil, fmt.Errorf("endpoint record %d: %w; remove that file to forget the endpoint", id, err)
 		}
 		ep.ID = uint32(id)

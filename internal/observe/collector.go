@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+// Metrics: what the kernel's tables count, read when somebody asks.
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("mustang_"+name, help, labels, nil)
+}
+
+var (
+	dropPackets = desc("dropped_packets_total", "Packets dropped, by reason and direction; docs/reasons.md has a sentence and a mend for each reason.", "reason", "direction")
+	dropBytes   = desc("dropped_bytes_total", "Bytes of dropped packets, by reason and direction.", "reason", "direction")
+
+	tableEntries = desc("table_entries", "Entries of a kernel table; tables that cannot be counted are left out.", "table")
+	tableMax     = desc("table_max_entries", "Entries that a kernel table can hold.", "table")
+	tableMemory  = desc("table_memory_bytes", "Memory of a kernel table, as the kernel accounts it.", "table")
+
+	trafficPackets = desc("endpoint_packets_total", "Packets of an endpoint; direction is from_pod or to_pod.", "endpoint", "pod", "direction")
+	trafficBytes   = desc("endpoint_bytes_total", "Bytes of an endpoint; direction is from_pod or to_pod.", "endpoint", "pod", "direction")
+
+	endpointCount = desc("endpoints", "Endpoints of this node, by where their programs sit.", "placement")
+	serviceCount  = desc("services", "Frontends in the datapath: address, port, protocol.")
+	backendCount  = desc("backends", "Distinct backends in the datapath.")
+	lookFailures  = desc("observe_failures", "Tables that this scrape could not read; 0 is healthy.")
+)
+
+// collector reads the tables of a node. It is a prometheus.Collector.
+type collector struct{ n *Node }
+
+// NewCollector is the metrics of n's tables. n must stay open as long as it is
+// registered. Each scrape reads the tables anew; it keeps nothing.
+func NewCollector(n *Node) prometheus.Collector { return collector{n} }
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{dropPackets, dropBytes, tableEntries, tableMax, tableMemory, trafficPackets,
+		trafficBytes, endpointCount, serviceCount, backendCount, lookFailures} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector. What cannot be read is left out and
+// counted: one bad table must not hide the others.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	failures := 0
+	for _, part := range []func(chan<- prometheus.Metric) error{c.drops, c.tables, c.endpoints, c.services} {
+		if part(ch) != nil {
+			failures++
+		}
+	}
+	gauge(ch, lookFailures, float64(failures))
+}
+
+func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, v float64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+}
+
+func counter(ch chan<- prometheus.Metric, d *prometheus.Desc, v uint64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+}
+
+// directionLabels are for scripts, by enum direction.
+var directionLabels = [bpfgen.DirCount]string{"from_pod", "to_pod", "socket", "parent"}
+
+func (c collector) drops(ch chan<- prometheus.Metric) error {
+	drops, err := c.n.dp.DropsByReason()
+	for _, d := range drops {
+		counter(ch, dropPackets, d.Packets, d.Reason.Name, directionLabels[d.Direction])
+		counter(ch, dropBytes, d.Bytes, d.Reason.Name, directionLabels[d.Direction])
+	}
+	return err
+}
+
+func (c collector) tables(ch chan<- prometheus.Metric) error {
+	list, err := c.n.dp.Tables()
+	for _, t := range list {
+		if t.Entries >= 0 {
+			gauge(ch, tableEntries, float64(t.Entries), t.Name)
+		}
+		gauge(ch, tableMax, float64(t.Max), t.Name)
+		gauge(ch, tableMemory, float64(t.Memory), t.Name)
+	}
+	return err
+}
+
+func (c collector) endpoints(ch chan<- prometheus.Metric) error {
+	list, err := c.n.endpoints()
+	if err != nil {
+		return err
+	}
+	placed := map[state.Placement]int{state.HostEnd: 0, state.InPod: 0}
+	for id, ep := range list {
+		placed[ep.Placement]++
+		from, to, err := c.n.dp.Traffic(id)
+		if err != nil {
+			return err
+		}
+		number, pod := strconv.FormatUint(uint64(id), 10), podName(ep)
+		counter(ch, trafficPackets, from.Packets, number, pod, "from_pod")
+		counter(ch, trafficPackets, to.Packets, number, pod, "to_pod")
+		counter(ch, trafficBytes, from.Bytes, number, pod, "from_pod")
+		counter(ch, trafficBytes, to.Bytes, number, pod, "to_pod")
+	}
+	for placement, n := range placed {
+		gauge(ch, endpointCount, float64(n), string(placement))
+	}
+	return nil
+}
+
+func (c collector) services(ch chan<- prometheus.Metric) error {
+	services, err := c.n.dp.Frontends.All()
+	if err != nil {
+		return err
+	}
+	n := 0
+	for _, s := range services {
+		if s.Flags&bpfgen.SvcAddress == 0 {
+			n++
+		}
+	}
+	gauge(ch, serviceCount, float64(n))
+	backends, err := c.n.dp.Backends.All()
+	if err != nil {
+		return err
+	}
+	gauge(ch, backendCount, float64(len(backends)))
+	return nil
+}
