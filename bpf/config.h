@@ -18,6 +18,10 @@ const volatile __u32 answer_key = 0x6d737401;
 /* 1: the kernel has bpf_set_retval (5.18), so a refused connect() gets its own errno. */
 const volatile __u8 has_set_retval = 0;
 
+/* 1: nobody's packet: `mustang why` asks what would become of one. The tables that it would write
+ * are copies, and what it would tell a pod or a reader is not held back by any limit. */
+const volatile __u8 dry_run = 0;
+
 /* Lifetimes of flow entries, seconds since the last packet. */
 struct ct_timeouts {
 	__u32 tcp_half_open;
@@ -45,3 +49,6 @@ const volatile struct ct_timeouts timeouts = {
 #define NAT_PORT_COUNT 28232
 #define CT_REFRESH 4 /* seconds: an entry is written to at most this often */
 #define FRAG_LIFETIME 15
+#define EVENTS_PER_ENDPOINT 1000 /* in a second, on each CPU */
+#define EVENTS_PER_CPU 8000 /* in a second */
+#define STOPPED_PER_SECOND 100 /* kept for later, on each CPU */

@@ -4,7 +4,7 @@
  * the shared program, which was verified once for the node.
  */
 #include "lib/common.h"
-#include "lib/drop.h"
+#include "lib/count.h"
 
 /*
  * Placeholders in the instructions, which the loader writes over: constants in
@@ -21,7 +21,8 @@ int entry(struct __sk_buff *skb)
 
 	skb->cb[CB_ENDPOINT] = endpoint_id;
 	bpf_tail_call(skb, &mst_programs_v1, program);
-	return drop(skb, REASON_NO_PROGRAM, program & 1 ? DIR_TO_POD : DIR_FROM_POD);
+	count_drop(skb, REASON_NO_PROGRAM, program & 1 ? DIR_TO_POD : DIR_FROM_POD);
+	return TC_ACT_SHOT;
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

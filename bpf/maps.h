@@ -158,6 +158,53 @@ struct {
 	__type(value, struct endpoint_counters);
 } mst_endpoint_counters_v1 SEC(".maps");
 
+/* Rings of events, one for each reader, made and entered by it: a node without readers pays
+ * nothing. Written to by every program, while the reader's place in mst_readers says so. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, EVENT_READERS);
+	__type(key, __u32);
+	__array(values, struct {
+		__uint(type, BPF_MAP_TYPE_RINGBUF);
+		__uint(max_entries, 4096);
+	});
+} mst_events_v1 SEC(".maps");
+
+/* Who reads events, and until when: place 0 for all, then one for each ring. Written by readers,
+ * each its own place and the first; read at a flow's first packet, at its last, and at drops. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1 + EVENT_READERS);
+	__type(key, __u32);
+	__type(value, struct reader);
+} mst_readers_v1 SEC(".maps");
+
+/* Where a CPU's programs put events together, and count them. Written by every program but those
+ * at sockets, which may be interrupted; read by readers and metrics. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct event_room);
+} mst_event_room_v1 SEC(".maps");
+
+/* The last packets that did not pass, on each CPU, so that who asks afterwards gets an answer.
+ * Written by every program, some each second; read by readers. 136 bytes each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, STOPPED_KEPT);
+	__type(key, __u32);
+	__type(value, struct event);
+} mst_stopped_v1 SEC(".maps");
+
+/* The rate of events by endpoint id. Written and read with each event. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct event_rate);
+} mst_event_rates_v1 SEC(".maps");
+
 /* The shared programs, by enum pod_program: entry programs call them, an upgrade replaces
  * them in place. Written by the loader. */
 struct {

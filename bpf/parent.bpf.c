@@ -81,7 +81,10 @@ int parent_egress(struct __sk_buff *skb)
 		reason = frag_follow(&p, now);
 	if (!reason && p.kind != PKT_CONTROL)
 		reason = seen_by_hook(skb, &p, now);
-	return reason ? drop(skb, reason, DIR_PARENT) : NEXT;
+	if (!reason)
+		return NEXT;
+	skb->cb[CB_ENDPOINT] = id; /* for whoever reads of it */
+	return drop(skb, reason, DIR_PARENT);
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -14,6 +14,7 @@
 #include "lib/conntrack.h"
 #include "lib/deliver.h"
 #include "lib/drop.h"
+#include "lib/events.h"
 #include "lib/frag.h"
 #include "lib/icmp_error.h"
 #include "lib/lb.h"
@@ -227,6 +228,61 @@ global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
 }
 
 /**
+ * socket_service - the Service that a packet's own socket was led away from, when it was at connect()
+ * or sendmsg() that its backend was chosen
+ */
+inline_fn void socket_service(struct __sk_buff *skb, const struct pkt *p, struct event *e)
+{
+	struct sock_flow_key key = { .addr = p->t.dst, .port = p->t.dport, .reverse = 1 };
+	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
+	struct sock_peer *peer = sk ? bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0) : NULL;
+	struct sock_flow *flow;
+
+	if (peer && peer->backend_port == p->t.dport && addr_equal(&peer->backend_addr, &p->t.dst)) {
+		e->frontend = peer->frontend;
+		e->frontend_port = peer->frontend_port;
+		e->backend = peer->backend;
+	} else {
+		key.cookie = bpf_get_socket_cookie(skb);
+		flow = key.cookie ? bpf_map_lookup_elem(&mst_sock_flows_v1, &key) : NULL;
+		if (!flow)
+			return;
+		e->frontend = flow->addr;
+		e->frontend_port = flow->port;
+		e->backend = flow->backend;
+	}
+	e->target = p->t.dst;
+	e->target_port = p->t.dport;
+}
+
+/**
+ * event_opened - tell of a new flow, if anybody reads it, before its first packet is translated
+ */
+global_fn int event_opened(struct __sk_buff *skb, struct pkt *p, struct plan *plan, __u32 dir, __u32 now)
+{
+	struct event *e;
+
+	if (!p || !plan || !observed(now))
+		return 0;
+	e = event_of(skb, p, dir);
+	if (!e)
+		return 0;
+	e->kind = EVENT_OPENED;
+	e->src_endpoint = plan->opener.endpoint;
+	e->dst_endpoint = plan->responder.endpoint;
+	if (plan->backend) {
+		e->frontend = p->t.dst;
+		e->frontend_port = p->t.dport;
+		e->target = plan->post.dst;
+		e->target_port = plan->post.dport;
+		e->backend = plan->backend;
+	} else if (dir == DIR_FROM_POD) {
+		socket_service(skb, p, e);
+	}
+	return event_send(e, now);
+}
+
+/**
  * forward_new - the first packet of a flow from a pod
  * @scope: CT_SCOPE_SHADOW when a translated flow occupies the packet's own tuple
  */
@@ -254,6 +310,8 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		reason = nat_port(&plan, p->proto, now);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
+	if (!reason)
+		event_opened(skb, p, &plan, DIR_FROM_POD, now);
 	if (!reason && plan.role == CT_PRE_NAT)
 		reason = translate(skb, p, &plan.post);
 	if (reason)
@@ -381,6 +439,8 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 		reason = sibling_check(skb, self, plan.opener.endpoint);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
+	if (!reason)
+		event_opened(skb, p, &plan, DIR_TO_POD, now);
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 }
 

@@ -1,35 +1,59 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * Why a packet was dropped. Append only: a number, once given, keeps its
- * meaning. Each line carries the sentence people read; Go's table is generated
- * from the comments.
+ * meaning. Each carries what people read: a sentence, and under "mend:" what to
+ * do about it. Go's table and docs/reasons.md are generated from the comments.
  */
 #pragma once
 
 enum drop_reason {
-	REASON_NONE = 0,               /* not dropped */
-	REASON_NO_PROGRAM = 1,         /* the shared program is not loaded; run `mustang status` */
-	REASON_NO_ENDPOINT = 2,        /* the interface has no endpoint entry; run `mustang ep ls` */
-	REASON_ETHERTYPE = 3,          /* neither IPv4, IPv6 nor ARP */
-	REASON_TRUNCATED = 4,          /* the packet ends inside a header */
-	REASON_BAD_LENGTH = 5,         /* a length field contradicts the packet */
-	REASON_BAD_HEADER = 6,         /* a header field has a value its standard forbids */
-	REASON_EXT_HEADERS = 7,        /* more IPv6 extension headers than are followed (6) */
-	REASON_SPOOFED_MAC = 8,        /* the source MAC address is not the pod's */
-	REASON_SPOOFED_ADDRESS = 9,    /* the source address is not the pod's */
-	REASON_FRAG_TINY = 10,         /* the first fragment does not hold the transport header */
-	REASON_FRAG_OVERLAP = 11,      /* a later fragment would overwrite the transport header */
-	REASON_FRAG_NO_FIRST = 12,     /* a fragment came before its first one */
-	REASON_NO_BACKEND = 13,        /* the Service has no backend */
-	REASON_SERVICE_PORT = 14,      /* the address is a Service's, but not this port and protocol */
-	REASON_MIDSTREAM_NAT = 15,     /* a packet in the middle of a translated flow whose entry is gone */
-	REASON_CT_FULL = 16,           /* the flow table took no new entry */
-	REASON_NAT_PORTS = 17,         /* no free source port for a translated flow */
-	REASON_NAT_FAILED = 18,        /* rewriting the packet failed */
-	REASON_DELIVER = 19,           /* handing the packet to the pod failed */
-	REASON_ICMP_ERROR_NAT = 20,    /* an ICMP error about a translated flow could not be translated */
-	REASON_ICMP_ERROR_FLOW = 21,   /* an ICMP error about a flow that is not known */
-	REASON_UNKNOWN_CHILD = 22,     /* a child of the parent link that is no endpoint sent it: not made by mustang */
-	REASON_HOOK_BYPASSED = 23,     /* it left the pod past the program on the pod's own interface */
+	REASON_NONE = 0, /* not dropped
+		* mend: nothing */
+	REASON_NO_PROGRAM = 1, /* the shared program is not loaded
+		* mend: `mustang status` lists the programs; adding any endpoint (`mustang ep add`) loads them, or `mustang reset` and start anew */
+	REASON_NO_ENDPOINT = 2, /* the interface has no endpoint entry
+		* mend: `mustang ep ls` lists the endpoints: the pod was removed, or its ADD was interrupted, which the next command finishes; otherwise `mustang ep add` */
+	REASON_ETHERTYPE = 3, /* neither IPv4, IPv6 nor ARP
+		* mend: send IPv4 or IPv6 without a VLAN tag; other protocols do not pass */
+	REASON_TRUNCATED = 4, /* the packet ends inside a header
+		* mend: the sender builds broken packets: capture one at the pod (`tcpdump -XX`) and mend the program that makes it */
+	REASON_BAD_LENGTH = 5, /* a length field contradicts the packet
+		* mend: the sender builds broken packets: capture one at the pod (`tcpdump -XX`) and mend the program that makes it */
+	REASON_BAD_HEADER = 6, /* a header field has a value its standard forbids
+		* mend: the sender builds broken packets: capture one at the pod (`tcpdump -XX`) and mend the program that makes it */
+	REASON_EXT_HEADERS = 7, /* more IPv6 extension headers than are followed (6)
+		* mend: send fewer extension headers */
+	REASON_SPOOFED_MAC = 8, /* the source MAC address is not the pod's
+		* mend: let the pod send from the MAC address of its own interface (`mustang ep ls` shows it); after changing that on purpose, remove and add the endpoint */
+	REASON_SPOOFED_ADDRESS = 9, /* the source address is not the pod's
+		* mend: let the pod send from the address it was given (`mustang ep ls` shows it); for another one remove the endpoint and add it again */
+	REASON_FRAG_TINY = 10, /* the first fragment does not hold the transport header
+		* mend: only attacks and broken senders make such fragments; send larger ones */
+	REASON_FRAG_OVERLAP = 11, /* a later fragment would overwrite the transport header
+		* mend: only attacks and broken senders make such fragments; send larger ones */
+	REASON_FRAG_NO_FIRST = 12, /* a fragment came before its first one
+		* mend: the sender repeats the datagram, or should: send datagrams that fit the MTU, so that none is fragmented */
+	REASON_NO_BACKEND = 13, /* the Service has no backend
+		* mend: give the Service a backend (`mustang svc add --replace`), or see why none of its pods is ready */
+	REASON_SERVICE_PORT = 14, /* the address is a Service's, but not this port and protocol
+		* mend: use a port that the Service has (`mustang svc ls`), or add this one to it */
+	REASON_MIDSTREAM_NAT = 15, /* a packet in the middle of a translated flow whose entry is gone
+		* mend: the connection was idle for too long, or its backend is gone: connect again */
+	REASON_CT_FULL = 16, /* the flow table took no new entry
+		* mend: make flow tables with more entries: `mustang status` shows their use */
+	REASON_NAT_PORTS = 17, /* no free source port for a translated flow
+		* mend: too many connections from one address to one backend: give the Service more backends, or close connections */
+	REASON_NAT_FAILED = 18, /* rewriting the packet failed
+		* mend: only TCP and UDP can be sent to a Service; for these, the kernel refused to change the packet: report it with the output of `mustang status` */
+	REASON_DELIVER = 19, /* handing the packet to the pod failed
+		* mend: the interface of the receiving pod is going or gone; if it stays, report it with the output of `mustang status` */
+	REASON_ICMP_ERROR_NAT = 20, /* an ICMP error about a translated flow could not be translated
+		* mend: the error quotes too little of the packet that it is about; whoever sent it must quote its transport header */
+	REASON_ICMP_ERROR_FLOW = 21, /* an ICMP error about a flow that is not known
+		* mend: nothing: the flow that it is about has ended, or never was */
+	REASON_UNKNOWN_CHILD = 22, /* a child of the parent link that is no endpoint sent it: not made by mustang
+		* mend: make pods on that link by mustang only (`mustang pod add`), or give the other ones another link */
+	REASON_HOOK_BYPASSED = 23, /* it left the pod past the program on the pod's own interface
+		* mend: a program in the pod sends past the tc layer (packet socket with PACKET_QDISC_BYPASS): let it use ordinary sockets */
 	REASON_COUNT = 24,
 };

@@ -5,6 +5,7 @@
  * Service's address again. Only sockets of namespaces in mst_netns_v1 are ours.
  */
 #include "lib/common.h"
+#include "lib/events.h"
 #include "lib/lb.h"
 
 #define ECONNREFUSED 111
@@ -46,22 +47,46 @@ inline_fn void dest_store6(struct bpf_sock_addr *ctx, const struct dest *d)
 	ctx->user_port = d->port;
 }
 
-/* The endpoint's flags, 0 for a socket that is not ours. */
-inline_fn __u32 socket_flags(struct bpf_sock_addr *ctx)
+/* Whose socket it is: NULL when it is none of ours, or gets no Services here. */
+inline_fn struct netns_info *served(struct bpf_sock_addr *ctx)
 {
 	__u64 cookie = bpf_get_netns_cookie(ctx);
 	struct netns_info *ns = bpf_map_lookup_elem(&mst_netns_v1, &cookie);
 
-	return ns ? ns->flags : 0;
+	return ns && ns->flags & EP_SERVICE_SOCKET ? ns : NULL;
 }
 
-slow_fn int refuse(__u32 reason)
+/* On the stack: another program may interrupt this one, and use the CPU's room meanwhile. */
+global_fn int event_refused(const struct netns_info *ns, const struct dest *d, __u8 proto, __u32 reason, __u32 now)
+{
+	struct event e = { .kind = EVENT_STOPPED, .verdict = EVENT_REFUSED, .direction = DIR_SOCKET };
+	struct event_room *room = event_room();
+	__u32 whom = room ? stopped_for(room, now) : 0;
+	struct endpoint *ep;
+
+	if (!ns || !d || !whom)
+		return 0;
+	ep = endpoint_slot(ns->endpoint);
+	if (ep)
+		e.t.src = addr_is_ipv4(&d->addr) ? ep->ip4 : ep->ip6;
+	e.t.dst = d->addr;
+	e.t.dport = d->port;
+	e.proto = proto;
+	e.reason = reason;
+	e.endpoint = ns->endpoint;
+	e.src_endpoint = ns->endpoint;
+	return event_stopped_send(&e, whom, now);
+}
+
+/* The socket learns of it by an errno. */
+inline_fn int refuse(struct bpf_sock_addr *ctx, const struct netns_info *ns, const struct dest *d, __u32 reason)
 {
 	__u32 slot = reason * DIR_COUNT + DIR_SOCKET;
 	struct counter *c = bpf_map_lookup_elem(&mst_drops_v1, &slot);
 
 	if (c)
 		c->packets++;
+	event_refused(ns, d, ctx->protocol, reason, now_seconds());
 	if (has_set_retval)
 		bpf_set_retval(-ECONNREFUSED);
 	return REFUSE;
@@ -92,22 +117,23 @@ inline_fn int keep(struct bpf_sock_addr *ctx)
 inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 {
 	struct sock_peer peer = { .frontend = d->addr, .frontend_port = d->port }, *stored;
+	struct netns_info *ns = served(ctx);
 	struct bpf_sock *sk = ctx->sk;
 	struct service *s;
 	struct backend *b;
 
-	if (!(socket_flags(ctx) & EP_SERVICE_SOCKET))
+	if (!ns)
 		return KEEP;
 	s = service_find(&d->addr, d->port, ctx->protocol);
 	if (!s) {
 		if (!service_address(&d->addr))
 			return keep(ctx);
-		refuse(REASON_SERVICE_PORT);
+		refuse(ctx, ns, d, REASON_SERVICE_PORT);
 		return REFUSED;
 	}
 	b = backend_pick(s, &peer.backend);
 	if (!b) {
-		refuse(REASON_NO_BACKEND);
+		refuse(ctx, ns, d, REASON_NO_BACKEND);
 		return REFUSED;
 	}
 	peer.backend_addr = b->addr;
@@ -165,17 +191,17 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 {
 	struct sock_flow_key key = { .addr = d->addr, .port = d->port }, back = { .reverse = 1 };
 	struct sock_flow there = {}, here = { .addr = d->addr, .port = d->port }, *other;
-	__u32 flags = socket_flags(ctx);
+	struct netns_info *ns = served(ctx);
 	struct service *s;
 	struct backend *b;
 
-	if (!(flags & EP_SERVICE_SOCKET))
+	if (!ns)
 		return KEEP;
 	s = service_find(&d->addr, d->port, ctx->protocol);
 	if (!s) {
 		if (!service_address(&d->addr))
 			return KEEP;
-		refuse(REASON_SERVICE_PORT);
+		refuse(ctx, ns, d, REASON_SERVICE_PORT);
 		return REFUSED;
 	}
 	key.cookie = bpf_get_socket_cookie(ctx);
@@ -183,7 +209,7 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 		return REWRITE;
 	b = backend_pick(s, &there.backend);
 	if (!b) {
-		refuse(REASON_NO_BACKEND);
+		refuse(ctx, ns, d, REASON_NO_BACKEND);
 		return REFUSED;
 	}
 	back.cookie = key.cookie;
@@ -192,7 +218,7 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 	other = bpf_map_lookup_elem(&mst_sock_flows_v1, &back);
 	/* The socket reaches this backend by another Service already: a datagram from it could
 	 * not be told apart, so this one is left to NAT, which gives it a port of its own. */
-	if (other && flags & EP_SERVICE_TC && (other->port != d->port || !addr_equal(&other->addr, &d->addr)))
+	if (other && ns->flags & EP_SERVICE_TC && (other->port != d->port || !addr_equal(&other->addr, &d->addr)))
 		return KEEP;
 	here.backend = there.backend;
 	bpf_map_update_elem(&mst_sock_flows_v1, &key, &there, BPF_ANY);

@@ -8,6 +8,9 @@
 
 #include <linux/types.h>
 
+#define EVENT_READERS 4 /* at once */
+#define STOPPED_KEPT 256 /* on each CPU */
+
 /* One address of either family. IPv4 is held as ::ffff:a.b.c.d (RFC 4291 2.5.5.2). */
 struct addr {
 	union {
@@ -272,6 +275,77 @@ struct sock_flow {
 	__be16 port;
 	__u16 pad;
 	__u32 backend;
+};
+
+/* ---- what is told to whoever watches ------------------------------------ */
+
+enum event_kind {
+	EVENT_OPENED = 1, /* a flow's first packet passed */
+	EVENT_CLOSED = 2, /* both ends of a TCP connection closed it, or one reset it */
+	EVENT_STOPPED = 3, /* a packet, or a connect(), did not pass */
+};
+
+enum event_verdict {
+	EVENT_FORWARDED = 0,
+	EVENT_DROPPED = 1,
+	EVENT_REFUSED = 2, /* dropped, and its sender was told */
+};
+
+/* One record of a reader's ring. What is not known, or does not apply, is zero. */
+struct event {
+	__u64 time;            /* CLOCK_MONOTONIC, ns */
+	struct tuple t;        /* as the packet showed it here; of a closed flow, as its opener sees it */
+	struct addr frontend;  /* the Service that it was sent to */
+	struct addr target;    /* the backend that it was given */
+	__be16 frontend_port;
+	__be16 target_port;
+	__u32 backend;         /* id */
+	__u32 endpoint;        /* whose hook it was */
+	__u32 src_endpoint;    /* who has the source address on this node */
+	__u32 dst_endpoint;
+	/* What policy asked and found, by enum verdict_end: the opener's egress, the responder's ingress. */
+	__u32 set[2];          /* the policy set; 0: that end is not isolated */
+	__u32 rule[2];         /* the rule that allowed; 0: none did */
+	__u32 length;          /* bytes, with the link header */
+	__be16 ethertype;
+	__u8 src_mac[6];
+	__u16 reason;          /* enum drop_reason */
+	__u8 kind;             /* enum event_kind */
+	__u8 verdict;          /* enum event_verdict */
+	__u8 direction;        /* enum direction */
+	__u8 proto;
+	__u8 tcp_flags;
+	__u8 icmp_type;
+};
+_Static_assert(sizeof(struct event) == 136, "event");
+
+/* A reader's place. Place 0 is nobody's: its `until` is the latest of all. */
+struct reader {
+	__u32 until;  /* seconds of 2^30 ns: who does not renew it counts as gone */
+	__u32 sample; /* of the flows that pass, one of so many is told; 0 and 1: all */
+};
+
+/* How many events an endpoint caused in a second, on one CPU. */
+struct event_rate {
+	__u32 second;
+	__u32 count;
+};
+
+/* What one CPU's programs told and could not tell. */
+struct event_counts {
+	struct event_rate rate;
+	__u64 told;
+	__u64 limited;             /* held back by the limits */
+	__u64 lost[EVENT_READERS]; /* a reader's ring was full */
+};
+
+/* One CPU's room to put an event together in: the stack has none. */
+struct event_room {
+	struct event event;
+	struct event_counts counts;
+	struct event_rate stopped;  /* of those kept in mst_stopped */
+	__u64 next;                 /* its next slot */
+	__u32 pkt[24];              /* struct pkt of lib/parse.h */
 };
 
 /* ---- the node ----------------------------------------------------------- */

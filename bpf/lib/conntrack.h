@@ -12,6 +12,7 @@
 #pragma once
 
 #include "common.h"
+#include "events.h"
 #include "parse.h"
 
 /* A flow as one packet finds it. */
@@ -272,6 +273,50 @@ slow_fn int ct_promote(struct flow *f, struct pkt *p)
 	return 1;
 }
 
+/* Both ends have closed, or one has reset: nothing more is owed to the flow. */
+inline_fn bool ct_closed(const struct ct_entry *e)
+{
+	return (e->closing_orig | e->closing_reply) & CT_RST || (e->closing_orig && e->closing_reply);
+}
+
+/**
+ * event_closed - tell that a flow has closed, by its opener's tuple
+ * @k: the key of the entry @e
+ */
+global_fn int event_closed(const struct ct_key *k, const struct ct_entry *e, __u8 proto, __u8 tcp_flags, __u32 now)
+{
+	struct event_room *room;
+	struct event *v;
+
+	if (!k || !e || !observed(now))
+		return 0;
+	room = event_room();
+	if (!room)
+		return 0;
+	v = &room->event;
+	__builtin_memset(v, 0, sizeof(*v));
+	ct_tuple(&v->t, k, e);
+	if (e->backend) {
+		v->backend = e->backend;
+		v->target = e->role == CT_PRE_NAT ? e->other.dst : v->t.dst;
+		v->target_port = e->role == CT_PRE_NAT ? e->other.dport : v->t.dport;
+	}
+	if (e->role == CT_POST_NAT)
+		v->t = e->other;
+	if (e->backend) {
+		v->frontend = v->t.dst;
+		v->frontend_port = v->t.dport;
+	}
+	v->kind = EVENT_CLOSED;
+	v->proto = proto;
+	v->tcp_flags = tcp_flags;
+	v->src_endpoint = e->opener.endpoint;
+	v->dst_endpoint = e->responder.endpoint;
+	v->endpoint = e->opener.endpoint ? e->opener.endpoint : e->responder.endpoint;
+	v->direction = e->opener.endpoint ? DIR_FROM_POD : DIR_TO_POD;
+	return event_send(v, now);
+}
+
 /**
  * ct_touch - what a packet of a known flow does to its entry
  */
@@ -282,6 +327,7 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 
 	if (p->proto == IPPROTO_TCP && p->tcp_flags & (TCP_FIN | TCP_RST)) {
 		__u8 how = p->tcp_flags & TCP_RST ? CT_RST : CT_FIN;
+		bool closed = ct_closed(e);
 
 		if (f->reply)
 			e->closing_reply |= how;
@@ -289,6 +335,8 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 			e->closing_orig |= how;
 		if (e->role != CT_DIRECT)
 			ct_close(f, p);
+		if (!closed && ct_closed(e))
+			event_closed(&f->key, e, p->proto, p->tcp_flags, f->now);
 	}
 	if (f->reply && !e->seen_reply)
 		e->seen_reply = 1;
@@ -300,12 +348,6 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 	}
 	if (!f->established && !f->reply && !(p->tcp_flags & TCP_SYN) && ct_promote(f, p))
 		ct_find_key(f);
-}
-
-/* Both ends have closed, or one has reset: nothing more is owed to the flow. */
-inline_fn bool ct_closed(const struct ct_entry *e)
-{
-	return (e->closing_orig | e->closing_reply) & CT_RST || (e->closing_orig && e->closing_reply);
 }
 
 /* From both tables, for an expired entry may be in the other. */

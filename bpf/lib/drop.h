@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Dropping and counting. */
+/* Dropping, counting, and telling whoever watches. */
 #pragma once
 
 #include "common.h"
+#include "count.h"
+#include "events.h"
 
 /**
- * drop - count a packet under its reason and end it
+ * drop - count a packet under its reason, tell readers of it, and end it
  * @skb: the packet
  * @reason: enum drop_reason
  * @dir: enum direction
@@ -14,14 +16,8 @@
  */
 slow_fn int drop(struct __sk_buff *skb, __u32 reason, __u32 dir)
 {
-	__u32 slot = reason * DIR_COUNT + dir;
-	struct counter *c = bpf_map_lookup_elem(&mst_drops_v1, &slot);
-
-	if (c) {
-		c->packets++;
-		c->bytes += skb->len;
-	}
-	skb->cb[CB_REASON] = reason;
+	count_drop(skb, reason, dir);
+	event_stopped(skb, reason, dir, EVENT_DROPPED, now_seconds());
 	return TC_ACT_SHOT;
 }
 

@@ -194,6 +194,8 @@ inline_fn bool refusal_allowed(__u32 now)
 	r = bpf_map_lookup_elem(&mst_refusals_v1, &zero);
 	if (!r)
 		return false;
+	if (dry_run)
+		return true;
 	if (r->second != now) {
 		r->second = now;
 		r->count = 0;
@@ -210,15 +212,17 @@ inline_fn bool refusal_allowed(__u32 now)
  */
 slow_fn int refuse(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 reason, __u32 now)
 {
-	int err, verdict = drop(skb, reason, DIR_FROM_POD);
+	bool tell = !p->frag && !(p->tcp_flags & TCP_RST) &&
+		    (p->proto == IPPROTO_TCP || p->proto == IPPROTO_UDP) && refusal_allowed(now);
+	int err;
 
-	if (p->frag || p->tcp_flags & TCP_RST || !refusal_allowed(now))
-		return verdict;
+	count_drop(skb, reason, DIR_FROM_POD);
+	event_stopped(skb, reason, DIR_FROM_POD, tell ? EVENT_REFUSED : EVENT_DROPPED, now);
+	if (!tell)
+		return TC_ACT_SHOT;
 	if (p->proto == IPPROTO_TCP)
 		err = p->ipv6 ? reset_ipv6(skb, p) : reset_ipv4(skb, p);
-	else if (p->proto == IPPROTO_UDP)
-		err = p->ipv6 ? unreach_ipv6(skb, p) : unreach_ipv4(skb, p);
 	else
-		return verdict;
-	return err ? verdict : reflect(skb, self);
+		err = p->ipv6 ? unreach_ipv6(skb, p) : unreach_ipv4(skb, p);
+	return err ? TC_ACT_SHOT : reflect(skb, self);
 }

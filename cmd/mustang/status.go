@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -94,7 +95,11 @@ func statusTable(w io.Writer, s statusView) {
 	if len(s.Drops) > 0 {
 		row(w, "\nDROPPED", "BYTES", "DIRECTION", "BECAUSE")
 		for _, d := range s.Drops {
-			row(w, d.Packets, size(d.Bytes), d.Direction, d.Sentence)
+			row(w, d.Packets, size(d.Bytes), d.Direction, d.Sentence+" ("+d.Reason+")")
+		}
+		row(w, "\nREASON", "WHAT TO DO")
+		for _, d := range mends(s.Drops) {
+			row(w, d.Reason, d.Mend)
 		}
 	}
 	for _, r := range s.Bypassed {
@@ -103,6 +108,16 @@ func statusTable(w io.Writer, s statusView) {
 	for _, line := range s.Warnings {
 		row(w, "\nWarning: "+line)
 	}
+}
+
+// mends are drops, one for each reason.
+func mends(drops []engine.Drop) (out []engine.Drop) {
+	for _, d := range drops {
+		if !slices.ContainsFunc(out, func(o engine.Drop) bool { return o.Reason == d.Reason }) {
+			out = append(out, d)
+		}
+	}
+	return out
 }
 
 func ruleText(r engine.ForwardRules) string {

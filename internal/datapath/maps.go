@@ -60,6 +60,10 @@ type Datapath struct {
 	Meta      *Table[uint32, Meta]
 	Drops     *PerCPU[bpfgen.PodCounter]
 	Counters  *PerCPU[bpfgen.PodEndpointCounters]
+
+	Readers    *Table[uint32, Reader]
+	EventRooms *PerCPU[bpfgen.PodEventRoom]
+	stopped    *PerCPU[Event]
 }
 
 // The compiled objects, each parsed at its first use and once: what opens a
@@ -168,6 +172,31 @@ func OpenPinned(dir string) (*Datapath, error) {
 	return d, nil
 }
 
+// StillPinned says whether these tables are still the node's: a reset removes
+// them, and what is set up afterwards has others.
+func (d *Datapath) StillPinned() bool {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(d.dir, mapsDir, bpfgen.PodMapMstMetaV1), nil)
+	if err != nil {
+		return false
+	}
+	defer m.Close()
+	return sameMap(m, d.maps[bpfgen.PodMapMstMetaV1])
+}
+
+func sameMap(a, b *ebpf.Map) bool {
+	x, err := a.Info()
+	if err != nil {
+		return false
+	}
+	y, err := b.Info()
+	if err != nil {
+		return false
+	}
+	left, _ := x.ID()
+	right, _ := y.ID()
+	return left == right
+}
+
 var errOtherTables = errors.New("the tables are not those of this build")
 
 // openAll opens what is pinned, which must be what tableNames says.
@@ -202,17 +231,22 @@ var tableNames = []string{
 	bpfgen.PodMapMstEndpointAddrsV1,
 	bpfgen.PodMapMstEndpointCountersV1,
 	bpfgen.PodMapMstEndpointsV1,
+	bpfgen.PodMapMstEventRatesV1,
+	bpfgen.PodMapMstEventRoomV1,
+	bpfgen.PodMapMstEventsV1,
 	bpfgen.PodMapMstFactsV1,
 	bpfgen.PodMapMstFragsV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
 	bpfgen.PodMapMstParentsV1,
 	bpfgen.PodMapMstProgramsV1,
+	bpfgen.PodMapMstReadersV1,
 	bpfgen.PodMapMstRefusalsV1,
 	bpfgen.PodMapMstServicesV1,
 	bpfgen.PodMapMstSlotsV1,
 	bpfgen.PodMapMstSockFlowsV1,
 	bpfgen.PodMapMstSockPeersV1,
+	bpfgen.PodMapMstStoppedV1,
 }
 
 // openMap opens a pinned map, or creates it with size entries.
@@ -289,6 +323,9 @@ func (d *Datapath) bind() {
 	d.Children = bindTable[ChildKey, uint32](d, bpfgen.ParentMapMstChildrenV1)
 	d.Meta = bindTable[uint32, Meta](d, bpfgen.PodMapMstMetaV1)
 	d.Drops = &PerCPU[bpfgen.PodCounter]{bpfgen.PodMapMstDropsV1, d.maps[bpfgen.PodMapMstDropsV1]}
+	d.Readers = bindTable[uint32, Reader](d, bpfgen.PodMapMstReadersV1)
+	d.EventRooms = &PerCPU[bpfgen.PodEventRoom]{bpfgen.PodMapMstEventRoomV1, d.maps[bpfgen.PodMapMstEventRoomV1]}
+	d.stopped = &PerCPU[Event]{bpfgen.PodMapMstStoppedV1, d.maps[bpfgen.PodMapMstStoppedV1]}
 	d.Counters = &PerCPU[bpfgen.PodEndpointCounters]{bpfgen.PodMapMstEndpointCountersV1, d.maps[bpfgen.PodMapMstEndpointCountersV1]}
 }
 

@@ -19,3 +19,10 @@ func TestTableNamesAreThoseOfTheObjects(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+func TestEveryTableIsSharedWithADryRunOrCopiedForIt(t *testing.T) {
+	both := slices.Values(slices.Concat(scratchTables, sharedTables))
+	if d := cmp.Diff(slices.Sorted(slices.Values(tableNames)), slices.Sorted(both)); d != "" {
+		t.Errorf("a table that programs write belongs into scratchTables, any other into sharedTables (dryrun.go):\n%s", d)
+	}
+}

@@ -19,6 +19,7 @@ import (
 type Drop struct {
 	Reason    string `json:"reason"`
 	Sentence  string `json:"sentence"`
+	Mend      string `json:"mend"`
 	Direction string `json:"direction"` // "from pod", "to pod", "socket" or "parent link"
 	Packets   uint64 `json:"packets"`
 	Bytes     uint64 `json:"bytes"`
@@ -97,7 +98,7 @@ func (e *Engine) drops() ([]Drop, error) {
 	list, err := e.dp.DropsByReason()
 	out := []Drop{}
 	for _, d := range list {
-		out = append(out, Drop{Reason: d.Reason.Name, Sentence: d.Reason.Sentence, Direction: datapath.DirectionNames[d.Direction],
+		out = append(out, Drop{Reason: d.Reason.Name, Sentence: d.Reason.Sentence, Mend: d.Reason.Mend, Direction: datapath.DirectionNames[d.Direction],
 			Packets: d.Packets, Bytes: d.Bytes})
 	}
 	slices.SortStableFunc(out, func(a, b Drop) int { return cmp.Compare(b.Packets, a.Packets) })

@@ -31,6 +31,7 @@ var (
 	endpointCount = desc("endpoints", "Endpoints of this node, by where their programs sit.", "placement")
 	serviceCount  = desc("services", "Frontends in the datapath: address, port, protocol.")
 	backendCount  = desc("backends", "Distinct backends in the datapath.")
+	events        = desc("events_total", "Events of flows: told to a reader, held back by the limits (limited), or lost because a reader's ring was full (lost).", "result")
 	lookFailures  = desc("observe_failures", "Tables that this scrape could not read; 0 is healthy.")
 )
 
@@ -44,7 +45,7 @@ func NewCollector(n *Node) prometheus.Collector { return collector{n} }
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{dropPackets, dropBytes, tableEntries, tableMax, tableMemory, trafficPackets,
-		trafficBytes, endpointCount, serviceCount, backendCount, lookFailures} {
+		trafficBytes, endpointCount, serviceCount, backendCount, events, lookFailures} {
 		ch <- d
 	}
 }
@@ -53,7 +54,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 // counted: one bad table must not hide the others.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	failures := 0
-	for _, part := range []func(chan<- prometheus.Metric) error{c.drops, c.tables, c.endpoints, c.services} {
+	for _, part := range []func(chan<- prometheus.Metric) error{c.drops, c.tables, c.endpoints, c.services, c.events} {
 		if part(ch) != nil {
 			failures++
 		}
@@ -134,5 +135,16 @@ func (c collector) services(ch chan<- prometheus.Metric) error {
 		return err
 	}
 	gauge(ch, backendCount, float64(len(backends)))
+	return nil
+}
+
+func (c collector) events(ch chan<- prometheus.Metric) error {
+	n, err := c.n.dp.EventTotals()
+	if err != nil {
+		return err
+	}
+	counter(ch, events, n.Told, "told")
+	counter(ch, events, n.Limited, "limited")
+	counter(ch, events, n.Lost, "lost")
 	return nil
 }

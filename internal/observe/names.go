@@ -7,16 +7,11 @@ package observe
 import (
 	"path/filepath"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/state"
-)
-
-// Labels that a pod carries its Kubernetes name in, as container runtimes write
-// them.
-const (
-	LabelPodName      = "io.kubernetes.pod.name"
-	LabelPodNamespace = "io.kubernetes.pod.namespace"
 )
 
 // endpoints are the node's endpoints by id: what the tables say, with names
@@ -35,28 +30,67 @@ func (n *Node) endpoints() (map[uint32]state.Endpoint, error) {
 		if slot.Generation == 0 {
 			continue
 		}
-		ep := datapath.EndpointOf(id, slot)
-		r := records[id]
-		ep.Netns, ep.IfName, ep.HostIf, ep.PodIndex, ep.Labels, ep.Attach = r.Netns, r.IfName, r.HostIf, r.PodIndex, r.Labels, r.Attach
-		out[id] = ep
+		ep, known := records[id]
+		held := datapath.EndpointOf(id, slot)
+		if known {
+			held.Netns, held.IfName, held.HostIf, held.PodIndex = ep.Netns, ep.IfName, ep.HostIf, ep.PodIndex
+			held.Labels, held.Pod, held.Attach = ep.Labels, ep.Pod, ep.Attach
+		}
+		out[id] = held
 	}
 	return out, nil
 }
 
-// podName is namespace/name where the labels tell it, else the name of the
-// network namespace.
+// podName is namespace/name where Kubernetes told, else the name of the network
+// namespace.
 func podName(ep state.Endpoint) string {
-	if name := ep.Labels[LabelPodName]; name != "" {
-		if ns := ep.Labels[LabelPodNamespace]; ns != "" {
-			return ns + "/" + name
-		}
-		return name
-	}
-	if ep.Netns == "" {
+	switch {
+	case ep.Pod.Name != "":
+		return ep.Pod.Namespace + "/" + ep.Pod.Name
+	case ep.Netns == "":
 		return ""
-	}
-	if dir, last := filepath.Split(ep.Netns); last == "net" && strings.HasPrefix(dir, "/proc/") {
+	case strings.HasPrefix(ep.Netns, "/proc/"):
 		return ep.Netns
 	}
 	return filepath.Base(ep.Netns)
+}
+
+// nameCache knows endpoints for the reader of a stream: those that are gone,
+// too, until another gets their id.
+type nameCache struct {
+	n     *Node
+	mu    sync.Mutex
+	known map[uint32]state.Endpoint
+	read  time.Time
+}
+
+// A pod's name may be asked for before its record is written, and it may change.
+const (
+	nameAge      = 2 * time.Second
+	nameAgeGuess = 100 * time.Millisecond // of one that is not known
+)
+
+func (c *nameCache) endpoint(id uint32) (state.Endpoint, bool) {
+	if id == 0 {
+		return state.Endpoint{}, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ep, known := c.known[id]
+	if age := time.Since(c.read); age < nameAgeGuess || known && age < nameAge {
+		return ep, known
+	}
+	c.read = time.Now()
+	now, err := c.n.endpoints()
+	if err != nil {
+		return ep, known // an old name is better than none
+	}
+	if c.known == nil {
+		c.known = now
+	}
+	for id, ep := range now {
+		c.known[id] = ep
+	}
+	ep, known = c.known[id]
+	return ep, known
 }

@@ -36,4 +36,3 @@ func Open(bpffs, stateDir string) (*Node, error) {
 
 // Close lets go of the node.
 func (n *Node) Close() error { return n.dp.Close() }
-

@@ -24,20 +24,26 @@ const (
 	EntryMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	EntryMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	EntryMapMstEndpointsV1        = "mst_endpoints_v1"
+	EntryMapMstEventRatesV1       = "mst_event_rates_v1"
+	EntryMapMstEventRoomV1        = "mst_event_room_v1"
+	EntryMapMstEventsV1           = "mst_events_v1"
 	EntryMapMstFactsV1            = "mst_facts_v1"
 	EntryMapMstFragsV1            = "mst_frags_v1"
 	EntryMapMstMetaV1             = "mst_meta_v1"
 	EntryMapMstNetnsV1            = "mst_netns_v1"
 	EntryMapMstParentsV1          = "mst_parents_v1"
 	EntryMapMstProgramsV1         = "mst_programs_v1"
+	EntryMapMstReadersV1          = "mst_readers_v1"
 	EntryMapMstRefusalsV1         = "mst_refusals_v1"
 	EntryMapMstServicesV1         = "mst_services_v1"
 	EntryMapMstSlotsV1            = "mst_slots_v1"
 	EntryMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	EntryMapMstSockPeersV1        = "mst_sock_peers_v1"
+	EntryMapMstStoppedV1          = "mst_stopped_v1"
 	EntryProgEntry                = "entry"
 	EntryVarAnswerKey             = "answer_key"
 	EntryVarDeliverEgress         = "deliver_egress"
+	EntryVarDryRun                = "dry_run"
 	EntryVarHasSetRetval          = "has_set_retval"
 	EntryVarInPod                 = "in_pod"
 	EntryVarTimeouts              = "timeouts"
@@ -100,17 +106,22 @@ type EntryMapSpecs struct {
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
+	MstEventRatesV1       *ebpf.MapSpec `ebpf:"mst_event_rates_v1"`
+	MstEventRoomV1        *ebpf.MapSpec `ebpf:"mst_event_room_v1"`
+	MstEventsV1           *ebpf.MapSpec `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
+	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 }
 
 // EntryVariableSpecs contains global variables before they are loaded into the kernel.
@@ -119,6 +130,7 @@ type EntryMapSpecs struct {
 type EntryVariableSpecs struct {
 	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
 	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
@@ -152,17 +164,22 @@ type EntryMaps struct {
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
+	MstEventRatesV1       *ebpf.Map `ebpf:"mst_event_rates_v1"`
+	MstEventRoomV1        *ebpf.Map `ebpf:"mst_event_room_v1"`
+	MstEventsV1           *ebpf.Map `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
+	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 }
 
 func (m *EntryMaps) Close() error {
@@ -175,17 +192,22 @@ func (m *EntryMaps) Close() error {
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
+		m.MstEventRatesV1,
+		m.MstEventRoomV1,
+		m.MstEventsV1,
 		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
+		m.MstReadersV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstStoppedV1,
 	)
 }
 
@@ -195,6 +217,7 @@ func (m *EntryMaps) Close() error {
 type EntryVariables struct {
 	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	DryRun        *ebpf.Variable `ebpf:"dry_run"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod         *ebpf.Variable `ebpf:"in_pod"`
 	Timeouts      *ebpf.Variable `ebpf:"timeouts"`

@@ -61,20 +61,26 @@ const (
 	IterMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	IterMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	IterMapMstEndpointsV1        = "mst_endpoints_v1"
+	IterMapMstEventRatesV1       = "mst_event_rates_v1"
+	IterMapMstEventRoomV1        = "mst_event_room_v1"
+	IterMapMstEventsV1           = "mst_events_v1"
 	IterMapMstFactsV1            = "mst_facts_v1"
 	IterMapMstFragsV1            = "mst_frags_v1"
 	IterMapMstMetaV1             = "mst_meta_v1"
 	IterMapMstNetnsV1            = "mst_netns_v1"
 	IterMapMstParentsV1          = "mst_parents_v1"
 	IterMapMstProgramsV1         = "mst_programs_v1"
+	IterMapMstReadersV1          = "mst_readers_v1"
 	IterMapMstRefusalsV1         = "mst_refusals_v1"
 	IterMapMstServicesV1         = "mst_services_v1"
 	IterMapMstSlotsV1            = "mst_slots_v1"
 	IterMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	IterMapMstSockPeersV1        = "mst_sock_peers_v1"
+	IterMapMstStoppedV1          = "mst_stopped_v1"
 	IterProgMstSockets           = "mst_sockets"
 	IterVarAnswerKey             = "answer_key"
 	IterVarDeliverEgress         = "deliver_egress"
+	IterVarDryRun                = "dry_run"
 	IterVarHasSetRetval          = "has_set_retval"
 	IterVarInPod                 = "in_pod"
 	IterVarTimeouts              = "timeouts"
@@ -137,17 +143,22 @@ type IterMapSpecs struct {
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
+	MstEventRatesV1       *ebpf.MapSpec `ebpf:"mst_event_rates_v1"`
+	MstEventRoomV1        *ebpf.MapSpec `ebpf:"mst_event_room_v1"`
+	MstEventsV1           *ebpf.MapSpec `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
+	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 }
 
 // IterVariableSpecs contains global variables before they are loaded into the kernel.
@@ -156,6 +167,7 @@ type IterMapSpecs struct {
 type IterVariableSpecs struct {
 	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
 	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
@@ -189,17 +201,22 @@ type IterMaps struct {
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
+	MstEventRatesV1       *ebpf.Map `ebpf:"mst_event_rates_v1"`
+	MstEventRoomV1        *ebpf.Map `ebpf:"mst_event_room_v1"`
+	MstEventsV1           *ebpf.Map `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
+	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 }
 
 func (m *IterMaps) Close() error {
@@ -212,17 +229,22 @@ func (m *IterMaps) Close() error {
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
+		m.MstEventRatesV1,
+		m.MstEventRoomV1,
+		m.MstEventsV1,
 		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
+		m.MstReadersV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstStoppedV1,
 	)
 }
 
@@ -232,6 +254,7 @@ func (m *IterMaps) Close() error {
 type IterVariables struct {
 	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	DryRun        *ebpf.Variable `ebpf:"dry_run"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod         *ebpf.Variable `ebpf:"in_pod"`
 	Timeouts      *ebpf.Variable `ebpf:"timeouts"`

@@ -39,20 +39,26 @@ const (
 	ParentMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	ParentMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	ParentMapMstEndpointsV1        = "mst_endpoints_v1"
+	ParentMapMstEventRatesV1       = "mst_event_rates_v1"
+	ParentMapMstEventRoomV1        = "mst_event_room_v1"
+	ParentMapMstEventsV1           = "mst_events_v1"
 	ParentMapMstFactsV1            = "mst_facts_v1"
 	ParentMapMstFragsV1            = "mst_frags_v1"
 	ParentMapMstMetaV1             = "mst_meta_v1"
 	ParentMapMstNetnsV1            = "mst_netns_v1"
 	ParentMapMstParentsV1          = "mst_parents_v1"
 	ParentMapMstProgramsV1         = "mst_programs_v1"
+	ParentMapMstReadersV1          = "mst_readers_v1"
 	ParentMapMstRefusalsV1         = "mst_refusals_v1"
 	ParentMapMstServicesV1         = "mst_services_v1"
 	ParentMapMstSlotsV1            = "mst_slots_v1"
 	ParentMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	ParentMapMstSockPeersV1        = "mst_sock_peers_v1"
+	ParentMapMstStoppedV1          = "mst_stopped_v1"
 	ParentProgParentEgress         = "parent_egress"
 	ParentVarAnswerKey             = "answer_key"
 	ParentVarDeliverEgress         = "deliver_egress"
+	ParentVarDryRun                = "dry_run"
 	ParentVarHasSetRetval          = "has_set_retval"
 	ParentVarInPod                 = "in_pod"
 	ParentVarTimeouts              = "timeouts"
@@ -115,17 +121,22 @@ type ParentMapSpecs struct {
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
+	MstEventRatesV1       *ebpf.MapSpec `ebpf:"mst_event_rates_v1"`
+	MstEventRoomV1        *ebpf.MapSpec `ebpf:"mst_event_room_v1"`
+	MstEventsV1           *ebpf.MapSpec `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
+	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 }
 
 // ParentVariableSpecs contains global variables before they are loaded into the kernel.
@@ -134,6 +145,7 @@ type ParentMapSpecs struct {
 type ParentVariableSpecs struct {
 	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
 	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
@@ -167,17 +179,22 @@ type ParentMaps struct {
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
+	MstEventRatesV1       *ebpf.Map `ebpf:"mst_event_rates_v1"`
+	MstEventRoomV1        *ebpf.Map `ebpf:"mst_event_room_v1"`
+	MstEventsV1           *ebpf.Map `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
+	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 }
 
 func (m *ParentMaps) Close() error {
@@ -190,17 +207,22 @@ func (m *ParentMaps) Close() error {
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
+		m.MstEventRatesV1,
+		m.MstEventRoomV1,
+		m.MstEventsV1,
 		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
+		m.MstReadersV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstStoppedV1,
 	)
 }
 
@@ -210,6 +232,7 @@ func (m *ParentMaps) Close() error {
 type ParentVariables struct {
 	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	DryRun        *ebpf.Variable `ebpf:"dry_run"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod         *ebpf.Variable `ebpf:"in_pod"`
 	Timeouts      *ebpf.Variable `ebpf:"timeouts"`

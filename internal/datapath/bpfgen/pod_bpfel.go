@@ -116,6 +116,60 @@ type PodEndpointCounters struct {
 	ToPod   PodCounter
 }
 
+type PodEvent struct {
+	_    structs.HostLayout
+	Time uint64
+	T    struct {
+		_     structs.HostLayout
+		Src   PodAddr
+		Dst   PodAddr
+		Sport uint16
+		Dport uint16
+		Pad   uint32
+	}
+	Frontend     PodAddr
+	Target       PodAddr
+	FrontendPort uint16
+	TargetPort   uint16
+	Backend      uint32
+	Endpoint     uint32
+	SrcEndpoint  uint32
+	DstEndpoint  uint32
+	Set          [2]uint32
+	Rule         [2]uint32
+	Length       uint32
+	Ethertype    uint16
+	SrcMac       [6]uint8
+	Reason       uint16
+	Kind         uint8
+	Verdict      uint8
+	Direction    uint8
+	Proto        uint8
+	TcpFlags     uint8
+	IcmpType     uint8
+}
+
+type PodEventRate struct {
+	_      structs.HostLayout
+	Second uint32
+	Count  uint32
+}
+
+type PodEventRoom struct {
+	_      structs.HostLayout
+	Event  PodEvent
+	Counts struct {
+		_       structs.HostLayout
+		Rate    PodEventRate
+		Told    uint64
+		Limited uint64
+		Lost    [4]uint64
+	}
+	Stopped PodEventRate
+	Next    uint64
+	Pkt     [24]uint32
+}
+
 type PodFacts struct {
 	_        structs.HostLayout
 	Shadowed uint32
@@ -160,6 +214,12 @@ type PodParent struct {
 	Mac       [6]uint8
 	SharedMac uint8
 	Pad       uint8
+}
+
+type PodReader struct {
+	_      structs.HostLayout
+	Until  uint32
+	Sample uint32
 }
 
 type PodRefusals struct {
@@ -233,21 +293,27 @@ const (
 	PodMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	PodMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	PodMapMstEndpointsV1        = "mst_endpoints_v1"
+	PodMapMstEventRatesV1       = "mst_event_rates_v1"
+	PodMapMstEventRoomV1        = "mst_event_room_v1"
+	PodMapMstEventsV1           = "mst_events_v1"
 	PodMapMstFactsV1            = "mst_facts_v1"
 	PodMapMstFragsV1            = "mst_frags_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
 	PodMapMstParentsV1          = "mst_parents_v1"
 	PodMapMstProgramsV1         = "mst_programs_v1"
+	PodMapMstReadersV1          = "mst_readers_v1"
 	PodMapMstRefusalsV1         = "mst_refusals_v1"
 	PodMapMstServicesV1         = "mst_services_v1"
 	PodMapMstSlotsV1            = "mst_slots_v1"
 	PodMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	PodMapMstSockPeersV1        = "mst_sock_peers_v1"
+	PodMapMstStoppedV1          = "mst_stopped_v1"
 	PodProgFromPod              = "from_pod"
 	PodProgToPod                = "to_pod"
 	PodVarAnswerKey             = "answer_key"
 	PodVarDeliverEgress         = "deliver_egress"
+	PodVarDryRun                = "dry_run"
 	PodVarHasSetRetval          = "has_set_retval"
 	PodVarInPod                 = "in_pod"
 	PodVarTimeouts              = "timeouts"
@@ -311,17 +377,22 @@ type PodMapSpecs struct {
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
+	MstEventRatesV1       *ebpf.MapSpec `ebpf:"mst_event_rates_v1"`
+	MstEventRoomV1        *ebpf.MapSpec `ebpf:"mst_event_room_v1"`
+	MstEventsV1           *ebpf.MapSpec `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
+	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 }
 
 // PodVariableSpecs contains global variables before they are loaded into the kernel.
@@ -330,6 +401,7 @@ type PodMapSpecs struct {
 type PodVariableSpecs struct {
 	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
 	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
@@ -363,17 +435,22 @@ type PodMaps struct {
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
+	MstEventRatesV1       *ebpf.Map `ebpf:"mst_event_rates_v1"`
+	MstEventRoomV1        *ebpf.Map `ebpf:"mst_event_room_v1"`
+	MstEventsV1           *ebpf.Map `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
+	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 }
 
 func (m *PodMaps) Close() error {
@@ -386,17 +463,22 @@ func (m *PodMaps) Close() error {
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
+		m.MstEventRatesV1,
+		m.MstEventRoomV1,
+		m.MstEventsV1,
 		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
+		m.MstReadersV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstStoppedV1,
 	)
 }
 
@@ -406,6 +488,7 @@ func (m *PodMaps) Close() error {
 type PodVariables struct {
 	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	DryRun        *ebpf.Variable `ebpf:"dry_run"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod         *ebpf.Variable `ebpf:"in_pod"`
 	Timeouts      *ebpf.Variable `ebpf:"timeouts"`

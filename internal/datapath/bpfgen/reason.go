@@ -6,7 +6,8 @@ package bpfgen
 type Reason struct {
 	Number   uint32
 	Name     string // short, for scripts
-	Sentence string // for people
+	Sentence string // for people: why
+	Mend     string // for people: what to do about it
 }
 
 // Objects are the compiled objects, for telling builds apart.

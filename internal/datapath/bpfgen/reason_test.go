@@ -3,6 +3,8 @@
 package bpfgen
 
 import (
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 )
@@ -22,13 +24,26 @@ func TestReasonsAreAppendOnly(t *testing.T) {
 		t.Fatalf("%d reasons, %d once were", len(Reasons), len(given))
 	}
 	for n, r := range Reasons {
-		if int(r.Number) != n || r.Name == "" || r.Sentence == "" {
-			t.Errorf("reason %d is %+v; its line in bpf/reasons.h needs a number and a sentence", n, r)
+		if int(r.Number) != n || r.Name == "" || r.Sentence == "" || r.Mend == "" {
+			t.Errorf("reason %d is %+v; in bpf/reasons.h it needs a number, a sentence, and after \"mend:\" what to do about it", n, r)
 		}
 		if n >= len(given) {
 			t.Errorf("add %q to everGiven", r.Name)
 		} else if given[n] != r.Name {
 			t.Errorf("reason %d was %q and is now %q", n, given[n], r.Name)
+		}
+	}
+}
+
+func TestThePageOfReasonsIsCurrent(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/reasons.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range Reasons[1:] {
+		line := fmt.Sprintf("| %d | `%s` | %s | %s |\n", r.Number, r.Name, r.Sentence, r.Mend)
+		if !strings.Contains(string(page), line) {
+			t.Errorf("docs/reasons.md lacks %q; `go generate ./internal/...` writes it anew", line)
 		}
 	}
 }

@@ -48,17 +48,22 @@ const (
 	SockMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	SockMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	SockMapMstEndpointsV1        = "mst_endpoints_v1"
+	SockMapMstEventRatesV1       = "mst_event_rates_v1"
+	SockMapMstEventRoomV1        = "mst_event_room_v1"
+	SockMapMstEventsV1           = "mst_events_v1"
 	SockMapMstFactsV1            = "mst_facts_v1"
 	SockMapMstFragsV1            = "mst_frags_v1"
 	SockMapMstMetaV1             = "mst_meta_v1"
 	SockMapMstNetnsV1            = "mst_netns_v1"
 	SockMapMstParentsV1          = "mst_parents_v1"
 	SockMapMstProgramsV1         = "mst_programs_v1"
+	SockMapMstReadersV1          = "mst_readers_v1"
 	SockMapMstRefusalsV1         = "mst_refusals_v1"
 	SockMapMstServicesV1         = "mst_services_v1"
 	SockMapMstSlotsV1            = "mst_slots_v1"
 	SockMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	SockMapMstSockPeersV1        = "mst_sock_peers_v1"
+	SockMapMstStoppedV1          = "mst_stopped_v1"
 	SockProgMstConnect4          = "mst_connect4"
 	SockProgMstConnect6          = "mst_connect6"
 	SockProgMstGetpeername4      = "mst_getpeername4"
@@ -69,6 +74,7 @@ const (
 	SockProgMstSendmsg6          = "mst_sendmsg6"
 	SockVarAnswerKey             = "answer_key"
 	SockVarDeliverEgress         = "deliver_egress"
+	SockVarDryRun                = "dry_run"
 	SockVarHasSetRetval          = "has_set_retval"
 	SockVarInPod                 = "in_pod"
 	SockVarTimeouts              = "timeouts"
@@ -138,17 +144,22 @@ type SockMapSpecs struct {
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
+	MstEventRatesV1       *ebpf.MapSpec `ebpf:"mst_event_rates_v1"`
+	MstEventRoomV1        *ebpf.MapSpec `ebpf:"mst_event_room_v1"`
+	MstEventsV1           *ebpf.MapSpec `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
+	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 }
 
 // SockVariableSpecs contains global variables before they are loaded into the kernel.
@@ -157,6 +168,7 @@ type SockMapSpecs struct {
 type SockVariableSpecs struct {
 	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
 	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
@@ -190,17 +202,22 @@ type SockMaps struct {
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
+	MstEventRatesV1       *ebpf.Map `ebpf:"mst_event_rates_v1"`
+	MstEventRoomV1        *ebpf.Map `ebpf:"mst_event_room_v1"`
+	MstEventsV1           *ebpf.Map `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
+	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 }
 
 func (m *SockMaps) Close() error {
@@ -213,17 +230,22 @@ func (m *SockMaps) Close() error {
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
+		m.MstEventRatesV1,
+		m.MstEventRoomV1,
+		m.MstEventsV1,
 		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
+		m.MstReadersV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstStoppedV1,
 	)
 }
 
@@ -233,6 +255,7 @@ func (m *SockMaps) Close() error {
 type SockVariables struct {
 	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	DryRun        *ebpf.Variable `ebpf:"dry_run"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod         *ebpf.Variable `ebpf:"in_pod"`
 	Timeouts      *ebpf.Variable `ebpf:"timeouts"`

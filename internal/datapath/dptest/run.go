@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 )
 
@@ -14,9 +15,9 @@ import (
 type Verdict int32
 
 const (
-	Next     Verdict = -1 // TC_ACT_UNSPEC: the kernel goes on with it
-	Drop     Verdict = 2  // TC_ACT_SHOT
-	Redirect Verdict = 7  // TC_ACT_REDIRECT
+	Next     Verdict = datapath.VerdictNext
+	Drop     Verdict = datapath.VerdictDrop
+	Redirect Verdict = datapath.VerdictRedirect
 )
 
 func (v Verdict) String() string {
@@ -68,45 +69,6 @@ func ReasonName(reason uint32) string {
 	return fmt.Sprintf("reason %d", reason)
 }
 
-// skBuff is struct __sk_buff of linux/bpf.h.
-type skBuff struct {
-	Len            uint32
-	PktType        uint32
-	Mark           uint32
-	QueueMapping   uint32
-	Protocol       uint32
-	VlanPresent    uint32
-	VlanTci        uint32
-	VlanProto      uint32
-	Priority       uint32
-	IngressIfindex uint32
-	Ifindex        uint32
-	TcIndex        uint32
-	Cb             [5]uint32
-	Hash           uint32
-	TcClassid      uint32
-	Data           uint32
-	DataEnd        uint32
-	NapiID         uint32
-	Family         uint32
-	RemoteIP4      uint32
-	LocalIP4       uint32
-	RemoteIP6      [4]uint32
-	LocalIP6       [4]uint32
-	RemotePort     uint32
-	LocalPort      uint32
-	DataMeta       uint32
-	FlowKeys       uint64
-	Tstamp         uint64
-	WireLen        uint32
-	GsoSegs        uint32
-	Sk             uint64
-	GsoSize        uint32
-	TstampType     uint8
-	Pad            [3]uint8
-	Hwtstamp       uint64
-}
-
 // Run sends a frame of at least 14 bytes through prog. The kernel refuses what
 // no device could hand to a program; that comes back as an error.
 func (d *Datapath) Run(prog *ebpf.Program, frame []byte, c Context) (Result, error) {
@@ -114,10 +76,10 @@ func (d *Datapath) Run(prog *ebpf.Program, frame []byte, c Context) (Result, err
 }
 
 func (d *Datapath) run(prog *ebpf.Program, frame []byte, length uint32, c Context) (Result, error) {
-	in := skBuff{Ifindex: c.Ifindex, GsoSize: c.GSOSize, GsoSegs: c.GSOSegs, DataEnd: c.Linear}
+	in := datapath.SkBuff{Ifindex: c.Ifindex, GsoSize: c.GSOSize, GsoSegs: c.GSOSegs, DataEnd: c.Linear}
 	in.Cb[bpfgen.CbEndpoint] = c.Endpoint
 	in.Cb[cbLength] = length
-	var out skBuff
+	var out datapath.SkBuff
 	opts := ebpf.RunOptions{Data: frame, DataOut: d.out[:len(frame)+256], Context: in, ContextOut: &out}
 	ret, err := prog.Run(&opts)
 	if err != nil {
