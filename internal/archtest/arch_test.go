@@ -33,7 +33,7 @@ var allowed = map[string][]string{
 	"internal/datapath/dptest": {"internal/datapath", "internal/state"},
 	"internal/reconcile":       {"internal/state", "internal/service", "internal/datapath"},
 	"internal/engine":          {"internal/state", "internal/service", "internal/store", "internal/reconcile", "internal/datapath", "internal/netns"},
-	"internal/observe":         {"internal/state", "internal/service", "internal/store", "internal/datapath", "internal/netns"},
+	"internal/observe":         {"internal/state", "internal/service", "internal/store", "internal/datapath", "internal/netns", "internal/engine"},
 	"internal/link":            {"internal/state", "internal/netns"},
 	"internal/cni":             {"internal"},
 	"lab":                      {},

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -52,8 +53,8 @@ var sharedTables = []string{
 	bpfgen.PodMapMstSockPeersV1,
 }
 
-// choiceTables hold the choice of a backend: a dry run that asks about one
-// backend has these of its own, too, with that one alone.
+// choiceTables hold the choice of a backend: a dry run that chooses has these of
+// its own, too.
 var choiceTables = []string{bpfgen.PodMapMstServicesV1, bpfgen.PodMapMstSlotsV1}
 
 const scratchFlows = 1024 // entries of the flow tables: one packet needs a few
@@ -68,28 +69,33 @@ const (
 	HookParent
 )
 
+// hookNames are the programs' names in their objects.
+var hookNames = [...]string{HookFromPod: bpfgen.PodProgFromPod, HookToPod: bpfgen.PodProgToPod, HookParent: bpfgen.ParentProgParentEgress}
+
 // DryRun is the programs, loaded for asking.
 type DryRun struct {
 	d       *Datapath
 	scratch map[string]*ebpf.Map
 	ring    *ebpf.Map
 	reader  *ringbuf.Reader
-	loaded  map[variant]*bpfgen.PodPrograms
-	parent  *ebpf.Program
+	loaded  map[hookProgram]*ebpf.Program
 }
 
-// DryRun loads the programs for asking. A frontend, when it is valid, is a
-// Service that has one backend only in this run: the one of this id.
-func (d *Datapath) DryRun(frontend *state.Frontend, backend uint32) (*DryRun, error) {
-	r := &DryRun{d: d, scratch: make(map[string]*ebpf.Map), loaded: make(map[variant]*bpfgen.PodPrograms)}
+// hookProgram is a program in one of the ways in which it is loaded.
+type hookProgram struct {
+	hook Hook
+	variant
+}
+
+// DryRun makes ready for asking. One that chooses knows no Services but what
+// Choose gives it.
+func (d *Datapath) DryRun(chooses bool) (*DryRun, error) {
+	r := &DryRun{d: d, scratch: make(map[string]*ebpf.Map), loaded: make(map[hookProgram]*ebpf.Program)}
 	names := scratchTables
-	if frontend != nil {
-		names = append(append([]string{}, names...), choiceTables...)
+	if chooses {
+		names = slices.Concat(names, choiceTables)
 	}
 	err := r.makeTables(names)
-	if err == nil && frontend != nil {
-		err = r.choose(*frontend, backend)
-	}
 	if err == nil {
 		err = r.listen()
 	}
@@ -123,9 +129,9 @@ func (r *DryRun) makeTables(names []string) error {
 	return r.scratch[bpfgen.PodMapMstFactsV1].Put(uint32(0), value)
 }
 
-// choose gives the frontend one backend in this run. The entry itself is the
-// node's but for that.
-func (r *DryRun) choose(f state.Frontend, backend uint32) error {
+// Choose gives a frontend this one backend in a run that chooses. Its entry is
+// the node's but for that.
+func (r *DryRun) Choose(f state.Frontend, backend uint32) error {
 	key := KeyOf(f)
 	service, found, err := r.d.Frontends.Get(key)
 	if err != nil || !found {
@@ -176,45 +182,38 @@ func (r *DryRun) tables(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	return out
 }
 
-func (r *DryRun) podPrograms(v variant) (*bpfgen.PodPrograms, error) {
-	if p := r.loaded[v]; p != nil {
+// program loads a hook's program at its first use.
+func (r *DryRun) program(hook Hook, ep state.Endpoint) (*ebpf.Program, error) {
+	key := hookProgram{hook, variantOf(ep)}
+	if p := r.loaded[key]; p != nil {
 		return p, nil
 	}
-	parsed, err := podSpec()
+	parse := podSpec
+	if hook == HookParent {
+		parse = parentSpec
+	}
+	parsed, err := parse()
 	if err != nil {
 		return nil, err
 	}
 	spec := parsed.Copy()
-	err = setVariables(spec, map[string]any{bpfgen.PodVarInPod: v.inPod, bpfgen.PodVarDeliverEgress: v.deliverEgress, bpfgen.PodVarDryRun: uint8(1)})
+	for name := range spec.Programs {
+		if name != hookNames[hook] {
+			delete(spec.Programs, name)
+		}
+	}
+	if err := setVariables(spec, map[string]any{
+		bpfgen.PodVarInPod: key.inPod, bpfgen.PodVarDeliverEgress: key.deliverEgress, bpfgen.PodVarDryRun: uint8(1),
+	}); err != nil {
+		return nil, err
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: r.tables(spec)})
 	if err != nil {
-		return nil, err
+		return nil, loadError("programs for asking", err)
 	}
-	var p bpfgen.PodPrograms
-	if err := spec.LoadAndAssign(&p, &ebpf.CollectionOptions{MapReplacements: r.tables(spec)}); err != nil {
-		return nil, loadError("pod programs for asking", err)
-	}
-	r.loaded[v] = &p
-	return &p, nil
-}
-
-func (r *DryRun) parentProgram() (*ebpf.Program, error) {
-	if r.parent != nil {
-		return r.parent, nil
-	}
-	parsed, err := parentSpec()
-	if err != nil {
-		return nil, err
-	}
-	spec := parsed.Copy()
-	if err := setVariables(spec, map[string]any{bpfgen.PodVarDryRun: uint8(1)}); err != nil {
-		return nil, err
-	}
-	var p bpfgen.ParentPrograms
-	if err := spec.LoadAndAssign(&p, &ebpf.CollectionOptions{MapReplacements: r.tables(spec)}); err != nil {
-		return nil, loadError("the parent link's program for asking", err)
-	}
-	r.parent = p.ParentEgress
-	return r.parent, nil
+	defer coll.Close()
+	r.loaded[key] = coll.DetachProgram(hookNames[hook])
+	return r.loaded[key], nil
 }
 
 // Decision is what a program decided about a packet.
@@ -256,20 +255,6 @@ func (r *DryRun) Ask(hook Hook, ep state.Endpoint, p Packet) (Decision, error) {
 	return d, err
 }
 
-func (r *DryRun) program(hook Hook, ep state.Endpoint) (*ebpf.Program, error) {
-	if hook == HookParent {
-		return r.parentProgram()
-	}
-	p, err := r.podPrograms(variantOf(ep))
-	if err != nil {
-		return nil, err
-	}
-	if hook == HookFromPod {
-		return p.FromPod, nil
-	}
-	return p.ToPod, nil
-}
-
 // told is the last event in the ring.
 func (r *DryRun) told() (last *Event, err error) {
 	r.reader.SetDeadline(time.Unix(0, 1))
@@ -292,9 +277,6 @@ func (r *DryRun) Close() error {
 	var errs []error
 	for _, p := range r.loaded {
 		errs = append(errs, p.Close())
-	}
-	if r.parent != nil {
-		errs = append(errs, r.parent.Close())
 	}
 	if r.reader != nil {
 		errs = append(errs, r.reader.Close())

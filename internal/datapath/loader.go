@@ -107,6 +107,12 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	return d.PutMeta(meta)
 }
 
+// Current says whether the node's programs are this binary's.
+func (d *Datapath) Current() (bool, error) {
+	meta, err := d.GetMeta()
+	return isBuild(meta.Build), err
+}
+
 func (d *Datapath) slotFilled(slot uint32) bool {
 	var id uint32
 	return d.maps[bpfgen.PodMapMstProgramsV1].Lookup(slot, &id) == nil

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+// What lies around the programs on a packet's way: the Service's tables, the
+// kernel's routing, and whether the programs are there at all.
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Where a Service's backend is chosen.
+const (
+	atSocket = "socket"
+	atPacket = "packet"
+)
+
+// backend is one of a Service's.
+type backend struct {
+	id uint32
+	at netip.AddrPort
+}
+
+// service is what the tables say of the destination as a Service.
+type service struct {
+	known    bool
+	number   uint32
+	at       string
+	backends []backend
+	stop     *Way // the socket is refused
+}
+
+// service looks the destination up. Socket programs cannot be test-run, so what
+// they would do is told from the tables that they read.
+func (q *question) service() (service, error) {
+	var s service
+	ep := q.from.ep
+	if ep == nil || ep.ServicePath == state.PathNone || !hasPorts(q.proto) {
+		return s, nil
+	}
+	s.at = atPacket
+	if ep.ServicePath != state.PathTC {
+		s.at = atSocket
+	}
+	front := state.Frontend{AddrPort: q.dst, Protocol: state.Protocol(q.proto)}
+	entry, found, err := q.n.dp.Frontends.Get(datapath.KeyOf(front))
+	if err != nil {
+		return s, err
+	}
+	if !found {
+		_, isAddress, err := q.n.dp.Frontends.Get(datapath.FrontendKey{Addr: datapath.FromAddr(q.dst.Addr())})
+		if isAddress && s.at == atSocket {
+			s.stop = q.refusedAtSocket(bpfgen.ReasonServicePort)
+		}
+		return s, err
+	}
+	s.known, s.number = true, entry.Number
+	if s.backends, err = q.backends(entry); err != nil {
+		return s, err
+	}
+	if len(s.backends) == 0 && s.at == atSocket {
+		s.stop = q.refusedAtSocket(bpfgen.ReasonNoBackend)
+	}
+	return s, nil
+}
+
+func (q *question) backends(entry datapath.Frontend) (out []backend, err error) {
+	for slot := range entry.Backends {
+		id, found, err := q.n.dp.Slots.Get(datapath.SlotKey{Service: entry.Id, Slot: slot})
+		if err != nil {
+			return nil, err
+		}
+		b, known, err := q.n.dp.Backends.Get(id)
+		if err != nil {
+			return nil, err
+		}
+		if found && known {
+			out = append(out, backend{id, datapath.BackendAddr(b)})
+		}
+	}
+	return out, nil
+}
+
+func (q *question) refusedAtSocket(reason uint32) *Way {
+	r := bpfgen.Reasons[reason]
+	w := &Way{Reason: r.Name}
+	w.step("connect() in "+q.from.end(q.src).Name(), "tables", Refused, "it fails with ECONNREFUSED: "+r.Sentence+" ("+r.Name+")")
+	w.end(Refused, "it is refused at the socket: "+r.Sentence, q.mend(reason))
+	return w
+}
+
+// mend is the smallest change that would let this packet pass; "" when the
+// reason's own sentence says all there is.
+func (q *question) mend(reason uint32) string {
+	proto := protocolNames[q.proto]
+	switch reason {
+	case bpfgen.ReasonNoBackend:
+		return fmt.Sprintf("give the Service a backend that is ready, such as `mustang svc add --service %s --protocol %s --backend ADDRESS:PORT --replace`", q.dst, proto)
+	case bpfgen.ReasonServicePort:
+		return fmt.Sprintf("use a port that the Service has (%s), or add this one: `mustang svc add --service %s --protocol %s --backend ADDRESS:PORT`", q.portsOf(q.dst.Addr()), q.dst, proto)
+	}
+	return bpfgen.Reasons[reason].Mend
+}
+
+// portsOf are the frontends that an address has.
+func (q *question) portsOf(a netip.Addr) string {
+	all, err := q.n.dp.Frontends.All()
+	if err != nil {
+		return "`mustang svc ls` lists them"
+	}
+	var ports []string
+	for key, entry := range all {
+		if f := datapath.FrontendOf(key); f.AddrPort.Addr() == a && entry.Flags&bpfgen.SvcAddress == 0 {
+			ports = append(ports, fmt.Sprintf("%d/%s", f.AddrPort.Port(), f.Protocol))
+		}
+	}
+	slices.Sort(ports)
+	return strings.Join(ports, ", ")
+}
+
+// inPlace runs fn in the namespace of ep's hook.
+func inPlace(ep state.Endpoint, fn func() error) error {
+	if ep.Placement == state.HostEnd {
+		return fn()
+	}
+	return inPod(ep, fn)
+}
+
+func inPod(ep state.Endpoint, fn func() error) error {
+	if ep.Netns == "" {
+		return fmt.Errorf("nobody has recorded where the network namespace of endpoint %d is; `mustang ep rm %d` and add it again", ep.ID, ep.ID)
+	}
+	if err := netns.Do(ep.Netns, fn); err != nil {
+		return fmt.Errorf("in the namespace of %s: %w", describe(ep), err)
+	}
+	return nil
+}
+
+// unattached ends the way where ep's programs are not at work.
+func (q *question) unattached(w *Way, ep state.Endpoint) (bool, error) {
+	if err := q.n.dp.CheckPrograms(ep); err != nil {
+		r := bpfgen.Reasons[bpfgen.ReasonNoProgram]
+		w.Reason = r.Name
+		w.step("the entry program at "+hookPlace(ep), "tables", Dropped, err.Error())
+		w.end(Dropped, "it is dropped: "+r.Sentence, r.Mend)
+		return true, nil
+	}
+	attached := false
+	err := inPlace(ep, func() (err error) {
+		attached, err = q.n.dp.Attached(ep)
+		return err
+	})
+	if err != nil || attached {
+		return false, err
+	}
+	return true, fmt.Errorf("the programs of endpoint %d (%s) are not attached, so nothing decides about its packets; `mustang ep rm %d` and add it again", ep.ID, describe(ep), ep.ID)
+}
+
+// podRoutes says whether the pod's own kernel knows a way to dst.
+func (q *question) podRoutes(w *Way, ep state.Endpoint, dst netip.Addr) (bool, error) {
+	if ep.Netns == "" {
+		return true, nil // the hook tells more than nothing
+	}
+	var missing error
+	err := inPod(ep, func() error {
+		_, missing = netlink.RouteGet(net.IP(dst.AsSlice()))
+		return nil
+	})
+	if err != nil || missing == nil {
+		return err == nil, err
+	}
+	w.step("the kernel of "+describe(ep), "kernel", NoRoute, fmt.Sprintf("it has no route to %s: %v", dst, missing))
+	w.end(NoRoute, "the pod itself has no route there, so it sends nothing", fmt.Sprintf("give the pod a route to %s (`ip route` in its namespace shows what it has)", dst))
+	return false, nil
+}
+
+// leaveNode follows a packet out of the node: by the parent link's program for
+// pods on such a link, then by the kernel's routing.
+func (q *question) leaveNode(w *Way, frame []byte, ep state.Endpoint, dst netip.Addr) error {
+	if ep.Parent != 0 {
+		d, err := q.run.Ask(datapath.HookParent, ep, datapath.Packet{Frame: frame, IfIndex: ep.Parent})
+		if err != nil {
+			return err
+		}
+		at := fmt.Sprintf("parent_egress, the program at %s, the link of the node's pods", linkName(ep.Parent))
+		if q.stopped(w, at, d) {
+			return nil
+		}
+		w.step(at, "program", Forwarded, "it passes")
+		w.end(Forwarded, fmt.Sprintf("it passes, and leaves the node by %s", linkName(ep.Parent)), "")
+		return nil
+	}
+	if ep.Placement == state.InPod {
+		w.end(Forwarded, fmt.Sprintf("it passes, and leaves by the pod's own %s", ep.IfName), "")
+		return nil
+	}
+	routes, err := netlink.RouteGet(net.IP(dst.AsSlice()))
+	if err != nil || len(routes) == 0 {
+		w.step("the node's kernel", "kernel", NoRoute, fmt.Sprintf("it has no route to %s: %v", dst, err))
+		w.end(NoRoute, "mustang lets it pass, but the node has no route there", fmt.Sprintf("give the node a route to %s (`ip route` shows what it has)", dst))
+		return nil
+	}
+	r := routes[0]
+	if r.Type == unix.RTN_LOCAL {
+		w.step("the node's kernel", "kernel", Forwarded, fmt.Sprintf("%s is the node's own address", dst))
+		w.end(Forwarded, "it passes, and reaches the node itself", "")
+		return nil
+	}
+	by := "by " + linkName(r.LinkIndex)
+	if r.Gw != nil {
+		by = "via " + r.Gw.String() + " " + by
+	}
+	w.step("the node's kernel", "kernel", Forwarded, "it routes it "+by)
+	w.end(Forwarded, "it passes, and leaves the node "+by+"; what happens there is not this node's to say", "")
+	return nil
+}
+
+// arrival is the interface by which a packet from src comes to this node; 0
+// for one of the node's own.
+func arrival(src netip.Addr) (ifindex int, from string, err error) {
+	routes, err := netlink.RouteGet(net.IP(src.AsSlice()))
+	if errors.Is(err, unix.ENETUNREACH) || err == nil && len(routes) == 0 {
+		return 0, "", fmt.Errorf("this node has no route to %s, so nothing comes from there, and no answer would go back", src)
+	}
+	if err != nil {
+		return 0, "", fmt.Errorf("look up the way to %s: %w", src, err)
+	}
+	if routes[0].Type == unix.RTN_LOCAL {
+		return 0, "the node itself", nil
+	}
+	return routes[0].LinkIndex, "outside the node, by " + linkName(routes[0].LinkIndex), nil
+}
+
+func linkName(ifindex int) string {
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return fmt.Sprintf("interface %d", ifindex)
+	}
+	return l.Attrs().Name
+}
+
+// orZero is a link address, or zeros where none is known.
+func orZero(a net.HardwareAddr) net.HardwareAddr {
+	if len(a) == 6 {
+		return a
+	}
+	return make(net.HardwareAddr, 6)
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// What `why` says is what happens, for every way of doing Services.
+func TestWhyAgreesWithWhatHappens(t *testing.T) {
+	for _, path := range []state.ServicePath{state.PathBoth, state.PathSocket, state.PathTC} {
+		t.Run(string(path), func(t *testing.T) {
+			w := newWorld(t)
+			client, server := w.veth(1, path), w.veth(2, path)
+			w.services(server)
+			w.serve(server)
+			w.open()
+			for _, network := range []string{"tcp", "udp"} {
+				for _, x := range []struct {
+					to     netip.AddrPort
+					reason string
+				}{
+					{netip.AddrPortFrom(server.IP4, serverPort), ""},
+					{netip.AddrPortFrom(server.IP6, serverPort), ""},
+					{shop4, ""}, {shop6, ""},
+					{empty4, "no_backend"},
+					{netip.AddrPortFrom(shop6.Addr(), 81), "service_port"},
+				} {
+					a := w.why("shop/pod-1", fmt.Sprintf("%s/%s", x.to, network))
+					err := talk(client, network, x.to)
+					switch {
+					case x.reason == "" && (a.Verdict != Forwarded || err != nil):
+						t.Errorf("%s %s: %s (%s), and then %v", network, x.to, a.Verdict, a.Sentence, err)
+					case x.reason != "" && (a.Verdict != Refused || a.Ways[0].Reason != x.reason || a.Mend == "" || !errors.Is(err, unix.ECONNREFUSED)):
+						t.Errorf("%s %s: %+v, and then %v", network, x.to, a, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// why asks about one family.
+func (w *world) why(src, dst string) Answer {
+	w.t.Helper()
+	answers, err := w.n.Why(src, dst)
+	w.check(err)
+	if len(answers) != 1 {
+		w.t.Fatalf("%s → %s: %d answers", src, dst, len(answers))
+	}
+	return answers[0]
+}
+
+func TestWhyNamesBackendsHooksAndTheMend(t *testing.T) {
+	for _, path := range []state.ServicePath{state.PathBoth, state.PathTC} {
+		t.Run(string(path), func(t *testing.T) {
+			w := newWorld(t)
+			w.veth(1, path)
+			two, three := w.veth(2, path), w.veth(3, path)
+			front := netip.MustParseAddrPort("10.96.0.9:80")
+			w.do(func(e *engine.Engine) error {
+				return e.AddServices(state.Service{Owner: state.OwnerCLI, Frontend: state.Frontend{AddrPort: front, Protocol: state.TCP},
+					Backends: []netip.AddrPort{netip.AddrPortFrom(two.IP4, 1), netip.AddrPortFrom(three.IP4, 2)}})
+			})
+			w.open()
+			a := w.why("shop/pod-1", front.String())
+			var ends []string
+			for _, way := range a.Ways {
+				ends = append(ends, way.Backend.String())
+			}
+			slices.Sort(ends)
+			if want := []string{"shop/pod-2 10.9.0.2:1", "shop/pod-3 10.9.0.3:2"}; !slices.Equal(ends, want) || a.Verdict != Forwarded || a.Service == nil || len(a.Service.Backends) != 2 {
+				t.Errorf("%v: %+v", ends, a)
+			}
+			text := a.Text()
+			for _, part := range []string{"shop/pod-1", "shop/pod-2", "shop/pod-3", "from_pod", "10.96.0.9:80"} {
+				if !strings.Contains(text, part) {
+					t.Errorf("the text lacks %q:\n%s", part, text)
+				}
+			}
+			if a = w.why("1", "10.96.0.9:81"); !strings.Contains(a.Mend, "80/tcp") {
+				t.Errorf("the mend does not name the port that there is: %q", a.Mend)
+			}
+		})
+	}
+}
+
+func TestWhyFollowsThePacketOutOfTheNodeAndIn(t *testing.T) {
+	w := newWorld(t)
+	w.veth(1, state.PathBoth)
+	w.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up && ip addr add 192.0.2.1/24 dev up0")
+	w.open()
+	for _, x := range []struct{ src, dst, verdict, says string }{
+		{"shop/pod-1", "192.0.2.7:99/udp", Forwarded, "leaves the node by up0"},
+		{"shop/pod-1", "192.0.2.1", Forwarded, "reaches the node itself"},
+		{"shop/pod-1", "198.51.100.1:80", NoRoute, "the node has no route"},
+		{"192.0.2.7", "10.9.0.1:80", Forwarded, "reaches shop/pod-1"},
+		{"192.0.2.1", "pod-1", Forwarded, "reaches shop/pod-1"},
+		{"192.0.2.7", "192.0.2.8", Undecided, "neither end"},
+	} {
+		if a := w.why(x.src, x.dst); a.Verdict != x.verdict || !strings.Contains(a.Sentence, x.says) {
+			t.Errorf("%s → %s: %s, %s", x.src, x.dst, a.Verdict, a.Sentence)
+		}
+	}
+	w.check(w.n.dp.Map("mst_programs_v1").Delete(uint32(0)))
+	if a := w.why("shop/pod-1", "192.0.2.7:1"); a.Verdict != Dropped || a.Ways[0].Reason != "no_program" {
+		t.Errorf("without a program: %+v", a)
+	}
+	for _, x := range []struct{ src, dst, says string }{
+		{"nobody", "10.9.0.1", "ep ls"},
+		{"77", "10.9.0.1", "endpoint 77"},
+		{"pod-1", "10.9.0.1:0", "between 1 and 65535"},
+		{"pod-1", "10.9.0.1:1/sctp", "neither tcp nor udp"},
+		{"10.9.0.1", "fd09::2", "no address family in common"},
+		{"203.0.113.9", "10.9.0.1", "no route to 203.0.113.9"},
+	} {
+		if _, err := w.n.Why(x.src, x.dst); err == nil || !strings.Contains(err.Error(), x.says) {
+			t.Errorf("%s → %s: %v", x.src, x.dst, err)
+		}
+	}
+}
+
+func TestWhyInsidePodsOnAParentLink(t *testing.T) {
+	w := newWorld(t)
+	w.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up")
+	for i := 1; i <= 2; i++ {
+		ns := fmt.Sprintf("%s-p%d", w.name, i)
+		w.namespace(ns)
+		w.run("ip link add link up0 name eth0 netns %s type macvlan mode bridge && ip -n %s link set eth0 up && ip -n %s addr add 10.9.0.%d/24 dev eth0", ns, ns, ns, i)
+		w.endpoint(i, ns, state.PathTC)
+	}
+	w.services(state.Endpoint{IP4: w.pods[2].IP4, IP6: netip.MustParseAddr("fd09::2")})
+	w.open()
+	for _, x := range []struct{ dst, says string }{
+		{"shop/pod-2:80", "reaches shop/pod-2"},
+		{shop4.String(), "reaches shop/pod-2"},
+		{"10.9.0.200:80", "leaves the node by up0"},
+	} {
+		a := w.why("shop/pod-1", x.dst)
+		if x.dst == shop4.String() {
+			// The pod knows its own network only.
+			if a.Verdict != NoRoute {
+				t.Errorf("%s without a route: %+v", x.dst, a)
+			}
+			w.run("ip -n %s-p1 route add default via 10.9.0.254", w.name)
+			a = w.why("shop/pod-1", x.dst)
+		}
+		if a.Verdict != Forwarded || !strings.Contains(a.Sentence, x.says) {
+			t.Errorf("%s: %s, %s", x.dst, a.Verdict, a.Sentence)
+		}
+		if x.dst == "10.9.0.200:80" && !strings.Contains(a.Text(), "parent_egress") {
+			t.Errorf("the parent's hook is not on the way:\n%s", a.Text())
+		}
+	}
+}
+
+// Asking changes nothing: every table, byte by byte, on every CPU.
+func TestAskingChangesNothing(t *testing.T) {
+	w := newWorld(t)
+	client, server := w.veth(1, state.PathTC), w.veth(2, state.PathTC)
+	w.services(server)
+	w.serve(server)
+	w.open()
+	w.check(talk(client, "tcp", shop4))
+	w.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip addr add 192.0.2.1/24 dev up0")
+	// Pods send by themselves now and then (neighbour and router discovery). What asking changes,
+	// it changes every time.
+	var after map[string][]byte
+	eventually(t, "asking leaves every table as it was", func() bool {
+		before := w.dump()
+		for _, q := range [][2]string{
+			{"pod-1", "pod-2:8080"}, {"pod-1", shop4.String()}, {"pod-1", "10.96.0.2:80/udp"}, {"pod-1", "10.96.0.1:99"},
+			{"pod-1", "pod-2"}, {"192.0.2.1", "10.9.0.2"}, {"pod-2", "192.0.2.9:1/udp"},
+		} {
+			_, err := w.n.Why(q[0], q[1])
+			w.check(err)
+		}
+		after = w.dump()
+		same := true
+		for _, name := range slices.Sorted(maps.Keys(before)) {
+			if !bytes.Equal(before[name], after[name]) {
+				t.Logf("table %s has changed", name)
+				same = false
+			}
+		}
+		return same
+	})
+	if err := talk(client, "tcp", shop4); err != nil {
+		t.Error(err)
+	}
+	if bytes.Equal(w.dump()["mst_ct_v1"], after["mst_ct_v1"]) && bytes.Equal(w.dump()["mst_ct_new_v1"], after["mst_ct_new_v1"]) {
+		t.Error("a real connection did not change the flow tables either: the dump does not see them")
+	}
+}
+
+// dump is the content of every table that can be read.
+func (w *world) dump() map[string][]byte {
+	w.t.Helper()
+	tables, err := w.n.dp.Tables()
+	w.check(err)
+	out := map[string][]byte{}
+	for _, info := range tables {
+		m := w.n.dp.Map(info.Name)
+		switch m.Type() {
+		case ebpf.ProgramArray, ebpf.SkStorage, ebpf.ArrayOfMaps:
+			continue
+		}
+		entries := map[string][]byte{}
+		key := make([]byte, m.KeySize())
+		for next := m.NextKey(nil, &key); next == nil; next = m.NextKey(bytes.Clone(key), &key) {
+			var value []byte
+			if info.Type == ebpf.PerCPUArray.String() {
+				var cpus [][]byte
+				w.check(m.Lookup(key, &cpus))
+				value = bytes.Join(cpus, nil)
+			} else if value, err = m.LookupBytes(key); err != nil {
+				w.t.Fatal(err)
+			}
+			entries[string(key)] = value
+		}
+		for _, k := range slices.Sorted(maps.Keys(entries)) {
+			out[info.Name] = append(append(out[info.Name], k...), entries[k]...)
+		}
+	}
+	return out
+}
+
+// The packets that are asked about are what a kernel would send.
+func TestProbesAreWellFormed(t *testing.T) {
+	for _, proto := range []uint8{protoTCP, protoUDP, protoICMP, protoICMPv6} {
+		src, dst := netip.MustParseAddrPort("10.9.0.1:61000"), netip.MustParseAddrPort("10.9.0.2:81")
+		if proto == protoICMPv6 {
+			src, dst = netip.MustParseAddrPort("[fd09::1]:61000"), netip.MustParseAddrPort("[fd09::2]:81")
+		}
+		f := probe{srcMAC: make([]byte, 6), dstMAC: make([]byte, 6), src: src, dst: dst, proto: proto}.frame()
+		h, fault := oracle.Parse(f)
+		if fault != "" || h.Proto != proto || h.Src != src.Addr() || h.Dst != dst.Addr() {
+			t.Errorf("protocol %d: %v, %+v", proto, fault, h)
+		}
+		if ip, l4 := oracle.Sums(f, h); ip == oracle.SumBad || l4 != oracle.SumGood {
+			t.Errorf("protocol %d: checksums are %s and %s", proto, ip, l4)
+		}
+		if destination(f) != dst.Addr() {
+			t.Errorf("protocol %d goes to %s", proto, destination(f))
+		}
+	}
+}
