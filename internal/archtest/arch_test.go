@@ -25,6 +25,8 @@ var allowed = map[string][]string{
 	"internal/ipam":            {},
 	"internal/masquerade":      {},
 	"internal/archtest":        {},
+	"internal/policy":          {"internal/state"},
+	"internal/policy/oracle":   {},
 	"internal/store":           {"internal/state"},
 	"internal/service":         {"internal/state"},
 	"internal/datapath":        {"internal/state"},

@@ -17,8 +17,9 @@ import (
 type Protocol uint8
 
 const (
-	TCP Protocol = 6
-	UDP Protocol = 17
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
 )
 
 func (p Protocol) String() string {
@@ -27,6 +28,8 @@ func (p Protocol) String() string {
 		return "tcp"
 	case UDP:
 		return "udp"
+	case SCTP:
+		return "sctp"
 	}
 	return fmt.Sprintf("protocol %d", uint8(p))
 }
@@ -41,8 +44,10 @@ func (p *Protocol) UnmarshalText(b []byte) error {
 		*p = TCP
 	case "udp":
 		*p = UDP
+	case "sctp":
+		*p = SCTP
 	default:
-		return fmt.Errorf("protocol %q is neither tcp nor udp", b)
+		return fmt.Errorf("protocol %q is none of tcp, udp, sctp", b)
 	}
 	return nil
 }
