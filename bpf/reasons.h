@@ -31,5 +31,9 @@ enum drop_reason {
 	REASON_ICMP_ERROR_FLOW = 21,   /* an ICMP error about a flow that is not known */
 	REASON_UNKNOWN_CHILD = 22,     /* a child of the parent link that is no endpoint sent it: not made by mustang */
 	REASON_HOOK_BYPASSED = 23,     /* it left the pod past the program on the pod's own interface */
-	REASON_COUNT = 24,
+	REASON_POLICY_INGRESS = 24,    /* policies select the receiving pod, and no ingress rule of theirs allows the packet */
+	REASON_POLICY_EGRESS = 25,     /* policies select the sending pod, and no egress rule of theirs allows the packet */
+	REASON_POLICY_INCOMPLETE = 26, /* the rule that might allow it did not fit into a table; see `mustang policy ls` */
+	REASON_POLICY_UNKNOWN = 27,    /* the pod is not known yet, so nobody can say which policies select it */
+	REASON_COUNT = 28,
 };

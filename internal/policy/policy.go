@@ -82,16 +82,7 @@ type Pod struct {
 }
 
 // NamedPort is a container's port that has a name.
-type NamedPort struct {
-	Name     string
-	Protocol state.Protocol
-	Number   uint16
-}
-
-// Compare orders ports by name, protocol and number.
-func (p NamedPort) Compare(q NamedPort) int {
-	return cmp.Or(cmp.Compare(p.Name, q.Name), cmp.Compare(p.Protocol, q.Protocol), cmp.Compare(p.Number, q.Number))
-}
+type NamedPort = state.NamedPort
 
 // Endpoint is an interface of a pod on this node. Its addresses are the pod's
 // before anybody publishes them. While its pod is not known it is closed:

@@ -166,6 +166,7 @@ type Endpoint struct {
 	HostIf   string // name of the host's end; "" in-pod
 	PodIndex int    // ifindex inside the pod
 	Labels   map[string]string
+	Ports    []NamedPort `json:",omitempty"`
 	// Attach is "tcx", "clsact" or "netkit"; Qdisc says that the clsact qdisc was made by us.
 	Attach string
 	Qdisc  bool `json:",omitempty"`
@@ -180,6 +181,25 @@ func (e Endpoint) Addrs() []netip.Addr {
 		}
 	}
 	return out
+}
+
+// Labels that are not a pod's own: they say which pod an endpoint is.
+const (
+	LabelNamespace = "io.kubernetes.pod.namespace"
+	LabelName      = "io.kubernetes.pod.name"
+	LabelUID       = "io.kubernetes.pod.uid"
+)
+
+// NamedPort is a container's port that has a name.
+type NamedPort struct {
+	Name     string
+	Protocol Protocol
+	Number   uint16
+}
+
+// Compare orders ports by name, protocol and number.
+func (p NamedPort) Compare(q NamedPort) int {
+	return cmp.Or(cmp.Compare(p.Name, q.Name), cmp.Compare(p.Protocol, q.Protocol), cmp.Compare(p.Number, q.Number))
 }
 
 // Counter counts packets and bytes.

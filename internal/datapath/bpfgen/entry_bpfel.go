@@ -26,9 +26,14 @@ const (
 	EntryMapMstEndpointsV1        = "mst_endpoints_v1"
 	EntryMapMstFactsV1            = "mst_facts_v1"
 	EntryMapMstFragsV1            = "mst_frags_v1"
+	EntryMapMstIdentitiesV1       = "mst_identities_v1"
 	EntryMapMstMetaV1             = "mst_meta_v1"
 	EntryMapMstNetnsV1            = "mst_netns_v1"
 	EntryMapMstParentsV1          = "mst_parents_v1"
+	EntryMapMstPeersV1            = "mst_peers_v1"
+	EntryMapMstPoliciesV1         = "mst_policies_v1"
+	EntryMapMstPortsV1            = "mst_ports_v1"
+	EntryMapMstPrefixesV1         = "mst_prefixes_v1"
 	EntryMapMstProgramsV1         = "mst_programs_v1"
 	EntryMapMstRefusalsV1         = "mst_refusals_v1"
 	EntryMapMstServicesV1         = "mst_services_v1"
@@ -102,9 +107,14 @@ type EntryMapSpecs struct {
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
+	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
+	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
+	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
+	MstPortsV1            *ebpf.MapSpec `ebpf:"mst_ports_v1"`
+	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
@@ -154,9 +164,14 @@ type EntryMaps struct {
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
+	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
+	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
+	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
+	MstPortsV1            *ebpf.Map `ebpf:"mst_ports_v1"`
+	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
@@ -177,9 +192,14 @@ func (m *EntryMaps) Close() error {
 		m.MstEndpointsV1,
 		m.MstFactsV1,
 		m.MstFragsV1,
+		m.MstIdentitiesV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstParentsV1,
+		m.MstPeersV1,
+		m.MstPoliciesV1,
+		m.MstPortsV1,
+		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,

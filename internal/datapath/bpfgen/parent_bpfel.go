@@ -41,9 +41,14 @@ const (
 	ParentMapMstEndpointsV1        = "mst_endpoints_v1"
 	ParentMapMstFactsV1            = "mst_facts_v1"
 	ParentMapMstFragsV1            = "mst_frags_v1"
+	ParentMapMstIdentitiesV1       = "mst_identities_v1"
 	ParentMapMstMetaV1             = "mst_meta_v1"
 	ParentMapMstNetnsV1            = "mst_netns_v1"
 	ParentMapMstParentsV1          = "mst_parents_v1"
+	ParentMapMstPeersV1            = "mst_peers_v1"
+	ParentMapMstPoliciesV1         = "mst_policies_v1"
+	ParentMapMstPortsV1            = "mst_ports_v1"
+	ParentMapMstPrefixesV1         = "mst_prefixes_v1"
 	ParentMapMstProgramsV1         = "mst_programs_v1"
 	ParentMapMstRefusalsV1         = "mst_refusals_v1"
 	ParentMapMstServicesV1         = "mst_services_v1"
@@ -117,9 +122,14 @@ type ParentMapSpecs struct {
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
+	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
+	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
+	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
+	MstPortsV1            *ebpf.MapSpec `ebpf:"mst_ports_v1"`
+	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
@@ -169,9 +179,14 @@ type ParentMaps struct {
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
+	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
+	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
+	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
+	MstPortsV1            *ebpf.Map `ebpf:"mst_ports_v1"`
+	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
@@ -192,9 +207,14 @@ func (m *ParentMaps) Close() error {
 		m.MstEndpointsV1,
 		m.MstFactsV1,
 		m.MstFragsV1,
+		m.MstIdentitiesV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstParentsV1,
+		m.MstPeersV1,
+		m.MstPoliciesV1,
+		m.MstPortsV1,
+		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstServicesV1,
