@@ -155,6 +155,15 @@ struct {
 	__type(value, __u32);
 } mst_ports_v1 SEC(".maps");
 
+/* The judgment under way on each CPU. Written and read by the programs; valid from a question to
+ * the end of the packet. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct judgment);
+} mst_judgment_v1 SEC(".maps");
+
 /* Namespace cookie → endpoint: which sockets are ours. Written by the reconciler, read by
  * the socket programs. Size: one for each endpoint. */
 struct {

@@ -133,21 +133,21 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
  */
 global_fn int admit(struct pkt *p, struct plan *plan, __u32 self)
 {
-	struct judgment j = {};
+	struct judgment *j = judgment_begin();
 
-	if (!p || !plan)
+	if (!p || !plan || !j)
 		return REASON_POLICY_UNKNOWN;
 	end_set(&plan->responder, &plan->post.dst);
 	if (!plan->responder.endpoint) /* a link-local address is in no table */
 		end_set_id(&plan->responder, self);
-	j.opener = p->t.src;
-	j.responder = plan->post.dst;
-	j.opener_id = plan->opener.endpoint;
-	j.responder_id = plan->responder.endpoint;
-	j.port = bpf_ntohs(plan->post.dport);
-	j.proto = p->proto;
-	j.from_node = !!(plan->flags & CT_FROM_NODE);
-	return policy_judge(&j);
+	j->opener = p->t.src;
+	j->responder = plan->post.dst;
+	j->opener_id = plan->opener.endpoint;
+	j->responder_id = plan->responder.endpoint;
+	j->port = bpf_ntohs(plan->post.dport);
+	j->proto = p->proto;
+	j->from_node = !!(plan->flags & CT_FROM_NODE);
+	return policy_judge();
 }
 
 /* Whether a flow occupies the tuple that the backend would see. One that has closed is removed,

@@ -308,13 +308,18 @@ struct judgment {
 	__u16 port; /* the responder's, host order */
 	__u8 proto;
 	__u8 from_node; /* 1: the node itself opened it */
-	/* By enum verdict_end: the set that was asked (its low half), 0 where that end is not
-	 * isolated; the rule that allowed, 0 when none did. */
-	__u32 set[2];
-	__u32 rule[2];
 	__u32 pad;
+	/* By enum verdict_end: the set that was asked, 0 where that end is not isolated; the rule
+	 * that allowed, 0 when none did. */
+	__u64 set[2];
+	__u32 rule[2];
+	/* Keys under way: the stack has no room for them. */
+	struct peer_key peer;
+	struct port_key ports;
+	struct prefix_key prefix;
+	__u32 lengths; /* of the port prefixes to look for */
 };
-_Static_assert(sizeof(struct judgment) == 64, "judgment");
+_Static_assert(sizeof(struct judgment) == 128, "judgment");
 
 enum verdict_end {
 	VERDICT_EGRESS = 0,  /* of the opener */

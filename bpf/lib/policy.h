@@ -15,95 +15,111 @@
 #include "conntrack.h"
 #include "source.h"
 
+/* Return: this CPU's judgment, as the last packet left it; never NULL. */
+inline_fn struct judgment *judgment(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&mst_judgment_v1, &zero);
+}
+
 /**
- * port_rule - the rule of a list that allows a port
- * @ports: the list
- * @lengths: of the port prefixes in it
- *
+ * judgment_begin - a question about a flow that nothing is known of yet
+ * Return: never NULL, but for the verifier.
+ */
+inline_fn struct judgment *judgment_begin(void)
+{
+	struct judgment *j = judgment();
+
+	if (j)
+		__builtin_memset(j, 0, sizeof(*j));
+	return j;
+}
+
+/**
+ * port_rule - the rule of the list j->ports that allows j->port
  * Return: 0 when none does.
  */
-global_fn int port_rule(__u64 ports, __u32 lengths, __u32 port, __u8 proto)
+global_fn int port_rule(void)
 {
-	struct port_key key = { .ports = ports, .proto = proto };
+	struct judgment *j = judgment();
+	__u32 *rule;
 
+	if (!j)
+		return 0;
+	j->ports.proto = j->proto;
 	for (int length = PORT_BITS; length >= 0; length--) {
-		__u32 *rule;
-
-		if (!(lengths >> length & 1))
+		if (!(j->lengths >> length & 1))
 			continue;
-		key.length = length;
-		key.port = port & ~(0xffff >> length);
-		rule = bpf_map_lookup_elem(&mst_ports_v1, &key);
+		j->ports.length = length;
+		j->ports.port = j->port & ~(0xffff >> length);
+		rule = bpf_map_lookup_elem(&mst_ports_v1, &j->ports);
 		if (rule)
 			return *rule;
 	}
 	return 0;
 }
 
-/**
- * peer_rule - the rule of a set that allows an identity a port
- * Return: 0 when none does.
- */
-slow_fn __u32 peer_rule(__u64 set, __u64 identity, __u32 port, __u8 proto)
+/* The rule of the set j->peer.set that allows @identity the port, 0 when none does. */
+inline_fn __u32 peer_rule(struct judgment *j, __u64 identity)
 {
-	struct peer_key key = { .set = set, .identity = identity };
-	struct peer_rules *rules = bpf_map_lookup_elem(&mst_peers_v1, &key);
+	struct peer_rules *rules;
 
+	j->peer.identity = identity;
+	rules = bpf_map_lookup_elem(&mst_peers_v1, &j->peer);
 	if (!rules)
 		return 0;
-	return rules->rule ? rules->rule : port_rule(rules->ports, rules->lengths, port, proto);
+	if (rules->rule)
+		return rules->rule;
+	j->ports.ports = rules->ports;
+	j->lengths = rules->lengths;
+	return port_rule();
 }
 
-inline_fn __u64 prefix_identity(const struct addr *a)
+inline_fn __u64 prefix_identity(struct judgment *j, const struct addr *a)
 {
-	struct prefix_key key = { .length = 8 * sizeof(*a) };
 	__u64 *found;
 
-	__builtin_memcpy(key.addr, a, sizeof(key.addr));
-	found = bpf_map_lookup_elem(&mst_prefixes_v1, &key);
+	j->prefix.length = 8 * sizeof(*a);
+	__builtin_memcpy(j->prefix.addr, a, sizeof(j->prefix.addr));
+	found = bpf_map_lookup_elem(&mst_prefixes_v1, &j->prefix);
 	return found ? *found : 0;
 }
 
-inline_fn struct identity *identity_of(const struct addr *a)
-{
-	struct addr key = *a;
-
-	return bpf_map_lookup_elem(&mst_identities_v1, &key);
-}
-
 /**
- * set_rule - the rule of a set that allows a peer
- * @set: of the isolated endpoint
+ * set_rule - the rule of the set j->peer.set that allows a peer
  * @flags: enum set_flag
- * @peer: the other end
- * @port: the responder's, host order
+ * @peer: the other end, in @j
  *
  * Return: 0 when none does.
  */
-slow_fn __u32 set_rule(__u64 set, __u32 flags, const struct addr *peer, __u32 port, __u8 proto)
+slow_fn __u32 set_rule(struct judgment *j, __u32 flags, const struct addr *peer)
 {
-	struct identity *who = NULL;
-	__u64 pod = 0, prefix = 0;
-	__u32 rule = 0;
+	struct identity *who;
+	__u64 prefix;
+	__u32 rule;
 
-	if (flags & SET_ANYBODY)
-		rule = peer_rule(set, IDENTITY_ANYBODY, port, proto);
-	if (rule || !(flags & (SET_ANY_POD | SET_PODS | SET_PREFIXES)))
-		return rule;
-	who = identity_of(peer);
-	if (who) {
-		pod = who->pod;
-		prefix = who->prefix;
+	if (flags & SET_ANYBODY) {
+		rule = peer_rule(j, IDENTITY_ANYBODY);
+		if (rule)
+			return rule;
 	}
-	if (pod >= IDENTITY_FIRST && flags & SET_ANY_POD)
-		rule = peer_rule(set, IDENTITY_ANY_POD, port, proto);
-	if (!rule && pod >= IDENTITY_FIRST && flags & SET_PODS)
-		rule = peer_rule(set, pod, port, proto);
-	if (rule || !(flags & SET_PREFIXES))
-		return rule;
+	if (!(flags & (SET_ANY_POD | SET_PODS | SET_PREFIXES)))
+		return 0;
+	who = bpf_map_lookup_elem(&mst_identities_v1, peer);
+	if (who && who->pod >= IDENTITY_FIRST) {
+		rule = flags & SET_ANY_POD ? peer_rule(j, IDENTITY_ANY_POD) : 0;
+		if (!rule && flags & SET_PODS)
+			rule = peer_rule(j, who->pod);
+		if (rule)
+			return rule;
+	}
+	if (!(flags & SET_PREFIXES))
+		return 0;
+	prefix = who ? who->prefix : 0;
 	if (!prefix)
-		prefix = prefix_identity(peer);
-	return prefix ? peer_rule(set, prefix, port, proto) : 0;
+		prefix = prefix_identity(j, peer);
+	return prefix ? peer_rule(j, prefix) : 0;
 }
 
 inline_fn int denied(__u32 flags, int reason)
@@ -113,49 +129,56 @@ inline_fn int denied(__u32 flags, int reason)
 	return flags & SET_INCOMPLETE ? REASON_POLICY_INCOMPLETE : reason;
 }
 
+inline_fn struct endpoint_policy *policy_of(__u32 id)
+{
+	return bpf_map_lookup_elem(&mst_policies_v1, &id);
+}
+
 /**
  * policy_judge - whether a flow may be: by its opener's egress and its responder's ingress
- * @j: what it is about; gets what decided
  *
- * A pod always reaches itself, and its node always reaches it.
+ * The question is in this CPU's judgment, which gets what decided. A pod always reaches itself,
+ * and its node always reaches it.
  *
  * Return: enum drop_reason.
  */
-global_fn int policy_judge(struct judgment *j)
+global_fn int policy_judge(void)
 {
+	struct judgment *j = judgment();
 	struct endpoint_policy *policy;
-	struct addr peer;
-	__u32 id;
 
 	if (!j)
 		return REASON_POLICY_UNKNOWN;
 	if (j->opener_id == j->responder_id)
 		return REASON_NONE;
-	id = j->opener_id;
-	policy = bpf_map_lookup_elem(&mst_policies_v1, &id);
+	policy = policy_of(j->opener_id);
 	if (!policy)
 		return REASON_POLICY_UNKNOWN;
-	if (id && policy->egress) {
-		peer = j->responder;
-		j->set[VERDICT_EGRESS] = policy->egress;
-		j->rule[VERDICT_EGRESS] =
-			set_rule(policy->egress, policy->egress_flags, &peer, j->port, j->proto);
+	if (j->opener_id && policy->egress) {
+		j->peer.set = j->set[VERDICT_EGRESS] = policy->egress;
+		j->rule[VERDICT_EGRESS] = set_rule(j, policy->egress_flags, &j->responder);
 		if (!j->rule[VERDICT_EGRESS])
 			return denied(policy->egress_flags, REASON_POLICY_EGRESS);
 	}
-	id = j->responder_id;
-	policy = bpf_map_lookup_elem(&mst_policies_v1, &id);
+	if (!j->responder_id || j->from_node)
+		return REASON_NONE;
+	policy = policy_of(j->responder_id);
 	if (!policy)
 		return REASON_POLICY_UNKNOWN;
-	if (id && policy->ingress && !j->from_node) {
-		peer = j->opener;
-		j->set[VERDICT_INGRESS] = policy->ingress;
-		j->rule[VERDICT_INGRESS] =
-			set_rule(policy->ingress, policy->ingress_flags, &peer, j->port, j->proto);
+	if (policy->ingress) {
+		j->peer.set = j->set[VERDICT_INGRESS] = policy->ingress;
+		j->rule[VERDICT_INGRESS] = set_rule(j, policy->ingress_flags, &j->opener);
 		if (!j->rule[VERDICT_INGRESS])
 			return denied(policy->ingress_flags, REASON_POLICY_INGRESS);
 	}
 	return REASON_NONE;
+}
+
+inline_fn struct identity *identity_of(const struct addr *a)
+{
+	struct addr key = *a;
+
+	return bpf_map_lookup_elem(&mst_identities_v1, &key);
 }
 
 /**
@@ -232,29 +255,29 @@ inline_fn void end_set(struct ct_end *end, const struct addr *a)
  */
 slow_fn int judge_again(struct flow *f, __u32 id, bool opener)
 {
+	struct judgment *j = judgment_begin();
 	struct ct_entry *e = f->e;
-	struct judgment j = {};
 	struct ct_end *mine;
 	struct tuple t = {};
 	int reason;
 
-	if (!e)
+	if (!e || !j)
 		return REASON_NONE;
 	ct_tuple(&t, &f->key, e);
 	/* The opener as the client's own tuple names it, the responder as the backend's. */
-	j.opener = e->role == CT_POST_NAT ? e->other.src : t.src;
-	j.responder = e->role == CT_PRE_NAT ? e->other.dst : t.dst;
-	j.port = bpf_ntohs(e->role == CT_PRE_NAT ? e->other.dport : t.dport);
-	j.proto = f->key.proto;
-	j.from_node = !!(e->flags & CT_FROM_NODE);
-	end_set(&e->opener, &j.opener);
-	end_set(&e->responder, &j.responder);
+	j->opener = e->role == CT_POST_NAT ? e->other.src : t.src;
+	j->responder = e->role == CT_PRE_NAT ? e->other.dst : t.dst;
+	j->port = bpf_ntohs(e->role == CT_PRE_NAT ? e->other.dport : t.dport);
+	j->proto = f->key.proto;
+	j->from_node = !!(e->flags & CT_FROM_NODE);
+	end_set(&e->opener, &j->opener);
+	end_set(&e->responder, &j->responder);
 	mine = opener ? &e->opener : &e->responder;
 	if (!mine->endpoint) /* a link-local address is in no table */
 		end_set_id(mine, id);
-	j.opener_id = e->opener.endpoint;
-	j.responder_id = e->responder.endpoint;
-	reason = policy_judge(&j);
+	j->opener_id = e->opener.endpoint;
+	j->responder_id = e->responder.endpoint;
+	reason = policy_judge();
 	if (!reason)
 		return REASON_NONE;
 	e->opener.endpoint = CT_END_CUT;
@@ -284,15 +307,21 @@ inline_fn bool link_upkeep(const struct pkt *p)
  */
 slow_fn int judge_group(struct __sk_buff *skb, const struct pkt *p, struct endpoint *self, __u32 id, bool sends)
 {
-	struct judgment j = { .opener = p->t.src, .responder = p->t.dst, .proto = p->proto };
+	struct judgment *j;
 
 	if (link_upkeep(p))
 		return REASON_NONE;
-	j.port = bpf_ntohs(p->t.dport);
+	j = judgment_begin();
+	if (!j)
+		return REASON_POLICY_UNKNOWN;
+	j->opener = p->t.src;
+	j->responder = p->t.dst;
+	j->proto = p->proto;
+	j->port = bpf_ntohs(p->t.dport);
 	if (sends)
-		j.opener_id = id;
+		j->opener_id = id;
 	else
-		j.responder_id = id;
-	j.from_node = !sends && from_node(skb, &p->t.src, self);
-	return policy_judge(&j);
+		j->responder_id = id;
+	j->from_node = !sends && from_node(skb, &p->t.src, self);
+	return policy_judge();
 }

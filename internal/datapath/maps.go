@@ -197,6 +197,7 @@ var tableNames = []string{
 	bpfgen.PodMapMstFactsV1,
 	bpfgen.PodMapMstFragsV1,
 	bpfgen.PodMapMstIdentitiesV1,
+	bpfgen.PodMapMstJudgmentV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
 	bpfgen.PodMapMstParentsV1,
@@ -295,7 +296,7 @@ func (d *Datapath) bind() {
 }
 
 func bindTable[K, V comparable](d *Datapath, name string) *Table[K, V] {
-	return &Table[K, V]{name, d.maps[name]}
+	return NewTable[K, V](name, d.maps[name])
 }
 
 // GetMeta reads the meta table.

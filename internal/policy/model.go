@@ -267,6 +267,9 @@ func (m *Model) SetEndpoint(e Endpoint) {
 	}
 }
 
+// Endpoints are the ids of all endpoints.
+func (m *Model) Endpoints() []uint32 { return slices.Sorted(maps.Keys(m.endpoints)) }
+
 func (m *Model) DeleteEndpoint(id uint32) {
 	old := m.endpoints[id]
 	if old == nil {

@@ -27,6 +27,7 @@ const (
 	EntryMapMstFactsV1            = "mst_facts_v1"
 	EntryMapMstFragsV1            = "mst_frags_v1"
 	EntryMapMstIdentitiesV1       = "mst_identities_v1"
+	EntryMapMstJudgmentV1         = "mst_judgment_v1"
 	EntryMapMstMetaV1             = "mst_meta_v1"
 	EntryMapMstNetnsV1            = "mst_netns_v1"
 	EntryMapMstParentsV1          = "mst_parents_v1"
@@ -108,6 +109,7 @@ type EntryMapSpecs struct {
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
@@ -165,6 +167,7 @@ type EntryMaps struct {
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
@@ -193,6 +196,7 @@ func (m *EntryMaps) Close() error {
 		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstIdentitiesV1,
+		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstParentsV1,

@@ -64,6 +64,7 @@ const (
 	IterMapMstFactsV1            = "mst_facts_v1"
 	IterMapMstFragsV1            = "mst_frags_v1"
 	IterMapMstIdentitiesV1       = "mst_identities_v1"
+	IterMapMstJudgmentV1         = "mst_judgment_v1"
 	IterMapMstMetaV1             = "mst_meta_v1"
 	IterMapMstNetnsV1            = "mst_netns_v1"
 	IterMapMstParentsV1          = "mst_parents_v1"
@@ -145,6 +146,7 @@ type IterMapSpecs struct {
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
@@ -202,6 +204,7 @@ type IterMaps struct {
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
@@ -230,6 +233,7 @@ func (m *IterMaps) Close() error {
 		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstIdentitiesV1,
+		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstParentsV1,

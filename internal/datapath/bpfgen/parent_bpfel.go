@@ -42,6 +42,7 @@ const (
 	ParentMapMstFactsV1            = "mst_facts_v1"
 	ParentMapMstFragsV1            = "mst_frags_v1"
 	ParentMapMstIdentitiesV1       = "mst_identities_v1"
+	ParentMapMstJudgmentV1         = "mst_judgment_v1"
 	ParentMapMstMetaV1             = "mst_meta_v1"
 	ParentMapMstNetnsV1            = "mst_netns_v1"
 	ParentMapMstParentsV1          = "mst_parents_v1"
@@ -123,6 +124,7 @@ type ParentMapSpecs struct {
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
@@ -180,6 +182,7 @@ type ParentMaps struct {
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
@@ -208,6 +211,7 @@ func (m *ParentMaps) Close() error {
 		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstIdentitiesV1,
+		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstParentsV1,

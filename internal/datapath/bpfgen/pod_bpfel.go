@@ -155,6 +155,24 @@ type PodIdentity struct {
 	Prefix uint64
 }
 
+type PodJudgment struct {
+	_           structs.HostLayout
+	Opener      PodAddr
+	Responder   PodAddr
+	OpenerId    uint32
+	ResponderId uint32
+	Port        uint16
+	Proto       uint8
+	FromNode    uint8
+	Pad         uint32
+	Set         [2]uint64
+	Rule        [2]uint32
+	Peer        PodPeerKey
+	Ports       PodPortKey
+	Prefix      PodPrefixKey
+	Lengths     uint32
+}
+
 type PodMeta struct {
 	_              structs.HostLayout
 	Layout         uint32
@@ -279,6 +297,7 @@ const (
 	PodMapMstFactsV1            = "mst_facts_v1"
 	PodMapMstFragsV1            = "mst_frags_v1"
 	PodMapMstIdentitiesV1       = "mst_identities_v1"
+	PodMapMstJudgmentV1         = "mst_judgment_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
 	PodMapMstParentsV1          = "mst_parents_v1"
@@ -362,6 +381,7 @@ type PodMapSpecs struct {
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
@@ -419,6 +439,7 @@ type PodMaps struct {
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
@@ -447,6 +468,7 @@ func (m *PodMaps) Close() error {
 		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstIdentitiesV1,
+		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstParentsV1,

@@ -51,6 +51,7 @@ const (
 	SockMapMstFactsV1            = "mst_facts_v1"
 	SockMapMstFragsV1            = "mst_frags_v1"
 	SockMapMstIdentitiesV1       = "mst_identities_v1"
+	SockMapMstJudgmentV1         = "mst_judgment_v1"
 	SockMapMstMetaV1             = "mst_meta_v1"
 	SockMapMstNetnsV1            = "mst_netns_v1"
 	SockMapMstParentsV1          = "mst_parents_v1"
@@ -146,6 +147,7 @@ type SockMapSpecs struct {
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
@@ -203,6 +205,7 @@ type SockMaps struct {
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
@@ -231,6 +234,7 @@ func (m *SockMaps) Close() error {
 		m.MstFactsV1,
 		m.MstFragsV1,
 		m.MstIdentitiesV1,
+		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstParentsV1,
