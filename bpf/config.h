@@ -48,7 +48,9 @@ const volatile struct ct_timeouts timeouts = {
 #define NAT_PORT_FIRST 32768
 #define NAT_PORT_COUNT 28232
 #define CT_REFRESH 4 /* seconds: an entry is written to at most this often */
+#define CT_CUT_LIFETIME 60 /* seconds since the last packet: a flow that policy cut is not opened again from its other end */
 #define FRAG_LIFETIME 15
 #define EVENTS_PER_ENDPOINT 1000 /* in a second, on each CPU */
 #define EVENTS_PER_CPU 8000 /* in a second */
 #define STOPPED_PER_SECOND 100 /* kept for later, on each CPU */
+#define PORT_BITS 16

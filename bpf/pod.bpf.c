@@ -20,19 +20,9 @@
 #include "lib/lb.h"
 #include "lib/nat.h"
 #include "lib/parse.h"
+#include "lib/policy.h"
 #include "lib/refuse.h"
 #include "lib/source.h"
-
-/* An end is as it was when the flow was judged. */
-inline_fn bool end_current(const struct ct_end *end)
-{
-	struct endpoint *ep;
-
-	if (!end->endpoint)
-		return true;
-	ep = endpoint_slot(end->endpoint);
-	return ep && ep->generation == end->generation;
-}
 
 /**
  * flow_current - whether what was judged of both ends still holds
@@ -41,37 +31,7 @@ inline_fn bool end_current(const struct ct_end *end)
  */
 inline_fn bool flow_current(const struct flow *f, const struct ct_end *mine, __u32 id)
 {
-	return mine->endpoint == id && end_current(&f->e->opener) && end_current(&f->e->responder);
-}
-
-inline_fn void end_set(struct ct_end *end, const struct addr *a)
-{
-	struct endpoint *ep;
-	__u32 id = endpoint_of(a);
-
-	end->endpoint = 0;
-	end->generation = 0;
-	ep = id ? endpoint_slot(id) : NULL;
-	if (!ep || !ep->generation)
-		return;
-	end->generation = ep->generation;
-	end->endpoint = id;
-}
-
-/**
- * judge_again - an end of the flow changed: find both anew
- */
-slow_fn int judge_again(struct flow *f, struct pkt *p)
-{
-	struct tuple t;
-
-	if (!f->e)
-		return 0;
-	flow_tuple(&t, f, p);
-	/* The opener as the client's own tuple names it, the responder as the backend's. */
-	end_set(&f->e->opener, f->e->role == CT_POST_NAT ? &f->e->other.src : &t.src);
-	end_set(&f->e->responder, f->e->role == CT_PRE_NAT ? &f->e->other.dst : &t.dst);
-	return 0;
+	return mine->endpoint == id && ends_current(f->e);
 }
 
 /* The endpoint the packet goes to: NULL when that is not on this node, or the kernel must carry it. */
@@ -107,7 +67,9 @@ inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f
 	__u32 id;
 
 	if (!flow_current(f, f->reply ? &e->responder : &e->opener, skb->cb[CB_ENDPOINT]))
-		judge_again(f, p);
+		reason = judge_again(f, skb->cb[CB_ENDPOINT], !f->reply);
+	if (reason)
+		return drop(skb, reason, DIR_FROM_POD);
 	to = next_endpoint(f, &id);
 	if (e->role == CT_PRE_NAT && !f->reply) {
 		reason = translate(skb, p, &e->other);
@@ -162,6 +124,33 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 	return REASON_NONE;
 }
 
+/**
+ * admit - find the responder of a planned flow, and ask policy about it
+ * @p: the flow's first packet
+ * @plan: has its opener; gets the responder
+ * @self: the endpoint that the packet came to; 0: the responder may be anywhere
+ *
+ * Return: enum drop_reason.
+ */
+global_fn int admit(struct pkt *p, struct plan *plan, __u32 self)
+{
+	struct judgment *j = judgment_begin();
+
+	if (!p || !plan || !j)
+		return REASON_POLICY_UNKNOWN;
+	end_set(&plan->responder, &plan->post.dst);
+	if (!plan->responder.endpoint) /* a link-local address is in no table */
+		end_set_id(&plan->responder, self);
+	j->opener = p->t.src;
+	j->responder = plan->post.dst;
+	j->opener_id = plan->opener.endpoint;
+	j->responder_id = plan->responder.endpoint;
+	j->port = bpf_ntohs(plan->post.dport);
+	j->proto = p->proto;
+	j->from_node = !!(plan->flags & CT_FROM_NODE);
+	return policy_judge();
+}
+
 /* Whether a flow occupies the tuple that the backend would see. One that has closed is removed,
  * both halves: its late packets must not be taken for the new one's. */
 global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
@@ -200,7 +189,7 @@ global_fn int nat_port(struct plan *plan, __u8 proto, __u32 now)
 
 /**
  * create_flow - enter a planned flow, one half or both
- * @plan: gets the responder
+ * @plan: with both ends
  *
  * Return: enum drop_reason.
  */
@@ -210,7 +199,6 @@ global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
 
 	if (!p || !plan)
 		return REASON_CT_FULL;
-	end_set(&plan->responder, &plan->post.dst);
 	e.opener = plan->opener;
 	e.responder = plan->responder;
 	e.backend = plan->backend;
@@ -268,6 +256,7 @@ global_fn int event_opened(struct __sk_buff *skb, struct pkt *p, struct plan *pl
 	if (!e)
 		return 0;
 	e->kind = EVENT_OPENED;
+	event_judged(e);
 	e->src_endpoint = plan->opener.endpoint;
 	e->dst_endpoint = plan->responder.endpoint;
 	if (plan->backend) {
@@ -306,6 +295,8 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	}
 	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT || reason == REASON_MIDSTREAM_NAT)
 		return refuse(skb, p, self, reason, now);
+	if (!reason)
+		reason = admit(p, &plan, 0);
 	if (!reason && plan.role == CT_PRE_NAT)
 		reason = nat_port(&plan, p->proto, now);
 	if (!reason)
@@ -332,6 +323,8 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 	__u32 id;
 	int reason = error_flow(skb, p, &f, &q);
 
+	if (!reason && f.e && !ends_current(f.e))
+		reason = judge_again(&f, skb->cb[CB_ENDPOINT], !f.reply);
 	if (reason || !f.e)
 		return drop(skb, reason, DIR_FROM_POD);
 	to = next_endpoint(&f, &id);
@@ -357,6 +350,8 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 	struct tuple t;
 	int reason = error_flow(skb, p, &f, &q);
 
+	if (!reason && f.e && !ends_current(f.e))
+		reason = judge_again(&f, id, f.reply);
 	if (reason || !f.e)
 		return drop(skb, reason, DIR_TO_POD);
 	if (f.e->role == CT_POST_NAT && f.reply && f.e->opener.endpoint == id) {
@@ -400,8 +395,10 @@ int from_pod(struct __sk_buff *skb)
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	count_from_pod(id, skb->len);
-	if (p.kind == PKT_CONTROL)
-		return NEXT;
+	if (p.kind == PKT_CONTROL) {
+		reason = judge_group(skb, &p, self, id, true);
+		return reason ? drop(skb, reason, DIR_FROM_POD) : NEXT;
+	}
 	if (p.kind == PKT_ICMP_ERROR)
 		return forward_error(skb, &p, self, f.now);
 
@@ -434,9 +431,13 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 	struct plan plan = { .post = p->t, .role = CT_DIRECT, .flags = in_pod ? 0 : CT_VIA_STACK };
 	int reason = 0;
 
+	if (from_node(skb, &p->t.src, self))
+		plan.flags |= CT_FROM_NODE;
 	end_set(&plan.opener, &p->t.src);
 	if (in_pod)
 		reason = sibling_check(skb, self, plan.opener.endpoint);
+	if (!reason)
+		reason = admit(p, &plan, skb->cb[CB_ENDPOINT]);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
 	if (!reason)
@@ -464,8 +465,10 @@ int to_pod(struct __sk_buff *skb)
 	if (reason)
 		return drop(skb, reason, DIR_TO_POD);
 	count_to_pod(id, skb->len);
-	if (p.kind == PKT_CONTROL)
-		return NEXT;
+	if (p.kind == PKT_CONTROL) {
+		reason = judge_group(skb, &p, self, id, false);
+		return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
+	}
 	if (p.kind == PKT_ICMP_ERROR)
 		return accept_error(skb, &p, id, f.now);
 
@@ -477,8 +480,11 @@ int to_pod(struct __sk_buff *skb)
 	ct_touch(&f, &p);
 	if (!f.e)
 		return drop(skb, REASON_CT_FULL, DIR_TO_POD);
-	if (!flow_current(&f, f.reply ? &f.e->opener : &f.e->responder, id))
-		judge_again(&f, &p);
+	if (!flow_current(&f, f.reply ? &f.e->opener : &f.e->responder, id)) {
+		reason = judge_again(&f, id, f.reply);
+		if (reason)
+			return drop(skb, reason, DIR_TO_POD);
+	}
 	if (in_pod) {
 		reason = sibling_check(skb, self, f.reply ? f.e->responder.endpoint : f.e->opener.endpoint);
 		if (reason)

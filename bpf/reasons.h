@@ -55,5 +55,13 @@ enum drop_reason {
 		* mend: make pods on that link by mustang only (`mustang pod add`), or give the other ones another link */
 	REASON_HOOK_BYPASSED = 23, /* it left the pod past the program on the pod's own interface
 		* mend: a program in the pod sends past the tc layer (packet socket with PACKET_QDISC_BYPASS): let it use ordinary sockets */
-	REASON_COUNT = 24,
+	REASON_POLICY_INGRESS = 24, /* policies select the receiving pod, and no ingress rule of theirs allows the packet
+		* mend: allow it by an ingress rule of a NetworkPolicy that selects the receiving pod; `mustang why` writes it */
+	REASON_POLICY_EGRESS = 25, /* policies select the sending pod, and no egress rule of theirs allows the packet
+		* mend: allow it by an egress rule of a NetworkPolicy that selects the sending pod; `mustang why` writes it */
+	REASON_POLICY_INCOMPLETE = 26, /* the rule that might allow it did not fit into a table
+		* mend: `mustang policy ls` says which rule and which table; make the table larger, or the rules fewer */
+	REASON_POLICY_UNKNOWN = 27, /* the pod is not known yet, so nobody can say which policies select it
+		* mend: wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes */
+	REASON_COUNT = 28,
 };

@@ -159,6 +159,35 @@ inline_fn struct event *event_of(struct __sk_buff *skb, const struct pkt *p, __u
 	return e;
 }
 
+/* Only right after policy was asked about the very packet is its judgment of it.
+ * Return: the judgment; never NULL. */
+inline_fn struct judgment *event_judged(struct event *e)
+{
+	__u32 zero = 0;
+	struct judgment *j = bpf_map_lookup_elem(&mst_judgment_v1, &zero);
+
+	if (!j)
+		return NULL;
+	e->set[VERDICT_EGRESS] = j->set[VERDICT_EGRESS];
+	e->set[VERDICT_INGRESS] = j->set[VERDICT_INGRESS];
+	e->rule[VERDICT_EGRESS] = j->rule[VERDICT_EGRESS];
+	e->rule[VERDICT_INGRESS] = j->rule[VERDICT_INGRESS];
+	return j;
+}
+
+/* Policy sees the backend, which the packet does not show yet. */
+inline_fn void event_judged_stopped(struct event *e)
+{
+	struct judgment *j = event_judged(e);
+
+	if (!j)
+		return;
+	e->target = j->responder;
+	e->target_port = bpf_htons(j->port);
+	e->src_endpoint = j->opener_id;
+	e->dst_endpoint = j->responder_id;
+}
+
 /**
  * event_stopped - tell that a packet does not pass
  * @verdict: enum event_verdict
@@ -185,5 +214,7 @@ global_fn int event_stopped(struct __sk_buff *skb, __u32 reason, __u32 dir, __u3
 	e->reason = reason;
 	e->src_endpoint = endpoint_of(&e->t.src);
 	e->dst_endpoint = endpoint_of(&e->t.dst);
+	if (reason == REASON_POLICY_INGRESS || reason == REASON_POLICY_EGRESS || reason == REASON_POLICY_INCOMPLETE)
+		event_judged_stopped(e);
 	return event_stopped_send(e, whom, now);
 }

@@ -28,6 +28,7 @@ type engineAttacher struct{ *engine.Engine }
 func (a engineAttacher) AddEndpoint(ctx context.Context, spec EndpointSpec) error {
 	_, err := a.Engine.AddEndpoint(ctx, engine.EndpointSpec{
 		Netns: spec.NetNS, IfName: spec.IfName, Owner: state.OwnerCLI, ServicePath: state.ServicePath(spec.ServicePath),
+		Labels: spec.Labels, Ports: spec.Ports,
 		InPod: spec.Mode == link.HostDevice, // which may itself be one end of a pair
 	})
 	return err

@@ -29,6 +29,7 @@ var servicePathValues = []state.ServicePath{state.PathBoth, state.PathSocket, st
 func newEpAddCmd(g *globals) *cobra.Command {
 	var path string
 	var spec engine.EndpointSpec
+	var labels podLabelFlags
 	cmd := &cobra.Command{
 		Use:     "add",
 		Short:   "Attach the datapath to an interface inside a pod",
@@ -39,6 +40,11 @@ func newEpAddCmd(g *globals) *cobra.Command {
 				return usagef("service-path %q is none of both, socket, tc, none", path)
 			}
 			spec.Owner, spec.ServicePath = state.OwnerCLI, state.ServicePath(path)
+			spec.Labels = labels.podLabels("")
+			var err error
+			if spec.Ports, err = labels.namedPorts(); err != nil {
+				return err
+			}
 			return attach(cmd.Context(), g, spec)
 		},
 	}
@@ -47,6 +53,7 @@ func newEpAddCmd(g *globals) *cobra.Command {
 	f.StringVar(&spec.Netns, "netns", "", "path of the pod's network namespace")
 	f.BoolVar(&spec.InPod, "in-pod", false, "attach inside the pod also when the interface is one end of a pair, whose other end is not this node's")
 	f.StringVar(&path, "service-path", string(state.PathBoth), "where its Services are translated: both, socket, tc or none")
+	labels.register(f)
 	cobra.CheckErr(cmd.MarkFlagRequired("ifname"))
 	cobra.CheckErr(cmd.MarkFlagRequired("netns"))
 	return cmd

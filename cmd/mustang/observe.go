@@ -120,6 +120,11 @@ func flowDetail(f observe.Flow, wide bool) string {
 	if f.Service != nil {
 		parts = append(parts, "by "+f.Service.String())
 	}
+	for _, j := range f.Policy {
+		if wide || j.Denied() {
+			parts = append(parts, j.String())
+		}
+	}
 	if f.Event == observe.Stopped {
 		parts = append(parts, f.Sentence+" ("+f.Reason+")")
 		if hook := f.Hook.Name(); hook != "" && hook != f.Source.Name() && hook != f.Destination.Name() {

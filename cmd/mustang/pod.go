@@ -22,6 +22,7 @@ import (
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/record"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // EndpointSpec is what the datapath learns about a connected pod.
@@ -34,6 +35,8 @@ type EndpointSpec struct {
 	IPv4, IPv6  netip.Addr
 	ServicePath string // both, socket, tc or none
 	Link        link.Result
+	Labels      map[string]string
+	Ports       []state.NamedPort
 }
 
 // endpointAttacher puts the datapath on a pod's link and takes it off again.
@@ -66,6 +69,7 @@ type podFlags struct {
 	mtu                                           int
 	plain                                         bool
 	servicePath                                   string
+	labels                                        podLabelFlags
 	size                                          podSizeFlags
 }
 
@@ -93,6 +97,7 @@ func newPodAddCmd(g *globals) *cobra.Command {
 	fl.IntVar(&f.mtu, "mtu", 0, "bytes (default: the kernel's choice)")
 	fl.BoolVar(&f.plain, "plain", false, "no eBPF: only the link")
 	fl.StringVar(&f.servicePath, "service-path", "both", "where Services act on the pod: both, socket, tc or none")
+	f.labels.register(fl)
 	f.size.register(fl)
 	return cmd
 }
@@ -138,6 +143,10 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	if err != nil {
 		return usageError{err}
 	}
+	ports, err := f.labels.namedPorts()
+	if err != nil {
+		return err
+	}
 	att, done, err := attacherFor(g, f.plain)
 	if err != nil {
 		return err
@@ -173,7 +182,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 			return err
 		}
 	}
-	res, err := podMake(ctx, att, spec, rec)
+	res, err := podMake(ctx, att, spec, rec, f.labels.podLabels(name), ports)
 	if err != nil {
 		if undoErr := podUndo(ctx, g, att, rec); undoErr != nil {
 			return errors.Join(err, undoErr) // the record stays, for pod rm
@@ -188,7 +197,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	return store.write(rec)
 }
 
-func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podRecord) (link.Result, error) {
+func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podRecord, labels map[string]string, ports []state.NamedPort) (link.Result, error) {
 	if rec.OwnNetNS {
 		if err := netns.Create(rec.NetNS); err != nil {
 			return link.Result{}, err
@@ -200,7 +209,7 @@ func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podR
 	}
 	return res, att.AddEndpoint(ctx, EndpointSpec{
 		Name: rec.Name, Mode: rec.Mode, NetNS: rec.NetNS, IfName: rec.IfName, HostIfName: rec.HostIfName,
-		IPv4: rec.IPv4.Addr(), IPv6: rec.IPv6.Addr(), ServicePath: rec.Datapath, Link: res,
+		IPv4: rec.IPv4.Addr(), IPv6: rec.IPv6.Addr(), ServicePath: rec.Datapath, Link: res, Labels: labels, Ports: ports,
 	})
 }
 

@@ -21,6 +21,13 @@ type (
 	EndpointSlot = bpfgen.PodEndpoint
 	NetnsInfo    = bpfgen.PodNetnsInfo
 	Meta         = bpfgen.PodMeta
+
+	EndpointPolicy = bpfgen.PodEndpointPolicy
+	Identity       = bpfgen.PodIdentity
+	PrefixKey      = bpfgen.PodPrefixKey
+	PeerKey        = bpfgen.PodPeerKey
+	PeerRules      = bpfgen.PodPeerRules
+	PortKey        = bpfgen.PodPortKey
 )
 
 // Port is p in network byte order, as the tables hold it.

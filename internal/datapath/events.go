@@ -31,7 +31,7 @@ type Event = bpfgen.PodEvent
 type Reader = bpfgen.PodReader
 
 const (
-	ringBytes = 2 << 20 // 15,000 events
+	ringBytes = 2 << 20 // 14,000 events
 	// A reader that does not renew its place for so long counts as gone. The
 	// programs count seconds of 2^30 ns.
 	eventLease = 10

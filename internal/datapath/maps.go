@@ -21,6 +21,7 @@ import (
 // size that bpf/maps.h gives. Tables that exist keep theirs.
 type Sizes struct {
 	CT, CTNew, Services, Slots, Backends uint32
+	Identities, Prefixes, Peers, Ports   uint32
 }
 
 func (s Sizes) of(name string) uint32 {
@@ -30,6 +31,11 @@ func (s Sizes) of(name string) uint32 {
 		bpfgen.PodMapMstServicesV1: s.Services,
 		bpfgen.PodMapMstSlotsV1:    s.Slots,
 		bpfgen.PodMapMstBackendsV1: s.Backends,
+
+		bpfgen.PodMapMstIdentitiesV1: s.Identities,
+		bpfgen.PodMapMstPrefixesV1:   s.Prefixes,
+		bpfgen.PodMapMstPeersV1:      s.Peers,
+		bpfgen.PodMapMstPortsV1:      s.Ports,
 	}[name]
 }
 
@@ -58,8 +64,15 @@ type Datapath struct {
 	Parents   *Table[uint32, Parent]
 	Children  *Table[ChildKey, uint32]
 	Meta      *Table[uint32, Meta]
-	Drops     *PerCPU[bpfgen.PodCounter]
-	Counters  *PerCPU[bpfgen.PodEndpointCounters]
+
+	Policies   *Table[uint32, EndpointPolicy]
+	Identities *Table[Addr, Identity]
+	Prefixes   *Table[PrefixKey, uint64]
+	Peers      *Table[PeerKey, PeerRules]
+	Ports      *Table[PortKey, uint32]
+
+	Drops    *PerCPU[bpfgen.PodCounter]
+	Counters *PerCPU[bpfgen.PodEndpointCounters]
 
 	Readers    *Table[uint32, Reader]
 	EventRooms *PerCPU[bpfgen.PodEventRoom]
@@ -236,9 +249,15 @@ var tableNames = []string{
 	bpfgen.PodMapMstEventsV1,
 	bpfgen.PodMapMstFactsV1,
 	bpfgen.PodMapMstFragsV1,
+	bpfgen.PodMapMstIdentitiesV1,
+	bpfgen.PodMapMstJudgmentV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
 	bpfgen.PodMapMstParentsV1,
+	bpfgen.PodMapMstPeersV1,
+	bpfgen.PodMapMstPoliciesV1,
+	bpfgen.PodMapMstPortsV1,
+	bpfgen.PodMapMstPrefixesV1,
 	bpfgen.PodMapMstProgramsV1,
 	bpfgen.PodMapMstReadersV1,
 	bpfgen.PodMapMstRefusalsV1,
@@ -322,6 +341,11 @@ func (d *Datapath) bind() {
 	d.Parents = bindTable[uint32, Parent](d, bpfgen.ParentMapMstParentsV1)
 	d.Children = bindTable[ChildKey, uint32](d, bpfgen.ParentMapMstChildrenV1)
 	d.Meta = bindTable[uint32, Meta](d, bpfgen.PodMapMstMetaV1)
+	d.Policies = bindTable[uint32, EndpointPolicy](d, bpfgen.PodMapMstPoliciesV1)
+	d.Identities = bindTable[Addr, Identity](d, bpfgen.PodMapMstIdentitiesV1)
+	d.Prefixes = bindTable[PrefixKey, uint64](d, bpfgen.PodMapMstPrefixesV1)
+	d.Peers = bindTable[PeerKey, PeerRules](d, bpfgen.PodMapMstPeersV1)
+	d.Ports = bindTable[PortKey, uint32](d, bpfgen.PodMapMstPortsV1)
 	d.Drops = &PerCPU[bpfgen.PodCounter]{bpfgen.PodMapMstDropsV1, d.maps[bpfgen.PodMapMstDropsV1]}
 	d.Readers = bindTable[uint32, Reader](d, bpfgen.PodMapMstReadersV1)
 	d.EventRooms = &PerCPU[bpfgen.PodEventRoom]{bpfgen.PodMapMstEventRoomV1, d.maps[bpfgen.PodMapMstEventRoomV1]}
@@ -330,7 +354,7 @@ func (d *Datapath) bind() {
 }
 
 func bindTable[K, V comparable](d *Datapath, name string) *Table[K, V] {
-	return &Table[K, V]{name, d.maps[name]}
+	return NewTable[K, V](name, d.maps[name])
 }
 
 // GetMeta reads the meta table.

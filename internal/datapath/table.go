@@ -36,6 +36,9 @@ type Table[K, V comparable] struct {
 	m    *ebpf.Map
 }
 
+// NewTable is map m as a table that errors call name.
+func NewTable[K, V comparable](name string, m *ebpf.Map) *Table[K, V] { return &Table[K, V]{name, m} }
+
 // Put writes all pairs; keys and values correspond by position. When it fails,
 // some may have been written.
 func (t Table[K, V]) Put(keys []K, values []V) error {

@@ -25,8 +25,11 @@ type EndpointSpec struct {
 	IfName      string // inside it
 	Owner       state.Owner
 	ServicePath state.ServicePath // "" is both
-	Labels      map[string]string
-	Pod         state.PodRef
+	// Labels are the pod's, and by state.LabelNamespace and state.LabelName which
+	// pod it is.
+	Labels map[string]string
+	Ports  []state.NamedPort // of its containers
+	Pod    state.PodRef
 	// InPod puts the programs inside the pod also when the interface is one end
 	// of a pair: one whose other end is not this node's.
 	InPod bool
@@ -59,7 +62,7 @@ func (e *Engine) loadEndpoints() error {
 		switch {
 		case recorded:
 			ep.Netns, ep.IfName, ep.HostIf, ep.PodIndex = r.Netns, r.IfName, r.HostIf, r.PodIndex
-			ep.Labels, ep.Pod, ep.Attach, ep.Qdisc = r.Labels, r.Pod, r.Attach, r.Qdisc
+			ep.Labels, ep.Pod, ep.Ports, ep.Attach, ep.Qdisc = r.Labels, r.Pod, r.Ports, r.Attach, r.Qdisc
 		// The store is gone; where programs are at work, leave them.
 		case linked[id]:
 			ep.Attach = e.dp.LinkKind(id)
@@ -125,6 +128,9 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	e.services = nil // its copy of meta is about to grow old
 	ep, err := discover(spec)
 	stranger := false
+	if err == nil {
+		err = e.prepareIsolation()
+	}
 	if err == nil {
 		stranger, err = e.isStranger(ep)
 	}
@@ -316,6 +322,9 @@ func (e *Engine) install(ep state.Endpoint) error {
 	if err := e.dp.Counters.Zero(ep.ID); err != nil {
 		return err
 	}
+	if err := e.isolate(ep); err != nil {
+		return err
+	}
 	if err := e.endpointTables().Put(ep, e.known); err != nil {
 		return err
 	}
@@ -419,6 +428,9 @@ func (e *Engine) uninstall(ep state.Endpoint) error {
 		return err
 	}
 	if err := errors.Join(e.releaseParent(ep), e.endpointTables().Delete(ep, e.known)); err != nil {
+		return err
+	}
+	if err := e.unisolate(ep); err != nil {
 		return err
 	}
 	return errors.Join(e.dp.Counters.Zero(ep.ID), e.store.DeleteEndpoint(ep.ID))

@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/policy"
 	"github.com/mustang-net/mustang/internal/reconcile"
 	"github.com/mustang-net/mustang/internal/state"
 	"github.com/mustang-net/mustang/internal/store"
@@ -31,6 +32,11 @@ type Options struct {
 	Sizes    datapath.Sizes // of tables that are created
 	Notify   func(string)   // gets progress and warnings, a sentence each
 	NoTCX    bool           // attach by clsact, as on kernels without tcx
+	// Policies is the model of a caller that knows more of the world than the
+	// store does, and keeps it from one engine to the next: an agent that watches
+	// Kubernetes. The engine tells it of endpoints; pods that Kubernetes has are
+	// the caller's to tell. nil: what the command line gave is all there is.
+	Policies *policy.Model
 
 	// faults stands between the engine and the Services' tables, in tests.
 	faults func(reconcile.ServiceTables) reconcile.ServiceTables
@@ -46,6 +52,7 @@ type Engine struct {
 	dp       *datapath.Datapath // nil: read-only, and there is nothing
 	services *reconcile.Services
 	known    map[uint32]state.Endpoint
+	policies *policy.Model // nil: not asked for yet
 
 	// ResetRemoved says that what the next changes remove from Services is
 	// gone: its established TCP is reset. Otherwise it goes on, as it must for

@@ -17,6 +17,7 @@ const (
 	opRemoveEndpoint = "remove endpoint"
 	opReset          = "reset"
 	opGone           = "end connections"
+	opPolicies       = "policies"
 )
 
 // operation is what the journal holds while a change is under way: enough to
@@ -26,6 +27,8 @@ type operation struct {
 	Upserts  []state.Service  `json:",omitempty"`
 	Removes  []state.Frontend `json:",omitempty"`
 	Endpoint *state.Endpoint  `json:",omitempty"`
+	// What the policies are to be afterwards.
+	Policies *storedPolicies `json:",omitempty"`
 	// What the change takes away.
 	Departures departures `json:",omitzero"`
 }
@@ -50,6 +53,8 @@ func (e *Engine) recover(op operation) error {
 		err = e.finishAdd(*op.Endpoint)
 	case opRemoveEndpoint:
 		err = e.finishRemove(*op.Endpoint)
+	case opPolicies:
+		err = e.finishPolicies(*op.Policies)
 	case opGone:
 	default:
 		return fmt.Errorf("the journal in %s holds a %q operation, which this mustang does not know; use the version that wrote it", e.scope.StateDir, op.Kind)

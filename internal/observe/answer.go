@@ -41,12 +41,13 @@ type Chosen struct {
 
 // Way is the way of one packet.
 type Way struct {
-	Backend  *End   `json:"backend,omitempty"`
-	Verdict  string `json:"verdict"`
-	Steps    []Step `json:"steps"`
-	Reason   string `json:"reason,omitempty"`
-	Sentence string `json:"sentence"`
-	Mend     string `json:"mend,omitempty"`
+	Backend  *End     `json:"backend,omitempty"`
+	Verdict  string   `json:"verdict"`
+	Steps    []Step   `json:"steps"`
+	Reason   string   `json:"reason,omitempty"`
+	Sentence string   `json:"sentence"`
+	Mend     string   `json:"mend,omitempty"`
+	Policy   []Judged `json:"policy,omitempty"` // of one that is stopped: each end that is isolated
 }
 
 // Step is one place on the way, and what it decided.

@@ -86,6 +86,7 @@ type Flow struct {
 	Service     *ServiceRef `json:"service,omitempty"`
 	SourceMAC   string      `json:"source_mac,omitempty"` // of what was stopped
 	Bytes       uint32      `json:"bytes,omitempty"`      // of the packet
+	Policy      []Judged    `json:"policy,omitempty"`     // of a flow's first packet: each end that is isolated
 	Reason      string      `json:"reason,omitempty"`
 	Sentence    string      `json:"sentence,omitempty"`
 	Mend        string      `json:"mend,omitempty"`
@@ -112,13 +113,14 @@ func (d *describer) flow(e datapath.Event) Flow {
 		Destination: d.end(e.DstEndpoint, e.T.Dst, e.T.Dport),
 		Bytes:       e.Length,
 	}
+	if e.Target != (datapath.Addr{}) {
+		f.Destination = d.end(e.DstEndpoint, e.Target, e.TargetPort)
+	}
 	if !hasPorts(e.Proto) {
 		f.Source.Port, f.Destination.Port = 0, 0
 	}
-	if e.Backend != 0 {
-		f.Destination = d.end(e.DstEndpoint, e.Target, e.TargetPort)
-	}
 	f.Service = d.service(e)
+	f.Policy = d.names.judged(e.Set, e.Rule)
 	if e.Kind != bpfgen.EventStopped {
 		return f
 	}
@@ -150,13 +152,11 @@ func wallClock(mono uint64) time.Time {
 }
 
 func (d *describer) end(id uint32, a datapath.Addr, port uint16) End {
-	e := End{Address: datapath.ToAddr(a), Port: datapath.Port(port), Endpoint: id}
+	e := End{Endpoint: id}
 	if ep, known := d.names.endpoint(id); known {
-		e.Namespace, e.Pod, e.Labels = ep.Pod.Namespace, ep.Pod.Name, ep.Labels
-		if e.Pod == "" {
-			e.Pod = podName(ep)
-		}
+		e = endOf(ep)
 	}
+	e.Address, e.Port = datapath.ToAddr(a), datapath.Port(port)
 	return e
 }
 

@@ -41,12 +41,41 @@ func (n *Node) endpoints() (map[uint32]state.Endpoint, error) {
 	return out, nil
 }
 
+// podRef is what Kubernetes, or who added the endpoint, calls the pod.
+func podRef(ep state.Endpoint) (namespace, name string) {
+	if ep.Pod.Name != "" {
+		return ep.Pod.Namespace, ep.Pod.Name
+	}
+	return ep.Labels[state.LabelNamespace], ep.Labels[state.LabelName]
+}
+
+// endOf is an end without its address.
+func endOf(ep state.Endpoint) End {
+	e := End{Endpoint: ep.ID}
+	e.Namespace, e.Pod = podRef(ep)
+	if e.Pod == "" {
+		e.Namespace, e.Pod = "", podName(ep)
+	}
+	for k, v := range ep.Labels {
+		if k == state.LabelNamespace || k == state.LabelName || k == state.LabelUID {
+			continue
+		}
+		if e.Labels == nil {
+			e.Labels = map[string]string{}
+		}
+		e.Labels[k] = v
+	}
+	return e
+}
+
 // podName is namespace/name where Kubernetes told, else the name of the network
 // namespace.
 func podName(ep state.Endpoint) string {
-	switch {
-	case ep.Pod.Name != "":
-		return ep.Pod.Namespace + "/" + ep.Pod.Name
+	switch ns, name := podRef(ep); {
+	case ns != "":
+		return ns + "/" + name
+	case name != "":
+		return name
 	case ep.Netns == "":
 		return ""
 	case strings.HasPrefix(ep.Netns, "/proc/"):
@@ -62,6 +91,9 @@ type nameCache struct {
 	mu    sync.Mutex
 	known map[uint32]state.Endpoint
 	read  time.Time
+
+	model     PolicyNames
+	modelRead time.Time
 }
 
 // A pod's name may be asked for before its record is written, and it may change.

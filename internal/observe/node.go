@@ -19,6 +19,10 @@ import (
 type Node struct {
 	dp    *datapath.Datapath
 	store store.Store
+	// Policies says which objects the numbers of rules and policy sets stand for.
+	// nil: what the command line keeps in the store, which is all there is on a
+	// node without an agent.
+	Policies PolicyNames
 }
 
 // Open opens the node whose pins are in bpffs and whose records are in
@@ -31,7 +35,7 @@ func Open(bpffs, stateDir string) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Node{dp, store.At(stateDir)}, nil
+	return &Node{dp: dp, store: store.At(stateDir)}, nil
 }
 
 // Close lets go of the node.

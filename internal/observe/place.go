@@ -32,14 +32,11 @@ func (p place) of(v4 bool) (netip.Addr, bool) {
 }
 
 func (p place) end(a netip.AddrPort) End {
-	e := End{Address: a.Addr(), Port: a.Port()}
-	if p.ep == nil {
-		return e
+	var e End
+	if p.ep != nil {
+		e = endOf(*p.ep)
 	}
-	e.Endpoint, e.Namespace, e.Pod, e.Labels = p.ep.ID, p.ep.Pod.Namespace, p.ep.Pod.Name, p.ep.Labels
-	if e.Pod == "" {
-		e.Pod = podName(*p.ep)
-	}
+	e.Address, e.Port = a.Addr(), a.Port()
 	return e
 }
 
@@ -97,7 +94,7 @@ func find(text string, endpoints map[uint32]state.Endpoint) (place, error) {
 	var found []state.Endpoint
 	for _, id := range slices.Sorted(maps.Keys(endpoints)) {
 		ep := endpoints[id]
-		if name := podName(ep); name == text || ep.Pod.Name == text {
+		if _, name := podRef(ep); name == text || podName(ep) == text {
 			found = append(found, ep)
 		}
 	}

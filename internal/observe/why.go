@@ -44,7 +44,7 @@ func (n *Node) Why(src, dst string) ([]Answer, error) {
 		if !hasA || !hasB {
 			continue
 		}
-		q := question{n: n, endpoints: endpoints, from: from, to: there, proto: to.proto,
+		q := question{n: n, names: nameCache{n: n}, endpoints: endpoints, from: from, to: there, proto: to.proto,
 			src: netip.AddrPortFrom(a, firstPort), dst: netip.AddrPortFrom(b, to.port)}
 		if q.proto == 0 {
 			q.proto = map[bool]uint8{true: protoICMP, false: protoICMPv6}[v4]
@@ -74,6 +74,7 @@ type question struct {
 	src, dst  netip.AddrPort
 	proto     uint8
 	run       *datapath.DryRun
+	names     nameCache
 }
 
 func (q *question) answer() (Answer, error) {
@@ -196,6 +197,7 @@ func (q *question) leavePod(w *Way, p probe, ep state.Endpoint) error {
 		end := q.nameOf(datapath.ToAddr(e.Target), datapath.Port(e.TargetPort))
 		detail = "it passes, translated to the backend " + end.String()
 	}
+	detail += q.allowed(d.Event)
 	return q.goOn(w, at, detail, d, ep)
 }
 
@@ -261,7 +263,7 @@ func (q *question) enterPod(w *Way, frame []byte, to state.Endpoint, arrived int
 	if q.stopped(w, at, d) {
 		return nil
 	}
-	w.step(at, "program", Forwarded, "it passes")
+	w.step(at, "program", Forwarded, "it passes"+q.allowed(d.Event))
 	w.end(Forwarded, "it passes, and reaches "+describe(to), "")
 	return nil
 }
@@ -286,8 +288,15 @@ func (q *question) stopped(w *Way, at string, d datapath.Decision) bool {
 	}
 	r := bpfgen.Reasons[min(d.Reason, bpfgen.ReasonCount-1)]
 	w.Reason = r.Name
-	w.step(at, "program", verdict, r.Sentence+" ("+r.Name+")")
-	w.end(verdict, verdictSentence(verdict)+": "+r.Sentence, q.mend(r.Number))
+	sentence, mend := r.Sentence, q.mend(r.Number)
+	if e := d.Event; e != nil {
+		w.Policy = q.names.judged(e.Set, e.Rule)
+		if by, how := q.denied(e); by != "" {
+			sentence, mend = by, how
+		}
+	}
+	w.step(at, "program", verdict, sentence+" ("+r.Name+")")
+	w.end(verdict, verdictSentence(verdict)+": "+sentence, mend)
 	return true
 }
 

@@ -17,8 +17,9 @@ import (
 type Protocol uint8
 
 const (
-	TCP Protocol = 6
-	UDP Protocol = 17
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
 )
 
 func (p Protocol) String() string {
@@ -27,6 +28,8 @@ func (p Protocol) String() string {
 		return "tcp"
 	case UDP:
 		return "udp"
+	case SCTP:
+		return "sctp"
 	}
 	return fmt.Sprintf("protocol %d", uint8(p))
 }
@@ -41,8 +44,10 @@ func (p *Protocol) UnmarshalText(b []byte) error {
 		*p = TCP
 	case "udp":
 		*p = UDP
+	case "sctp":
+		*p = SCTP
 	default:
-		return fmt.Errorf("protocol %q is neither tcp nor udp", b)
+		return fmt.Errorf("protocol %q is none of tcp, udp, sctp", b)
 	}
 	return nil
 }
@@ -161,7 +166,8 @@ type Endpoint struct {
 	HostIf   string // name of the host's end; "" in-pod
 	PodIndex int    // ifindex inside the pod
 	Labels   map[string]string
-	Pod      PodRef `json:",omitzero"` // whose interface it is, when Kubernetes told
+	Pod      PodRef      `json:",omitzero"` // whose interface it is, when Kubernetes told
+	Ports    []NamedPort `json:",omitempty"`
 	// Attach is "tcx", "clsact" or "netkit"; Qdisc says that the clsact qdisc was made by us.
 	Attach string
 	Qdisc  bool `json:",omitempty"`
@@ -182,6 +188,25 @@ func (e Endpoint) Addrs() []netip.Addr {
 		}
 	}
 	return out
+}
+
+// Labels that are not a pod's own: they say which pod an endpoint is.
+const (
+	LabelNamespace = "io.kubernetes.pod.namespace"
+	LabelName      = "io.kubernetes.pod.name"
+	LabelUID       = "io.kubernetes.pod.uid"
+)
+
+// NamedPort is a container's port that has a name.
+type NamedPort struct {
+	Name     string
+	Protocol Protocol
+	Number   uint16
+}
+
+// Compare orders ports by name, protocol and number.
+func (p NamedPort) Compare(q NamedPort) int {
+	return cmp.Or(cmp.Compare(p.Name, q.Name), cmp.Compare(p.Protocol, q.Protocol), cmp.Compare(p.Number, q.Number))
 }
 
 // Counter counts packets and bytes.

@@ -55,12 +55,42 @@ const (
 const (
 	CTOriginIsHi = 1 // the flow was opened by the key's `hi` end
 	CTViaStack   = 2 // came through the host's stack: replies go back that way
+	CTFromNode   = 4 // opened by the node itself, which no policy keeps from its pods
 )
 
 // enum ct_closing
 const (
 	CTFin = 1
 	CTRst = 2
+)
+
+// enum ct_end_id
+const (
+	CTEndCut = 4294967295
+)
+
+// enum identity_number
+const (
+	IdentityAnybody = 0  // of rules that name no peer
+	IdentityAnyPod  = 1  // of rules that select all pods of all namespaces
+	IdentityNode    = 2  // an address of the node's own namespace
+	IdentityFirst   = 16 // from here on: hashes
+)
+
+// enum set_flag
+const (
+	SetAnybody    = 1
+	SetAnyPod     = 2
+	SetPods       = 4
+	SetPrefixes   = 8
+	SetIncomplete = 16 // some rule of it did not fit into a table
+	SetUnknown    = 32 // the pod is not known yet, nor what selects it
+)
+
+// enum verdict_end
+const (
+	VerdictEgress  = 0 // of the opener
+	VerdictIngress = 1 // of the responder
 )
 
 // enum event_kind
@@ -107,59 +137,67 @@ const (
 
 // enum drop_reason
 const (
-	ReasonNone           = 0  // not dropped
-	ReasonNoProgram      = 1  // the shared program is not loaded
-	ReasonNoEndpoint     = 2  // the interface has no endpoint entry
-	ReasonEthertype      = 3  // neither IPv4, IPv6 nor ARP
-	ReasonTruncated      = 4  // the packet ends inside a header
-	ReasonBadLength      = 5  // a length field contradicts the packet
-	ReasonBadHeader      = 6  // a header field has a value its standard forbids
-	ReasonExtHeaders     = 7  // more IPv6 extension headers than are followed (6)
-	ReasonSpoofedMAC     = 8  // the source MAC address is not the pod's
-	ReasonSpoofedAddress = 9  // the source address is not the pod's
-	ReasonFragTiny       = 10 // the first fragment does not hold the transport header
-	ReasonFragOverlap    = 11 // a later fragment would overwrite the transport header
-	ReasonFragNoFirst    = 12 // a fragment came before its first one
-	ReasonNoBackend      = 13 // the Service has no backend
-	ReasonServicePort    = 14 // the address is a Service's, but not this port and protocol
-	ReasonMidstreamNAT   = 15 // a packet in the middle of a translated flow whose entry is gone
-	ReasonCTFull         = 16 // the flow table took no new entry
-	ReasonNATPorts       = 17 // no free source port for a translated flow
-	ReasonNATFailed      = 18 // rewriting the packet failed
-	ReasonDeliver        = 19 // handing the packet to the pod failed
-	ReasonICMPErrorNAT   = 20 // an ICMP error about a translated flow could not be translated
-	ReasonICMPErrorFlow  = 21 // an ICMP error about a flow that is not known
-	ReasonUnknownChild   = 22 // a child of the parent link that is no endpoint sent it: not made by mustang
-	ReasonHookBypassed   = 23 // it left the pod past the program on the pod's own interface
-	ReasonCount          = 24
+	ReasonNone             = 0  // not dropped
+	ReasonNoProgram        = 1  // the shared program is not loaded
+	ReasonNoEndpoint       = 2  // the interface has no endpoint entry
+	ReasonEthertype        = 3  // neither IPv4, IPv6 nor ARP
+	ReasonTruncated        = 4  // the packet ends inside a header
+	ReasonBadLength        = 5  // a length field contradicts the packet
+	ReasonBadHeader        = 6  // a header field has a value its standard forbids
+	ReasonExtHeaders       = 7  // more IPv6 extension headers than are followed (6)
+	ReasonSpoofedMAC       = 8  // the source MAC address is not the pod's
+	ReasonSpoofedAddress   = 9  // the source address is not the pod's
+	ReasonFragTiny         = 10 // the first fragment does not hold the transport header
+	ReasonFragOverlap      = 11 // a later fragment would overwrite the transport header
+	ReasonFragNoFirst      = 12 // a fragment came before its first one
+	ReasonNoBackend        = 13 // the Service has no backend
+	ReasonServicePort      = 14 // the address is a Service's, but not this port and protocol
+	ReasonMidstreamNAT     = 15 // a packet in the middle of a translated flow whose entry is gone
+	ReasonCTFull           = 16 // the flow table took no new entry
+	ReasonNATPorts         = 17 // no free source port for a translated flow
+	ReasonNATFailed        = 18 // rewriting the packet failed
+	ReasonDeliver          = 19 // handing the packet to the pod failed
+	ReasonICMPErrorNAT     = 20 // an ICMP error about a translated flow could not be translated
+	ReasonICMPErrorFlow    = 21 // an ICMP error about a flow that is not known
+	ReasonUnknownChild     = 22 // a child of the parent link that is no endpoint sent it: not made by mustang
+	ReasonHookBypassed     = 23 // it left the pod past the program on the pod's own interface
+	ReasonPolicyIngress    = 24 // policies select the receiving pod, and no ingress rule of theirs allows the packet
+	ReasonPolicyEgress     = 25 // policies select the sending pod, and no egress rule of theirs allows the packet
+	ReasonPolicyIncomplete = 26 // the rule that might allow it did not fit into a table
+	ReasonPolicyUnknown    = 27 // the pod is not known yet, so nobody can say which policies select it
+	ReasonCount            = 28
 )
 
 // Reasons is the table of drop reasons, by number.
 var Reasons = [ReasonCount]Reason{
-	ReasonNone:           {0, "none", "not dropped", "nothing"},
-	ReasonNoProgram:      {1, "no_program", "the shared program is not loaded", "`mustang status` lists the programs; adding any endpoint (`mustang ep add`) loads them, or `mustang reset` and start anew"},
-	ReasonNoEndpoint:     {2, "no_endpoint", "the interface has no endpoint entry", "`mustang ep ls` lists the endpoints: the pod was removed, or its ADD was interrupted, which the next command finishes; otherwise `mustang ep add`"},
-	ReasonEthertype:      {3, "ethertype", "neither IPv4, IPv6 nor ARP", "send IPv4 or IPv6 without a VLAN tag; other protocols do not pass"},
-	ReasonTruncated:      {4, "truncated", "the packet ends inside a header", "the sender builds broken packets: capture one at the pod (`tcpdump -XX`) and mend the program that makes it"},
-	ReasonBadLength:      {5, "bad_length", "a length field contradicts the packet", "the sender builds broken packets: capture one at the pod (`tcpdump -XX`) and mend the program that makes it"},
-	ReasonBadHeader:      {6, "bad_header", "a header field has a value its standard forbids", "the sender builds broken packets: capture one at the pod (`tcpdump -XX`) and mend the program that makes it"},
-	ReasonExtHeaders:     {7, "ext_headers", "more IPv6 extension headers than are followed (6)", "send fewer extension headers"},
-	ReasonSpoofedMAC:     {8, "spoofed_mac", "the source MAC address is not the pod's", "let the pod send from the MAC address of its own interface (`mustang ep ls` shows it); after changing that on purpose, remove and add the endpoint"},
-	ReasonSpoofedAddress: {9, "spoofed_address", "the source address is not the pod's", "let the pod send from the address it was given (`mustang ep ls` shows it); for another one remove the endpoint and add it again"},
-	ReasonFragTiny:       {10, "frag_tiny", "the first fragment does not hold the transport header", "only attacks and broken senders make such fragments; send larger ones"},
-	ReasonFragOverlap:    {11, "frag_overlap", "a later fragment would overwrite the transport header", "only attacks and broken senders make such fragments; send larger ones"},
-	ReasonFragNoFirst:    {12, "frag_no_first", "a fragment came before its first one", "the sender repeats the datagram, or should: send datagrams that fit the MTU, so that none is fragmented"},
-	ReasonNoBackend:      {13, "no_backend", "the Service has no backend", "give the Service a backend (`mustang svc add --replace`), or see why none of its pods is ready"},
-	ReasonServicePort:    {14, "service_port", "the address is a Service's, but not this port and protocol", "use a port that the Service has (`mustang svc ls`), or add this one to it"},
-	ReasonMidstreamNAT:   {15, "midstream_nat", "a packet in the middle of a translated flow whose entry is gone", "the connection was idle for too long, or its backend is gone: connect again"},
-	ReasonCTFull:         {16, "ct_full", "the flow table took no new entry", "make flow tables with more entries: `mustang status` shows their use"},
-	ReasonNATPorts:       {17, "nat_ports", "no free source port for a translated flow", "too many connections from one address to one backend: give the Service more backends, or close connections"},
-	ReasonNATFailed:      {18, "nat_failed", "rewriting the packet failed", "only TCP and UDP can be sent to a Service; for these, the kernel refused to change the packet: report it with the output of `mustang status`"},
-	ReasonDeliver:        {19, "deliver", "handing the packet to the pod failed", "the interface of the receiving pod is going or gone; if it stays, report it with the output of `mustang status`"},
-	ReasonICMPErrorNAT:   {20, "icmp_error_nat", "an ICMP error about a translated flow could not be translated", "the error quotes too little of the packet that it is about; whoever sent it must quote its transport header"},
-	ReasonICMPErrorFlow:  {21, "icmp_error_flow", "an ICMP error about a flow that is not known", "nothing: the flow that it is about has ended, or never was"},
-	ReasonUnknownChild:   {22, "unknown_child", "a child of the parent link that is no endpoint sent it: not made by mustang", "make pods on that link by mustang only (`mustang pod add`), or give the other ones another link"},
-	ReasonHookBypassed:   {23, "hook_bypassed", "it left the pod past the program on the pod's own interface", "a program in the pod sends past the tc layer (packet socket with PACKET_QDISC_BYPASS): let it use ordinary sockets"},
+	ReasonNone:             {0, "none", "not dropped", "nothing"},
+	ReasonNoProgram:        {1, "no_program", "the shared program is not loaded", "`mustang status` lists the programs; adding any endpoint (`mustang ep add`) loads them, or `mustang reset` and start anew"},
+	ReasonNoEndpoint:       {2, "no_endpoint", "the interface has no endpoint entry", "`mustang ep ls` lists the endpoints: the pod was removed, or its ADD was interrupted, which the next command finishes; otherwise `mustang ep add`"},
+	ReasonEthertype:        {3, "ethertype", "neither IPv4, IPv6 nor ARP", "send IPv4 or IPv6 without a VLAN tag; other protocols do not pass"},
+	ReasonTruncated:        {4, "truncated", "the packet ends inside a header", "the sender builds broken packets: capture one at the pod (`tcpdump -XX`) and mend the program that makes it"},
+	ReasonBadLength:        {5, "bad_length", "a length field contradicts the packet", "the sender builds broken packets: capture one at the pod (`tcpdump -XX`) and mend the program that makes it"},
+	ReasonBadHeader:        {6, "bad_header", "a header field has a value its standard forbids", "the sender builds broken packets: capture one at the pod (`tcpdump -XX`) and mend the program that makes it"},
+	ReasonExtHeaders:       {7, "ext_headers", "more IPv6 extension headers than are followed (6)", "send fewer extension headers"},
+	ReasonSpoofedMAC:       {8, "spoofed_mac", "the source MAC address is not the pod's", "let the pod send from the MAC address of its own interface (`mustang ep ls` shows it); after changing that on purpose, remove and add the endpoint"},
+	ReasonSpoofedAddress:   {9, "spoofed_address", "the source address is not the pod's", "let the pod send from the address it was given (`mustang ep ls` shows it); for another one remove the endpoint and add it again"},
+	ReasonFragTiny:         {10, "frag_tiny", "the first fragment does not hold the transport header", "only attacks and broken senders make such fragments; send larger ones"},
+	ReasonFragOverlap:      {11, "frag_overlap", "a later fragment would overwrite the transport header", "only attacks and broken senders make such fragments; send larger ones"},
+	ReasonFragNoFirst:      {12, "frag_no_first", "a fragment came before its first one", "the sender repeats the datagram, or should: send datagrams that fit the MTU, so that none is fragmented"},
+	ReasonNoBackend:        {13, "no_backend", "the Service has no backend", "give the Service a backend (`mustang svc add --replace`), or see why none of its pods is ready"},
+	ReasonServicePort:      {14, "service_port", "the address is a Service's, but not this port and protocol", "use a port that the Service has (`mustang svc ls`), or add this one to it"},
+	ReasonMidstreamNAT:     {15, "midstream_nat", "a packet in the middle of a translated flow whose entry is gone", "the connection was idle for too long, or its backend is gone: connect again"},
+	ReasonCTFull:           {16, "ct_full", "the flow table took no new entry", "make flow tables with more entries: `mustang status` shows their use"},
+	ReasonNATPorts:         {17, "nat_ports", "no free source port for a translated flow", "too many connections from one address to one backend: give the Service more backends, or close connections"},
+	ReasonNATFailed:        {18, "nat_failed", "rewriting the packet failed", "only TCP and UDP can be sent to a Service; for these, the kernel refused to change the packet: report it with the output of `mustang status`"},
+	ReasonDeliver:          {19, "deliver", "handing the packet to the pod failed", "the interface of the receiving pod is going or gone; if it stays, report it with the output of `mustang status`"},
+	ReasonICMPErrorNAT:     {20, "icmp_error_nat", "an ICMP error about a translated flow could not be translated", "the error quotes too little of the packet that it is about; whoever sent it must quote its transport header"},
+	ReasonICMPErrorFlow:    {21, "icmp_error_flow", "an ICMP error about a flow that is not known", "nothing: the flow that it is about has ended, or never was"},
+	ReasonUnknownChild:     {22, "unknown_child", "a child of the parent link that is no endpoint sent it: not made by mustang", "make pods on that link by mustang only (`mustang pod add`), or give the other ones another link"},
+	ReasonHookBypassed:     {23, "hook_bypassed", "it left the pod past the program on the pod's own interface", "a program in the pod sends past the tc layer (packet socket with PACKET_QDISC_BYPASS): let it use ordinary sockets"},
+	ReasonPolicyIngress:    {24, "policy_ingress", "policies select the receiving pod, and no ingress rule of theirs allows the packet", "allow it by an ingress rule of a NetworkPolicy that selects the receiving pod; `mustang why` writes it"},
+	ReasonPolicyEgress:     {25, "policy_egress", "policies select the sending pod, and no egress rule of theirs allows the packet", "allow it by an egress rule of a NetworkPolicy that selects the sending pod; `mustang why` writes it"},
+	ReasonPolicyIncomplete: {26, "policy_incomplete", "the rule that might allow it did not fit into a table", "`mustang policy ls` says which rule and which table; make the table larger, or the rules fewer"},
+	ReasonPolicyUnknown:    {27, "policy_unknown", "the pod is not known yet, so nobody can say which policies select it", "wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes"},
 }
 
 // #define
@@ -172,8 +210,10 @@ const (
 	NATPortFirst      = 32768
 	NATPortCount      = 28232
 	CTRefresh         = 4
+	CTCutLifetime     = 60
 	FragLifetime      = 15
 	EventsPerEndpoint = 1000
 	EventsPerCpu      = 8000
 	StoppedPerSecond  = 100
+	PortBits          = 16
 )

@@ -36,6 +36,7 @@ func (v Verdict) String() string {
 type Context struct {
 	Endpoint uint32
 	Ifindex  uint32 // of the caller's namespace; 0: loopback
+	CameIn   uint32 // ifindex where the host got it; 0: the host itself sent it
 	GSOSize  uint32
 	GSOSegs  uint32
 	// Linear, when not 0: so many bytes are in the linear part (kernels that can).
@@ -76,7 +77,7 @@ func (d *Datapath) Run(prog *ebpf.Program, frame []byte, c Context) (Result, err
 }
 
 func (d *Datapath) run(prog *ebpf.Program, frame []byte, length uint32, c Context) (Result, error) {
-	in := datapath.SkBuff{Ifindex: c.Ifindex, GsoSize: c.GSOSize, GsoSegs: c.GSOSegs, DataEnd: c.Linear}
+	in := datapath.SkBuff{Ifindex: c.Ifindex, IngressIfindex: c.CameIn, GsoSize: c.GSOSize, GsoSegs: c.GSOSegs, DataEnd: c.Linear}
 	in.Cb[bpfgen.CbEndpoint] = c.Endpoint
 	in.Cb[cbLength] = length
 	var out datapath.SkBuff

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+// Policy's part of a verdict, by the names of its objects.
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/policy"
+)
+
+// PolicyNames says which objects numbers stand for. policy.Model is one; who
+// shares its model with others passes one that may be called from here.
+type PolicyNames interface {
+	Rule(id uint32) (policy.RuleName, bool)
+	Set(id uint64) (policy.SetName, bool)
+}
+
+// Judged is what policy said about one end of a flow: its opener's egress, or
+// its responder's ingress. An end that no policy selects is not judged.
+type Judged struct {
+	Direction  string   `json:"direction"`
+	SelectedBy []string `json:"selected_by,omitempty"` // the policies that isolate the pod
+	Policy     string   `json:"policy,omitempty"`      // whose rule allowed it; "": none did, or its name is not known here
+	Rule       int      `json:"rule,omitempty"`        // of that direction, from 1
+	Number     uint32   `json:"number,omitempty"`      // of the rule; 0: none allowed it
+}
+
+// Denied says that no rule allowed the flow at this end.
+func (j Judged) Denied() bool { return j.Number == 0 }
+
+func (j Judged) String() string {
+	switch {
+	case j.Denied() && len(j.SelectedBy) > 0:
+		return fmt.Sprintf("%s: default-deny of %s", j.Direction, strings.Join(j.SelectedBy, ", "))
+	case j.Denied():
+		return j.Direction + ": default-deny of the policies that select the pod"
+	case j.Policy == "":
+		return fmt.Sprintf("%s: allowed by rule %#x, whose name its agent knows", j.Direction, j.Number)
+	}
+	return fmt.Sprintf("%s: allowed by rule %d of %s", j.Direction, j.Rule, j.Policy)
+}
+
+// policies are the names of rules and sets, as of a moment ago.
+func (c *nameCache) policies() PolicyNames {
+	if c.n.Policies != nil {
+		return c.n.Policies
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.model != nil && time.Since(c.modelRead) < nameAge {
+		return c.model
+	}
+	endpoints, err := c.n.endpoints()
+	if err != nil {
+		return c.model
+	}
+	c.modelRead = time.Now()
+	if m, err := engine.LookPolicies(c.n.store, endpoints); err == nil {
+		c.model = m
+	}
+	return c.model
+}
+
+// judged names what policy said; sets and rules are by enum verdict_end.
+func (c *nameCache) judged(sets [2]uint64, rules [2]uint32) (out []Judged) {
+	for end, direction := range []policy.Direction{bpfgen.VerdictEgress: policy.Egress, bpfgen.VerdictIngress: policy.Ingress} {
+		if sets[end] == 0 {
+			continue
+		}
+		j := Judged{Direction: direction.String(), Number: rules[end]}
+		if names := c.policies(); names != nil {
+			if rule, known := names.Rule(rules[end]); known && rules[end] != 0 {
+				j.Policy, j.Rule = rule.Policy.String(), rule.Index+1
+			}
+			if set, known := names.Set(sets[end]); known {
+				for _, p := range set.Policies {
+					j.SelectedBy = append(j.SelectedBy, p.String())
+				}
+			}
+		}
+		out = append(out, j)
+	}
+	return out
+}
+
+// allowed is policy's part in letting a packet pass, as the rest of a sentence.
+func (q *question) allowed(e *datapath.Event) string {
+	if e == nil {
+		return ""
+	}
+	var parts []string
+	for _, j := range q.names.judged(e.Set, e.Rule) {
+		parts = append(parts, j.String())
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(parts, "; ") + ")"
+}
+
+// denied is which end's policy stops a packet, and the smallest rule that would
+// let it pass; "" when it is not policy.
+func (q *question) denied(e *datapath.Event) (sentence, mend string) {
+	egress := e.Reason == bpfgen.ReasonPolicyEgress
+	if !egress && e.Reason != bpfgen.ReasonPolicyIngress {
+		return "", ""
+	}
+	opener := q.nameOf(datapath.ToAddr(e.T.Src), 0)
+	responder := q.nameOf(datapath.ToAddr(e.Target), datapath.Port(e.TargetPort))
+	if !hasPorts(q.proto) {
+		responder.Port = 0
+	}
+	isolated, peer, word, side := responder, opener, "ingress", "from"
+	if egress {
+		isolated, peer, word, side = opener, responder, "egress", "to"
+	}
+	by := "the policies that select it"
+	for _, j := range q.names.judged(e.Set, e.Rule) {
+		if j.Direction == word && len(j.SelectedBy) > 0 {
+			by = strings.Join(j.SelectedBy, ", ")
+		}
+	}
+	sentence = fmt.Sprintf("%s of %s is closed by default, because %s selects it, and no %s rule allows %s%s",
+		word, isolated.Name(), by, word, peer.String(), q.portText(responder.Port))
+	mend = fmt.Sprintf("add to a NetworkPolicy that selects %s (such as %s) the %s rule `%s`",
+		isolated.Name(), by, word, q.rule(side, isolated, peer, responder.Port))
+	return sentence, mend
+}
+
+func (q *question) portText(port uint16) string {
+	if !hasPorts(q.proto) {
+		return ""
+	}
+	return fmt.Sprintf(" on %s port %d", protocolNames[q.proto], port)
+}
+
+// rule is the smallest rule that allows a peer, in the API's terms.
+func (q *question) rule(side string, isolated, peer End, port uint16) string {
+	who := fmt.Sprintf("ipBlock: {cidr: %s}", netip.PrefixFrom(peer.Address, peer.Address.BitLen()))
+	if peer.Endpoint != 0 {
+		who = "podSelector: {" + matchLabels(peer.Labels) + "}"
+		if peer.Namespace != isolated.Namespace {
+			who += fmt.Sprintf(", namespaceSelector: {matchLabels: {%s: %s}}", policy.NamespaceName, peer.Namespace)
+		}
+	}
+	ports := ""
+	if hasPorts(q.proto) {
+		ports = fmt.Sprintf(", ports: [{protocol: %s, port: %d}]", strings.ToUpper(protocolNames[q.proto]), port)
+	}
+	return fmt.Sprintf("%s: [{%s}]%s", side, who, ports)
+}
+
+func matchLabels(labels map[string]string) string {
+	if len(labels) == 0 {
+		return ""
+	}
+	var list []string
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		list = append(list, k+": "+labels[k])
+	}
+	return "matchLabels: {" + strings.Join(list, ", ") + "}"
+}
