@@ -76,9 +76,13 @@ func podName(ep state.Endpoint) string {
 		return ns + "/" + name
 	case name != "":
 		return name
-	case ep.Netns == "":
-		return ""
-	case strings.HasPrefix(ep.Netns, "/proc/"):
+	}
+	return netnsName(ep)
+}
+
+// netnsName is what people call a network namespace; a process's is its path.
+func netnsName(ep state.Endpoint) string {
+	if ep.Netns == "" || strings.HasPrefix(ep.Netns, "/proc/") {
 		return ep.Netns
 	}
 	return filepath.Base(ep.Netns)
