@@ -222,9 +222,9 @@ func lastLines(s string) string {
 
 var podNameOK = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 
-// AddPod makes a pod by `mustang pod add`. A mode that the kernel lacks is an
-// errors.ErrUnsupported.
-func (n *Node) AddPod(ctx context.Context, name string) (*Pod, error) {
+// AddPod makes a pod by `mustang pod add`, with these flags besides its own. A
+// mode that the kernel lacks is an errors.ErrUnsupported.
+func (n *Node) AddPod(ctx context.Context, name string, flags ...string) (*Pod, error) {
 	if !podNameOK.MatchString(name) || name == "n1" || name == "out" {
 		return nil, fmt.Errorf("pod name %q is not usable: use lower-case letters, digits and '-', and neither n1 nor out", name)
 	}
@@ -243,7 +243,7 @@ func (n *Node) AddPod(ctx context.Context, name string) (*Pod, error) {
 			return nil, errors.Join(err, deleteNetNS(ns))
 		}
 	}
-	if _, err := l.Mustang(ctx, l.podArgs(p)...); err != nil {
+	if _, err := l.Mustang(ctx, append(l.PodArgs(p), flags...)...); err != nil {
 		return nil, errors.Join(unsupported(err), l.pullNIC(p.nic), deleteNetNS(ns))
 	}
 	n.pods = append(n.pods, p)
@@ -259,7 +259,8 @@ func unsupported(err error) error {
 	return err
 }
 
-func (l *Lab) podArgs(p *Pod) []string {
+// PodArgs is the command that makes p's interface.
+func (l *Lab) PodArgs(p *Pod) []string {
 	ip4 := netip.PrefixFrom(p.IPv4, PodCIDR4.Bits())
 	ip6 := netip.PrefixFrom(p.IPv6, PodCIDR6.Bits())
 	args := []string{"pod", "add", p.Name, "--mode=" + string(l.cfg.Mode), "--netns=" + p.NetNS,

@@ -17,16 +17,16 @@ import (
 	"github.com/mustang-net/mustang/internal/observe"
 )
 
-// pod makes a pod on the tool's node; it returns the name of its namespace.
+// pod makes a pod by hand and puts the datapath on it; it returns the name of
+// its namespace.
 func (w *tool) pod(i int) string {
 	w.t.Helper()
 	ns := fmt.Sprintf("%s-%d", w.netns, i)
-	w.sh("ip netns add %s", ns)
-	w.t.Cleanup(func() {
-		w.ok("pod", "rm", ns)
-		w.sh("ip netns del %s", ns)
-	})
-	w.ok("pod", "add", ns, "--mode", "veth", "--ip", fmt.Sprintf("10.8.0.%d", i), "--netns", "/var/run/netns/"+ns, "--service-path", "tc")
+	w.sh("ip netns add %s && ip -n %s link add h%d type veth peer name eth0 netns %s", ns, w.netns, i, ns)
+	w.t.Cleanup(func() { w.sh("ip netns del %s", ns) })
+	w.sh("ip -n %s addr add 10.8.0.%d/32 dev eth0 && ip -n %s link set eth0 up && ip -n %s link set h%d up", ns, i, ns, w.netns, i)
+	w.sh("mac=$(ip -n %s -br link show h%d | awk '{print $3}'); ip -n %s neigh add 169.254.10.24 lladdr $mac dev eth0 && ip -n %s route add default via 169.254.10.24 dev eth0 onlink", w.netns, i, ns, ns)
+	w.ok("ep", "add", "--ifname=eth0", "--netns=/var/run/netns/"+ns, "--service-path=tc")
 	return ns
 }
 

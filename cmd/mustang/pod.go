@@ -34,7 +34,6 @@ type EndpointSpec struct {
 	HostIfName  string // the host's end, the shim, or the device's name on the host
 	IPv4, IPv6  netip.Addr
 	ServicePath string // both, socket, tc or none
-	Link        link.Result
 	Labels      map[string]string
 	Ports       []state.NamedPort
 }
@@ -203,14 +202,15 @@ func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podR
 			return link.Result{}, err
 		}
 	}
-	res, err := link.Add(spec)
-	if err != nil || att == nil {
-		return res, err
+	if att != nil {
+		spec.Attach = func() error {
+			return att.AddEndpoint(ctx, EndpointSpec{
+				Name: rec.Name, Mode: rec.Mode, NetNS: rec.NetNS, IfName: rec.IfName, HostIfName: rec.HostIfName,
+				IPv4: rec.IPv4.Addr(), IPv6: rec.IPv6.Addr(), ServicePath: rec.Datapath, Labels: labels, Ports: ports,
+			})
+		}
 	}
-	return res, att.AddEndpoint(ctx, EndpointSpec{
-		Name: rec.Name, Mode: rec.Mode, NetNS: rec.NetNS, IfName: rec.IfName, HostIfName: rec.HostIfName,
-		IPv4: rec.IPv4.Addr(), IPv6: rec.IPv6.Addr(), ServicePath: rec.Datapath, Link: res, Labels: labels, Ports: ports,
-	})
+	return link.Add(spec)
 }
 
 // podUndo removes all of a pod but its record. It works on any half of one.

@@ -90,6 +90,7 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	spec.Attach = func() error { return p.attach(a, p.Mode == link.HostDevice) }
 	made, err := link.Add(spec)
 	if err != nil {
 		return nil, linkError(*a, err)
@@ -104,7 +105,7 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 	if err := p.masqueradeAdd(*a); err != nil {
 		return nil, err
 	}
-	return result, p.attach(a, p.Mode == link.HostDevice)
+	return result, nil
 }
 
 // linkError gives the codes that runtimes know.

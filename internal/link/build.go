@@ -196,8 +196,8 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
-// podBase prepares the pod's interface: sysctls before it goes up, so that its
-// IPv6 addresses are usable at once, then addresses.
+// podBase prepares the pod's interface: sysctls first, so that its IPv6 addresses
+// are usable at once, then addresses and programs; up goes it last.
 func (b *builder) podBase(eth netlink.Link, p4, p6 netip.Prefix) error {
 	if err := netns.DoFile(b.podNS, func() error { return ifSysctls(b.IfName, b.IPv6.IsValid(), endOfPod) }); err != nil {
 		return fmt.Errorf("in the pod: %w", err)
@@ -207,15 +207,17 @@ func (b *builder) podBase(eth netlink.Link, p4, p6 netip.Prefix) error {
 			return err
 		}
 	}
-	if err := up(b.pod, eth); err != nil {
-		return err
-	}
 	for _, p := range []netip.Prefix{p4, p6} {
 		if err := b.addAddr(b.pod, eth, p); err != nil {
 			return err
 		}
 	}
-	return nil
+	if b.Attach != nil {
+		if err := b.Attach(); err != nil {
+			return err
+		}
+	}
+	return up(b.pod, eth)
 }
 
 func up(h *netlink.Handle, l netlink.Link) error {

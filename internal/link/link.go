@@ -63,6 +63,10 @@ type Spec struct {
 	LocalMTU   int
 	LocalCIDRs []netip.Prefix
 	BigTCP     int // bytes of the largest bundle of segments; 0: the kernel's 65536
+	// Attach puts programs on the pod's connection. It is called when the pod's
+	// interface has its addresses and is not up yet: no packet is older than
+	// they are. nil: nothing is to be attached.
+	Attach func() error
 }
 
 // Result is what was made, in the numbers that a datapath needs.

@@ -319,3 +319,27 @@ func TestAResetEndsAWatchWithASentence(t *testing.T) {
 		t.Fatal("it goes on")
 	}
 }
+
+// An agent that comes back with other programs replaces them in place.
+func TestAnUpgradeDoesNotDisturbAWatch(t *testing.T) {
+	w := newWorld(t)
+	client, server := w.veth(1, state.PathBoth), w.veth(2, state.PathBoth)
+	w.serve(server)
+	w.open()
+	c := w.watch(WatchOptions{})
+	meta, err := w.n.dp.GetMeta()
+	w.check(err)
+	meta.Build = [32]byte{1}
+	w.check(w.n.dp.PutMeta(meta))
+	if a, err := w.n.Why("pod-1", "10.9.0.2:8080"); err != nil || len(a[0].Warnings) != 1 {
+		t.Errorf("of another build's programs, why says %+v (%v)", a, err)
+	}
+	w.veth(3, state.PathBoth)
+	if current, err := w.n.dp.Current(); err != nil || !current {
+		t.Fatalf("the programs were not replaced (%v)", err)
+	}
+	w.check(talk(client, "tcp", netip.AddrPortFrom(server.IP4, serverPort)))
+	c.expect("opened", func(f Flow) bool {
+		return f.Event == Opened && f.Destination.Name() == "shop/pod-2" && f.Protocol == "tcp"
+	})
+}

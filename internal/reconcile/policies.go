@@ -25,7 +25,8 @@ type PolicyTables struct {
 }
 
 // Policies writes changes of policy. Whatever packet comes at whatever moment
-// gets the verdict of the old state or of the new one, or a stricter one:
+// gets from each of its ends the verdict of the old state or of the new one, or
+// a stricter one:
 //
 //   - A verdict is the union of what its entries allow, so of entries that each
 //     are old or new, none allows what neither state allows. What an entry

@@ -206,6 +206,12 @@ func (w *World) Case() Case {
 	}
 }
 
+// Ends are the oracle's verdicts of both ends; true where there is none on this
+// node.
+func (w *World) Ends(c Case) [2]bool {
+	return [2]bool{c.From < 0 || w.Oracle.Egress(*w.pods[c.From], c.Flow), c.To < 0 || w.Oracle.Ingress(*w.pods[c.To], c.Flow)}
+}
+
 // Verdict is the oracle's: "egress", "ingress", or "" when the flow may be.
 func (w *World) Verdict(c Case) string {
 	if c.From >= 0 && !w.Oracle.Egress(*w.pods[c.From], c.Flow) {
