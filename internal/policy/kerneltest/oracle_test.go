@@ -273,8 +273,8 @@ func (p *play) noEntry(f flow) error {
 func (p *play) revisit() error {
 	var living []flow
 	for _, f := range p.flows {
-		if f.From >= 0 && p.world.Pod(f.From) == nil || f.To >= 0 && p.world.Pod(f.To) == nil {
-			continue
+		if !p.same(f.From, f.Src) || !p.same(f.To, f.Dst) {
+			continue // another end than it began with
 		}
 		want := reason(p.world.Verdict(f.Case))
 		turns := []bool{false, true}
@@ -303,6 +303,19 @@ func (p *play) revisit() error {
 	}
 	p.flows = living
 	return nil
+}
+
+// same: the address is still the pod's, or still of nobody on this node.
+func (p *play) same(pod int, a netip.Addr) bool {
+	if pod >= 0 {
+		return p.world.Pod(pod) != nil
+	}
+	for i := range policygen.Local {
+		if p.world.Pod(i) != nil && (a == policygen.Addr(i, false) || a == policygen.Addr(i, true)) {
+			return false
+		}
+	}
+	return true
 }
 
 func reason(verdict string) string {
