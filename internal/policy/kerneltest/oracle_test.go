@@ -108,16 +108,20 @@ func check(t testing.TB, err error) {
 	}
 }
 
+func tablesOf(d *dptest.Datapath) reconcile.PolicyTables {
+	return reconcile.PolicyTables{
+		Ports:      datapath.NewTable[datapath.PortKey, uint32]("ports", d.MstPortsV1),
+		Peers:      datapath.NewTable[datapath.PeerKey, datapath.PeerRules]("peers", d.MstPeersV1),
+		Identities: datapath.NewTable[datapath.Addr, datapath.Identity]("identities", d.MstIdentitiesV1),
+		Prefixes:   datapath.NewTable[datapath.PrefixKey, uint64]("prefixes", d.MstPrefixesV1),
+		Policies:   datapath.NewTable[uint32, datapath.EndpointPolicy]("policies", d.MstPoliciesV1),
+		Endpoints:  datapath.NewTable[uint32, datapath.EndpointSlot]("endpoints", d.MstEndpointsV1),
+	}
+}
+
 func newPlay(t *testing.T, net *dptest.Network, rng *rand.Rand) *play {
 	p := &play{t: t, net: net, rng: rng, world: policygen.NewWorld(rng, limits)}
-	p.rec = reconcile.NewPolicies(reconcile.PolicyTables{
-		Ports:      datapath.NewTable[datapath.PortKey, uint32]("ports", net.MstPortsV1),
-		Peers:      datapath.NewTable[datapath.PeerKey, datapath.PeerRules]("peers", net.MstPeersV1),
-		Identities: datapath.NewTable[datapath.Addr, datapath.Identity]("identities", net.MstIdentitiesV1),
-		Prefixes:   datapath.NewTable[datapath.PrefixKey, uint64]("prefixes", net.MstPrefixesV1),
-		Policies:   datapath.NewTable[uint32, datapath.EndpointPolicy]("policies", net.MstPoliciesV1),
-		Endpoints:  datapath.NewTable[uint32, datapath.EndpointSlot]("endpoints", net.MstEndpointsV1),
-	})
+	p.rec = reconcile.NewPolicies(tablesOf(net.Datapath))
 	for id, pod := range net.Pods {
 		net.RemovePod(t, pod)
 		delete(net.Pods, id)
