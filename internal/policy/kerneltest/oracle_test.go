@@ -108,16 +108,20 @@ func check(t testing.TB, err error) {
 	}
 }
 
+func tablesOf(d *dptest.Datapath) reconcile.PolicyTables {
+	return reconcile.PolicyTables{
+		Ports:      datapath.NewTable[datapath.PortKey, uint32]("ports", d.MstPortsV1),
+		Peers:      datapath.NewTable[datapath.PeerKey, datapath.PeerRules]("peers", d.MstPeersV1),
+		Identities: datapath.NewTable[datapath.Addr, datapath.Identity]("identities", d.MstIdentitiesV1),
+		Prefixes:   datapath.NewTable[datapath.PrefixKey, uint64]("prefixes", d.MstPrefixesV1),
+		Policies:   datapath.NewTable[uint32, datapath.EndpointPolicy]("policies", d.MstPoliciesV1),
+		Endpoints:  datapath.NewTable[uint32, datapath.EndpointSlot]("endpoints", d.MstEndpointsV1),
+	}
+}
+
 func newPlay(t *testing.T, net *dptest.Network, rng *rand.Rand) *play {
 	p := &play{t: t, net: net, rng: rng, world: policygen.NewWorld(rng, limits)}
-	p.rec = reconcile.NewPolicies(reconcile.PolicyTables{
-		Ports:      datapath.NewTable[datapath.PortKey, uint32]("ports", net.MstPortsV1),
-		Peers:      datapath.NewTable[datapath.PeerKey, datapath.PeerRules]("peers", net.MstPeersV1),
-		Identities: datapath.NewTable[datapath.Addr, datapath.Identity]("identities", net.MstIdentitiesV1),
-		Prefixes:   datapath.NewTable[datapath.PrefixKey, uint64]("prefixes", net.MstPrefixesV1),
-		Policies:   datapath.NewTable[uint32, datapath.EndpointPolicy]("policies", net.MstPoliciesV1),
-		Endpoints:  datapath.NewTable[uint32, datapath.EndpointSlot]("endpoints", net.MstEndpointsV1),
-	})
+	p.rec = reconcile.NewPolicies(tablesOf(net.Datapath))
 	for id, pod := range net.Pods {
 		net.RemovePod(t, pod)
 		delete(net.Pods, id)
@@ -273,8 +277,8 @@ func (p *play) noEntry(f flow) error {
 func (p *play) revisit() error {
 	var living []flow
 	for _, f := range p.flows {
-		if f.From >= 0 && p.world.Pod(f.From) == nil || f.To >= 0 && p.world.Pod(f.To) == nil {
-			continue
+		if !p.same(f.From, f.Src) || !p.same(f.To, f.Dst) {
+			continue // another end than it began with
 		}
 		want := reason(p.world.Verdict(f.Case))
 		turns := []bool{false, true}
@@ -303,6 +307,19 @@ func (p *play) revisit() error {
 	}
 	p.flows = living
 	return nil
+}
+
+// same: the address is still the pod's, or still of nobody on this node.
+func (p *play) same(pod int, a netip.Addr) bool {
+	if pod >= 0 {
+		return p.world.Pod(pod) != nil
+	}
+	for i := range policygen.Local {
+		if p.world.Pod(i) != nil && (a == policygen.Addr(i, false) || a == policygen.Addr(i, true)) {
+			return false
+		}
+	}
+	return true
 }
 
 func reason(verdict string) string {
