@@ -77,6 +77,7 @@ func TestObserveStreamsOneObjectALineAndKeepsWhatDidNotPass(t *testing.T) {
 		for more := true; more; {
 			select {
 			case f := <-told:
+				t.Logf("%s %s → %s, %+v %s", f.Verdict, f.Source, f.Destination, f.Service, f.Reason)
 				if f.Verdict == observe.Forwarded && f.Service != nil && strings.HasSuffix(f.Source.Name(), a) && strings.HasSuffix(f.Destination.Name(), b) {
 					seen["forwarded"] = true
 				}

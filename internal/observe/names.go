@@ -46,6 +46,9 @@ func podRef(ep state.Endpoint) (namespace, name string) {
 	if ep.Pod.Name != "" {
 		return ep.Pod.Namespace, ep.Pod.Name
 	}
+	if ep.Labels[state.LabelName] == "" {
+		return "", "" // a namespace alone names no pod
+	}
 	return ep.Labels[state.LabelNamespace], ep.Labels[state.LabelName]
 }
 
