@@ -138,16 +138,21 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 {
 	struct service *s;
 	struct backend *b;
+	__u16 address;
 	__u32 id = 0;
+	int reason;
 
 	if (!p || !plan)
 		return REASON_NONE;
-	s = service_find(&p->t.dst, p->t.dport, p->proto);
+	s = service_find(&p->t.dst, p->t.dport, p->proto, SCOPE_ANY, &address);
 	if (!s)
-		return service_address(&p->t.dst) ? REASON_SERVICE_PORT : REASON_NONE;
+		return address & SVC_REFUSE ? REASON_SERVICE_PORT : REASON_NONE;
 	if (p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		return REASON_MIDSTREAM_NAT;
-	b = backend_pick(s, &id);
+	reason = service_closed(s, &p->t.src);
+	if (reason)
+		return reason;
+	b = backend_pick(s, &p->t.src, flow_hash(&p->t, p->proto), &id);
 	if (!b)
 		return REASON_NO_BACKEND;
 	plan->backend = id;

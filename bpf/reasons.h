@@ -31,5 +31,7 @@ enum drop_reason {
 	REASON_ICMP_ERROR_FLOW = 21,   /* an ICMP error about a flow that is not known */
 	REASON_UNKNOWN_CHILD = 22,     /* a child of the parent link that is no endpoint sent it: not made by mustang */
 	REASON_HOOK_BYPASSED = 23,     /* it left the pod past the program on the pod's own interface */
-	REASON_COUNT = 24,
+	REASON_NO_LOCAL_BACKEND = 24,  /* the Service's traffic policy is Local, and this node has no backend of it */
+	REASON_SOURCE_RANGE = 25,      /* the client's address is in none of the Service's loadBalancerSourceRanges */
+	REASON_COUNT = 26,
 };

@@ -42,6 +42,7 @@ enum endpoint_flag {
 	EP_IN_POD = 2,         /* programs sit inside the pod, directions swapped */
 	EP_SERVICE_TC = 4,     /* Services by NAT at the tc hooks */
 	EP_SERVICE_SOCKET = 8, /* Services at connect() and sendmsg() */
+	EP_NODE = 16,          /* of a namespace: it is the node's own, no endpoint's */
 };
 
 enum owner {
@@ -101,18 +102,41 @@ struct endpoint_counters {
 
 /* ---- Services --------------------------------------------------------- */
 
-/* proto 0 and port 0: the address itself is a Service's (see SVC_ADDRESS). */
+enum frontend_scope {
+	SCOPE_ANY = 0,
+	SCOPE_OUTSIDE = 1, /* for clients outside the cluster, where they have backends of their own */
+};
+
+/* proto 0 and port 0: the address itself is a Service's (see SVC_ADDRESS). A node port has the
+ * unspecified address of its family: it is looked for behind an address marked SVC_NODE. */
 struct service_key {
 	struct addr addr;
 	__be16 port;
 	__u8 proto;
-	__u8 scope; /* 0; reserved for local-only frontends */
+	__u8 scope; /* enum frontend_scope */
 	__u32 pad;
 };
 _Static_assert(sizeof(struct service_key) == 24, "service_key");
 
 enum service_flag {
-	SVC_ADDRESS = 1, /* marks an address that has frontends; has no backends itself */
+	/* Of an address; such an entry has no backends itself. */
+	SVC_ADDRESS = 1, /* it has frontends, or is the node's */
+	SVC_REFUSE = 2,  /* it is the cluster's own: ports that are no frontend are refused */
+	SVC_NODE = 4,    /* it is the node's, and takes node ports */
+	/* Of a frontend. */
+	SVC_SPLIT = 8,        /* clients from outside: see SCOPE_OUTSIDE */
+	SVC_DROP = 16,        /* the traffic policy leaves this node no backend: drop, do not refuse */
+	SVC_RANGES = 32,      /* only clients in mst_sources may use it */
+	SVC_MAGLEV = 64,      /* the slots are a Maglev table: picked by hash, not at random */
+	SVC_KEEP_SOURCE = 128, /* a client from outside keeps its address */
+};
+
+/* Numbers of state.FrontendKind. */
+enum frontend_kind {
+	KIND_CLUSTER_IP = 0,
+	KIND_NODE_PORT = 1,
+	KIND_EXTERNAL_IP = 2,
+	KIND_LOAD_BALANCER = 3,
 };
 
 struct service {
@@ -120,10 +144,36 @@ struct service {
 	__u32 backends; /* slots 0 .. backends-1 are filled */
 	__u16 flags;    /* enum service_flag */
 	__u8 owner;     /* enum owner */
-	__u8 pad;
+	__u8 kind;      /* enum frontend_kind */
 	__u32 number;   /* what `svc ls` shows as id; stays when backends change */
+	__u64 group;    /* shared by all frontends of a Service's port: affinity and sources are kept under it */
+	__u32 affinity; /* seconds for which a client keeps its backend; 0: not at all */
+	__u32 pad;
 };
-_Static_assert(sizeof(struct service) == 16, "service");
+_Static_assert(sizeof(struct service) == 32, "service");
+
+/* Set in struct slot_key.slot: the rest is the id of a backend that the Service has. Only
+ * Services with affinity have such entries; backend ids stay below it. */
+#define SLOT_MEMBER 2147483648
+
+/* Who a client was led to, for as long as its affinity lasts. */
+struct affinity_key {
+	struct addr client; /* zero: the node itself */
+	__u64 group;        /* struct service.group */
+};
+struct affinity {
+	__u32 backend; /* id */
+	__u32 expires; /* CLOCK_MONOTONIC in units of 2^30 ns */
+};
+
+/* A range of clients that may use a group's frontends. The bits that count begin at pad. */
+struct source_key {
+	__u32 prefixlen;
+	__u32 pad;
+	__u64 group; /* struct service.group */
+	struct addr addr;
+};
+_Static_assert(sizeof(struct source_key) == 32, "source_key");
 
 struct slot_key {
 	__u32 service; /* struct service.id */
@@ -283,6 +333,12 @@ struct meta {
 	__u32 next_backend;     /* last backend id */
 	__u32 next_service;     /* last slots id */
 	__u8 build[32];         /* hash of the loaded programs */
+};
+
+/* The one element of mst_node: what programs know of the node. */
+struct node_info {
+	struct addr ip4; /* its address towards others; zero when it has none */
+	struct addr ip6;
 };
 
 /* Where a program decided to send a packet; exported in cb[CB_REDIRECT_KIND]. */

@@ -27,7 +27,7 @@ func (s Sizes) of(name string) uint32 {
 	return map[string]uint32{
 		bpfgen.PodMapMstCtV1:       s.CT,
 		bpfgen.PodMapMstCtNewV1:    s.CTNew,
-		bpfgen.PodMapMstServicesV1: s.Services,
+		bpfgen.PodMapMstServicesV2: s.Services,
 		bpfgen.PodMapMstSlotsV1:    s.Slots,
 		bpfgen.PodMapMstBackendsV1: s.Backends,
 	}[name]
@@ -52,6 +52,8 @@ type Datapath struct {
 	Frontends *Table[FrontendKey, Frontend]
 	Slots     *Table[SlotKey, uint32]
 	Backends  *Table[uint32, Backend]
+	Sources   *Table[SourceKey, uint8]
+	Node      *Table[uint32, NodeInfo]
 	Endpoints *Table[uint32, EndpointSlot]
 	Addrs     *Table[Addr, uint32]
 	Netns     *Table[uint64, NetnsInfo]
@@ -173,6 +175,7 @@ func (d *Datapath) openAll() error {
 
 // tableNames are the keys of tableSpecs, known without parsing anything.
 var tableNames = []string{
+	bpfgen.PodMapMstAffinityV1,
 	bpfgen.PodMapMstBackendsV1,
 	bpfgen.PodMapMstChildrenV1,
 	bpfgen.PodMapMstCtNewV1,
@@ -185,13 +188,15 @@ var tableNames = []string{
 	bpfgen.PodMapMstFragsV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
+	bpfgen.PodMapMstNodeV1,
 	bpfgen.PodMapMstParentsV1,
 	bpfgen.PodMapMstProgramsV1,
 	bpfgen.PodMapMstRefusalsV1,
-	bpfgen.PodMapMstServicesV1,
+	bpfgen.PodMapMstServicesV2,
 	bpfgen.PodMapMstSlotsV1,
 	bpfgen.PodMapMstSockFlowsV1,
 	bpfgen.PodMapMstSockPeersV1,
+	bpfgen.PodMapMstSourcesV1,
 }
 
 // openMap opens a pinned map, or creates it with size entries.
@@ -258,9 +263,11 @@ func (d *Datapath) checkLayout() error {
 }
 
 func (d *Datapath) bind() {
-	d.Frontends = bindTable[FrontendKey, Frontend](d, bpfgen.PodMapMstServicesV1)
+	d.Frontends = bindTable[FrontendKey, Frontend](d, bpfgen.PodMapMstServicesV2)
 	d.Slots = bindTable[SlotKey, uint32](d, bpfgen.PodMapMstSlotsV1)
 	d.Backends = bindTable[uint32, Backend](d, bpfgen.PodMapMstBackendsV1)
+	d.Sources = bindTable[SourceKey, uint8](d, bpfgen.PodMapMstSourcesV1)
+	d.Node = bindTable[uint32, NodeInfo](d, bpfgen.PodMapMstNodeV1)
 	d.Endpoints = bindTable[uint32, EndpointSlot](d, bpfgen.PodMapMstEndpointsV1)
 	d.Addrs = bindTable[Addr, uint32](d, bpfgen.PodMapMstEndpointAddrsV1)
 	d.Netns = bindTable[uint64, NetnsInfo](d, bpfgen.PodMapMstNetnsV1)

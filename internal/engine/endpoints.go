@@ -128,7 +128,6 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	if e.dp == nil {
 		return state.Endpoint{}, errReadOnly
 	}
-	e.services = nil // its copy of meta is about to grow old
 	ep, err := discover(spec)
 	stranger := false
 	if err == nil {
@@ -164,7 +163,11 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	if e.known != nil {
 		e.known[ep.ID] = ep
 	}
-	return ep, e.store.ClearJournal()
+	err = e.store.ClearJournal()
+	if err == nil {
+		e.relocate()
+	}
+	return ep, err
 }
 
 // isStranger says that no endpoint has anything of ep's, neither an address nor
@@ -404,7 +407,11 @@ func (e *Engine) remove(ep state.Endpoint, gone bool) error {
 	}
 	delete(e.known, ep.ID)
 	e.settle(op.Departures)
-	return e.store.ClearJournal()
+	if err := e.store.ClearJournal(); err != nil {
+		return err
+	}
+	e.relocate()
+	return nil
 }
 
 func (e *Engine) finishRemove(ep state.Endpoint) error {

@@ -23,8 +23,9 @@ var compareAddrs = cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }
 
 func TestServicesAreRestoredFromTheTables(t *testing.T) {
 	n := newNode(t)
-	want := []state.Service{svc("10.96.0.1:80", "10.9.0.1:80", "10.9.0.2:80"), svc("[fd00::1]:80", "[fd09::1]:80"), svc("10.96.0.1:81")}
-	n.must(func(e *Engine) error { return e.AddServices(want...) })
+	list := []state.Service{svc("10.96.0.1:80", "10.9.0.1:80", "10.9.0.2:80"), svc("[fd00::1]:80", "[fd09::1]:80"), svc("10.96.0.1:81")}
+	n.must(func(e *Engine) error { return e.AddServices(list...) })
+	want := []state.Binding{bound(t, list[0]), bound(t, list[1]), bound(t, list[2])}
 	for i := range want {
 		want[i].Number = uint32(i + 1)
 	}
@@ -36,7 +37,7 @@ func TestServicesAreRestoredFromTheTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.must(func(e *Engine) error { return e.RemoveServices(want[1].Frontend) })
-	if d := cmp.Diff([]state.Service{want[0], want[2]}, n.services(), compareAddrs); d != "" {
+	if d := cmp.Diff([]state.Binding{want[0], want[2]}, n.services(), compareAddrs); d != "" {
 		t.Fatal(d)
 	}
 	err = n.do(func(e *Engine) error { return e.RemoveServices(want[1].Frontend) })
@@ -78,6 +79,7 @@ func (b *breaking) wrap(t reconcile.ServiceTables) reconcile.ServiceTables {
 		Frontends: breakingTable[datapath.FrontendKey, datapath.Frontend]{t.Frontends, b},
 		Slots:     breakingTable[datapath.SlotKey, uint32]{t.Slots, b},
 		Backends:  breakingTable[uint32, datapath.Backend]{t.Backends, b},
+		Sources:   breakingTable[datapath.SourceKey, uint8]{t.Sources, b},
 		Meta:      breakingTable[uint32, datapath.Meta]{t.Meta, b},
 	}
 }

@@ -13,10 +13,11 @@ const (
 
 // enum endpoint_flag
 const (
-	EPHostEnd       = 1 // programs sit on the host's end; redirect_peer delivers
-	EPInPod         = 2 // programs sit inside the pod, directions swapped
-	EPServiceTc     = 4 // Services by NAT at the tc hooks
-	EPServiceSocket = 8 // Services at connect() and sendmsg()
+	EPHostEnd       = 1  // programs sit on the host's end; redirect_peer delivers
+	EPInPod         = 2  // programs sit inside the pod, directions swapped
+	EPServiceTc     = 4  // Services by NAT at the tc hooks
+	EPServiceSocket = 8  // Services at connect() and sendmsg()
+	EPNode          = 16 // of a namespace: it is the node's own, no endpoint's
 )
 
 // enum owner
@@ -27,9 +28,30 @@ const (
 	OwnerKubernetes = 3
 )
 
+// enum frontend_scope
+const (
+	ScopeAny     = 0
+	ScopeOutside = 1 // for clients outside the cluster, where they have backends of their own
+)
+
 // enum service_flag
 const (
-	SvcAddress = 1 // marks an address that has frontends; has no backends itself
+	SvcAddress    = 1   // it has frontends, or is the node's
+	SvcRefuse     = 2   // it is the cluster's own: ports that are no frontend are refused
+	SvcNode       = 4   // it is the node's, and takes node ports
+	SvcSplit      = 8   // clients from outside: see SCOPE_OUTSIDE
+	SvcDrop       = 16  // the traffic policy leaves this node no backend: drop, do not refuse
+	SvcRanges     = 32  // only clients in mst_sources may use it
+	SvcMaglev     = 64  // the slots are a Maglev table: picked by hash, not at random
+	SvcKeepSource = 128 // a client from outside keeps its address
+)
+
+// enum frontend_kind
+const (
+	KindClusterIp    = 0
+	KindNodePort     = 1
+	KindExternalIp   = 2
+	KindLoadBalancer = 3
 )
 
 // enum backend_id
@@ -117,7 +139,9 @@ const (
 	ReasonICMPErrorFlow  = 21 // an ICMP error about a flow that is not known
 	ReasonUnknownChild   = 22 // a child of the parent link that is no endpoint sent it: not made by mustang
 	ReasonHookBypassed   = 23 // it left the pod past the program on the pod's own interface
-	ReasonCount          = 24
+	ReasonNoLocalBackend = 24 // the Service's traffic policy is Local, and this node has no backend of it
+	ReasonSourceRange    = 25 // the client's address is in none of the Service's loadBalancerSourceRanges
+	ReasonCount          = 26
 )
 
 // Reasons is the table of drop reasons, by number.
@@ -146,11 +170,14 @@ var Reasons = [ReasonCount]Reason{
 	ReasonICMPErrorFlow:  {21, "icmp_error_flow", "an ICMP error about a flow that is not known"},
 	ReasonUnknownChild:   {22, "unknown_child", "a child of the parent link that is no endpoint sent it: not made by mustang"},
 	ReasonHookBypassed:   {23, "hook_bypassed", "it left the pod past the program on the pod's own interface"},
+	ReasonNoLocalBackend: {24, "no_local_backend", "the Service's traffic policy is Local, and this node has no backend of it"},
+	ReasonSourceRange:    {25, "source_range", "the client's address is in none of the Service's loadBalancerSourceRanges"},
 }
 
 // #define
 const (
-	MstLayout    = 1
+	SlotMember   = 2147483648
+	MstLayout    = 2
 	SecondShift  = 30
 	NATPortTries = 16
 	NATPortFirst = 32768

@@ -53,6 +53,7 @@ type IterSockSeen struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	IterMapMstAffinityV1         = "mst_affinity_v1"
 	IterMapMstBackendsV1         = "mst_backends_v1"
 	IterMapMstChildrenV1         = "mst_children_v1"
 	IterMapMstCtNewV1            = "mst_ct_new_v1"
@@ -65,13 +66,15 @@ const (
 	IterMapMstFragsV1            = "mst_frags_v1"
 	IterMapMstMetaV1             = "mst_meta_v1"
 	IterMapMstNetnsV1            = "mst_netns_v1"
+	IterMapMstNodeV1             = "mst_node_v1"
 	IterMapMstParentsV1          = "mst_parents_v1"
 	IterMapMstProgramsV1         = "mst_programs_v1"
 	IterMapMstRefusalsV1         = "mst_refusals_v1"
-	IterMapMstServicesV1         = "mst_services_v1"
+	IterMapMstServicesV2         = "mst_services_v2"
 	IterMapMstSlotsV1            = "mst_slots_v1"
 	IterMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	IterMapMstSockPeersV1        = "mst_sock_peers_v1"
+	IterMapMstSourcesV1          = "mst_sources_v1"
 	IterProgMstSockets           = "mst_sockets"
 	IterVarAnswerKey             = "answer_key"
 	IterVarDeliverEgress         = "deliver_egress"
@@ -129,6 +132,7 @@ type IterProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type IterMapSpecs struct {
+	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
@@ -141,13 +145,15 @@ type IterMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
-	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 }
 
 // IterVariableSpecs contains global variables before they are loaded into the kernel.
@@ -181,6 +187,7 @@ func (o *IterObjects) Close() error {
 //
 // It can be passed to LoadIterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type IterMaps struct {
+	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
@@ -193,17 +200,20 @@ type IterMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
-	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 }
 
 func (m *IterMaps) Close() error {
 	return _IterClose(
+		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCtNewV1,
@@ -216,13 +226,15 @@ func (m *IterMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
-		m.MstServicesV1,
+		m.MstServicesV2,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSourcesV1,
 	)
 }
 

@@ -31,6 +31,7 @@ type ParentParent struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	ParentMapMstAffinityV1         = "mst_affinity_v1"
 	ParentMapMstBackendsV1         = "mst_backends_v1"
 	ParentMapMstChildrenV1         = "mst_children_v1"
 	ParentMapMstCtNewV1            = "mst_ct_new_v1"
@@ -43,13 +44,15 @@ const (
 	ParentMapMstFragsV1            = "mst_frags_v1"
 	ParentMapMstMetaV1             = "mst_meta_v1"
 	ParentMapMstNetnsV1            = "mst_netns_v1"
+	ParentMapMstNodeV1             = "mst_node_v1"
 	ParentMapMstParentsV1          = "mst_parents_v1"
 	ParentMapMstProgramsV1         = "mst_programs_v1"
 	ParentMapMstRefusalsV1         = "mst_refusals_v1"
-	ParentMapMstServicesV1         = "mst_services_v1"
+	ParentMapMstServicesV2         = "mst_services_v2"
 	ParentMapMstSlotsV1            = "mst_slots_v1"
 	ParentMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	ParentMapMstSockPeersV1        = "mst_sock_peers_v1"
+	ParentMapMstSourcesV1          = "mst_sources_v1"
 	ParentProgParentEgress         = "parent_egress"
 	ParentVarAnswerKey             = "answer_key"
 	ParentVarDeliverEgress         = "deliver_egress"
@@ -107,6 +110,7 @@ type ParentProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ParentMapSpecs struct {
+	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
@@ -119,13 +123,15 @@ type ParentMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
-	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 }
 
 // ParentVariableSpecs contains global variables before they are loaded into the kernel.
@@ -159,6 +165,7 @@ func (o *ParentObjects) Close() error {
 //
 // It can be passed to LoadParentObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ParentMaps struct {
+	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
@@ -171,17 +178,20 @@ type ParentMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
-	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 }
 
 func (m *ParentMaps) Close() error {
 	return _ParentClose(
+		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCtNewV1,
@@ -194,13 +204,15 @@ func (m *ParentMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
-		m.MstServicesV1,
+		m.MstServicesV2,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSourcesV1,
 	)
 }
 

@@ -18,6 +18,18 @@ type PodAddr struct {
 	Bytes [16]uint8
 }
 
+type PodAffinity struct {
+	_       structs.HostLayout
+	Backend uint32
+	Expires uint32
+}
+
+type PodAffinityKey struct {
+	_      structs.HostLayout
+	Client PodAddr
+	Group  uint64
+}
+
 type PodBackend struct {
 	_     structs.HostLayout
 	Addr  PodAddr
@@ -155,6 +167,12 @@ type PodNetnsInfo struct {
 	Flags    uint32
 }
 
+type PodNodeInfo struct {
+	_   structs.HostLayout
+	Ip4 PodAddr
+	Ip6 PodAddr
+}
+
 type PodParent struct {
 	_         structs.HostLayout
 	Mac       [6]uint8
@@ -174,8 +192,11 @@ type PodService struct {
 	Backends uint32
 	Flags    uint16
 	Owner    uint8
-	Pad      uint8
+	Kind     uint8
 	Number   uint32
+	Group    uint64
+	Affinity uint32
+	Pad      uint32
 }
 
 type PodServiceKey struct {
@@ -221,10 +242,19 @@ type PodSockPeer struct {
 	Pad          uint32
 }
 
+type PodSourceKey struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Pad       uint32
+	Group     uint64
+	Addr      PodAddr
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	PodMapMstAffinityV1         = "mst_affinity_v1"
 	PodMapMstBackendsV1         = "mst_backends_v1"
 	PodMapMstChildrenV1         = "mst_children_v1"
 	PodMapMstCtNewV1            = "mst_ct_new_v1"
@@ -237,13 +267,15 @@ const (
 	PodMapMstFragsV1            = "mst_frags_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
+	PodMapMstNodeV1             = "mst_node_v1"
 	PodMapMstParentsV1          = "mst_parents_v1"
 	PodMapMstProgramsV1         = "mst_programs_v1"
 	PodMapMstRefusalsV1         = "mst_refusals_v1"
-	PodMapMstServicesV1         = "mst_services_v1"
+	PodMapMstServicesV2         = "mst_services_v2"
 	PodMapMstSlotsV1            = "mst_slots_v1"
 	PodMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	PodMapMstSockPeersV1        = "mst_sock_peers_v1"
+	PodMapMstSourcesV1          = "mst_sources_v1"
 	PodProgFromPod              = "from_pod"
 	PodProgToPod                = "to_pod"
 	PodVarAnswerKey             = "answer_key"
@@ -303,6 +335,7 @@ type PodProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PodMapSpecs struct {
+	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
@@ -315,13 +348,15 @@ type PodMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
-	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 }
 
 // PodVariableSpecs contains global variables before they are loaded into the kernel.
@@ -355,6 +390,7 @@ func (o *PodObjects) Close() error {
 //
 // It can be passed to LoadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PodMaps struct {
+	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
@@ -367,17 +403,20 @@ type PodMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
-	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 }
 
 func (m *PodMaps) Close() error {
 	return _PodClose(
+		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCtNewV1,
@@ -390,13 +429,15 @@ func (m *PodMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
-		m.MstServicesV1,
+		m.MstServicesV2,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSourcesV1,
 	)
 }
 

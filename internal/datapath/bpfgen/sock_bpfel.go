@@ -40,6 +40,7 @@ type SockSockFlowKey struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	SockMapMstAffinityV1         = "mst_affinity_v1"
 	SockMapMstBackendsV1         = "mst_backends_v1"
 	SockMapMstChildrenV1         = "mst_children_v1"
 	SockMapMstCtNewV1            = "mst_ct_new_v1"
@@ -52,13 +53,15 @@ const (
 	SockMapMstFragsV1            = "mst_frags_v1"
 	SockMapMstMetaV1             = "mst_meta_v1"
 	SockMapMstNetnsV1            = "mst_netns_v1"
+	SockMapMstNodeV1             = "mst_node_v1"
 	SockMapMstParentsV1          = "mst_parents_v1"
 	SockMapMstProgramsV1         = "mst_programs_v1"
 	SockMapMstRefusalsV1         = "mst_refusals_v1"
-	SockMapMstServicesV1         = "mst_services_v1"
+	SockMapMstServicesV2         = "mst_services_v2"
 	SockMapMstSlotsV1            = "mst_slots_v1"
 	SockMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	SockMapMstSockPeersV1        = "mst_sock_peers_v1"
+	SockMapMstSourcesV1          = "mst_sources_v1"
 	SockProgMstConnect4          = "mst_connect4"
 	SockProgMstConnect6          = "mst_connect6"
 	SockProgMstGetpeername4      = "mst_getpeername4"
@@ -130,6 +133,7 @@ type SockProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SockMapSpecs struct {
+	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
@@ -142,13 +146,15 @@ type SockMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
-	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 }
 
 // SockVariableSpecs contains global variables before they are loaded into the kernel.
@@ -182,6 +188,7 @@ func (o *SockObjects) Close() error {
 //
 // It can be passed to LoadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SockMaps struct {
+	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
@@ -194,17 +201,20 @@ type SockMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
-	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 }
 
 func (m *SockMaps) Close() error {
 	return _SockClose(
+		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCtNewV1,
@@ -217,13 +227,15 @@ func (m *SockMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
-		m.MstServicesV1,
+		m.MstServicesV2,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSourcesV1,
 	)
 }
 

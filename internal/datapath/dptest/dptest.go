@@ -33,7 +33,7 @@ type Options struct {
 var defaultSizes = map[string]uint32{
 	"mst_ct_v1":       16384,
 	"mst_ct_new_v1":   16384,
-	"mst_services_v1": 4096,
+	"mst_services_v2": 4096,
 	"mst_slots_v1":    4096,
 	"mst_backends_v1": 4096,
 }

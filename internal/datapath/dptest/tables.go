@@ -146,9 +146,9 @@ func (d *Datapath) SetService(t testing.TB, proto uint8, frontend netip.AddrPort
 		backend := d.backend(t, b, proto)
 		check(t, d.MstSlotsV1.Put(bpfgen.PodSlotKey{Service: number, Slot: uint32(slot)}, backend))
 	}
-	check(t, d.MstServicesV1.Put(id.key(), bpfgen.PodService{Id: number, Number: number, Backends: uint32(len(backends))}))
-	check(t, d.MstServicesV1.Put(serviceID{frontend: netip.AddrPortFrom(frontend.Addr(), 0)}.key(),
-		bpfgen.PodService{Flags: bpfgen.SvcAddress}))
+	check(t, d.MstServicesV2.Put(id.key(), bpfgen.PodService{Id: number, Number: number, Backends: uint32(len(backends))}))
+	check(t, d.MstServicesV2.Put(serviceID{frontend: netip.AddrPortFrom(frontend.Addr(), 0)}.key(),
+		bpfgen.PodService{Flags: bpfgen.SvcAddress | bpfgen.SvcRefuse}))
 }
 
 // RemoveService removes a frontend and, when it was the last one there, its address.
@@ -156,14 +156,14 @@ func (d *Datapath) RemoveService(t testing.TB, proto uint8, frontend netip.AddrP
 	t.Helper()
 	id := serviceID{frontend, proto}
 	delete(d.services, id)
-	check(t, ignoreAbsent(d.MstServicesV1.Delete(id.key())))
+	check(t, ignoreAbsent(d.MstServicesV2.Delete(id.key())))
 	for other := range d.services {
 		if other.frontend.Addr() == frontend.Addr() {
 			return
 		}
 	}
 	address := serviceID{frontend: netip.AddrPortFrom(frontend.Addr(), 0)}
-	check(t, ignoreAbsent(d.MstServicesV1.Delete(address.key())))
+	check(t, ignoreAbsent(d.MstServicesV2.Delete(address.key())))
 }
 
 func (d *Datapath) backend(t testing.TB, a netip.AddrPort, proto uint8) uint32 {
@@ -223,8 +223,8 @@ func (d *Datapath) Counters(t testing.TB, p Pod) bpfgen.PodEndpointCounters {
 // endpoints with small ids are looked at.
 func (d *Datapath) Clear(t testing.TB) {
 	t.Helper()
-	for _, table := range []*ebpf.Map{d.MstCtV1, d.MstCtNewV1, d.MstFragsV1, d.MstServicesV1, d.MstSlotsV1,
-		d.MstBackendsV1, d.MstEndpointAddrsV1} {
+	for _, table := range []*ebpf.Map{d.MstCtV1, d.MstCtNewV1, d.MstFragsV1, d.MstServicesV2, d.MstSlotsV1,
+		d.MstBackendsV1, d.MstEndpointAddrsV1, d.MstAffinityV1, d.MstSourcesV1} {
 		clearTable(t, table)
 	}
 	cpus, err := ebpf.PossibleCPU()
