@@ -91,7 +91,7 @@ global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan
 			return REASON_NAT_PORTS;
 	}
 	for (int i = 0; i < NAT_PORT_TRIES; i++) {
-		plan->post.sport = bpf_htons(c->port_first + bpf_get_prandom_u32() % (c->port_count | 1));
+		plan->post.sport = bpf_htons(c->port_first + bpf_get_prandom_u32() % (c->port_count ? c->port_count : 1));
 		if (!tuple_taken(&plan->post, p->proto, now) && (!plan->wear || !host_has_port(skb, &plan->post, p)))
 			return REASON_NONE;
 	}
