@@ -47,6 +47,7 @@ type Datapath struct {
 	nextBackend uint32
 	generation  uint32
 	services    map[serviceID]uint32
+	members     map[uint32][]uint32 // of Services with affinity
 	backends    map[netip.AddrPort]map[uint8]uint32
 	fragID      uint16
 	out         []byte
@@ -83,6 +84,7 @@ func Load(o Options) (*Datapath, error) {
 	d := &Datapath{
 		InPod:    o.InPod,
 		services: map[serviceID]uint32{},
+		members:  map[uint32][]uint32{},
 		backends: map[netip.AddrPort]map[uint8]uint32{},
 		out:      make([]byte, 1<<16+512),
 	}

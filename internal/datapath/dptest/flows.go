@@ -114,13 +114,14 @@ func (d *Datapath) DeleteFlow(t testing.TB, tuple Tuple, scope uint8) {
 	}
 }
 
-// Age lets seconds pass for all flows and fragments: their expiry comes nearer.
+// Age lets seconds pass for all flows, fragments and affinities: their expiry comes nearer.
 func (d *Datapath) Age(t testing.TB, seconds uint32) {
 	t.Helper()
 	for _, f := range d.Flows(t) {
 		f.Entry.Expires -= seconds
 		check(t, d.flowTables()[f.Established].Update(f.Key, f.Entry, ebpf.UpdateExist))
 	}
+	d.ageAffinity(t, seconds)
 	var key bpfgen.PodFragKey
 	var ports bpfgen.PodFragPorts
 	keys := map[bpfgen.PodFragKey]bpfgen.PodFragPorts{}
@@ -132,6 +133,23 @@ func (d *Datapath) Age(t testing.TB, seconds uint32) {
 	for key, ports := range keys {
 		ports.Expires -= seconds
 		check(t, d.MstFragsV1.Update(key, ports, ebpf.UpdateExist))
+	}
+}
+
+// ageAffinity lets seconds pass for clients' affinities.
+func (d *Datapath) ageAffinity(t testing.TB, seconds uint32) {
+	t.Helper()
+	var key bpfgen.PodAffinityKey
+	var value bpfgen.PodAffinity
+	all := map[bpfgen.PodAffinityKey]bpfgen.PodAffinity{}
+	it := d.MstAffinityV1.Iterate()
+	for it.Next(&key, &value) {
+		all[key] = value
+	}
+	check(t, it.Err())
+	for key, value := range all {
+		value.Expires -= seconds
+		check(t, d.MstAffinityV1.Update(key, value, ebpf.UpdateExist))
 	}
 }
 
