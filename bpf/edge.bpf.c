@@ -219,7 +219,7 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
 		reason = translate(skb, p, &plan.post);
 	if (reason)
 		return drop(skb, reason, DIR_EDGE);
-	if (plan.host)
+	if (!plan.wear && !plan.endpoint) /* the node itself, or a pod that mustang does not know */
 		edge_turn();
 	return edge_deliver(skb, p, plan.endpoint);
 }

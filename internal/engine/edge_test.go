@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -392,4 +393,179 @@ func TestAffinity(t *testing.T) {
 	if len(met) != 3 {
 		t.Errorf("only %v", met)
 	}
+}
+
+// asking asks again and again over one socket.
+type asking struct {
+	t *testing.T
+	c net.Conn
+}
+
+func (w *edgeWorld) asking(path, to string) asking {
+	w.t.Helper()
+	var c net.Conn
+	err := netns.Do(path, func() (err error) {
+		c, err = net.Dial("udp", to)
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { c.Close() })
+	return asking{w.t, c}
+}
+
+func (a asking) who() string {
+	a.t.Helper()
+	buf := make([]byte, 2048)
+	a.c.SetDeadline(time.Now().Add(2 * time.Second))
+	if _, err := a.c.Write([]byte("?")); err != nil {
+		a.t.Fatal(err)
+	}
+	n, err := a.c.Read(buf)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	name, _, _ := strings.Cut(string(buf[:n]), " saw ")
+	return name
+}
+
+// A datagram flow from outside moves when its backend leaves, and only then.
+func TestFlowsFromOutsideMoveWithTheirBackends(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.other, "a", 8080)
+	w.serve(w.other, "b", 8081)
+	four, six := []string{"198.51.101.9:8080", "198.51.101.9:8081"}, []string{"[2001:db8:1::9]:8080", "[2001:db8:1::9]:8081"}
+	for _, edit := range []func(*state.Service){nil, allLocal} {
+		w.replace(four, six, edit)
+		for _, v6 := range []bool{false, true} {
+			for _, to := range externals[v6] {
+				flow := w.asking(w.client, to)
+				first := flow.who()
+				for range 3 {
+					if now := flow.who(); now != first {
+						t.Fatalf("%s: %s after %s", to, now, first)
+					}
+				}
+				stays := 1 - strings.Index("ab", first)
+				w.replace(four[stays:stays+1], six[stays:stays+1], edit)
+				if now := flow.who(); now == first {
+					t.Errorf("%s: still %s", to, now)
+				}
+				w.replace(four, six, edit)
+				if now := flow.who(); now == first {
+					t.Errorf("%s: back to %s", to, now)
+				}
+			}
+		}
+	}
+}
+
+// allLocal is the policy Local, and every backend on this node.
+func allLocal(s *state.Service) {
+	s.External = state.PolicyLocal
+	for i := range s.Ports[0].Backends {
+		s.Ports[0].Backends[i].Local = true
+	}
+}
+
+// Within one batch, frontends pass from one Service to another without anybody
+// noticing; a port that another Service gets leads to nobody of the old one.
+func TestFrontendsChangeHandsUnnoticed(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.other, "a", 8080)
+	w.serve(w.other, "b", 8081)
+	named := func(name string) func(*state.Service) { return func(s *state.Service) { s.Name += name } }
+	a4, a6 := []string{"198.51.101.9:8080"}, []string{"[2001:db8:1::9]:8080"}
+	w.replace(a4, a6, nil)
+	before := tablesOf(w)
+	flow := w.asking(w.client, externals[false][0])
+	flow.who()
+	w.replace(a4, a6, named("-again"))
+	if flow.who() != "a" || tablesOf(w) != before {
+		t.Error("the flow or the tables noticed")
+	}
+	w.replace([]string{"198.51.101.9:8081"}, []string{"[2001:db8:1::9]:8081"}, named("-other"))
+	if now := flow.who(); now != "b" {
+		t.Errorf("the old flow reaches %s", now)
+	}
+	each(t, func(t *testing.T, network string, v6 bool) {
+		for _, path := range []string{w.client, w.pod, w.home} {
+			for _, to := range externals[v6] {
+				if name, _, err := ask(path, network, to); err != nil || name != "b" {
+					t.Errorf("%s: %q, %v", to, name, err)
+				}
+			}
+		}
+	})
+}
+
+// tablesOf is every entry of the Services' frontends and slots, in order.
+func tablesOf(w *edgeWorld) string {
+	var out []string
+	w.must(func(e *Engine) error {
+		fronts, err := e.dp.Frontends.All()
+		slots, err2 := e.dp.Slots.All()
+		for k, v := range fronts {
+			v.Group = 0 // named after the Service
+			out = append(out, fmt.Sprint(k, v))
+		}
+		for k, v := range slots {
+			out = append(out, fmt.Sprint(k, v))
+		}
+		return errors.Join(err, err2)
+	})
+	slices.Sort(out)
+	return strings.Join(out, "\n")
+}
+
+// Where programs are attached by clsact, the edge is the same.
+func TestEdgeByClsact(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.must(func(e *Engine) error { return e.SetEdge(Edge{}) })
+	w.opts.NoTCX = true
+	w.must(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w0", "w1"}}) })
+	w.serve(w.other, "other", 8080)
+	w.replace([]string{"198.51.101.9:8080"}, []string{"[2001:db8:1::9]:8080"}, nil)
+	each(t, func(t *testing.T, network string, v6 bool) {
+		if name, saw, err := ask(w.client, network, externals[v6][0]); err != nil || name != "other" || saw != nodeIP[v6] {
+			t.Errorf("%q saw %v, %v", name, saw, err)
+		}
+	})
+	w.must(func(e *Engine) error {
+		if s, err := e.Edge(); err != nil || len(s.Devices) != 2 {
+			t.Errorf("%+v, %v", s, err)
+		}
+		return e.SetEdge(Edge{})
+	})
+	if name, _, err := ask(w.client, "tcp", externals[false][0]); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("%q, %v", name, err)
+	}
+}
+
+// A pod with a child of the NIC itself gets its clients from outside with their
+// own addresses.
+func TestClientsOutsideOfAPodWithItsOwnNIC(t *testing.T) {
+	w := newEdgeWorld(t)
+	name := w.name + "-mv"
+	w.namespace(name)
+	w.run("ip netns exec %s sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0", name)
+	w.run("ip link add link w0 name mv0 netns %s type macvlan mode bridge", name)
+	w.run("ip -n %s link set mv0 name eth0 && ip -n %s link set eth0 up && ip -n %s link set lo up", name, name, name)
+	w.run("ip -n %s addr add 198.51.100.2/24 dev eth0 && ip -n %s addr add 2001:db8:0::2/64 dev eth0 nodad", name, name)
+	w.run("ip -n %s route add default via 198.51.100.9 && ip -n %s -6 route add default via 2001:db8:0::9", name, name)
+	if _, err := w.add(netns.Path(name)); err != nil {
+		t.Fatal(err)
+	}
+	w.serve(netns.Path(name), "macvlan", 8080)
+	w.replace([]string{"*198.51.100.2:8080"}, []string{"*[2001:db8:0::2]:8080"}, nil)
+	each(t, func(t *testing.T, network string, v6 bool) {
+		for _, to := range externals[v6] {
+			for range 2 {
+				if name, saw, err := ask(w.client, network, to); err != nil || name != "macvlan" || saw != clientIP[v6] {
+					t.Errorf("%s: %q saw %v, %v", to, name, saw, err)
+				}
+			}
+		}
+	})
 }
