@@ -203,6 +203,25 @@ struct ct_entry {
 };
 _Static_assert(sizeof(struct ct_entry) == 72, "ct_entry");
 
+/* What was decided about a flow's packets at one hook, and what must still be so for it to hold. */
+struct fast_flow {
+	struct tuple t;             /* as packets show it */
+	struct tuple to;            /* what the packet's tuple becomes */
+	__u32 until;                /* the time, as in ct_entry; then the flow's entry is looked at again */
+	__u32 generation;           /* of the tables and of the flow, mixed */
+	__u32 self;                 /* id of the endpoint whose hook it is */
+	__u32 self_generation;
+	__u32 peer;                 /* id of the endpoint at the flow's other end, 0: none of this node */
+	__u32 peer_generation;
+	__u8 mac[6];                /* the sender's link address */
+	__u8 translate;             /* 1: to `to` */
+	__u8 deliver;               /* 1: to the peer; 0: leave it to the kernel */
+	__u8 proto;
+	__u8 dir;                   /* enum direction */
+	__u8 pad[6];
+};
+_Static_assert(sizeof(struct fast_flow) == 120, "fast_flow");
+
 struct frag_key {
 	struct addr src;
 	struct addr dst;

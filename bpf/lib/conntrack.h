@@ -12,6 +12,7 @@
 #pragma once
 
 #include "common.h"
+#include "fast.h"
 #include "parse.h"
 
 /* A flow as one packet finds it. */
@@ -313,6 +314,7 @@ inline_fn void ct_delete(const struct ct_key *key)
 {
 	bpf_map_delete_elem(&mst_ct_v1, key);
 	bpf_map_delete_elem(&mst_ct_new_v1, key);
+	fast_forget(key->lo.words[3], key->hi.words[3], key->lo_port, key->hi_port);
 }
 
 /**

@@ -63,8 +63,11 @@ struct pkt {
 	__u8 frag;      /* enum pkt_frag */
 	__u8 tcp_flags; /* enum tcp_flag, of any TCP packet with a header */
 	__u8 icmp_type;
-	__u8 pad[2];
+	__u8 usual;       /* 1: packets like it may take the short way */
+	__u8 pad;
+	__u32 generation; /* of what is kept of its flow, when it came (fast.h) */
 };
+_Static_assert(sizeof(struct pkt) == 64, "pkt");
 
 /**
  * headers - make the first @len bytes readable

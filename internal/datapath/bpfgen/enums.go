@@ -156,5 +156,7 @@ const (
 	NATPortFirst = 32768
 	NATPortCount = 28232
 	CTRefresh    = 4
+	FastLifetime = 1
+	FastSlots    = 1024
 	FragLifetime = 15
 )
