@@ -182,6 +182,8 @@ var tableNames = []string{
 	bpfgen.PodMapMstEndpointCountersV1,
 	bpfgen.PodMapMstEndpointsV1,
 	bpfgen.PodMapMstFactsV1,
+	bpfgen.PodMapMstFastV1,
+	bpfgen.PodMapMstFastGenerationsV1,
 	bpfgen.PodMapMstFragsV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
