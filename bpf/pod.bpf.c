@@ -176,8 +176,8 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 	return REASON_NONE;
 }
 
-/* Whether a flow occupies the tuple that the backend would see. One that has closed is removed,
- * both halves: its late packets must not be taken for the new one's. */
+/* Whether a flow occupies the tuple that the backend would see. One that has closed ends, both
+ * halves: its late packets must not be taken for the new one's. */
 global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
 {
 	struct flow f = { .now = now };
@@ -188,10 +188,7 @@ global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
 	ct_find_key(&f);
 	if (f.e && !ct_closed(f.e))
 		return true;
-	if (f.e)
-		ct_forget(&f, proto);
-	else /* expired: must not be found before the new one */
-		bpf_map_delete_elem(&mst_ct_v1, &f.key);
+	ct_forget(&f, proto);
 	return false;
 }
 

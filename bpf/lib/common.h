@@ -80,6 +80,12 @@ inline_fn bool addr_equal(const struct addr *a, const struct addr *b)
 	return a->quads[0] == b->quads[0] && a->quads[1] == b->quads[1];
 }
 
+inline_fn bool tuple_equal(const struct tuple *a, const struct tuple *b)
+{
+	return addr_equal(&a->src, &b->src) && addr_equal(&a->dst, &b->dst) && a->sport == b->sport &&
+	       a->dport == b->dport;
+}
+
 inline_fn void tuple_reverse(struct tuple *to, const struct tuple *from)
 {
 	to->src = from->dst;

@@ -169,8 +169,7 @@ inline_fn bool mac_equal(const __u8 *a, const __u8 *b)
 /* Whether a packet is one of the flow. */
 inline_fn bool fast_is(const struct fast_flow *fast, const struct pkt *p, __u32 id, __u32 dir)
 {
-	return addr_equal(&fast->t.src, &p->t.src) && addr_equal(&fast->t.dst, &p->t.dst) &&
-	       fast->t.sport == p->t.sport && fast->t.dport == p->t.dport && fast->proto == p->proto &&
+	return tuple_equal(&fast->t, &p->t) && fast->proto == p->proto &&
 	       fast->dir == dir && fast->self == id;
 }
 
