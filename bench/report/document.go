@@ -43,6 +43,12 @@ const (
 	BigTCP   = "big-tcp"
 )
 
+// Places of the Service under test among rules that are scanned one by one.
+const (
+	Middle = "middle" // the mean of all
+	Last   = "last"
+)
+
 // Subjects that are always there.
 const (
 	Base      = "loopback"          // what everything is divided by
@@ -73,6 +79,7 @@ type Settings struct {
 	Services   []int    `json:"services"`
 	Rounds     int      `json:"rounds"`
 	Duration   float64  `json:"duration_seconds"`
+	Turns      int      `json:"turns"` // of a sample; streams by iperf3 have one
 	Cores      []string `json:"cores"`
 	Seed       uint64   `json:"seed"`
 	IPv6       bool     `json:"ipv6"`
@@ -116,6 +123,7 @@ type Subject struct {
 	Services   int    `json:"services,omitempty"`
 	Tune       string `json:"tune,omitempty"` // "" is as MTU says, with the kernel's bundles of 64 KiB
 	Via        string `json:"via"`
+	Position   string `json:"position,omitempty"` // of the Service's rule; "" where there is one, or a table is looked up
 	// Backend names what implements it, with its version; ProgramSet is what
 	// `mustang status -o json` printed there.
 	Backend    string          `json:"backend,omitempty"`

@@ -3,7 +3,9 @@
 package report
 
 import (
+	"maps"
 	"math"
+	"slices"
 
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/bench/stats"
@@ -55,6 +57,17 @@ func (m Metric) of(s runner.Sample) float64 {
 	return s.Rate
 }
 
+// turns are the metric's values in the sample's turns.
+func (m Metric) turns(s runner.Sample) []float64 {
+	if !s.Usable() {
+		return nil
+	}
+	if m.Lower() {
+		return s.TurnCosts
+	}
+	return s.TurnRates
+}
+
 // Figure is one metric of one subject as a ratio to another subject, from the
 // ratios inside each round.
 type Figure struct {
@@ -68,7 +81,22 @@ type Figure struct {
 // Figures answers questions about a document's samples.
 type Figures struct {
 	seed   uint64
-	values map[key]map[int]float64 // by round
+	values map[key]map[int]value // by round
+}
+
+// value is one sample's: of the whole, and of each turn.
+type value struct {
+	whole float64
+	turns []float64
+}
+
+// over is the ratio of two values of one round. Samples that were not taken in
+// turns have only the whole.
+func (v value) over(base value) float64 {
+	if r := stats.TurnRatio(v.turns, base.turns); !math.IsNaN(r) {
+		return r
+	}
+	return v.whole / base.whole
 }
 
 type key struct {
@@ -78,7 +106,7 @@ type key struct {
 
 // NewFigures indexes the document's samples.
 func NewFigures(d *Document) *Figures {
-	f := &Figures{seed: d.Settings.Seed, values: map[key]map[int]float64{}}
+	f := &Figures{seed: d.Settings.Seed, values: map[key]map[int]value{}}
 	for _, s := range d.Samples {
 		for _, m := range Metrics {
 			if m.scenario() != s.Scenario {
@@ -86,9 +114,9 @@ func NewFigures(d *Document) *Figures {
 			}
 			k := key{s.Subject, s.Cores, m}
 			if f.values[k] == nil {
-				f.values[k] = map[int]float64{}
+				f.values[k] = map[int]value{}
 			}
-			f.values[k][s.Round] = m.of(s)
+			f.values[k][s.Round] = value{m.of(s), m.turns(s)}
 		}
 	}
 	return f
@@ -96,32 +124,50 @@ func NewFigures(d *Document) *Figures {
 
 // Ratio compares subject to over, round by round. N is 0 without common rounds.
 func (f *Figures) Ratio(subject, over string, m Metric, cores string) Figure {
-	a, b := f.values[key{subject, cores, m}], f.values[key{over, cores, m}]
-	last := 0
-	for round := range a {
-		last = max(last, round)
-	}
-	var pairs []stats.Pair
-	for round := 1; round <= last; round++ { // in order: the bootstrap depends on it
-		va, okA := a[round]
-		vb, okB := b[round]
-		if okA && okB {
-			pairs = append(pairs, stats.Pair{Value: va, Base: vb})
-		}
-	}
+	ratios, _ := f.ratios(subject, over, m, cores)
 	out := Figure{Subject: subject, Over: over, Metric: m, Cores: cores}
-	if len(stats.Ratios(pairs)) > 0 { // JSON knows no NaN
-		out.Ratio = stats.OfRatios(pairs, f.seed)
+	if len(ratios) > 0 { // JSON knows no NaN
+		out.Ratio = stats.Of(ratios, f.seed)
 	}
 	return out
+}
+
+// ratios returns the ratio of each round, and the ratio of the sums of its turns.
+func (f *Figures) ratios(subject, over string, m Metric, cores string) (ratios, ofSums []float64) {
+	a, b := f.values[key{subject, cores, m}], f.values[key{over, cores, m}]
+	for _, round := range slices.Sorted(maps.Keys(a)) { // in order: the bootstrap depends on it
+		va, vb := a[round], b[round]
+		// NaN, a failed sample, fails the comparisons.
+		if va.whole > 0 && vb.whole > 0 {
+			ratios = append(ratios, va.over(vb))
+			ofSums = append(ofSums, va.whole/vb.whole)
+		}
+	}
+	return ratios, ofSums
+}
+
+// unevenBy is by what share the sums of turns must differ from the turns' typical
+// ratio before the report says so.
+const unevenBy = 0.05
+
+// Uneven says whether a subject's turns differ so much that their sum tells
+// another story than the typical turn, as when a path stalls now and then. It
+// returns the ratio of the sums.
+func (f *Figures) Uneven(subject, over string, m Metric, cores string) (ofSums float64, uneven bool) {
+	typical, sums := f.ratios(subject, over, m, cores)
+	if len(sums) == 0 {
+		return 0, false
+	}
+	ofSums = stats.Median(sums)
+	return ofSums, math.Abs(ofSums/stats.Median(typical)-1) > unevenBy
 }
 
 // Median returns the median of the metric itself, NaN of none.
 func (f *Figures) Median(subject string, m Metric, cores string) float64 {
 	var values []float64
 	for _, v := range f.values[key{subject, cores, m}] {
-		if !math.IsNaN(v) {
-			values = append(values, v)
+		if !math.IsNaN(v.whole) {
+			values = append(values, v.whole)
 		}
 	}
 	return stats.Median(values)
@@ -176,6 +222,16 @@ func (d *Document) findTuned(tune, mode string, by []string, services int, via s
 			if s.Tune == tune && s.Mode == mode && s.By == b && s.Via == via && (services == 0 || s.Services == services) {
 				return s, true
 			}
+		}
+	}
+	return Subject{}, false
+}
+
+// findAt returns the subject by ClusterIP whose rule stands at a position.
+func (d *Document) findAt(position, mode, by string, services int) (Subject, bool) {
+	for _, s := range d.Subjects {
+		if s.Position == position && s.Tune == "" && s.Mode == mode && s.By == by && s.Via == ClusterIP && s.Services == services {
+			return s, true
 		}
 	}
 	return Subject{}, false

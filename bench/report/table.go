@@ -41,8 +41,8 @@ func (d *Document) renderHead(w io.Writer) {
 	if s.IPv6 {
 		family = "IPv6"
 	}
-	fmt.Fprintf(w, "%d rounds of %g s samples, %s, %s, streams by %s, CPU time from %s, seed %d\n",
-		d.finishedRounds(), s.Duration, family, cmp.Or(s.CC, "default congestion control"), s.StreamBy, s.CPUSource, s.Seed)
+	fmt.Fprintf(w, "%d rounds of %g s samples in %d turns, %s, %s, streams by %s, CPU time from %s, seed %d\n",
+		d.finishedRounds(), s.Duration, max(1, s.Turns), family, cmp.Or(s.CC, "default congestion control"), s.StreamBy, s.CPUSource, s.Seed)
 	switch d.Machine.Emulated {
 	case EmulatedInstructions:
 		fmt.Fprintln(w, "EMULATED: the clock counts instructions, 4 ns each. Ratios are those of instructions: no cache, no cost of")
@@ -172,6 +172,7 @@ func (d *Document) renderBars(w io.Writer, color bool) {
 func (d *Document) renderFoot(w io.Writer, f *Figures) {
 	fmt.Fprintln(w)
 	d.renderControl(w)
+	d.renderUneven(w, f)
 	fmt.Fprintln(w, "Figures are medians of per-round ratios with a bootstrap 95 % interval. A bar passes when the interval")
 	fmt.Fprintf(w, "passes it as a whole, over at least %d rounds. CPU: less is better.\n", stats.MinRounds)
 	seen := map[string]bool{}
@@ -228,6 +229,20 @@ func (d *Document) renderControl(w io.Writer) {
 		if !stats.ControlHolds(c.Ratio) {
 			fmt.Fprintf(w, "A/A CONTROL FAILS: %s, %s core: loopback differs from itself by %s; trust no difference smaller than that\n",
 				heads[c.Metric], c.Cores, interval(c.Ratio))
+		}
+	}
+}
+
+// renderUneven names what the typical turn hides.
+func (d *Document) renderUneven(w io.Writer, f *Figures) {
+	for _, cores := range d.Settings.Cores {
+		for _, s := range d.Subjects {
+			for _, m := range []Metric{StreamRate, RRRate, CRRRate, UDPRRRate} {
+				if sums, uneven := f.Uneven(s.ID, Base, m, cores); uneven {
+					fmt.Fprintf(w, "UNEVEN: %s, %s, %s core: some turns differ much from the others; by the sum of all turns the ratio is %.2f\n",
+						s.ID, heads[m], cores, sums)
+				}
+			}
 		}
 	}
 }

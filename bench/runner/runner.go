@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package runner interleaves samples of several contestants in rounds, so that
-// a machine that changes its speed during a run changes it for all alike.
+// Package runner interleaves several contestants so finely that a machine that
+// changes its speed changes it for all alike: in each round the loads of one
+// scenario are all up at once, and take short turns.
 //
-// It knows no network: what a sample is, is given by a Measure function.
+// It knows no network: what a load is, is given by an Opener.
 package runner
 
 import (
@@ -12,6 +13,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/mustang-net/mustang/bench/load"
@@ -26,11 +28,18 @@ type Case struct {
 
 func (c Case) String() string { return fmt.Sprintf("%s, %s, %s core", c.Subject, c.Scenario, c.Cores) }
 
-// Sample is one measurement, as it is written to the JSON file.
+// Turn is what one turn of a load measured.
+type Turn struct {
+	Rate float64 // as Sample.Rate
+	Cost float64 // CPU s a transaction, or a byte of a stream; ksoftirqd's included
+}
+
+// Sample is the sum of a case's turns in one round, as it is written to the JSON
+// file.
 type Sample struct {
 	Case
 	Round   int       `json:"round"`    // from 1; 0 is the discarded warm-up round
-	Order   int       `json:"position"` // in its round, from 0
+	Order   int       `json:"position"` // in its round, by the start of its load, from 0
 	Start   time.Time `json:"start"`
 	Error   string    `json:"error,omitempty"`
 	Rate    float64   `json:"rate"`  // bits/s of a stream, else transactions/s
@@ -41,6 +50,7 @@ type Sample struct {
 	// their CPUs, within the window; for iperf3, of its whole run.
 	CPU      float64       `json:"cpu_seconds"`
 	Softirqd float64       `json:"softirqd_seconds"`
+	All      int64         `json:"-"` // transactions, those out of the windows too
 	CC       string        `json:"cc,omitempty"`
 	Latency  *load.Latency `json:"latency_ns,omitempty"`
 	// PortWaits and Lost are load.Result's; Retransmits is iperf3's.
@@ -51,20 +61,39 @@ type Sample struct {
 	Foreign float64 `json:"foreign"`
 	Load1   float64 `json:"load1"` // the machine's 1-minute load average
 	Noisy   bool    `json:"noisy,omitempty"`
+	// TurnRates and TurnCosts are Turn's, of each turn in its cycle.
+	TurnRates []float64 `json:"turn_rates,omitempty"`
+	TurnCosts []float64 `json:"turn_costs,omitempty"`
 }
 
 // Usable reports whether the sample carries a figure.
 func (s Sample) Usable() bool { return s.Error == "" && s.Rate > 0 }
 
-// Measure takes one sample. It fills everything but Case, Round and Order, and
-// returns an error instead of hanging.
-type Measure func(context.Context, Case) (Sample, error)
+// Load is one case's server and client. They are up and sleep but for their turns.
+type Load interface {
+	// Turn loads the path once. It returns an error instead of hanging.
+	Turn(context.Context) (Turn, error)
+	// Finish ends both and returns the sum of the turns.
+	Finish() (Sample, error)
+	// Kill ends what still runs; after Finish nothing does.
+	Kill()
+}
+
+// Opener starts loads.
+type Opener interface {
+	Open(context.Context, Case) (Load, error)
+	// Watch returns a function that says which share of the CPUs of a case's
+	// load others have used since Watch was called.
+	Watch(Case) (foreign func() float64)
+}
 
 // Settings of a run.
 type Settings struct {
 	Rounds int
 	Warmup bool // measure every case once before round 1 and discard it
 	Seed   uint64
+	// Turns is how many turns a sample of a scenario has; nil for one.
+	Turns func(scenario string) int
 }
 
 // Progress is told after each sample.
@@ -81,94 +110,207 @@ const retireAfter = 2
 // that was cut short is not kept, since its ratios would lack their halves.
 //
 // Failures of single cases do not end a run; they are in the samples.
-func Run(ctx context.Context, cases []Case, set Settings, measure Measure, p Progress) ([]Sample, error) {
-	r := run{set: set, measure: measure, progress: p, began: time.Now(), failures: map[Case]int{}}
+func Run(ctx context.Context, cases []Case, set Settings, open Opener, p Progress) ([]Sample, error) {
+	if set.Turns == nil {
+		set.Turns = func(string) int { return 1 }
+	}
+	r := run{set: set, open: open, progress: p, began: time.Now(), failures: map[Case]int{}}
 	first := 1
 	if set.Warmup {
 		first = 0
 	}
 	r.total = len(cases) * (set.Rounds - first + 1)
 	rng := rand.New(rand.NewPCG(set.Seed, 1))
+	blocks := blocksOf(cases, rng)
+	between := newOrder(len(blocks), rng)
 	kept := []Sample{} // not nil: in JSON it is a list, even when empty
-	var order []Case
 	for round := first; round <= set.Rounds; round++ {
-		order = nextOrder(cases, order, round, rng)
-		samples, err := r.round(ctx, round, order)
-		if err != nil {
-			return kept, err
+		r.position = 0
+		var samples []Sample
+		for _, i := range between.next() {
+			some, err := r.block(ctx, round, blocks[i])
+			if err != nil {
+				return kept, err
+			}
+			samples = append(samples, some...)
 		}
-		if round > 0 {
-			kept = append(kept, samples...)
+		if round == 0 { // every pair of rounds is a shuffle and its mirror
+			between.reset()
+			for _, b := range blocks {
+				b.order.reset()
+			}
+			continue
 		}
+		kept = append(kept, samples...)
 	}
 	return kept, nil
 }
 
-// nextOrder returns the order of a round: a new shuffle for odd rounds, the
-// same backwards for even ones, so that whatever drifts within a round cancels
-// over two. Cases are shuffled inside blocks of one scenario and core setting:
-// those that are compared with each other stay close in time.
-func nextOrder(cases, previous []Case, round int, rng *rand.Rand) []Case {
-	if round > 0 && round%2 == 0 && previous != nil {
-		reversed := slices.Clone(previous)
-		slices.Reverse(reversed)
-		return reversed
+// order gives a new shuffle and then the same backwards, so that whatever
+// drifts cancels over the two.
+type order struct {
+	rng    *rand.Rand
+	list   []int
+	mirror bool
+}
+
+func newOrder(n int, rng *rand.Rand) *order {
+	o := &order{rng: rng, list: make([]int, n)}
+	for i := range o.list {
+		o.list[i] = i
 	}
-	type block struct{ scenario, cores string }
-	blocks := map[block][]Case{}
-	var keys []block
+	return o
+}
+
+func (o *order) reset() { o.mirror = false }
+
+// next returns the next order; it is valid until the next call.
+func (o *order) next() []int {
+	if o.mirror {
+		slices.Reverse(o.list)
+	} else {
+		o.rng.Shuffle(len(o.list), func(i, j int) { o.list[i], o.list[j] = o.list[j], o.list[i] })
+	}
+	o.mirror = !o.mirror
+	return o.list
+}
+
+// block is all cases of one scenario and core setting: those that are compared
+// with each other take turns.
+type block struct {
+	cases []Case
+	order *order
+}
+
+func blocksOf(cases []Case, rng *rand.Rand) (list []*block) {
+	type kind struct{ scenario, cores string }
+	index := map[kind]*block{}
 	for _, c := range cases {
-		k := block{c.Scenario, c.Cores}
-		if blocks[k] == nil {
-			keys = append(keys, k)
+		k := kind{c.Scenario, c.Cores}
+		if index[k] == nil {
+			index[k] = &block{}
+			list = append(list, index[k])
 		}
-		blocks[k] = append(blocks[k], c)
+		index[k].cases = append(index[k].cases, c)
 	}
-	rng.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
-	var order []Case
-	for _, k := range keys {
-		b := blocks[k]
-		rng.Shuffle(len(b), func(i, j int) { b[i], b[j] = b[j], b[i] })
-		order = append(order, b...)
+	for _, b := range list {
+		b.order = newOrder(len(b.cases), rng)
 	}
-	return order
+	return list
 }
 
 type run struct {
 	set      Settings
-	measure  Measure
+	open     Opener
 	progress Progress
 	began    time.Time
 	done     int
 	total    int
+	position int // of the next sample in its round
 	failures map[Case]int
 }
 
-func (r *run) round(ctx context.Context, round int, order []Case) ([]Sample, error) {
-	var samples []Sample
-	for i, c := range order {
-		if err := context.Cause(ctx); err != nil {
-			return nil, err
+// entry is a case in a block's round.
+type entry struct {
+	s    Sample
+	load Load // nil when it failed
+}
+
+// fail takes the case out of this round.
+func (e *entry) fail(r *run, err error) {
+	r.failures[e.s.Case]++
+	e.s.Error = fmt.Sprintf("%s: %v", e.s.Case, err)
+	if e.load != nil {
+		e.load.Kill()
+		e.load = nil
+	}
+}
+
+// block measures all cases of a block once.
+func (r *run) block(ctx context.Context, round int, b *block) ([]Sample, error) {
+	entries := make([]entry, len(b.cases))
+	defer func() {
+		for _, e := range entries {
+			if e.load != nil {
+				e.load.Kill()
+			}
 		}
-		s := Sample{Error: fmt.Sprintf("%s: left out after %d failures", c, retireAfter)}
-		if r.failures[c] < retireAfter {
-			var err error
-			s, err = r.measure(ctx, c)
+	}()
+	if err := r.start(ctx, round, b, entries); err != nil {
+		return nil, err
+	}
+	foreign := r.open.Watch(b.cases[0])
+	for range r.set.Turns(b.cases[0].Scenario) {
+		for _, i := range b.order.next() {
+			e := &entries[i]
+			if e.load == nil {
+				continue
+			}
+			t, err := e.load.Turn(ctx)
 			if cause := context.Cause(ctx); cause != nil {
-				return nil, cause // the sample was cut short
+				return nil, cause // the turn was cut short
 			}
 			if err != nil {
-				r.failures[c]++
-				s.Error = fmt.Sprintf("%s: %v", c, err)
+				e.fail(r, err)
+				continue
+			}
+			e.s.TurnRates = append(e.s.TurnRates, round6(t.Rate))
+			e.s.TurnCosts = append(e.s.TurnCosts, round6(t.Cost))
+		}
+	}
+	return r.finish(entries, foreign()), nil
+}
+
+func (r *run) start(ctx context.Context, round int, b *block, entries []entry) error {
+	for i, c := range b.cases {
+		e := &entries[i]
+		e.s = Sample{Case: c, Round: round, Order: r.position + i, Start: time.Now(), Load1: load1()}
+		if r.failures[c] >= retireAfter {
+			e.s.Error = fmt.Sprintf("%s: left out after %d failures", c, retireAfter)
+			continue
+		}
+		var err error
+		e.load, err = r.open.Open(ctx, c)
+		if cause := context.Cause(ctx); cause != nil {
+			return cause
+		}
+		if err != nil {
+			e.load = nil
+			e.fail(r, err)
+		}
+	}
+	r.position += len(entries)
+	return nil
+}
+
+// finish ends the loads and tells of their samples.
+func (r *run) finish(entries []entry, foreign float64) []Sample {
+	samples := make([]Sample, len(entries))
+	for i := range entries {
+		e := &entries[i]
+		if e.load != nil {
+			s, err := e.load.Finish()
+			if err != nil {
+				e.fail(r, err)
+			} else {
+				s.Case, s.Round, s.Order, s.Start, s.Load1 = e.s.Case, e.s.Round, e.s.Order, e.s.Start, e.s.Load1
+				s.TurnRates, s.TurnCosts = e.s.TurnRates, e.s.TurnCosts
+				s.Foreign, s.Noisy = foreign, foreign > NoisyShare
+				e.s = s
 			}
 		}
-		s.Case, s.Round, s.Order = c, round, i
-		samples = append(samples, s)
+		samples[i] = e.s
 		r.done++
 		left := time.Duration(float64(time.Since(r.began)) / float64(r.done) * float64(r.total-r.done))
-		r.progress.Sample(r.done, r.total, round, s, left)
+		r.progress.Sample(r.done, r.total, e.s.Round, e.s, left)
 	}
-	return samples, nil
+	return samples
+}
+
+// round6 keeps six digits, more than any clock here has: files stay small.
+func round6(v float64) float64 {
+	f, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 6, 64), 64)
+	return f
 }
 
 // Failed returns the first error of each case that failed.

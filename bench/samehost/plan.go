@@ -20,8 +20,9 @@ type Options struct {
 	ServicesBy []string
 	Services   []int // numbers of Services; each is a contestant of its own
 	Rounds     int
-	Duration   time.Duration
-	Warmup     time.Duration // within each sample
+	Duration   time.Duration // of a sample, which is the sum of its turns
+	Turns      int           // of a sample; iperf3's have one
+	Warmup     time.Duration // before the window of each turn
 	Cores      string        // same, cross or both
 	Seed       uint64
 	IPv6       bool
@@ -66,7 +67,7 @@ func Defaults() Options {
 	o := realDefaults()
 	if emulation() == report.EmulatedInstructions {
 		o.NoStream, o.StreamBy = true, StreamOwn
-		o.Rounds, o.Duration, o.Warmup = 3, 60*time.Millisecond, 30*time.Millisecond
+		o.Rounds, o.Duration, o.Turns, o.Warmup = 3, 60*time.Millisecond, 1, 30*time.Millisecond
 	}
 	return o
 }
@@ -74,7 +75,7 @@ func Defaults() Options {
 func realDefaults() Options {
 	return Options{
 		Modes: EveryMachine, ServicesBy: AllBy[:5], Services: []int{1},
-		Rounds: 15, Duration: time.Second, Warmup: 100 * time.Millisecond,
+		Rounds: 20, Duration: 300 * time.Millisecond, Turns: 20, Warmup: 2 * time.Millisecond,
 		Cores: "same", Seed: 1, StreamBy: StreamIperf3, MTU: 1500,
 	}
 }
@@ -84,8 +85,7 @@ func realDefaults() Options {
 func Quick() Options {
 	o := Defaults()
 	o.ServicesBy = []string{"iptables-nft", "mustang-tc"}
-	o.Rounds, o.Duration, o.Warmup = 5, 200*time.Millisecond, 50*time.Millisecond
-	o.StreamBy = StreamOwn
+	o.Rounds, o.StreamBy = 5, StreamOwn
 	return o
 }
 
@@ -115,6 +115,8 @@ func (o Options) validate() error {
 		return errors.New("--rounds: want at least 1")
 	case o.Duration < 50*time.Millisecond:
 		return errors.New("--duration: want at least 50ms, CPU time is not exact below")
+	case o.Turns < 1 || o.Duration/time.Duration(o.Turns) < 5*time.Millisecond:
+		return fmt.Errorf("--turns: want 1 to %d, so that a turn of a sample of %s has 5ms", o.Duration/(5*time.Millisecond), o.Duration)
 	case o.cores() == nil:
 		return fmt.Errorf("--cores %q is unknown: use same, cross or both", o.Cores)
 	case o.StreamBy != StreamIperf3 && o.StreamBy != StreamOwn:
@@ -136,6 +138,14 @@ func (o Options) scenarios() []string {
 		s = append(s, string(load.UDPRR))
 	}
 	return s
+}
+
+// turns is how many turns a sample of a scenario has.
+func (o Options) turns(scenario string) int {
+	if scenario == string(load.Stream) && o.StreamBy == StreamIperf3 {
+		return 1
+	}
+	return o.Turns
 }
 
 // contestants lists everything to measure. Loopback is there twice: the second

@@ -90,7 +90,7 @@ func (s *session) newDocument(client, server int) *report.Document {
 	return &report.Document{
 		Schema: report.Schema, Started: time.Now().UTC(), Machine: describeMachine(), Failures: map[string]string{},
 		Settings: report.Settings{
-			Modes: o.Modes, ServicesBy: o.ServicesBy, Services: o.Services, Rounds: o.Rounds, Duration: o.Duration.Seconds(),
+			Modes: o.Modes, ServicesBy: o.ServicesBy, Services: o.Services, Rounds: o.Rounds, Duration: o.Duration.Seconds(), Turns: o.Turns,
 			Cores: o.cores(), Seed: o.Seed, IPv6: o.IPv6, MTU: o.MTU, Tunes: o.Tune, StreamBy: o.StreamBy, CC: load.ProbeCC("cubic"),
 			CPUSource: s.group.Kind, ClientCPU: client, ServerCPU: server,
 		},
@@ -164,9 +164,9 @@ func (s *session) say(format string, args ...any) {
 }
 
 func (s *session) measure(ctx context.Context) error {
-	set := runner.Settings{Rounds: s.o.Rounds, Warmup: true, Seed: s.o.Seed}
+	set := runner.Settings{Rounds: s.o.Rounds, Warmup: true, Seed: s.o.Seed, Turns: s.o.turns}
 	progress := &runner.Printer{W: s.log.W, Terminal: s.log.Terminal, Rounds: s.o.Rounds}
-	samples, err := runner.Run(ctx, s.cases, set, s.sample, progress)
+	samples, err := runner.Run(ctx, s.cases, set, s, progress)
 	if err != nil {
 		s.say("") // the progress line
 	}
@@ -186,20 +186,33 @@ func (s *session) measure(ctx context.Context) error {
 	return nil
 }
 
-func (s *session) sample(ctx context.Context, c runner.Case) (runner.Sample, error) {
+func (s *session) launcher(c runner.Case) runner.Launcher {
 	set := s.doc.Settings
 	l := runner.Launcher{
 		Self: s.o.Self, Group: s.group, ClientCPU: set.ClientCPU, ServerCPU: set.ClientCPU,
-		Duration: s.o.Duration, Warmup: s.o.Warmup, CC: set.CC, Iperf3: s.o.StreamBy == StreamIperf3,
+		Duration: s.o.Duration / time.Duration(s.o.Turns), Warmup: s.o.Warmup, CC: set.CC, Iperf3: s.o.StreamBy == StreamIperf3,
 	}
 	if c.Cores == "cross" {
 		l.ServerCPU = set.ServerCPU
 	}
-	sample, err := l.Sample(ctx, s.paths[c.Subject].Target, c.Scenario)
-	if s.doc.Machine.Emulated == report.EmulatedInstructions {
-		sample.Noisy = false // others cannot lengthen a path that is counted
+	return l
+}
+
+// Open implements runner.Opener.
+func (s *session) Open(ctx context.Context, c runner.Case) (runner.Load, error) {
+	l := s.launcher(c)
+	if s.o.turns(c.Scenario) == 1 {
+		l.Duration = s.o.Duration
 	}
-	return sample, err
+	return l.Open(ctx, s.paths[c.Subject].Target, c.Scenario)
+}
+
+// Watch implements runner.Opener.
+func (s *session) Watch(c runner.Case) func() float64 {
+	if s.doc.Machine.Emulated == report.EmulatedInstructions {
+		return func() float64 { return 0 } // others cannot lengthen a path that is counted
+	}
+	return s.launcher(c).Watch()
 }
 
 // close takes everything down, the last built first, whatever became of ctx.

@@ -28,7 +28,7 @@ import (
 // The load program must be a process of its own, so the test binary becomes it.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "bench-load" {
-		if err := load.Main(os.Args[2:], os.Stdout); err != nil {
+		if err := load.Main(os.Args[2:], os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -44,7 +44,7 @@ func short(t *testing.T) Options {
 		t.Skip("needs root")
 	}
 	o := Quick()
-	o.Modes, o.Rounds, o.Duration, o.Warmup = nil, 2, 60*time.Millisecond, 20*time.Millisecond
+	o.Modes, o.Rounds, o.Duration, o.Turns = nil, 2, 60*time.Millisecond, 4
 	o.Self = []string{os.Args[0], "bench-load"}
 	return o
 }
@@ -164,7 +164,8 @@ func TestPlainPodsAndIptables(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %v", err, doc)
 	}
-	for _, id := range []string{"veth iptables-nft (3 Services), pod IP", "veth iptables-nft (3 Services), ClusterIP", "bridge-nf-off, pod IP"} {
+	for _, id := range []string{"veth iptables-nft (3 Services), pod IP", "veth iptables-nft (3 Services), ClusterIP, middle rule",
+		"veth iptables-nft (3 Services), ClusterIP, last rule", "bridge-nf-off, pod IP"} {
 		if !slices.ContainsFunc(doc.Samples, func(s runner.Sample) bool { return s.Subject == id && s.Usable() }) {
 			t.Errorf("no usable sample of %q", id)
 		}
@@ -187,7 +188,7 @@ func TestDeadDatapathIsAnError(t *testing.T) {
 	s.group = cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), nil)
 	defer s.group.Close()
 	began := time.Now()
-	if _, err := s.sample(t.Context(), runner.Case{Subject: "dead", Scenario: "rr", Cores: "same"}); err == nil {
+	if _, err := s.Open(t.Context(), runner.Case{Subject: "dead", Scenario: "rr", Cores: "same"}); err == nil {
 		t.Fatal("no error without a route")
 	} else if !strings.Contains(err.Error(), "192.0.2.1") {
 		t.Errorf("the error does not say where: %v", err)
@@ -197,17 +198,32 @@ func TestDeadDatapathIsAnError(t *testing.T) {
 	}
 }
 
-func TestServiceUnderTestStandsInTheMiddle(t *testing.T) {
-	backend := netip.MustParseAddrPort("10.1.0.3:5201")
-	for _, n := range []int{1, 2, 1000} {
-		all, vip := pods{services: n}.serviceList(backend)
-		at := slices.IndexFunc(all, func(s lab.Service) bool { return s.VIP == vip.Addr() })
-		if len(all) != n || at != n/2 {
-			t.Errorf("%d Services: the one under test is number %d of %d", n, at, len(all))
+func TestServicesUnderTestStandInTheMiddleAndLast(t *testing.T) {
+	backend := netip.MustParseAddr("10.1.0.3")
+	for _, c := range []struct {
+		by   lab.ServiceBy
+		n    int
+		udp  bool
+		all  int
+		want map[string]int // position: index
+	}{
+		{lab.IptablesNFT, 1, false, 1, map[string]int{"": 0}},
+		{lab.IptablesNFT, 2, false, 2, map[string]int{report.Middle: 1}}, // which is the last
+		{lab.IptablesLegacy, 1000, false, 1000, map[string]int{report.Middle: 500, report.Last: 999}},
+		{lab.IptablesNFT, 10, true, 12, map[string]int{report.Middle: 5, report.Last: 10}}, // UDP stands beside TCP
+		{lab.NFT, 1000, false, 1000, map[string]int{"": 500}},
+		{lab.MustangTC, 10, true, 11, map[string]int{"": 5}},
+	} {
+		all, tested := pods{services: c.n, by: c.by, udp: c.udp}.serviceList(backend)
+		got := map[string]int{}
+		ports := map[uint16]bool{}
+		for _, one := range tested {
+			got[one.position] = slices.IndexFunc(all, func(s lab.Service) bool { return s.VIP == one.vip.Addr() && s.Backends[0] == one.backend })
+			ports[one.backend.Port()] = true
 		}
-	}
-	if all, _ := (pods{services: 10, udp: true}).serviceList(backend); len(all) != 11 {
-		t.Errorf("%d Services with UDP, want one more", len(all))
+		if diff := cmp.Diff(c.want, got); diff != "" || len(all) != c.all || len(ports) != len(tested) {
+			t.Errorf("%d Services by %s: %d in all, want %d; ports %v; under test (-want +got):\n%s", c.n, c.by, len(all), c.all, ports, diff)
+		}
 	}
 }
 
@@ -260,6 +276,7 @@ func TestOptionsAreValidated(t *testing.T) {
 		"services": func(o *Options) { o.Services = []int{0} }, "rounds": func(o *Options) { o.Rounds = 0 },
 		"cores": func(o *Options) { o.Cores = "all" }, "stream": func(o *Options) { o.StreamBy = "netperf" },
 		"duration": func(o *Options) { o.Duration = time.Millisecond }, "none": func(o *Options) { o.Services = nil },
+		"turns": func(o *Options) { o.Turns = 0 }, "short turns": func(o *Options) { o.Turns = 100 },
 		"tune": func(o *Options) { o.Tune = []string{"local-mtu+wings"} },
 	} {
 		o := Defaults()

@@ -70,6 +70,36 @@ func Ratios(pairs []Pair) []float64 {
 	return out
 }
 
+// Trim is the share of a round's turns that TurnRatio leaves out at either end.
+const Trim = 0.2
+
+// TurnRatio is the ratio of two samples that took turns: the mean of the ratios
+// of turns of one cycle, on a logarithmic scale, without the lowest and highest
+// fifth. Two turns of one cycle saw the same state of the machine, so their ratio
+// is steadier than that of sums; and what hits a single turn (another's burst, a
+// processor taken away for milliseconds) is left out, whichever side it hit.
+//
+// It is NaN when the two have different numbers of turns, or a turn without a value.
+func TurnRatio(values, base []float64) float64 {
+	if len(values) == 0 || len(values) != len(base) {
+		return math.NaN()
+	}
+	logs := make([]float64, len(values))
+	for i, v := range values {
+		if !(v > 0 && base[i] > 0) {
+			return math.NaN()
+		}
+		logs[i] = math.Log(v / base[i])
+	}
+	slices.Sort(logs)
+	cut := int(Trim * float64(len(logs)))
+	sum, kept := 0.0, logs[cut:len(logs)-cut]
+	for _, l := range kept {
+		sum += l
+	}
+	return math.Exp(sum / float64(len(kept)))
+}
+
 // Of estimates the median of values with a percentile-bootstrap interval.
 func Of(values []float64, seed uint64) Estimate {
 	e := Estimate{Median: Median(values), Spread: Spread(values), N: len(values)}

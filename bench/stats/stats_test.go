@@ -44,6 +44,33 @@ func TestRatiosLeaveOutMissingSamples(t *testing.T) {
 	}
 }
 
+func TestTurnRatioBearsStolenTurns(t *testing.T) {
+	// The machine's speed wanders from cycle to cycle; the ratio is 0.9. Two
+	// turns of either side lost half their time to others.
+	var values, base []float64
+	for i := range 20 {
+		speed := 1 + 0.3*math.Sin(float64(i))
+		values, base = append(values, 0.9*speed), append(base, speed)
+	}
+	if got := TurnRatio(values, base); math.Abs(got-0.9) > 1e-12 {
+		t.Errorf("ratio %v, want 0.9", got)
+	}
+	values[3] /= 2
+	values[11] /= 2
+	base[7] /= 2
+	if got := TurnRatio(values, base); math.Abs(got-0.9) > 1e-12 {
+		t.Errorf("ratio with stolen turns %v, want 0.9", got)
+	}
+	if got := TurnRatio([]float64{3}, []float64{2}); got != 1.5 {
+		t.Errorf("ratio of one turn %v, want 1.5", got)
+	}
+	for _, bad := range [][2][]float64{{nil, nil}, {{1}, {1, 2}}, {{1, 0}, {1, 1}}, {{1, 1}, {1, math.NaN()}}} {
+		if got := TurnRatio(bad[0], bad[1]); !math.IsNaN(got) {
+			t.Errorf("TurnRatio%v = %v, want NaN", bad, got)
+		}
+	}
+}
+
 func TestBootstrapIsSeededAndCoversTheMedian(t *testing.T) {
 	values := []float64{0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 1.00}
 	a, b := Of(values, 7), Of(values, 7)

@@ -32,7 +32,7 @@ func newBenchCmd(g *globals) *cobra.Command {
 func newBenchLoadCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "bench-load", Hidden: true, DisableFlagParsing: true,
-		RunE: func(cmd *cobra.Command, args []string) error { return load.Main(args, cmd.OutOrStdout()) },
+		RunE: func(cmd *cobra.Command, args []string) error { return load.Main(args, os.Stdin, cmd.OutOrStdout()) },
 	}
 }
 
@@ -50,6 +50,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.IntSliceVar(&f.o.Services, "services", d.Services, "numbers of Services, each a contestant of its own: 1,1000,5000,100000")
 	fl.IntVar(&f.o.Rounds, "rounds", d.Rounds, "a claim needs 15")
 	fl.DurationVar(&f.o.Duration, "duration", d.Duration, "of each sample; iperf3 rounds to seconds")
+	fl.IntVar(&f.o.Turns, "turns", d.Turns, "how many turns make a sample: all contestants take turns")
 	fl.StringVar(&f.o.Cores, "cores", d.Cores, "client and server on the same core, across two, or both")
 	fl.Uint64Var(&f.o.Seed, "seed", d.Seed, "of the order of samples and of the bootstrap")
 	fl.BoolVar(&f.o.IPv6, "ipv6", false, "over IPv6")
@@ -72,6 +73,7 @@ func (f *benchFlags) options(cmd *cobra.Command) samehost.Options {
 		"services":    func() { o.Services = f.o.Services },
 		"rounds":      func() { o.Rounds = f.o.Rounds },
 		"duration":    func() { o.Duration = f.o.Duration },
+		"turns":       func() { o.Turns = f.o.Turns },
 		"cores":       func() { o.Cores = f.o.Cores },
 		"seed":        func() { o.Seed = f.o.Seed },
 		"stream-by":   func() { o.StreamBy = f.o.StreamBy },
