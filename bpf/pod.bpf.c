@@ -98,7 +98,7 @@ inline_fn bool reply_translated_here(struct endpoint *self, struct endpoint *to)
 /* Whether what is decided about this packet holds for those that follow. */
 inline_fn bool worth_keeping(const struct flow *f, const struct pkt *p)
 {
-	return p->usual && f->established && f->key.scope == CT_SCOPE_FLOW && !(f->e->closing_orig | f->e->closing_reply);
+	return p->shape == SHAPE_USUAL && f->established && f->key.scope == CT_SCOPE_FLOW && !(f->e->closing_orig | f->e->closing_reply);
 }
 
 /**
@@ -124,7 +124,8 @@ inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f
 	}
 	if (worth_keeping(f, p))
 		fast_keep(skb, p, e, translated ? &t : NULL,
-			  (f->reply ? 0 : FAST_FROM_OPENER) | (to ? FAST_DELIVER : 0));
+			  (f->reply ? 0 : FAST_FROM_OPENER) | (to ? FAST_DELIVER : 0) |
+				  (translated ? FAST_TRANSLATE : 0));
 	if (translated) {
 		int reason = translate(skb, p, &t);
 
@@ -359,7 +360,7 @@ int from_pod(struct __sk_buff *skb)
 	verdict = fast_path(skb, &p, self, DIR_FROM_POD);
 	if (verdict != FAST_NO)
 		return verdict;
-	reason = parse(skb, &p);
+	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason)
 		reason = source_check(skb, &p, self, id, true);
 	if (!reason && p.frag)
@@ -428,7 +429,7 @@ int to_pod(struct __sk_buff *skb)
 	verdict = fast_path(skb, &p, self, DIR_TO_POD);
 	if (verdict != FAST_NO)
 		return verdict;
-	reason = parse(skb, &p);
+	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now);
 	if (reason)
@@ -460,7 +461,7 @@ int to_pod(struct __sk_buff *skb)
 	}
 	if (worth_keeping(&f, &p))
 		fast_keep(skb, &p, f.e, translated ? &t : NULL,
-			  FAST_TO_POD | (f.reply ? 0 : FAST_FROM_OPENER));
+			  FAST_TO_POD | (f.reply ? 0 : FAST_FROM_OPENER) | (translated ? FAST_TRANSLATE : 0));
 	if (translated) {
 		reason = translate(skb, &p, &t);
 		if (reason)

@@ -132,7 +132,14 @@ type PodFastFlow struct {
 		Dport uint16
 		Pad   uint32
 	}
-	To struct {
+	Until          uint32
+	Generation     uint32
+	Peer           uint32
+	PeerGeneration uint32
+	Mac            [6]uint8
+	Proto          uint8
+	Flags          uint8
+	To             struct {
 		_     structs.HostLayout
 		Src   PodAddr
 		Dst   PodAddr
@@ -140,18 +147,7 @@ type PodFastFlow struct {
 		Dport uint16
 		Pad   uint32
 	}
-	Until          uint32
-	Generation     uint32
-	Self           uint32
-	SelfGeneration uint32
-	Peer           uint32
-	PeerGeneration uint32
-	Mac            [6]uint8
-	Translate      uint8
-	Deliver        uint8
-	Proto          uint8
-	Dir            uint8
-	Pad            [6]uint8
+	Pad [3]uint64
 }
 
 type PodFragKey struct {
