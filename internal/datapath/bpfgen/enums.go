@@ -166,5 +166,6 @@ const (
 	CTRefresh    = 4
 	FastLifetime = 1
 	FastSlots    = 1024
+	FastAfter    = 8
 	FragLifetime = 15
 )
