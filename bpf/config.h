@@ -46,5 +46,4 @@ const volatile struct ct_timeouts timeouts = {
 #define CT_REFRESH 4 /* seconds: an entry is written to at most this often */
 #define FAST_LIFETIME 1 /* seconds: how long a flow's entry may go unseen */
 #define FAST_SLOTS 1024
-#define FAST_AFTER 8    /* packets: a flow of fewer would only push another out of its slot */
 #define FRAG_LIFETIME 15

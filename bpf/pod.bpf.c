@@ -95,16 +95,10 @@ inline_fn bool reply_translated_here(struct endpoint *self, struct endpoint *to)
 	return in_pod ? to == self : !!(to->flags & EP_HOST_END);
 }
 
-/* Whether what is decided about this packet holds for those that follow, and many do. */
+/* Whether what is decided about this packet holds for those that follow. */
 inline_fn bool worth_keeping(const struct flow *f, const struct pkt *p)
 {
-	if (p->shape != SHAPE_USUAL || !f->established || f->key.scope != CT_SCOPE_FLOW ||
-	    f->e->closing_orig | f->e->closing_reply)
-		return false;
-	if (f->e->packets >= FAST_AFTER)
-		return true;
-	f->e->packets++;
-	return false;
+	return p->shape == SHAPE_USUAL && f->established && f->key.scope == CT_SCOPE_FLOW && !(f->e->closing_orig | f->e->closing_reply);
 }
 
 /**

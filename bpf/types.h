@@ -195,8 +195,7 @@ struct ct_entry {
 	__u8 shadow;   /* 1: the PRE half is keyed with CT_SCOPE_SHADOW */
 	__u8 closing_orig;  /* enum ct_closing, by the opener's packets */
 	__u8 closing_reply; /* by the other end's */
-	__u8 packets;       /* of the established flow that took the long way, up to FAST_AFTER */
-	__u8 pad1;
+	__u8 pad1[2];
 	struct ct_end opener;
 	struct ct_end responder;
 	__u32 backend;      /* id, or enum backend_id */

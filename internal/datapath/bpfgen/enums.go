@@ -166,6 +166,5 @@ const (
 	CTRefresh    = 4
 	FastLifetime = 1
 	FastSlots    = 1024
-	FastAfter    = 8
 	FragLifetime = 15
 )
