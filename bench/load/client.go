@@ -100,6 +100,9 @@ func (c *client) transact() (t Turn, err error) {
 			return t, err
 		}
 		end := w.now()
+		if c.o.Slow > 0 {
+			end = w.spin(start, end)
+		}
 		t.All++
 		switch {
 		case w.isOpen:
@@ -242,12 +245,15 @@ func (c *client) streamer() func() (Turn, error) {
 			return t, err
 		}
 		for isLast := false; !isLast; {
-			last := byte(more)
-			if isLast = w.now() >= w.closesAt; isLast {
+			last, start := byte(more), w.now()
+			if isLast = start >= w.closesAt; isLast {
 				last = rest
 			}
 			if err := c.push(buf, last); err != nil {
 				return t, err
+			}
+			if c.o.Slow > 0 {
+				w.spin(start, w.now())
 			}
 			t.Count++
 		}

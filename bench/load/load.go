@@ -52,6 +52,7 @@ type Options struct {
 	Timeout  time.Duration // a socket that makes no progress for this long is an error
 	CC       string        // congestion control to ask for; "" leaves the default
 	CPU      cpu.Source    // read at both ends of each window
+	Slow     float64       // client: be slower by this share (0…1), by spinning; for calibration
 }
 
 // Turn is what one turn measured: the JSON line that answers it.
@@ -146,6 +147,7 @@ func parse(args []string) (Options, error) {
 	fs.DurationVar(&o.Duration, "duration", time.Second, "measured window of a turn")
 	fs.DurationVar(&o.Warmup, "warmup", 0, "time before the window in each turn")
 	fs.DurationVar(&o.Timeout, "timeout", 3*time.Second, "no progress for this long is an error")
+	fs.Float64Var(&o.Slow, "slow", 0, "share by which the client makes itself slower")
 	fs.StringVar(&o.CC, "cc", "", "TCP congestion control")
 	fs.StringVar(&o.CPU.Kind, "cpu-kind", "", "kind of CPU accounting")
 	fs.StringVar(&o.CPU.Dir, "cpu-dir", "", "control group to read CPU time from")
@@ -176,6 +178,9 @@ func (o Options) Args() []string {
 	args := []string{role, "--mode", string(o.Mode), "--addr", o.Addr.String(),
 		"--duration", o.Duration.String(), "--warmup", o.Warmup.String(), "--timeout", o.Timeout.String()}
 	args = append(args, o.Place.args()...)
+	if o.Slow > 0 {
+		args = append(args, "--slow", strconv.FormatFloat(o.Slow, 'g', -1, 64))
+	}
 	for _, f := range [][2]string{
 		{"--cc", o.CC}, {"--cpu-kind", o.CPU.Kind}, {"--cpu-dir", o.CPU.Dir}, {"--softirqd", joinPIDs(o.CPU.Softirqd)},
 	} {

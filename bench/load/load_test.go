@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -236,6 +237,28 @@ func TestStreamCountsWhatTheReceiverHasRead(t *testing.T) {
 	}
 }
 
+func TestSlowedClientIsSlower(t *testing.T) {
+	for _, mode := range []Mode{Stream, RR, CRR} {
+		so, co := options(mode, freeAddr(t, "127.0.0.1"))
+		start(t, so)
+		plain := start(t, co)
+		// A server serves one client, but for CRR.
+		so.Addr, co.Addr = freeAddr(t, "127.0.0.1"), netip.AddrPort{}
+		co.Addr, co.Slow = so.Addr, 0.4
+		start(t, so)
+		slow := start(t, co)
+		var ratios []float64
+		for range 21 {
+			a, b := slow.turn(t), plain.turn(t)
+			ratios = append(ratios, float64(a.Count)/a.Seconds/(float64(b.Count)/b.Seconds))
+		}
+		slices.Sort(ratios)
+		if got := ratios[10]; got < 0.4 || got > 0.8 {
+			t.Errorf("%s: slowed by 40 %%, the client has %.2f of its rate", mode, got)
+		}
+	}
+}
+
 func TestServerEndsWithItsInput(t *testing.T) {
 	for _, mode := range []Mode{Stream, RR, CRR, UDPRR} {
 		so, _ := options(mode, freeAddr(t, "127.0.0.1"))
@@ -267,7 +290,8 @@ func TestArgsRoundTrip(t *testing.T) {
 		Server: true, Mode: CRR, Addr: netip.MustParseAddrPort("[fd00::1]:5201"),
 		Place:    Place{Netns: "/proc/1/fd/3", CPU: 1, Cgroups: []string{"/sys/fs/cgroup/x", "/sys/fs/cgroup/y"}},
 		Duration: time.Second, Warmup: time.Millisecond, Timeout: 2 * time.Second, CC: "cubic",
-		CPU: cpu.Source{Kind: cpu.CPUStat, Dir: "/sys/fs/cgroup/x", Softirqd: []int{14, 22}},
+		Slow: 0.05,
+		CPU:  cpu.Source{Kind: cpu.CPUStat, Dir: "/sys/fs/cgroup/x", Softirqd: []int{14, 22}},
 	}
 	got, err := parse(want.Args())
 	if err != nil {

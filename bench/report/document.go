@@ -79,7 +79,8 @@ type Settings struct {
 	Services   []int    `json:"services"`
 	Rounds     int      `json:"rounds"`
 	Duration   float64  `json:"duration_seconds"`
-	Turns      int      `json:"turns"` // of a sample; streams by iperf3 have one
+	Turns      int      `json:"turns"`               // of a sample; streams by iperf3 have one
+	Calibrate  int      `json:"calibrate,omitempty"` // pairs of loopbacks that were compared, instead of pods
 	Cores      []string `json:"cores"`
 	Seed       uint64   `json:"seed"`
 	IPv6       bool     `json:"ipv6"`

@@ -186,6 +186,9 @@ func (d *Document) Compute() {
 	}
 	for _, cores := range d.Settings.Cores {
 		add(&d.Control, BaseAgain, Base, cores)
+		for i := 1; i < d.Settings.Calibrate; i++ {
+			add(&d.Control, LoopbackNumber(2*i+1), LoopbackNumber(2*i), cores)
+		}
 		for _, s := range d.Subjects {
 			if s.ID != Base && s.ID != BaseAgain {
 				add(&d.Figures, s.ID, Base, cores)

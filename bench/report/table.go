@@ -25,6 +25,11 @@ func (d *Document) Render(w io.Writer, color bool) {
 		d.renderFailures(w)
 		return
 	}
+	if d.Settings.Calibrate > 0 {
+		d.renderCalibration(w, color)
+		d.renderFailures(w)
+		return
+	}
 	for _, cores := range d.Settings.Cores {
 		d.renderLoopback(w, f, cores)
 		d.renderCluster(w, f, cores)
@@ -36,7 +41,11 @@ func (d *Document) Render(w io.Writer, color bool) {
 
 func (d *Document) renderHead(w io.Writer) {
 	s := d.Settings
-	fmt.Fprintf(w, "mustang bench samehost: kernel %s, %d CPUs (%s)\n", d.Machine.Kernel, d.Machine.CPUs, d.Machine.CPU)
+	command := "samehost"
+	if s.Calibrate > 0 {
+		command = "calibrate"
+	}
+	fmt.Fprintf(w, "mustang bench %s: kernel %s, %d CPUs (%s)\n", command, d.Machine.Kernel, d.Machine.CPUs, d.Machine.CPU)
 	family := "IPv4"
 	if s.IPv6 {
 		family = "IPv6"

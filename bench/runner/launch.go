@@ -29,6 +29,7 @@ type Target struct {
 	Dial               netip.AddrPort // where the client connects to
 	Listen             netip.AddrPort // where the server listens
 	Cgroup             string         // the environment's v2 control group, "" for none
+	Slow               float64        // load.Options.Slow
 }
 
 // Launcher starts a server and a client for each load, each in its namespace, on
@@ -112,7 +113,7 @@ type ownLoad struct {
 func (l Launcher) own(ctx context.Context, t Target, mode load.Mode) (*ownLoad, error) {
 	o := load.Options{Mode: mode, Duration: l.Duration, Warmup: l.Warmup, Timeout: socketDeadline, CC: l.CC, CPU: l.Group.Source}
 	server, client := o, o
-	server.Server, server.Addr, client.Addr = true, t.Listen, t.Dial
+	server.Server, server.Addr, client.Addr, client.Slow = true, t.Listen, t.Dial, t.Slow
 	client.Place, server.Place = l.places(t)
 	own := &ownLoad{l: l, mode: mode}
 	start := func(o load.Options) (*process, error) {

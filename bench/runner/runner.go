@@ -138,6 +138,7 @@ func Run(ctx context.Context, cases []Case, set Settings, open Opener, p Progres
 			between.reset()
 			for _, b := range blocks {
 				b.order.reset()
+				b.start.reset()
 			}
 			continue
 		}
@@ -179,7 +180,8 @@ func (o *order) next() []int {
 // with each other take turns.
 type block struct {
 	cases []Case
-	order *order
+	start *order // of the loads
+	order *order // of the turns
 }
 
 func blocksOf(cases []Case, rng *rand.Rand) (list []*block) {
@@ -194,7 +196,7 @@ func blocksOf(cases []Case, rng *rand.Rand) (list []*block) {
 		index[k].cases = append(index[k].cases, c)
 	}
 	for _, b := range list {
-		b.order = newOrder(len(b.cases), rng)
+		b.start, b.order = newOrder(len(b.cases), rng), newOrder(len(b.cases), rng)
 	}
 	return list
 }
@@ -262,9 +264,9 @@ func (r *run) block(ctx context.Context, round int, b *block) ([]Sample, error) 
 }
 
 func (r *run) start(ctx context.Context, round int, b *block, entries []entry) error {
-	for i, c := range b.cases {
-		e := &entries[i]
-		e.s = Sample{Case: c, Round: round, Order: r.position + i, Start: time.Now(), Load1: load1()}
+	for at, i := range b.start.next() {
+		c, e := b.cases[i], &entries[i]
+		e.s = Sample{Case: c, Round: round, Order: r.position + at, Start: time.Now(), Load1: load1()}
 		if r.failures[c] >= retireAfter {
 			e.s.Error = fmt.Sprintf("%s: left out after %d failures", c, retireAfter)
 			continue

@@ -30,10 +30,19 @@ type Options struct {
 	StreamBy   string
 	MTU        int
 	NoStream   bool     // where copying costs nothing a stream says nothing
+	Calibrate  int      // pairs of loopbacks instead of pods: see Calibration
 	Tune       []string // each makes mustang's contestants once more; parts joined by +
 
 	Binary string   // mustang, for the labs
 	Self   []string // command that runs the load program
+}
+
+// Calibration is a run that judges the bench itself: equal paths must come out as
+// equal, and one that is slower by report.Planted as slower.
+func Calibration() Options {
+	o := Defaults()
+	o.Modes, o.ServicesBy, o.StreamBy, o.Rounds, o.Calibrate = nil, nil, StreamOwn, 15, 7
+	return o
 }
 
 // Known values of the options, in the order of the tables.
@@ -152,8 +161,14 @@ func (o Options) turns(scenario string) int {
 // is the A/A control. A third has the pods' MTU, for streams alone.
 func (o Options) contestants() []Contestant {
 	list := []Contestant{
-		loopback{name: report.Base, v6: o.IPv6},
-		loopback{name: report.BaseAgain, v6: o.IPv6},
+		loopback{name: report.LoopbackNumber(0), v6: o.IPv6},
+		loopback{name: report.LoopbackNumber(1), v6: o.IPv6},
+	}
+	if o.Calibrate > 0 {
+		for i := 2; i < 2*o.Calibrate; i++ {
+			list = append(list, loopback{name: report.LoopbackNumber(i), v6: o.IPv6})
+		}
+		return append(list, loopback{name: report.BaseSlow, v6: o.IPv6, slow: report.Planted})
 	}
 	if !o.NoStream {
 		list = append(list, loopback{name: report.BaseMTU, v6: o.IPv6, mtu: o.MTU, only: []string{string(load.Stream)}})

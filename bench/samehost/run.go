@@ -90,7 +90,7 @@ func (s *session) newDocument(client, server int) *report.Document {
 	return &report.Document{
 		Schema: report.Schema, Started: time.Now().UTC(), Machine: describeMachine(), Failures: map[string]string{},
 		Settings: report.Settings{
-			Modes: o.Modes, ServicesBy: o.ServicesBy, Services: o.Services, Rounds: o.Rounds, Duration: o.Duration.Seconds(), Turns: o.Turns,
+			Modes: o.Modes, ServicesBy: o.ServicesBy, Services: o.Services, Rounds: o.Rounds, Duration: o.Duration.Seconds(), Turns: o.Turns, Calibrate: o.Calibrate,
 			Cores: o.cores(), Seed: o.Seed, IPv6: o.IPv6, MTU: o.MTU, Tunes: o.Tune, StreamBy: o.StreamBy, CC: load.ProbeCC("cubic"),
 			CPUSource: s.group.Kind, ClientCPU: client, ServerCPU: server,
 		},

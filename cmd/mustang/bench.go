@@ -23,7 +23,7 @@ import (
 
 func newBenchCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure pods and Services on this machine"}
-	cmd.AddCommand(newBenchSamehostCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchShowCmd())
+	cmd.AddCommand(newBenchSamehostCmd(g), newBenchCalibrateCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchShowCmd())
 	return cmd
 }
 
@@ -102,26 +102,56 @@ docs/bench-samehost.md for the method and the file of --json.`,
 	return cmd
 }
 
-func (f *benchFlags) run(cmd *cobra.Command, g *globals) error {
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find the mustang binary: %w", err)
+func newBenchCalibrateCmd(g *globals) *cobra.Command {
+	o, file := samehost.Calibration(), ""
+	cmd := &cobra.Command{
+		Use:   "calibrate",
+		Short: "Judge the bench on this machine: equal paths, and one that is 5 % slower",
+		Long: `Measure loopback against itself, many times over, and against a loopback that is
+made slower by 5 %. At most one in eight intervals of equal paths may exclude 1,
+and the slower one must be found. Exit status is not 0 otherwise.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			doc, err := benchRun(cmd, g, o, file)
+			if err == nil && !doc.Calibrated() {
+				err = errors.New("this machine, as it is now, does not give figures to trust")
+			}
+			return err
+		},
 	}
-	o := f.options(cmd)
-	o.Binary, o.Self = self, []string{self, "bench-load"}
+	fl := cmd.Flags()
+	fl.IntVar(&o.Calibrate, "pairs", o.Calibrate, "of equal loopbacks; each gives six intervals")
+	fl.IntVar(&o.Rounds, "rounds", o.Rounds, "as many as the runs to be judged have")
+	fl.Uint64Var(&o.Seed, "seed", o.Seed, "of the order of turns and of the bootstrap")
+	fl.StringVar(&file, "json", "", "write every raw round to this file")
+	return cmd
+}
+
+func (f *benchFlags) run(cmd *cobra.Command, g *globals) error {
 	if _, err := lab.GC(); err != nil { // a killed bench's
 		return err
 	}
+	_, err := benchRun(cmd, g, f.options(cmd), f.json)
+	return err
+}
+
+// benchRun measures, writes the file and prints the report.
+func benchRun(cmd *cobra.Command, g *globals, o samehost.Options, file string) (*report.Document, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find the mustang binary: %w", err)
+	}
+	o.Binary, o.Self = self, []string{self, "bench-load"}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
 	defer stop()
 	doc, err := samehost.Run(ctx, o, samehost.Log{W: cmd.ErrOrStderr(), Terminal: benchTerminal(os.Stderr)})
 	if doc == nil {
-		return err
+		return nil, err
 	}
-	if f.json != "" {
-		err = errors.Join(err, doc.Write(f.json))
+	if file != "" {
+		err = errors.Join(err, doc.Write(file))
 	}
-	return errors.Join(benchPrint(cmd, g.Output, doc), err)
+	return doc, errors.Join(benchPrint(cmd, g.Output, doc), err)
 }
 
 func benchPrint(cmd *cobra.Command, output string, doc *report.Document) error {
