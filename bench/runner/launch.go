@@ -42,6 +42,7 @@ type Launcher struct {
 	Duration  time.Duration // of a turn
 	Warmup    time.Duration // before it
 	CC        string
+	TailRate  int  // requests a second of the tail scenario
 	Iperf3    bool // streams by iperf3, else by the load program
 }
 
@@ -114,6 +115,9 @@ func (l Launcher) own(ctx context.Context, t Target, mode load.Mode) (*ownLoad, 
 	o := load.Options{Mode: mode, Duration: l.Duration, Warmup: l.Warmup, Timeout: socketDeadline, CC: l.CC, CPU: l.Group.Source}
 	server, client := o, o
 	server.Server, server.Addr, client.Addr, client.Slow = true, t.Listen, t.Dial, t.Slow
+	if mode == load.Tail {
+		client.Rate = l.TailRate
+	}
 	client.Place, server.Place = l.places(t)
 	own := &ownLoad{l: l, mode: mode}
 	start := func(o load.Options) (*process, error) {
