@@ -53,8 +53,11 @@ func newClient(o Options) (*client, error) {
 	default:
 		c.fd, c.r.CC, err = connectTCP(o)
 		c.request = c.exchange
-		if o.Mode == Stream {
+		switch o.Mode {
+		case Stream:
 			c.turn = c.streamer()
+		case Tail:
+			c.turn = c.paced
 		}
 	}
 	return c, err
@@ -100,6 +103,9 @@ func (c *client) transact() (t Turn, err error) {
 			return t, err
 		}
 		end := w.now()
+		if c.o.Slow > 0 {
+			end = w.spin(start, end)
+		}
 		t.All++
 		switch {
 		case w.isOpen:
@@ -121,6 +127,38 @@ func (c *client) transact() (t Turn, err error) {
 		}
 		start = end
 	}
+}
+
+// paced makes requests when they are due. One that is late because an earlier one
+// took long counts from when it was due: what a user waits, who does not know of
+// the others.
+func (c *client) paced() (t Turn, err error) {
+	w := newWindow(c.o)
+	for w.now() < w.opensAt {
+		if err := c.request(more); err != nil {
+			return t, err
+		}
+		t.All++
+	}
+	if err := w.open(); err != nil {
+		return t, err
+	}
+	interval := time.Second / time.Duration(c.o.Rate)
+	for due := w.opened + interval; due <= w.closesAt; due += interval {
+		for w.now() < due { // sleeping would add the timer's and the scheduler's delay
+		}
+		if err := c.request(more); err != nil {
+			return t, err
+		}
+		_ = c.h.RecordValue(int64(w.now() - due))
+		t.Count++
+	}
+	if err := w.close(&t); err != nil {
+		return t, err
+	}
+	t.Bytes = t.Count
+	t.All += t.Count + 1
+	return t, c.request(rest)
 }
 
 // exchange sends one byte and waits for one.
@@ -242,12 +280,15 @@ func (c *client) streamer() func() (Turn, error) {
 			return t, err
 		}
 		for isLast := false; !isLast; {
-			last := byte(more)
-			if isLast = w.now() >= w.closesAt; isLast {
+			last, start := byte(more), w.now()
+			if isLast = start >= w.closesAt; isLast {
 				last = rest
 			}
 			if err := c.push(buf, last); err != nil {
 				return t, err
+			}
+			if c.o.Slow > 0 {
+				w.spin(start, w.now())
 			}
 			t.Count++
 		}

@@ -39,6 +39,7 @@ const (
 	RR     Mode = "rr"     // 1-byte request and response on one connection
 	CRR    Mode = "crr"    // a new connection for each request; the client closes first
 	UDPRR  Mode = "udp-rr" // 1-byte request and response on a connected UDP socket
+	Tail   Mode = "tail"   // as rr, but requests at a fixed rate: latency counts from when each was due
 )
 
 // Options describe one side of one load.
@@ -52,6 +53,8 @@ type Options struct {
 	Timeout  time.Duration // a socket that makes no progress for this long is an error
 	CC       string        // congestion control to ask for; "" leaves the default
 	CPU      cpu.Source    // read at both ends of each window
+	Rate     int           // client, Tail: requests a second
+	Slow     float64       // client: be slower by this share (0…1), by spinning; for calibration
 }
 
 // Turn is what one turn measured: the JSON line that answers it.
@@ -141,11 +144,13 @@ func parse(args []string) (Options, error) {
 	fs := flag.NewFlagSet("bench-load "+args[0], flag.ContinueOnError)
 	fs.SetOutput(os.Stderr)
 	o.Place.flags(fs)
-	mode := fs.String("mode", "rr", "stream, rr, crr or udp-rr")
+	mode := fs.String("mode", "rr", "stream, rr, crr, udp-rr or tail")
+	fs.IntVar(&o.Rate, "rate", 0, "tail: requests a second")
 	addr := fs.String("addr", "", "address and port to listen on or connect to")
 	fs.DurationVar(&o.Duration, "duration", time.Second, "measured window of a turn")
 	fs.DurationVar(&o.Warmup, "warmup", 0, "time before the window in each turn")
 	fs.DurationVar(&o.Timeout, "timeout", 3*time.Second, "no progress for this long is an error")
+	fs.Float64Var(&o.Slow, "slow", 0, "share by which the client makes itself slower")
 	fs.StringVar(&o.CC, "cc", "", "TCP congestion control")
 	fs.StringVar(&o.CPU.Kind, "cpu-kind", "", "kind of CPU accounting")
 	fs.StringVar(&o.CPU.Dir, "cpu-dir", "", "control group to read CPU time from")
@@ -156,6 +161,10 @@ func parse(args []string) (Options, error) {
 	o.Mode = Mode(*mode)
 	switch o.Mode {
 	case Stream, RR, CRR, UDPRR:
+	case Tail:
+		if !o.Server && o.Rate < 1 {
+			return o, errors.New("bench-load: --mode tail needs --rate, in requests a second")
+		}
 	default:
 		return o, fmt.Errorf("bench-load: unknown mode %q", *mode)
 	}
@@ -176,6 +185,12 @@ func (o Options) Args() []string {
 	args := []string{role, "--mode", string(o.Mode), "--addr", o.Addr.String(),
 		"--duration", o.Duration.String(), "--warmup", o.Warmup.String(), "--timeout", o.Timeout.String()}
 	args = append(args, o.Place.args()...)
+	if o.Rate > 0 {
+		args = append(args, "--rate", strconv.Itoa(o.Rate))
+	}
+	if o.Slow > 0 {
+		args = append(args, "--slow", strconv.FormatFloat(o.Slow, 'g', -1, 64))
+	}
 	for _, f := range [][2]string{
 		{"--cc", o.CC}, {"--cpu-kind", o.CPU.Kind}, {"--cpu-dir", o.CPU.Dir}, {"--softirqd", joinPIDs(o.CPU.Softirqd)},
 	} {

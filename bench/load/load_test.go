@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -236,6 +237,67 @@ func TestStreamCountsWhatTheReceiverHasRead(t *testing.T) {
 	}
 }
 
+func TestSlowedClientIsSlower(t *testing.T) {
+	for _, mode := range []Mode{Stream, RR, CRR} {
+		so, co := options(mode, freeAddr(t, "127.0.0.1"))
+		so.Place.CPU, co.Place.CPU = 0, 0 // across CPUs a wake-up costs more than the path
+		start(t, so)
+		plain := start(t, co)
+		// A server serves one client, but for CRR.
+		so.Addr, co.Addr = freeAddr(t, "127.0.0.1"), netip.AddrPort{}
+		co.Addr, co.Slow = so.Addr, 0.4
+		start(t, so)
+		slow := start(t, co)
+		var ratios []float64
+		for range 41 {
+			a, b := slow.turn(t), plain.turn(t)
+			ratios = append(ratios, float64(a.Count)/a.Seconds/(float64(b.Count)/b.Seconds))
+		}
+		slices.Sort(ratios)
+		if got := ratios[20]; got < 0.4 || got > 0.8 {
+			t.Errorf("%s: slowed by 40 %%, the client has %.2f of its rate", mode, got)
+		}
+	}
+}
+
+func TestTailCountsFromWhenARequestWasDue(t *testing.T) {
+	// A server that stalls for 100 ms once: every request that was due meanwhile
+	// waited, not only the one that met it.
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, o := options(Tail, netip.MustParseAddrPort(l.Addr().String()))
+	o.Rate, o.Duration, o.Warmup = 1000, 200*time.Millisecond, 0
+	client := start(t, o)
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		buf := make([]byte, 1)
+		for i := 0; ; i++ {
+			if _, err := conn.Read(buf); err != nil {
+				return
+			}
+			if i == 20 {
+				time.Sleep(100 * time.Millisecond)
+			}
+			_, _ = conn.Write(buf)
+		}
+	}()
+	one := client.turn(t)
+	if one.Count != 200 {
+		t.Errorf("%d requests in 200 ms at 1000/s", one.Count)
+	}
+	r := decode[Result](t, client.end(t))
+	if r.Latency == nil || r.Latency.Max < 99e6 || r.Latency.P90 < 60e6 {
+		t.Errorf("the stall of half the time shows itself as %+v", r.Latency)
+	}
+}
+
 func TestServerEndsWithItsInput(t *testing.T) {
 	for _, mode := range []Mode{Stream, RR, CRR, UDPRR} {
 		so, _ := options(mode, freeAddr(t, "127.0.0.1"))
@@ -267,6 +329,7 @@ func TestArgsRoundTrip(t *testing.T) {
 		Server: true, Mode: CRR, Addr: netip.MustParseAddrPort("[fd00::1]:5201"),
 		Place:    Place{Netns: "/proc/1/fd/3", CPU: 1, Cgroups: []string{"/sys/fs/cgroup/x", "/sys/fs/cgroup/y"}},
 		Duration: time.Second, Warmup: time.Millisecond, Timeout: 2 * time.Second, CC: "cubic",
+		Slow: 0.05, Rate: 100,
 		CPU: cpu.Source{Kind: cpu.CPUStat, Dir: "/sys/fs/cgroup/x", Softirqd: []int{14, 22}},
 	}
 	got, err := parse(want.Args())
@@ -279,7 +342,8 @@ func TestArgsRoundTrip(t *testing.T) {
 }
 
 func TestParseRefusesWhatItDoesNotKnow(t *testing.T) {
-	for _, args := range [][]string{nil, {"dance"}, {"client", "--mode", "x", "--addr", "1.1.1.1:1"}, {"client", "--addr", "nowhere"}} {
+	for _, args := range [][]string{nil, {"dance"}, {"client", "--mode", "x", "--addr", "1.1.1.1:1"}, {"client", "--addr", "nowhere"},
+		{"client", "--mode", "tail", "--addr", "1.1.1.1:1"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q was accepted", args)
 		}

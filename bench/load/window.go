@@ -48,3 +48,13 @@ func (w *window) close(t *Turn) error {
 	t.CPU, t.Softirqd = used.Load.Seconds(), used.Softirqd.Seconds()
 	return nil
 }
+
+// spin keeps the CPU busy until what took from start to end has taken so long as
+// it would on a path that is slower by Options.Slow, and returns the new end.
+func (w *window) spin(start, end time.Duration) time.Duration {
+	until := start + time.Duration(float64(end-start)/(1-w.o.Slow))
+	for end < until {
+		end = w.now()
+	}
+	return end
+}

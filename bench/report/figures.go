@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/mustang-net/mustang/bench/load"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/bench/stats"
 )
@@ -22,13 +23,21 @@ const (
 	CPUPerGB   Metric = "cpu_per_gb"       // CPU s per 10⁹ bytes of a stream
 	CPUPerRR   Metric = "cpu_per_1000_rr"  // CPU s per 1000 transactions
 	CPUPerCRR  Metric = "cpu_per_1000_crr" // CPU s per 1000 connections
+	TailP50    Metric = "tail_p50"         // ns, of requests at a fixed rate, from when each was due
+	TailP99    Metric = "tail_p99"
+	TailP999   Metric = "tail_p999"
 )
 
 // Metrics in the order of the tables' columns.
-var Metrics = []Metric{StreamRate, RRRate, CRRRate, UDPRRRate, CPUPerGB, CPUPerRR, CPUPerCRR}
+var Metrics = []Metric{StreamRate, RRRate, CRRRate, UDPRRRate, CPUPerGB, CPUPerRR, CPUPerCRR, TailP50, TailP99, TailP999}
 
 // Lower reports whether less is better.
-func (m Metric) Lower() bool { return m == CPUPerGB || m == CPUPerRR || m == CPUPerCRR }
+func (m Metric) Lower() bool {
+	return m == CPUPerGB || m == CPUPerRR || m == CPUPerCRR || m.Tail()
+}
+
+// Tail reports whether the metric is a latency of the tail scenario.
+func (m Metric) Tail() bool { return m == TailP50 || m == TailP99 || m == TailP999 }
 
 func (m Metric) scenario() string {
 	switch m {
@@ -38,6 +47,8 @@ func (m Metric) scenario() string {
 		return string(RRRate)
 	case CPUPerCRR:
 		return string(CRRRate)
+	case TailP50, TailP99, TailP999:
+		return string(load.Tail)
 	}
 	return string(m)
 }
@@ -54,12 +65,27 @@ func (m Metric) of(s runner.Sample) float64 {
 	case CPUPerRR, CPUPerCRR:
 		return used / (float64(s.Count) / 1e3)
 	}
+	if m.Tail() {
+		return m.latency(s.Latency)
+	}
 	return s.Rate
+}
+
+func (m Metric) latency(l *load.Latency) float64 {
+	switch {
+	case l == nil:
+		return math.NaN()
+	case m == TailP50:
+		return float64(l.P50)
+	case m == TailP99:
+		return float64(l.P99)
+	}
+	return float64(l.P999)
 }
 
 // turns are the metric's values in the sample's turns.
 func (m Metric) turns(s runner.Sample) []float64 {
-	if !s.Usable() {
+	if !s.Usable() || m.Tail() { // quantiles are of all turns
 		return nil
 	}
 	if m.Lower() {
@@ -186,6 +212,9 @@ func (d *Document) Compute() {
 	}
 	for _, cores := range d.Settings.Cores {
 		add(&d.Control, BaseAgain, Base, cores)
+		for i := 1; i < d.Settings.Calibrate; i++ {
+			add(&d.Control, LoopbackNumber(2*i+1), LoopbackNumber(2*i), cores)
+		}
 		for _, s := range d.Subjects {
 			if s.ID != Base && s.ID != BaseAgain {
 				add(&d.Figures, s.ID, Base, cores)

@@ -29,6 +29,7 @@ type Target struct {
 	Dial               netip.AddrPort // where the client connects to
 	Listen             netip.AddrPort // where the server listens
 	Cgroup             string         // the environment's v2 control group, "" for none
+	Slow               float64        // load.Options.Slow
 }
 
 // Launcher starts a server and a client for each load, each in its namespace, on
@@ -41,6 +42,7 @@ type Launcher struct {
 	Duration  time.Duration // of a turn
 	Warmup    time.Duration // before it
 	CC        string
+	TailRate  int  // requests a second of the tail scenario
 	Iperf3    bool // streams by iperf3, else by the load program
 }
 
@@ -112,7 +114,10 @@ type ownLoad struct {
 func (l Launcher) own(ctx context.Context, t Target, mode load.Mode) (*ownLoad, error) {
 	o := load.Options{Mode: mode, Duration: l.Duration, Warmup: l.Warmup, Timeout: socketDeadline, CC: l.CC, CPU: l.Group.Source}
 	server, client := o, o
-	server.Server, server.Addr, client.Addr = true, t.Listen, t.Dial
+	server.Server, server.Addr, client.Addr, client.Slow = true, t.Listen, t.Dial, t.Slow
+	if mode == load.Tail {
+		client.Rate = l.TailRate
+	}
 	client.Place, server.Place = l.places(t)
 	own := &ownLoad{l: l, mode: mode}
 	start := func(o load.Options) (*process, error) {

@@ -22,7 +22,7 @@ import (
 // Case is one thing to measure once a round.
 type Case struct {
 	Subject  string `json:"subject"`  // contestant and target
-	Scenario string `json:"scenario"` // stream, rr, crr, udp-rr
+	Scenario string `json:"scenario"` // stream, rr, crr, udp-rr, tail
 	Cores    string `json:"cores"`    // same or cross
 }
 
@@ -94,9 +94,18 @@ type Settings struct {
 	Seed   uint64
 	// Turns is how many turns a sample of a scenario has; nil for one.
 	Turns func(scenario string) int
+	// Until bounds the run instead of Rounds, which then is 0: no round begins
+	// that would end later, but for the first. Zero for none.
+	Until time.Time
+	// Done are the rounds of an earlier run that this one goes on from: the orders
+	// of the rest are as if it had not been interrupted.
+	Done int
+	// Kept is told of the samples of each finished round; nil for nobody.
+	Kept func(round int, samples []Sample) error
 }
 
-// Progress is told after each sample.
+// Progress is told after each sample. total is what is known of it: with
+// Settings.Until it is a guess.
 type Progress interface {
 	Sample(done, total, round int, s Sample, left time.Duration)
 }
@@ -114,36 +123,90 @@ func Run(ctx context.Context, cases []Case, set Settings, open Opener, p Progres
 	if set.Turns == nil {
 		set.Turns = func(string) int { return 1 }
 	}
-	r := run{set: set, open: open, progress: p, began: time.Now(), failures: map[Case]int{}}
-	first := 1
-	if set.Warmup {
-		first = 0
-	}
-	r.total = len(cases) * (set.Rounds - first + 1)
 	rng := rand.New(rand.NewPCG(set.Seed, 1))
-	blocks := blocksOf(cases, rng)
-	between := newOrder(len(blocks), rng)
+	r := run{set: set, open: open, progress: p, failures: map[Case]int{}, blocks: blocksOf(cases, rng)}
+	r.between = newOrder(len(r.blocks), rng)
+	r.perRound = len(cases)
 	kept := []Sample{} // not nil: in JSON it is a list, even when empty
-	for round := first; round <= set.Rounds; round++ {
-		r.position = 0
-		var samples []Sample
-		for _, i := range between.next() {
-			some, err := r.block(ctx, round, blocks[i])
-			if err != nil {
-				return kept, err
-			}
-			samples = append(samples, some...)
+	if set.Warmup {
+		began := time.Now()
+		if _, err := r.round(ctx, 0); err != nil {
+			return kept, err
 		}
-		if round == 0 { // every pair of rounds is a shuffle and its mirror
-			between.reset()
-			for _, b := range blocks {
-				b.order.reset()
-			}
+		r.took = time.Since(began)
+		r.reset() // every pair of rounds is a shuffle and its mirror
+	}
+	r.skip(set.Done)
+	for round := set.Done + 1; r.more(round); round++ {
+		began := time.Now()
+		samples, err := r.round(ctx, round)
+		if err != nil {
+			return kept, err
+		}
+		r.took = time.Since(began)
+		kept = append(kept, samples...)
+		if set.Kept == nil {
 			continue
 		}
-		kept = append(kept, samples...)
+		if err := set.Kept(round, samples); err != nil {
+			return kept, err
+		}
 	}
 	return kept, nil
+}
+
+// more says whether a round is to begin.
+func (r *run) more(round int) bool {
+	if r.set.Until.IsZero() {
+		return round <= r.set.Rounds
+	}
+	return round == r.set.Done+1 || !time.Now().Add(r.took).After(r.set.Until)
+}
+
+// rounds is how many the run will have in all, as far as is known while one of
+// them is measured.
+func (r *run) rounds(current int) int {
+	if r.set.Until.IsZero() {
+		return r.set.Rounds
+	}
+	if r.took == 0 {
+		return max(1, current)
+	}
+	return max(1, current, current-1+int(time.Until(r.set.Until)/r.took))
+}
+
+// round measures all cases once.
+func (r *run) round(ctx context.Context, round int) ([]Sample, error) {
+	r.position = 0
+	var samples []Sample
+	for _, i := range r.between.next() {
+		some, err := r.block(ctx, round, r.blocks[i])
+		if err != nil {
+			return nil, err
+		}
+		samples = append(samples, some...)
+	}
+	return samples, nil
+}
+
+func (r *run) reset() {
+	r.between.reset()
+	for _, b := range r.blocks {
+		b.order.reset()
+		b.start.reset()
+	}
+}
+
+// skip passes over the orders of rounds.
+func (r *run) skip(rounds int) {
+	for range rounds {
+		for _, i := range r.between.next() {
+			r.blocks[i].start.next()
+			for range r.set.Turns(r.blocks[i].cases[0].Scenario) {
+				r.blocks[i].order.next()
+			}
+		}
+	}
 }
 
 // order gives a new shuffle and then the same backwards, so that whatever
@@ -179,7 +242,8 @@ func (o *order) next() []int {
 // with each other take turns.
 type block struct {
 	cases []Case
-	order *order
+	start *order // of the loads
+	order *order // of the turns
 }
 
 func blocksOf(cases []Case, rng *rand.Rand) (list []*block) {
@@ -194,7 +258,7 @@ func blocksOf(cases []Case, rng *rand.Rand) (list []*block) {
 		index[k].cases = append(index[k].cases, c)
 	}
 	for _, b := range list {
-		b.order = newOrder(len(b.cases), rng)
+		b.start, b.order = newOrder(len(b.cases), rng), newOrder(len(b.cases), rng)
 	}
 	return list
 }
@@ -203,10 +267,13 @@ type run struct {
 	set      Settings
 	open     Opener
 	progress Progress
-	began    time.Time
-	done     int
-	total    int
-	position int // of the next sample in its round
+	blocks   []*block
+	between  *order // of blocks
+	perRound int
+	took     time.Duration // by the last round
+	began    time.Time     // of the first sample
+	done     int           // samples of this run
+	position int           // of the next sample in its round
 	failures map[Case]int
 }
 
@@ -236,6 +303,9 @@ func (r *run) block(ctx context.Context, round int, b *block) ([]Sample, error) 
 			}
 		}
 	}()
+	if r.began.IsZero() {
+		r.began = time.Now()
+	}
 	if err := r.start(ctx, round, b, entries); err != nil {
 		return nil, err
 	}
@@ -262,9 +332,9 @@ func (r *run) block(ctx context.Context, round int, b *block) ([]Sample, error) 
 }
 
 func (r *run) start(ctx context.Context, round int, b *block, entries []entry) error {
-	for i, c := range b.cases {
-		e := &entries[i]
-		e.s = Sample{Case: c, Round: round, Order: r.position + i, Start: time.Now(), Load1: load1()}
+	for at, i := range b.start.next() {
+		c, e := b.cases[i], &entries[i]
+		e.s = Sample{Case: c, Round: round, Order: r.position + at, Start: time.Now(), Load1: load1()}
 		if r.failures[c] >= retireAfter {
 			e.s.Error = fmt.Sprintf("%s: left out after %d failures", c, retireAfter)
 			continue
@@ -300,11 +370,20 @@ func (r *run) finish(entries []entry, foreign float64) []Sample {
 			}
 		}
 		samples[i] = e.s
-		r.done++
-		left := time.Duration(float64(time.Since(r.began)) / float64(r.done) * float64(r.total-r.done))
-		r.progress.Sample(r.done, r.total, e.s.Round, e.s, left)
+		r.report(e.s)
 	}
 	return samples
+}
+
+func (r *run) report(s Sample) {
+	r.done++
+	rounds := r.rounds(s.Round) - r.set.Done
+	if r.set.Warmup {
+		rounds++
+	}
+	total := rounds * r.perRound
+	left := max(0, time.Duration(float64(time.Since(r.began))/float64(r.done)*float64(total-r.done)))
+	r.progress.Sample(r.done, total, s.Round, s, left)
 }
 
 // round6 keeps six digits, more than any clock here has: files stay small.

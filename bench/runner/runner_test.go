@@ -150,6 +150,45 @@ func TestAbortedRunKeepsFinishedRoundsOnly(t *testing.T) {
 	}
 }
 
+func TestResumedRunGoesOnAsIfItHadNotStopped(t *testing.T) {
+	set := Settings{Rounds: 5, Warmup: true, Seed: 7, Turns: func(string) int { return 3 }}
+	whole := &fake{}
+	if _, err := Run(t.Context(), cases("a", "b", "c"), set, whole, quiet{}); err != nil {
+		t.Fatal(err)
+	}
+	set.Done = 3
+	rest := &fake{}
+	var rounds []int
+	set.Kept = func(round int, _ []Sample) error { rounds = append(rounds, round); return nil }
+	samples, err := Run(t.Context(), cases("a", "b", "c"), set, rest, quiet{})
+	if err != nil || len(samples) != 2*6 || !slices.Equal(rounds, []int{4, 5}) {
+		t.Fatalf("%d samples of rounds %v, want 12 of 4 and 5; %v", len(samples), rounds, err)
+	}
+	const round = 6 * 3
+	if !slices.Equal(whole.log[4*round:], rest.log[round:]) {
+		t.Errorf("the order of the last rounds differs from the uninterrupted run's")
+	}
+}
+
+func TestBudgetChoosesRounds(t *testing.T) {
+	turn := func(Case) error { time.Sleep(time.Millisecond); return nil }
+	for _, c := range []struct {
+		budget   time.Duration
+		min, max int
+	}{{0, 1, 1}, {300 * time.Millisecond, 3, 30}} {
+		f := &fake{turn: turn}
+		began := time.Now()
+		set := Settings{Until: began.Add(c.budget), Warmup: true, Seed: 1, Turns: func(string) int { return 2 }}
+		samples, err := Run(t.Context(), cases("a", "b"), set, f, quiet{}) // a round takes 8 ms or more
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(samples) / 4; got < c.min || got > c.max {
+			t.Errorf("a budget of %s gave %d rounds, want %d to %d", c.budget, got, c.min, c.max)
+		}
+	}
+}
+
 func TestDeadContestantIsNamedAndRetired(t *testing.T) {
 	dead := func(c Case) bool { return c.Subject == "dead" && c.Scenario == "crr" }
 	for _, where := range []string{"open", "turn"} {

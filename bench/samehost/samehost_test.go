@@ -63,13 +63,13 @@ func testRun(t *testing.T, ctx context.Context, o Options) (*report.Document, er
 
 func TestLoopbackAgainstItself(t *testing.T) {
 	o := short(t)
-	o.UDP = true
+	o.UDP, o.TailRate = true, 2000
 	doc, err := testRun(t, t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Two loopbacks with four scenarios, one with the stream alone.
-	if want := o.Rounds * (2*4 + 1); len(doc.Samples) != want || !doc.Complete {
+	// Two loopbacks with five scenarios, one with the stream alone.
+	if want := o.Rounds * (2*5 + 1); len(doc.Samples) != want || !doc.Complete {
 		t.Errorf("%d samples, want %d; complete: %v", len(doc.Samples), want, doc.Complete)
 	}
 	for _, s := range doc.Samples {
@@ -133,6 +133,51 @@ func TestInterruptedRunKeepsFinishedRounds(t *testing.T) {
 	}
 	if doc == nil || doc.Complete || len(doc.Samples) == 0 || doc.Samples[len(doc.Samples)-1].Round > 3 {
 		t.Errorf("finished rounds are not kept, or the run is called complete")
+	}
+}
+
+func TestResumedRunHasAllRounds(t *testing.T) {
+	o := short(t)
+	o.Rounds, o.TailRate = 1, 2000
+	path := filepath.Join(t.TempDir(), "run.json")
+	o.Keep = func(d *report.Document) error { return d.Write(path) }
+	if _, err := testRun(t, t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	half, err := report.Read(path) // as a killed run leaves it
+	if err != nil || half.FinishedRounds() != 1 {
+		t.Fatalf("%v", err)
+	}
+	r := Resumed(half)
+	r.Self, r.Rounds = o.Self, 3
+	doc, err := testRun(t, t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := 3 * (2*4 + 1); len(doc.Samples) != want || !doc.Complete || doc.Settings.Rounds != 3 {
+		t.Errorf("%d samples, want %d; complete: %v", len(doc.Samples), want, doc.Complete)
+	}
+	var b bytes.Buffer
+	doc.Render(&b, false)
+	if !strings.Contains(b.String(), "2000 requests/s") {
+		t.Errorf("the report lacks the tails:\n%s", b.String())
+	}
+	for name, spoil := range map[string]func(*report.Document){
+		"kernel":  func(d *report.Document) { d.Machine.Kernel = "6.1" },
+		"CPU":     func(d *report.Document) { d.Machine.CPUs++ },
+		"not in":  func(d *report.Document) { d.Subjects = d.Subjects[:1] },
+		"was nft": func(d *report.Document) { d.Subjects[0].Backend = "nft" },
+	} {
+		other, err := report.Read(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spoil(other)
+		r := Resumed(other)
+		r.Self, r.Rounds = o.Self, 2
+		if _, err := testRun(t, t.Context(), r); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: resumed with %v", name, err)
+		}
 	}
 }
 
@@ -274,6 +319,7 @@ func TestOptionsAreValidated(t *testing.T) {
 	for name, change := range map[string]func(*Options){
 		"mode": func(o *Options) { o.Modes = []string{"carrier-pigeon"} }, "by": func(o *Options) { o.ServicesBy = []string{"ipvs"} },
 		"services": func(o *Options) { o.Services = []int{0} }, "rounds": func(o *Options) { o.Rounds = 0 },
+		"budget": func(o *Options) { o.Budget = -1 }, "tails": func(o *Options) { o.TailRate = -1 },
 		"cores": func(o *Options) { o.Cores = "all" }, "stream": func(o *Options) { o.StreamBy = "netperf" },
 		"duration": func(o *Options) { o.Duration = time.Millisecond }, "none": func(o *Options) { o.Services = nil },
 		"turns": func(o *Options) { o.Turns = 0 }, "short turns": func(o *Options) { o.Turns = 100 },
