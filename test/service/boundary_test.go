@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/bits"
 	"net"
 	"net/netip"
 	"os"
@@ -346,14 +345,6 @@ func (f frame) bytes() []byte {
 	return slices.Concat(b, ip, udp)
 }
 
-// protocol is the frame's type in network order, as packet sockets want it.
-func (f frame) protocol() uint16 {
-	if f.src.Is6() {
-		return bits.ReverseBytes16(unix.ETH_P_IPV6)
-	}
-	return bits.ReverseBytes16(unix.ETH_P_IP)
-}
-
 func (w *world) bypass(c child, f frame) { w.send(c, f, true) }
 
 // send puts a frame on an interface of the client pod by a packet socket.
@@ -370,7 +361,9 @@ func (w *world) send(c child, f frame, bypass bool) {
 				return fmt.Errorf("PACKET_QDISC_BYPASS: %w", err)
 			}
 		}
-		err = unix.Sendto(fd, f.bytes(), 0, &unix.SockaddrLinklayer{Ifindex: c.index, Protocol: f.protocol(), Halen: 6})
+		// No protocol: then the kernel reads the frame's own, and knows where its headers are,
+		// without which ipvlan in l3 mode does not find them.
+		err = unix.Sendto(fd, f.bytes(), 0, &unix.SockaddrLinklayer{Ifindex: c.index, Halen: 6})
 		if errors.Is(err, unix.ENOBUFS) {
 			err = nil // how the kernel says that a program on the way dropped it
 		}
