@@ -18,6 +18,9 @@ const volatile __u32 answer_key = 0x6d737401;
 /* 1: the kernel has bpf_set_retval (5.18), so a refused connect() gets its own errno. */
 const volatile __u8 has_set_retval = 0;
 
+/* Cookie of the node's own namespace: its sockets may send anything. */
+const volatile __u64 node_netns = 0;
+
 /* Lifetimes of flow entries, seconds since the last packet. */
 struct ct_timeouts {
 	__u32 tcp_half_open;

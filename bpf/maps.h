@@ -114,7 +114,7 @@ struct {
 	__type(value, struct parent);
 } mst_parents_v1 SEC(".maps");
 
-/* (Parent, MAC address) → endpoint id, 0 for a child of the host's own. Written by the engine,
+/* (Parent, child) → endpoint id, 0 for a child of the node's own. Written by the engine,
  * read for every packet that leaves by a parent. Size: one for each endpoint inside a pod. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

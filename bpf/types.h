@@ -82,7 +82,8 @@ struct parent {
 	__u8 pad;
 };
 
-/* A child of a parent link, as frames show it. */
+/* A child of a parent link, as frames show it; and the node's own once more, as routes show it:
+ * ff:ff and its ifindex, which no frame may have as its sender. */
 struct child_key {
 	__u32 parent; /* ifindex */
 	__u8 mac[6];

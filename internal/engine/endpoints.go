@@ -238,7 +238,7 @@ func (e *Engine) inPod(ep state.Endpoint, fn func() error) error {
 		return nil
 	}
 	return netns.Do(ep.Netns, func() error {
-		if c, err := cookie(); err != nil || c != ep.NetnsCookie {
+		if c, err := netns.Cookie(); err != nil || c != ep.NetnsCookie {
 			return err
 		}
 		return fn()

@@ -143,7 +143,7 @@ func (e *Engine) Strangers(paths []string, ifname string) ([]Stranger, error) {
 	if err := e.loadEndpoints(); err != nil {
 		return nil, err
 	}
-	home, err := cookie()
+	home, err := netns.Cookie()
 	if err != nil {
 		return nil, err
 	}

@@ -42,6 +42,7 @@ const (
 	EntryVarDeliverEgress         = "deliver_egress"
 	EntryVarHasSetRetval          = "has_set_retval"
 	EntryVarInPod                 = "in_pod"
+	EntryVarNodeNetns             = "node_netns"
 	EntryVarTimeouts              = "timeouts"
 )
 
@@ -125,6 +126,7 @@ type EntryVariableSpecs struct {
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
 	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
@@ -205,6 +207,7 @@ type EntryVariables struct {
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
 	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 

@@ -79,6 +79,7 @@ const (
 	IterVarDeliverEgress         = "deliver_egress"
 	IterVarHasSetRetval          = "has_set_retval"
 	IterVarInPod                 = "in_pod"
+	IterVarNodeNetns             = "node_netns"
 	IterVarTimeouts              = "timeouts"
 )
 
@@ -162,6 +163,7 @@ type IterVariableSpecs struct {
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
 	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
@@ -242,6 +244,7 @@ type IterVariables struct {
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
 	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 

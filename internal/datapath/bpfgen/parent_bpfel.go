@@ -57,6 +57,7 @@ const (
 	ParentVarDeliverEgress         = "deliver_egress"
 	ParentVarHasSetRetval          = "has_set_retval"
 	ParentVarInPod                 = "in_pod"
+	ParentVarNodeNetns             = "node_netns"
 	ParentVarTimeouts              = "timeouts"
 )
 
@@ -140,6 +141,7 @@ type ParentVariableSpecs struct {
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
 	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
@@ -220,6 +222,7 @@ type ParentVariables struct {
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
 	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 

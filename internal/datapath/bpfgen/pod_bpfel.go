@@ -280,6 +280,7 @@ const (
 	PodVarDeliverEgress         = "deliver_egress"
 	PodVarHasSetRetval          = "has_set_retval"
 	PodVarInPod                 = "in_pod"
+	PodVarNodeNetns             = "node_netns"
 	PodVarTimeouts              = "timeouts"
 )
 
@@ -364,6 +365,7 @@ type PodVariableSpecs struct {
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
 	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
@@ -444,6 +446,7 @@ type PodVariables struct {
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
 	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 

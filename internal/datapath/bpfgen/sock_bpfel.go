@@ -73,6 +73,7 @@ const (
 	SockVarDeliverEgress         = "deliver_egress"
 	SockVarHasSetRetval          = "has_set_retval"
 	SockVarInPod                 = "in_pod"
+	SockVarNodeNetns             = "node_netns"
 	SockVarTimeouts              = "timeouts"
 )
 
@@ -163,6 +164,7 @@ type SockVariableSpecs struct {
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
 	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
@@ -243,6 +245,7 @@ type SockVariables struct {
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
 	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 
