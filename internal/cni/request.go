@@ -47,14 +47,7 @@ func (r request) run(ctx context.Context, e *engine.Engine) (state.Endpoint, err
 	case opAdd:
 		return e.AddEndpoint(ctx, r.Spec)
 	case opRemove:
-		id, err := e.EndpointOf(r.Where)
-		if errors.Is(err, engine.ErrNotFound) {
-			return none, nil
-		}
-		if err != nil {
-			return none, err
-		}
-		return none, e.RemovePod(id)
+		return none, e.RemoveAt(r.Where)
 	case opCollect:
 		return none, collectDead(e, r.Keep)
 	case opCheck:

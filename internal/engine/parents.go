@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -87,7 +88,7 @@ func parentLink(ep state.Endpoint) (netlink.Link, error) {
 // hostChildren are the link addresses of the macvlan children of a parent that
 // are in this namespace.
 func hostChildren(parent int) ([]([]byte), error) {
-	links, err := netlink.LinkList()
+	links, err := netns.Dump(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}

@@ -139,6 +139,13 @@ const (
 	InPod   Placement = "pod"  // inside the pod, directions swapped
 )
 
+// How an endpoint's programs are held at their interface.
+const (
+	AttachTCX    = "tcx"
+	AttachClsact = "clsact"
+	AttachNetkit = "netkit" // the device's own hooks
+)
+
 // Endpoint is one interface of one pod. Everything up to Owner is in the
 // tables; the rest only in the store.
 type Endpoint struct {
@@ -162,7 +169,7 @@ type Endpoint struct {
 	PodIndex int    // ifindex inside the pod
 	Labels   map[string]string
 	Pod      PodRef `json:",omitzero"` // whose interface it is, when Kubernetes told
-	// Attach is "tcx", "clsact" or "netkit"; Qdisc says that the clsact qdisc was made by us.
+	// Attach is one of AttachTCX and its like; Qdisc says that the clsact qdisc was made by us.
 	Attach string
 	Qdisc  bool `json:",omitempty"`
 }
