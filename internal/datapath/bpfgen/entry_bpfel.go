@@ -38,6 +38,7 @@ const (
 	EntryMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	EntryMapMstSockPeersV1        = "mst_sock_peers_v1"
 	EntryProgEntry                = "entry"
+	EntryProgFilterEntry          = "filter_entry"
 	EntryVarAnswerKey             = "answer_key"
 	EntryVarDeliverEgress         = "deliver_egress"
 	EntryVarHasSetRetval          = "has_set_retval"
@@ -88,7 +89,8 @@ type EntrySpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type EntryProgramSpecs struct {
-	Entry *ebpf.ProgramSpec `ebpf:"entry"`
+	Entry       *ebpf.ProgramSpec `ebpf:"entry"`
+	FilterEntry *ebpf.ProgramSpec `ebpf:"filter_entry"`
 }
 
 // EntryMapSpecs contains maps before they are loaded into the kernel.
@@ -215,12 +217,14 @@ type EntryVariables struct {
 //
 // It can be passed to LoadEntryObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EntryPrograms struct {
-	Entry *ebpf.Program `ebpf:"entry"`
+	Entry       *ebpf.Program `ebpf:"entry"`
+	FilterEntry *ebpf.Program `ebpf:"filter_entry"`
 }
 
 func (p *EntryPrograms) Close() error {
 	return _EntryClose(
 		p.Entry,
+		p.FilterEntry,
 	)
 }
 
