@@ -131,6 +131,7 @@ slow_fn int edge_enter(struct pkt *p, struct edge_plan *plan, __u32 now)
 
 	if (ct_create(&plan->post, p->proto, CT_SCOPE_FLOW, &e, now))
 		return REASON_CT_FULL;
+	fast_forget(plan->post.src.words[3], plan->post.dst.words[3], plan->post.sport, plan->post.dport);
 	e.role = CT_PRE_NAT;
 	e.other = plan->post;
 	e.responder.endpoint = plan->endpoint;

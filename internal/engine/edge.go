@@ -17,6 +17,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // Edge is how a node serves clients that are no pods.
@@ -160,18 +161,14 @@ func (e *Engine) attachEdges(nics []nic) error {
 // setHost enters the node's own namespace among those whose sockets get
 // Services, or takes it out.
 func (e *Engine) setHost(on bool) error {
-	home, err := cookie()
+	home, err := netns.Cookie()
 	if err != nil {
 		return err
 	}
 	if !on {
 		return e.dp.Netns.Delete([]uint64{home})
 	}
-	root, err := e.scope.cgroupRoot()
-	if err != nil {
-		return err
-	}
-	if err := e.dp.EnsureSock(root); err != nil {
+	if err := e.dp.EnsureSock(e.scope.cgroupRoot); err != nil {
 		return err
 	}
 	return e.dp.Netns.Put([]uint64{home}, []datapath.NetnsInfo{{Flags: bpfgen.EPNode | bpfgen.EPServiceSocket}})
@@ -203,7 +200,7 @@ func (e *Engine) Edge() (EdgeStatus, error) {
 		}
 		s.Devices = append(s.Devices, name)
 	}
-	home, err := cookie()
+	home, err := netns.Cookie()
 	if err != nil {
 		return s, err
 	}

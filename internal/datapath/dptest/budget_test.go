@@ -52,6 +52,7 @@ func TestProgramsStayWithinTheVerifierBudget(t *testing.T) {
 		"entry":     bpfgen.LoadEntry,
 		"sock":      bpfgen.LoadSock,
 		"edge":      bpfgen.LoadEdge,
+		"parent":    bpfgen.LoadParent,
 	} {
 		spec, err := load()
 		check(t, err)
