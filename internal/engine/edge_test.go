@@ -569,3 +569,25 @@ func TestClientsOutsideOfAPodWithItsOwnNIC(t *testing.T) {
 		}
 	})
 }
+
+// A socket of the node's own that a Service led somewhere ends as a pod's does.
+func TestTheNodesOwnSocketsEndWithTheirBackend(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.other, "a", 8080)
+	w.serve(w.other, "b", 8081)
+	w.replace([]string{"198.51.101.9:8080"}, []string{"[2001:db8:1::9]:8080"}, nil)
+	for _, v6 := range []bool{false, true} {
+		flow, direct := w.asking(w.home, clusterIP[v6]), w.asking(w.home, map[bool]string{false: "198.51.101.9:8080", true: "[2001:db8:1::9]:8080"}[v6])
+		if flow.who() != "a" || direct.who() != "a" {
+			t.Fatal("somebody else answered")
+		}
+		w.replace([]string{"198.51.101.9:8081"}, []string{"[2001:db8:1::9]:8081"}, nil)
+		if err := pendingError(t, flow.c); !errors.Is(err, syscall.ECONNABORTED) {
+			t.Errorf("v6=%v: %v", v6, err)
+		}
+		if err := pendingError(t, direct.c); err != nil {
+			t.Errorf("v6=%v: the one without a Service: %v", v6, err)
+		}
+		w.replace([]string{"198.51.101.9:8080"}, []string{"[2001:db8:1::9]:8080"}, nil)
+	}
+}

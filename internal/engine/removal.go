@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -199,6 +200,9 @@ func (e *Engine) endSockets(set *datapath.Departures, conns map[datapath.Connect
 		clients[c.Local.Addr()] = true
 	}
 	var errs []error
+	if home, err := netns.Cookie(); err == nil && len(byNetns[home]) > 0 { // the node's own: this thread's
+		errs = append(errs, datapath.EndSockets(byNetns[home]))
+	}
 	for _, ep := range e.known {
 		sockets, client := byNetns[ep.NetnsCookie], clients[ep.IP4] || clients[ep.IP6]
 		delete(byNetns, ep.NetnsCookie) // a pod may have several endpoints
