@@ -131,6 +131,22 @@ func (e *Engine) ChangeServices(owner state.Owner, upserts []state.Service, remo
 	})
 }
 
+// SetNode says what this node is called and which zone it is in, when that is
+// learnt or changes: hints of backends speak of it.
+func (e *Engine) SetNode(node service.Node) error {
+	if node == e.opts.Node {
+		return nil
+	}
+	if err := e.loadCatalog(); err != nil {
+		return err
+	}
+	if e.services == nil {
+		return errReadOnly
+	}
+	e.opts.Node = node
+	return e.change(e.catalog.Move(node), operation{})
+}
+
 func (e *Engine) replan(owner state.Owner, plan func() (service.Change, error)) ([]service.Problem, error) {
 	if err := e.loadCatalog(); err != nil {
 		return nil, err

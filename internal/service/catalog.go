@@ -250,6 +250,19 @@ func (c *Catalog) Replace(owner state.Owner, list []state.Service) Change {
 	return c.Plan(list, removes)
 }
 
+// Move is Plan for another node's, or another zone's, point of view.
+func (c *Catalog) Move(node Node) Change {
+	c.node = node
+	var all []state.Service
+	for _, o := range c.objects {
+		if o.service != nil {
+			all = append(all, *o.service)
+		}
+	}
+	slices.SortFunc(all, func(a, b state.Service) int { return a.Compare(b.ServiceID) })
+	return c.Plan(all, nil)
+}
+
 // Problems are those of an owner's Services, in a stable order.
 func (c *Catalog) Problems(owner state.Owner) []Problem {
 	var out []Problem

@@ -116,6 +116,15 @@ func TestRecordsNameWhatTheTablesHold(t *testing.T) {
 	}
 }
 
+func TestAnotherZoneIsAnotherChoice(t *testing.T) {
+	c, m := NewCatalog(Node{Zone: "a"}, nil, nil), tables{}
+	m.apply(c, c.Plan([]state.Service{small(state.OwnerKubernetes, "web", "10.96.0.1:80", "1 ready zone=a", "2 ready zone=b")}, nil))
+	m.apply(c, c.Move(Node{Zone: "b"}))
+	if got := numbers(m[key("10.96.0.1:80")].Backends); got != "2" {
+		t.Error(got)
+	}
+}
+
 // Whatever the order of changes, each frontend that somebody claims has one
 // holder, who claims it, and the tables say what the holder wants.
 func TestCatalogOnGeneratedChanges(t *testing.T) {
