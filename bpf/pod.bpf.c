@@ -14,13 +14,16 @@
 #include "lib/conntrack.h"
 #include "lib/deliver.h"
 #include "lib/drop.h"
+#include "lib/fib.h"
 #include "lib/frag.h"
 #include "lib/icmp_error.h"
 #include "lib/lb.h"
 #include "lib/nat.h"
 #include "lib/parse.h"
 #include "lib/refuse.h"
+#include "lib/remote.h"
 #include "lib/source.h"
+#include "lib/wire.h"
 
 /* An end is as it was when the flow was judged. */
 inline_fn bool end_current(const struct ct_end *end)
@@ -28,7 +31,7 @@ inline_fn bool end_current(const struct ct_end *end)
 	struct endpoint *ep;
 
 	if (!end->endpoint)
-		return true;
+		return in_pod || !end->generation || remote_of(end->generation);
 	ep = endpoint_slot(end->endpoint);
 	return ep && ep->generation == end->generation;
 }
@@ -51,8 +54,11 @@ inline_fn void end_set(struct ct_end *end, const struct addr *a)
 	end->endpoint = 0;
 	end->generation = 0;
 	ep = id ? endpoint_slot(id) : NULL;
-	if (!ep || !ep->generation)
+	if (!ep || !ep->generation) {
+		if (!in_pod) /* whose packets find their way by themselves */
+			end->generation = remote_find(a);
 		return;
+	}
 	end->generation = ep->generation;
 	end->endpoint = id;
 }
@@ -82,6 +88,14 @@ inline_fn struct endpoint *next_endpoint(const struct flow *f, __u32 *id)
 	if (!*id || (f->reply && f->e->flags & CT_VIA_STACK))
 		return NULL;
 	return endpoint_slot(*id);
+}
+
+/* The node that the packet goes to: 0 when the kernel must carry it. */
+inline_fn __u32 next_remote(const struct flow *f)
+{
+	const struct ct_end *end = f->reply ? &f->e->opener : &f->e->responder;
+
+	return end->endpoint || f->e->flags & CT_VIA_STACK ? 0 : end->generation;
 }
 
 /* Where the reply's tuple is turned back depends on which hook sees it last before the client. */
@@ -116,7 +130,7 @@ inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f
 	}
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
-	return to ? deliver(skb, self, to, id) : leave(skb, self);
+	return to ? deliver(skb, self, to, id) : send_out(skb, p, self, next_remote(f));
 }
 
 /* What a new flow is to become. */
@@ -259,7 +273,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
-	return to ? deliver(skb, self, to, plan.responder.endpoint) : leave(skb, self);
+	return to ? deliver(skb, self, to, plan.responder.endpoint) : send_out(skb, p, self, plan.responder.generation);
 }
 
 /**
@@ -330,7 +344,7 @@ int from_pod(struct __sk_buff *skb)
 	struct endpoint *self = endpoint_slot(id);
 	__u8 scope = CT_SCOPE_FLOW;
 	struct pkt p = {};
-	int reason;
+	int reason, verdict;
 
 	if (!self || !self->generation)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
@@ -360,12 +374,15 @@ int from_pod(struct __sk_buff *skb)
 		if (f.e && begins_anew(&f, &p))
 			ct_forget(&f, p.proto);
 	}
-	if (!f.e)
-		return forward_new(skb, &p, self, scope, f.now);
+	if (!f.e) {
+		verdict = forward_new(skb, &p, self, scope, f.now);
+		return verdict == SEND_OUT ? sent_out(skb, &p, self) : verdict;
+	}
 	ct_touch(&f, &p);
 	if (!f.e)
 		return drop(skb, REASON_CT_FULL, DIR_FROM_POD);
-	return forward_known(skb, &p, &f, self);
+	verdict = forward_known(skb, &p, &f, self);
+	return verdict == SEND_OUT ? sent_out(skb, &p, self) : verdict;
 }
 
 /**
@@ -373,15 +390,30 @@ int from_pod(struct __sk_buff *skb)
  */
 slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 now)
 {
-	struct plan plan = { .post = p->t, .role = CT_DIRECT, .flags = in_pod ? 0 : CT_VIA_STACK };
+	struct plan plan = { .post = p->t, .role = CT_DIRECT, .flags = in_pod || from_wire ? 0 : CT_VIA_STACK };
 	int reason = 0;
 
 	end_set(&plan.opener, &p->t.src);
 	if (in_pod)
 		reason = sibling_check(skb, self, plan.opener.endpoint);
+	if (from_wire)
+		reason = wire_sender(&plan.opener, skb->cb[CB_REMOTE]);
+	if (from_wire && reason)
+		return wire_verdict(skb, p, reason);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
-	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
+	return reason ? drop(skb, reason, DIR_TO_POD) : into_pod(skb, p, self, skb->cb[CB_ENDPOINT]);
+}
+
+/* At the NIC: whether a known flow's packet may be of its sender, and goes on from here. Before it
+ * changes the flow's entry. */
+inline_fn int wire_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, __u32 id)
+{
+	if (f->e->flags & CT_VIA_STACK)
+		return WIRE_TO_STACK;
+	if (!flow_current(f, f->reply ? &f->e->opener : &f->e->responder, id))
+		judge_again(f, p);
+	return wire_sender(f->reply ? &f->e->responder : &f->e->opener, skb->cb[CB_REMOTE]);
 }
 
 SEC("tc")
@@ -403,7 +435,10 @@ int to_pod(struct __sk_buff *skb)
 		reason = frag_follow(&p, f.now);
 	if (reason)
 		return drop(skb, reason, DIR_TO_POD);
-	count_to_pod(id, skb->len);
+	if (from_wire && p.kind != PKT_FLOW)
+		return wire_to_stack(skb, &p);
+	if (!from_wire)
+		count_to_pod(id, skb->len);
 	if (p.kind == PKT_CONTROL)
 		return NEXT;
 	if (p.kind == PKT_ICMP_ERROR)
@@ -414,6 +449,11 @@ int to_pod(struct __sk_buff *skb)
 		ct_forget(&f, p.proto);
 	if (!f.e)
 		return accept_new(skb, &p, self, f.now);
+	if (from_wire) {
+		reason = wire_known(skb, &p, &f, id);
+		if (reason)
+			return wire_verdict(skb, &p, reason);
+	}
 	ct_touch(&f, &p);
 	if (!f.e)
 		return drop(skb, REASON_CT_FULL, DIR_TO_POD);
@@ -430,7 +470,7 @@ int to_pod(struct __sk_buff *skb)
 		if (reason)
 			return drop(skb, reason, DIR_TO_POD);
 	}
-	return NEXT;
+	return into_pod(skb, &p, self, id);
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

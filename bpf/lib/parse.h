@@ -64,6 +64,7 @@ struct pkt {
 	__u8 tcp_flags; /* enum tcp_flag, of any TCP packet with a header */
 	__u8 icmp_type;
 	__u8 pad[2];
+	__u32 remote; /* not found in it: the node that it goes to, where send_out says so */
 };
 
 /**

@@ -8,16 +8,16 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	peers "github.com/mustang-net/mustang/internal/node"
 	"github.com/mustang-net/mustang/internal/state"
 	"github.com/mustang-net/mustang/internal/store"
 )
-
-// maxNodes is how many slots the table of nodes has; 0 stands for no node.
-const maxNodes = 1 << 14
 
 // Nodes is the list of nodes, this one included, by name, and the settings.
 func (e *Engine) Nodes() (list []state.Node, set state.NodeSettings, err error) {
@@ -113,8 +113,11 @@ func (e *Engine) changeNodes(fn func(store.Nodes) (store.Nodes, error)) error {
 		return err
 	}
 	now.Nodes = slices.Clone(now.Nodes)
+	if now.PodMTU, err = podMTU(now); err != nil {
+		return err
+	}
 	slices.SortFunc(now.Nodes, func(a, b state.Node) int { return strings.Compare(a.Name, b.Name) })
-	if err := giveRefs(was, &now); err != nil {
+	if err := giveRefs(was, &now, e.dp.MaxRemotes()); err != nil {
 		return err
 	}
 	op := operation{Kind: opNodes, Nodes: &now, NodesBefore: &was}
@@ -129,7 +132,7 @@ func (e *Engine) changeNodes(fn func(store.Nodes) (store.Nodes, error)) error {
 
 // giveRefs numbers nodes that are new or have changed: a flow whose entry has
 // the old number is judged anew.
-func giveRefs(was store.Nodes, now *store.Nodes) error {
+func giveRefs(was store.Nodes, now *store.Nodes, slots uint32) error {
 	used := map[uint32]bool{}
 	for i := range now.Nodes {
 		n := &now.Nodes[i]
@@ -150,8 +153,8 @@ func giveRefs(was store.Nodes, now *store.Nodes) error {
 		for used[slot] {
 			slot++
 		}
-		if slot >= maxNodes {
-			return fmt.Errorf("all %d nodes of the table are in use; remove one", maxNodes-1)
+		if slot >= slots {
+			return fmt.Errorf("all %d nodes of the table are in use; remove one", slots-1)
 		}
 		used[slot] = true
 		now.LastRef = now.LastRef%0xffff + 1
@@ -168,7 +171,11 @@ func (e *Engine) applyNodes(op operation) error {
 		err = e.syncNodes(*op.Nodes)
 	}
 	if err == nil {
-		return nil
+		before := 0
+		if op.NodesBefore != nil {
+			before = op.NodesBefore.PodMTU
+		}
+		return e.syncPodMTU(before, op.Nodes.PodMTU)
 	}
 	if op.NodesBefore == nil {
 		return err
@@ -194,15 +201,24 @@ func remotesOf(list []state.Node) (self state.Node, remotes []state.Node, err er
 // syncNodes brings routes, devices, tables and programs to what n says. It can
 // be done again at any point of itself.
 func (e *Engine) syncNodes(n store.Nodes) error {
+	set := settingsOf(n)
 	self, remotes, err := remotesOf(n.Nodes)
 	if err != nil {
 		return err
 	}
-	if _, err := peers.Devices(settingsOf(n).Devices, self, remotes); err != nil {
+	devices, err := peers.Devices(set.Devices, self, remotes)
+	if err != nil {
 		return err
 	}
-	overlay, err := e.syncOverlay(self, remotes, settingsOf(n))
+	overlay, err := e.syncOverlay(self, remotes, set)
 	if err != nil {
+		return err
+	}
+	// What is sent must find its way before somebody is told to send it.
+	if err := e.syncRemotes(self, remotes, set, overlay); err != nil {
+		return err
+	}
+	if err := e.syncWire(devices, remotes, set, overlay); err != nil {
 		return err
 	}
 	notes, err := peers.SyncRoutes(remotes, overlay)
@@ -210,6 +226,78 @@ func (e *Engine) syncNodes(n store.Nodes) error {
 		e.opts.Notify(note)
 	}
 	return err
+}
+
+// syncWire attaches the node's own programs. Without other nodes there is
+// nothing for them to do.
+func (e *Engine) syncWire(devices []peers.Device, remotes []state.Node, set state.NodeSettings, overlay *peers.Overlay) error {
+	var netdevs []int
+	if set.HostRouting == state.RoutingEBPF && len(remotes) > 0 {
+		if err := e.dp.EnsureWire(); err != nil {
+			return err
+		}
+		for _, d := range devices {
+			netdevs = append(netdevs, d.Index)
+		}
+	}
+	return e.dp.SyncWire(netdevs, overlay.Ifindex())
+}
+
+// syncRemotes writes the tables of nodes: a node before the networks that lead
+// to it, and the other way round when it goes.
+func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.NodeSettings, overlay *peers.Overlay) error {
+	config, _, err := e.dp.Node.Get(0)
+	if err != nil {
+		return err
+	}
+	if config.Key == 0 {
+		config.Key = rand.Uint32() | 1
+	}
+	config.Flags, config.Overlay, config.Vni, config.Port = 0, uint32(overlay.Ifindex()), set.VNI, datapath.Port(set.Port)
+	if set.HostRouting == state.RoutingEBPF {
+		config.Flags = bpfgen.NodeEbpf
+	}
+	config.Ip4, config.Ip6 = datapath.FromAddr(self.Addr(true)), datapath.FromAddr(self.Addr(false))
+	slots := map[uint32]datapath.Remote{}
+	tunnels := map[datapath.Addr]uint32{}
+	nets := map[datapath.Prefix]uint32{}
+	for _, n := range remotes {
+		r := datapath.Remote{Ref: n.Ref, Mac: [6]uint8(peers.VTEP(n.Addrs[0]))}
+		if n.Mode == state.NodeVXLAN {
+			r.Flags, r.Addr = bpfgen.RemoteTunnel, datapath.FromAddr(n.Underlay(self))
+			for _, a := range n.Addrs {
+				tunnels[datapath.FromAddr(a)] = n.Ref
+			}
+		}
+		slots[n.Ref&0xffff] = r
+		for _, p := range n.PodCIDRs {
+			nets[datapath.PrefixOf(p)] = n.Ref
+		}
+	}
+	return errors.Join(
+		e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{config}),
+		replace(e.dp.Remotes, slots), replace(e.dp.Peers, tunnels), replace(e.dp.Nets, nets))
+}
+
+// replace makes a table's content exactly want.
+func replace[K, V comparable](t *datapath.Table[K, V], want map[K]V) error {
+	have, err := t.All()
+	if err != nil {
+		return err
+	}
+	var put, gone []K
+	var values []V
+	for k, v := range want {
+		if have[k] != v {
+			put, values = append(put, k), append(values, v)
+		}
+	}
+	for k := range have {
+		if _, ok := want[k]; !ok {
+			gone = append(gone, k)
+		}
+	}
+	return errors.Join(t.Put(put, values), t.Delete(gone))
 }
 
 func (e *Engine) syncOverlay(self state.Node, remotes []state.Node, set state.NodeSettings) (*peers.Overlay, error) {
@@ -234,5 +322,5 @@ func (e *Engine) forgetNodes() error {
 	if err == nil && len(n.Nodes) == 0 && n.Settings == nil {
 		return nil // nothing was ever made
 	}
-	return errors.Join(peers.RemoveRoutes(), peers.RemoveOverlay())
+	return errors.Join(datapath.RemoveWireFilters(), peers.RemoveRoutes(), peers.RemoveOverlay())
 }

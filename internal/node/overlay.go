@@ -33,6 +33,14 @@ type Overlay struct {
 	Own   []netip.Prefix
 }
 
+// Ifindex is the device's; 0: there is none.
+func (o *Overlay) Ifindex() int {
+	if o == nil {
+		return 0
+	}
+	return o.Index
+}
+
 // lead makes r a route into the tunnel.
 func (o *Overlay) lead(r *netlink.Route, is4 bool) error {
 	if o == nil {

@@ -14,7 +14,8 @@ import (
 type Nodes struct {
 	Settings *state.NodeSettings `json:"settings,omitempty"` // nil: it was told nothing
 	Nodes    []state.Node        `json:"nodes"`
-	LastRef  uint32              `json:"last_ref"` // the number that the last reference was told apart by
+	PodMTU   int                 `json:"pod_mtu,omitempty"` // of pods' routes, where it is less than their interfaces'
+	LastRef  uint32              `json:"last_ref"`          // the number that the last reference was told apart by
 }
 
 // Nodes reads the list of nodes; none is an empty one.

@@ -13,8 +13,10 @@ import (
 // joins are all ways of joining nodes.
 func joins() []lab.Join {
 	var out []lab.Join
-	for _, routing := range []string{"legacy"} {
-		out = append(out, lab.Join{Mode: "direct", HostRouting: routing})
+	for _, routing := range []string{"legacy", "ebpf"} {
+		for _, mode := range []string{"direct", "vxlan"} {
+			out = append(out, lab.Join{Mode: mode, HostRouting: routing})
+		}
 	}
 	return out
 }
