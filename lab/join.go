@@ -123,16 +123,18 @@ func (n *Node) kernelRoutes(j Join) error {
 			continue
 		}
 		for net, via := range map[netip.Prefix]netip.Addr{o.PodNet4: o.Wire4, o.PodNet6: o.Wire6} {
-			r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(net), Gw: via.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
+			r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(net), Gw: via.AsSlice()}
+			if j.Mode == "vxlan" {
+				// The other device as a next hop: an address that no pod has.
+				via = net.Addr()
+				r.Gw, r.Flags = via.AsSlice(), int(netlink.FLAG_ONLINK)
+				neigh := &netlink.Neigh{LinkIndex: r.LinkIndex, IP: via.AsSlice(), HardwareAddr: o.kernelVTEP(), State: netlink.NUD_PERMANENT}
+				if err := netlink.NeighSet(neigh); err != nil {
+					return fmt.Errorf("add neighbour %s: %w", via, err)
+				}
+			}
 			if err := netlink.RouteReplace(r); err != nil {
 				return fmt.Errorf("add route to %s: %w", net, err)
-			}
-			if j.Mode != "vxlan" {
-				continue
-			}
-			neigh := &netlink.Neigh{LinkIndex: r.LinkIndex, IP: via.AsSlice(), HardwareAddr: o.kernelVTEP(), State: netlink.NUD_PERMANENT}
-			if err := netlink.NeighSet(neigh); err != nil {
-				return fmt.Errorf("add neighbour %s: %w", via, err)
 			}
 		}
 	}
