@@ -24,6 +24,7 @@ import (
 const (
 	journalFile  = "journal.json"
 	endpointsDir = "endpoints"
+	nodesFile    = "nodes.json"
 	tempPrefix   = ".new-"
 )
 
@@ -106,7 +107,7 @@ func (s Store) Remove() error {
 	err := os.RemoveAll(filepath.Join(s.dir, endpointsDir))
 	entries, _ := os.ReadDir(s.dir)
 	for _, e := range entries {
-		if e.Name() == journalFile || strings.HasPrefix(e.Name(), tempPrefix) {
+		if e.Name() == journalFile || e.Name() == nodesFile || strings.HasPrefix(e.Name(), tempPrefix) {
 			err = errors.Join(err, remove(filepath.Join(s.dir, e.Name())))
 		}
 	}

@@ -71,12 +71,23 @@ const (
 	FastTranslate  = 8
 )
 
+// enum node_flag
+const (
+	NodeEbpf = 1 // between pods and the wire programs forward, not the host's stack
+)
+
+// enum remote_flag
+const (
+	RemoteTunnel = 1 // its pods are reached through the tunnel
+)
+
 // enum redirect_kind
 const (
 	RedirectNone    = 0
 	RedirectPeer    = 1 // into the pod behind a host end
 	RedirectIngress = 2 // back into the interface it came from
 	RedirectEgress  = 3 // out of a host end, through its own program
+	RedirectNeigh   = 4 // out of a NIC, to the neighbour that the routing table names
 )
 
 // enum cb_word
@@ -86,6 +97,7 @@ const (
 	CbRedirectKind    = 2
 	CbReason          = 3
 	CbAnswer          = 4 // answer_key on an answer that goes out of the host end
+	CbRemote          = 4 // of a packet from the wire: the node that sent it by the tunnel, or 0
 )
 
 // enum pod_program
@@ -96,7 +108,8 @@ const (
 	ProgToPodInner    = 3
 	ProgFromPodNetkit = 4
 	ProgToPodNetkit   = 5
-	ProgCount         = 6
+	ProgToPodWire     = 6 // from a NIC straight into a pod behind a host end
+	ProgCount         = 7
 )
 
 // enum drop_reason
@@ -125,7 +138,13 @@ const (
 	ReasonICMPErrorFlow  = 21 // an ICMP error about a flow that is not known
 	ReasonUnknownChild   = 22 // a child of the parent link that is no endpoint sent it: not made by mustang
 	ReasonHookBypassed   = 23 // it left the pod past the program on the pod's own interface
-	ReasonCount          = 24
+	ReasonWireSpoofed    = 24 // it came in from the wire with the address of a pod of this node
+	ReasonTunnelPeer     = 25 // it came by the tunnel from an address that is no node's; run `mustang node ls`
+	ReasonTunnelSource   = 26 // it came by the tunnel from an address that is not of the sending node's pods
+	ReasonTunnelVni      = 27 // it came by the tunnel with another network's number (VNI)
+	ReasonNoRemote       = 28 // it was sent into the tunnel, and no node has its destination
+	ReasonEncap          = 29 // pushing the tunnel's headers failed
+	ReasonCount          = 30
 )
 
 // Reasons is the table of drop reasons, by number.
@@ -154,6 +173,12 @@ var Reasons = [ReasonCount]Reason{
 	ReasonICMPErrorFlow:  {21, "icmp_error_flow", "an ICMP error about a flow that is not known"},
 	ReasonUnknownChild:   {22, "unknown_child", "a child of the parent link that is no endpoint sent it: not made by mustang"},
 	ReasonHookBypassed:   {23, "hook_bypassed", "it left the pod past the program on the pod's own interface"},
+	ReasonWireSpoofed:    {24, "wire_spoofed", "it came in from the wire with the address of a pod of this node"},
+	ReasonTunnelPeer:     {25, "tunnel_peer", "it came by the tunnel from an address that is no node's; run `mustang node ls`"},
+	ReasonTunnelSource:   {26, "tunnel_source", "it came by the tunnel from an address that is not of the sending node's pods"},
+	ReasonTunnelVni:      {27, "tunnel_vni", "it came by the tunnel with another network's number (VNI)"},
+	ReasonNoRemote:       {28, "no_remote", "it was sent into the tunnel, and no node has its destination"},
+	ReasonEncap:          {29, "encap", "pushing the tunnel's headers failed"},
 }
 
 // #define
