@@ -14,6 +14,7 @@
 #include "lib/conntrack.h"
 #include "lib/deliver.h"
 #include "lib/drop.h"
+#include "lib/edge.h"
 #include "lib/fast.h"
 #include "lib/fib.h"
 #include "lib/frag.h"
@@ -136,12 +137,12 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 	if (e->role == CT_PRE_NAT && !f->reply) {
 		t = e->other;
 		translated = true;
-	} else if (e->role == CT_POST_NAT && f->reply && reply_translated_here(self, to)) {
+	} else if (e->role == CT_POST_NAT && f->reply && (to_edge(e) || reply_translated_here(self, to))) {
 		tuple_reverse(&t, &e->other);
 		translated = true;
 	}
-	remote = to ? 0 : next_remote(f);
-	if (!remote && worth_keeping(f, p))
+	remote = to || (f->reply && to_edge(e)) ? 0 : next_remote(f);
+	if (!remote && !(f->reply && to_edge(e)) && worth_keeping(f, p))
 		fast_keep(skb, p, e, translated ? &t : NULL,
 			  (f->reply ? 0 : FAST_FROM_OPENER) | (to ? FAST_DELIVER : 0) |
 				  (translated ? FAST_TRANSLATE : 0));
@@ -151,6 +152,8 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 		if (reason)
 			return drop(skb, reason, DIR_FROM_POD);
 	}
+	if (f->reply && to_edge(e))
+		return EDGE_SEND;
 	return to ? deliver(skb, self, to, id) : send_out(skb, p, self, remote);
 }
 
@@ -173,16 +176,21 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 {
 	struct service *s;
 	struct backend *b;
+	__u16 address;
 	__u32 id = 0;
+	int reason;
 
 	if (!p || !plan)
 		return REASON_NONE;
-	s = service_find(&p->t.dst, p->t.dport, p->proto);
+	s = service_find(&p->t.dst, p->t.dport, p->proto, SCOPE_ANY, &address);
 	if (!s)
-		return service_address(&p->t.dst) ? REASON_SERVICE_PORT : REASON_NONE;
+		return address & SVC_REFUSE ? REASON_SERVICE_PORT : REASON_NONE;
 	if (p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		return REASON_MIDSTREAM_NAT;
-	b = backend_pick(s, &id);
+	reason = service_closed(s, &p->t.src);
+	if (reason)
+		return reason;
+	b = backend_pick(s, &p->t.src, flow_hash(&p->t, p->proto), &id);
 	if (!b)
 		return REASON_NO_BACKEND;
 	plan->backend = id;
@@ -194,22 +202,6 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 	if (addr_equal(&b->addr, &p->t.src))
 		plan->post.src = p->t.dst;
 	return REASON_NONE;
-}
-
-/* Whether a flow occupies the tuple that the backend would see. One that has closed ends, both
- * halves: its late packets must not be taken for the new one's. */
-global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
-{
-	struct flow f = { .now = now };
-
-	if (!t)
-		return true;
-	f.src_is_hi = ct_key_of(&f.key, t, proto, CT_SCOPE_FLOW);
-	ct_find_key(&f);
-	if (f.e && !ct_closed(f.e))
-		return true;
-	ct_forget(&f, proto);
-	return false;
 }
 
 /**
@@ -322,12 +314,16 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 	if (f.e->role == CT_PRE_NAT && !f.reply) {
 		tuple_reverse(&t, &f.e->other);
 		reason = translate_error(skb, p, &q, &t);
-	} else if (f.e->role == CT_POST_NAT && f.reply && reply_translated_here(self, to)) {
+	} else if (f.e->role == CT_POST_NAT && f.reply && (to_edge(f.e) || reply_translated_here(self, to))) {
 		t = f.e->other;
 		reason = translate_error(skb, p, &q, &t);
 	}
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
+	if (f.reply && to_edge(f.e)) {
+		p->t.dst = t.src;
+		return EDGE_SEND;
+	}
 	return to && to->generation ? deliver(skb, self, to, id) : NEXT;
 }
 
@@ -348,20 +344,6 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 		reason = translate_error(skb, p, &q, &t);
 	}
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
-}
-
-/* A SYN to a backend that is gone must not wait for the half-open entry to expire. The client's
- * half tells: a SYN on the other one's tuple is of another flow. */
-slow_fn bool backend_gone(const struct ct_entry *e)
-{
-	return e->role == CT_PRE_NAT && e->backend && !bpf_map_lookup_elem(&mst_backends_v1, &e->backend);
-}
-
-inline_fn bool begins_anew(const struct flow *f, const struct pkt *p)
-{
-	if (p->proto != IPPROTO_TCP || (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
-		return false;
-	return ct_reopens(f, p) || backend_gone(f->e);
 }
 
 SEC("tc")
@@ -390,7 +372,7 @@ int from_pod(struct __sk_buff *skb)
 	if (p.kind == PKT_CONTROL)
 		return NEXT;
 	if (p.kind == PKT_ICMP_ERROR)
-		return forward_error(skb, &p, self, f.now);
+		return edge_sent(skb, &p, forward_error(skb, &p, self, f.now));
 
 	ct_find(&f, &p, scope);
 	if (f.e && begins_anew(&f, &p))
@@ -411,7 +393,7 @@ int from_pod(struct __sk_buff *skb)
 	}
 	ct_touch(&f, &p);
 	verdict = forward_known(skb, &p, &f, self);
-	return verdict == SEND_OUT ? sent_out(skb, &p, self) : verdict;
+	return verdict == SEND_OUT ? sent_out(skb, &p, self) : edge_sent(skb, &p, verdict);
 }
 
 /**

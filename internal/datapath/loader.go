@@ -110,7 +110,7 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	if same {
 		return nil
 	}
-	if err := errors.Join(d.upgradeSock(), d.upgradeParents(), d.upgradeWire(), d.forgetFilterPrograms()); err != nil {
+	if err := errors.Join(d.upgradeSock(), d.upgradeParents(), d.upgradeWire(), d.upgradeEdges(), d.forgetFilterPrograms()); err != nil {
 		return err
 	}
 	// Last, so that a killed upgrade is done again. The engine owns the other

@@ -27,7 +27,7 @@ func (s Sizes) of(name string) uint32 {
 	return map[string]uint32{
 		bpfgen.PodMapMstCtV1:       s.CT,
 		bpfgen.PodMapMstCtNewV1:    s.CTNew,
-		bpfgen.PodMapMstServicesV1: s.Services,
+		bpfgen.PodMapMstServicesV2: s.Services,
 		bpfgen.PodMapMstSlotsV1:    s.Slots,
 		bpfgen.PodMapMstBackendsV1: s.Backends,
 	}[name]
@@ -53,6 +53,8 @@ type Datapath struct {
 	Frontends *Table[FrontendKey, Frontend]
 	Slots     *Table[SlotKey, uint32]
 	Backends  *Table[uint32, Backend]
+	Sources   *Table[SourceKey, uint8]
+	Edge      *Table[uint32, EdgeConfig]
 	Endpoints *Table[uint32, EndpointSlot]
 	Addrs     *Table[Addr, uint32]
 	Netns     *Table[uint64, NetnsInfo]
@@ -71,19 +73,19 @@ type Datapath struct {
 // node that is set up needs none of them, and what adds a pod to it the entry
 // program alone.
 var (
-	podSpec    = sync.OnceValues(bpfgen.LoadPod)
-	sockSpec   = sync.OnceValues(bpfgen.LoadSock)
-	entrySpec  = sync.OnceValues(bpfgen.LoadEntry)
-	parentSpec = sync.OnceValues(bpfgen.LoadParent)
-
+	podSpec     = sync.OnceValues(bpfgen.LoadPod)
+	sockSpec    = sync.OnceValues(bpfgen.LoadSock)
+	entrySpec   = sync.OnceValues(bpfgen.LoadEntry)
+	parentSpec  = sync.OnceValues(bpfgen.LoadParent)
 	netdevSpec  = sync.OnceValues(bpfgen.LoadNetdev)
 	overlaySpec = sync.OnceValues(bpfgen.LoadOverlay)
+	edgeSpec    = sync.OnceValues(bpfgen.LoadEdge)
 )
 
 // tableSpecs are the specs of every pinned map, by name.
 func tableSpecs() (map[string]*ebpf.MapSpec, error) {
 	out := make(map[string]*ebpf.MapSpec)
-	for _, load := range []func() (*ebpf.CollectionSpec, error){podSpec, sockSpec, entrySpec, parentSpec, netdevSpec, overlaySpec} {
+	for _, load := range []func() (*ebpf.CollectionSpec, error){podSpec, sockSpec, entrySpec, parentSpec, netdevSpec, overlaySpec, edgeSpec} {
 		c, err := load()
 		if err != nil {
 			return nil, fmt.Errorf("read the compiled programs: %w", err)
@@ -212,11 +214,13 @@ func (d *Datapath) openAtOnce() error {
 
 // tableNames are the keys of tableSpecs, known without parsing anything.
 var tableNames = []string{
+	bpfgen.PodMapMstAffinityV1,
 	bpfgen.PodMapMstBackendsV1,
 	bpfgen.PodMapMstChildrenV1,
 	bpfgen.PodMapMstCtNewV1,
 	bpfgen.PodMapMstCtV1,
 	bpfgen.PodMapMstDropsV1,
+	bpfgen.PodMapMstEdgeV1,
 	bpfgen.PodMapMstEndpointAddrsV1,
 	bpfgen.PodMapMstEndpointCountersV1,
 	bpfgen.PodMapMstEndpointsV1,
@@ -232,10 +236,11 @@ var tableNames = []string{
 	bpfgen.PodMapMstRefusalsV1,
 	bpfgen.PodMapMstRemoteNetsV1,
 	bpfgen.PodMapMstRemotesV1,
-	bpfgen.PodMapMstServicesV1,
+	bpfgen.PodMapMstServicesV2,
 	bpfgen.PodMapMstSlotsV1,
 	bpfgen.PodMapMstSockFlowsV1,
 	bpfgen.PodMapMstSockPeersV1,
+	bpfgen.PodMapMstSourcesV1,
 	bpfgen.PodMapMstTunnelPeersV1,
 }
 
@@ -303,9 +308,11 @@ func (d *Datapath) checkLayout() error {
 }
 
 func (d *Datapath) bind() {
-	d.Frontends = bindTable[FrontendKey, Frontend](d, bpfgen.PodMapMstServicesV1)
+	d.Frontends = bindTable[FrontendKey, Frontend](d, bpfgen.PodMapMstServicesV2)
 	d.Slots = bindTable[SlotKey, uint32](d, bpfgen.PodMapMstSlotsV1)
 	d.Backends = bindTable[uint32, Backend](d, bpfgen.PodMapMstBackendsV1)
+	d.Sources = bindTable[SourceKey, uint8](d, bpfgen.PodMapMstSourcesV1)
+	d.Edge = bindTable[uint32, EdgeConfig](d, bpfgen.EdgeMapMstEdgeV1)
 	d.Endpoints = bindTable[uint32, EndpointSlot](d, bpfgen.PodMapMstEndpointsV1)
 	d.Addrs = bindTable[Addr, uint32](d, bpfgen.PodMapMstEndpointAddrsV1)
 	d.Netns = bindTable[uint64, NetnsInfo](d, bpfgen.PodMapMstNetnsV1)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/reconcile"
+	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 	"github.com/mustang-net/mustang/internal/store"
 )
@@ -30,6 +31,8 @@ type Options struct {
 	Sizes    datapath.Sizes // of tables that are created
 	Notify   func(string)   // gets progress and warnings, a sentence each
 	NoTCX    bool           // attach by clsact, as on kernels without tcx
+	// Node is this node's name and zone, which hints of backends speak of.
+	Node service.Node
 
 	// faults stands between the engine and the Services' tables, in tests.
 	faults func(reconcile.ServiceTables) reconcile.ServiceTables
@@ -44,6 +47,7 @@ type Engine struct {
 	lock     *os.File
 	dp       *datapath.Datapath // nil: read-only, and there is nothing
 	services *reconcile.Services
+	catalog  *service.Catalog
 	known    map[uint32]state.Endpoint
 
 	// ResetRemoved says that what the next changes remove from Services is
@@ -157,6 +161,9 @@ func (e *Engine) reset() error {
 	}
 	for _, ep := range records {
 		errs = append(errs, e.detachFilters(ep))
+	}
+	if e.dp == nil || e.dp.AttachKind() == datapath.AttachClsact {
+		errs = append(errs, detachEdgeFilters())
 	}
 	errs = append(errs, e.forgetNodes(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
 	return errors.Join(errs...)

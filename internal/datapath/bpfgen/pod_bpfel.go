@@ -18,6 +18,18 @@ type PodAddr struct {
 	Bytes [16]uint8
 }
 
+type PodAffinity struct {
+	_       structs.HostLayout
+	Backend uint32
+	Expires uint32
+}
+
+type PodAffinityKey struct {
+	_      structs.HostLayout
+	Client PodAddr
+	Group  uint64
+}
+
 type PodBackend struct {
 	_     structs.HostLayout
 	Addr  PodAddr
@@ -93,6 +105,15 @@ type PodCtTimeouts struct {
 	Other          uint32
 }
 
+type PodEdgeConfig struct {
+	_         structs.HostLayout
+	Ip4       PodAddr
+	Ip6       PodAddr
+	PortFirst uint16
+	PortCount uint16
+	Pad       uint32
+}
+
 type PodEndpoint struct {
 	_           structs.HostLayout
 	Generation  uint32
@@ -119,7 +140,7 @@ type PodEndpointCounters struct {
 type PodFacts struct {
 	_        structs.HostLayout
 	Shadowed uint32
-	Pad      uint32
+	EdgeTurn uint32
 }
 
 type PodFastFlow struct {
@@ -230,8 +251,11 @@ type PodService struct {
 	Backends uint32
 	Flags    uint16
 	Owner    uint8
-	Pad      uint8
+	Kind     uint8
 	Number   uint32
+	Group    uint64
+	Affinity uint32
+	Pad      uint32
 }
 
 type PodServiceKey struct {
@@ -277,15 +301,25 @@ type PodSockPeer struct {
 	Pad          uint32
 }
 
+type PodSourceKey struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Pad       uint32
+	Group     uint64
+	Addr      PodAddr
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	PodMapMstAffinityV1         = "mst_affinity_v1"
 	PodMapMstBackendsV1         = "mst_backends_v1"
 	PodMapMstChildrenV1         = "mst_children_v1"
 	PodMapMstCtNewV1            = "mst_ct_new_v1"
 	PodMapMstCtV1               = "mst_ct_v1"
 	PodMapMstDropsV1            = "mst_drops_v1"
+	PodMapMstEdgeV1             = "mst_edge_v1"
 	PodMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	PodMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	PodMapMstEndpointsV1        = "mst_endpoints_v1"
@@ -301,10 +335,11 @@ const (
 	PodMapMstRefusalsV1         = "mst_refusals_v1"
 	PodMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	PodMapMstRemotesV1          = "mst_remotes_v1"
-	PodMapMstServicesV1         = "mst_services_v1"
+	PodMapMstServicesV2         = "mst_services_v2"
 	PodMapMstSlotsV1            = "mst_slots_v1"
 	PodMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	PodMapMstSockPeersV1        = "mst_sock_peers_v1"
+	PodMapMstSourcesV1          = "mst_sources_v1"
 	PodMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	PodProgFromPod              = "from_pod"
 	PodProgToPod                = "to_pod"
@@ -368,11 +403,13 @@ type PodProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PodMapSpecs struct {
+	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.MapSpec `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
@@ -388,10 +425,11 @@ type PodMapSpecs struct {
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
-	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 }
 
@@ -429,11 +467,13 @@ func (o *PodObjects) Close() error {
 //
 // It can be passed to LoadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PodMaps struct {
+	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.Map `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
@@ -449,20 +489,23 @@ type PodMaps struct {
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
-	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 }
 
 func (m *PodMaps) Close() error {
 	return _PodClose(
+		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
+		m.MstEdgeV1,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
@@ -478,10 +521,11 @@ func (m *PodMaps) Close() error {
 		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
-		m.MstServicesV1,
+		m.MstServicesV2,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSourcesV1,
 		m.MstTunnelPeersV1,
 	)
 }
