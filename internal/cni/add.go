@@ -5,7 +5,6 @@ package cni
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -117,30 +116,19 @@ func linkError(a attachment, err error) error {
 
 // attach puts the datapath on the interface.
 func (p *plugin) attach(a *attachment, inPod bool) error {
-	return p.engine(false, func(e *engine.Engine) error {
-		ep, err := e.AddEndpoint(p.ctx, engine.EndpointSpec{
-			Netns: a.NetNS, IfName: a.IfName, Owner: state.OwnerCNI, ServicePath: state.ServicePath(p.ServicePath), Labels: p.labels(),
-			InPod: inPod,
-		})
+	ep, err := p.node(request{Op: opAdd, Spec: engine.EndpointSpec{
+		Netns: a.NetNS, IfName: a.IfName, Owner: state.OwnerCNI, ServicePath: state.ServicePath(p.ServicePath),
+		Labels: p.Args.CNI.Lbl, Pod: p.pod(), InPod: inPod,
+	}})
+	if err == nil {
 		a.Endpoint, a.Addrs = ep.ID, ep.Addrs()
-		return err
-	})
+	}
+	return err
 }
 
-// labels are what the runtime tells of the pod.
-func (p *plugin) labels() map[string]string {
-	out := maps.Clone(p.Args.CNI.Lbl)
-	for arg, label := range map[string]string{
-		"K8S_POD_NAMESPACE": "io.kubernetes.pod.namespace", "K8S_POD_NAME": "io.kubernetes.pod.name", "K8S_POD_UID": "io.kubernetes.pod.uid",
-	} {
-		if v := p.cniArgs[arg]; v != "" {
-			if out == nil {
-				out = make(map[string]string)
-			}
-			out[label] = v
-		}
-	}
-	return out
+// pod is what the runtime tells of whose container it is.
+func (p *plugin) pod() state.PodRef {
+	return state.PodRef{Namespace: p.cniArgs["K8S_POD_NAMESPACE"], Name: p.cniArgs["K8S_POD_NAME"], UID: p.cniArgs["K8S_POD_UID"]}
 }
 
 // addresses are what IPAM gave, own or delegated.

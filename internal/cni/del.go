@@ -63,16 +63,9 @@ func (p *plugin) isAnothers(a attachment) (bool, error) {
 
 // detach takes the datapath off, by the endpoint's id, or by where it is.
 func (p *plugin) detach(a attachment) error {
-	return p.engine(true, func(e *engine.Engine) error {
-		id, err := e.EndpointOf(engine.Whereabouts{ID: a.Endpoint, Netns: a.NetNS, IfName: a.IfName, HostIfIndex: hostIndex(a), Owner: state.OwnerCNI})
-		if errors.Is(err, engine.ErrNotFound) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		return e.RemovePod(id)
-	})
+	_, err := p.node(request{Op: opRemove, Where: engine.Whereabouts{
+		ID: a.Endpoint, Netns: a.NetNS, IfName: a.IfName, HostIfIndex: hostIndex(a), Owner: state.OwnerCNI}})
+	return err
 }
 
 // hostIndex is the interface on the node that only this attachment can have.

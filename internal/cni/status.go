@@ -50,11 +50,7 @@ func (p *plugin) statusNode() error {
 	if err := writable(p.StateDir); err != nil {
 		return p.unavailable(false, err)
 	}
-	err := p.engine(true, func(e *engine.Engine) error {
-		_, err := e.Endpoints()
-		return err
-	})
-	if err != nil {
+	if _, err := p.node(request{Op: opStatus}); err != nil {
 		return p.unavailable(true, err)
 	}
 	return nil

@@ -26,6 +26,7 @@ type EndpointSpec struct {
 	Owner       state.Owner
 	ServicePath state.ServicePath // "" is both
 	Labels      map[string]string
+	Pod         state.PodRef
 	// InPod puts the programs inside the pod also when the interface is one end
 	// of a pair: one whose other end is not this node's.
 	InPod bool
@@ -58,7 +59,7 @@ func (e *Engine) loadEndpoints() error {
 		switch {
 		case recorded:
 			ep.Netns, ep.IfName, ep.HostIf, ep.PodIndex = r.Netns, r.IfName, r.HostIf, r.PodIndex
-			ep.Labels, ep.Attach, ep.Qdisc = r.Labels, r.Attach, r.Qdisc
+			ep.Labels, ep.Pod, ep.Attach, ep.Qdisc = r.Labels, r.Pod, r.Attach, r.Qdisc
 		// The store is gone; where programs are at work, leave them.
 		case linked[id]:
 			ep.Attach = e.dp.LinkKind(id)

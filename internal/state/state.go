@@ -122,9 +122,16 @@ type Endpoint struct {
 	HostIf   string // name of the host's end; "" in-pod
 	PodIndex int    // ifindex inside the pod
 	Labels   map[string]string
+	Pod      PodRef `json:",omitzero"` // whose interface it is, when Kubernetes told
 	// Attach is "tcx", "clsact" or "netkit"; Qdisc says that the clsact qdisc was made by us.
 	Attach string
 	Qdisc  bool `json:",omitempty"`
+}
+
+// PodRef names a pod of Kubernetes. The UID tells it from others that had or
+// will have its name.
+type PodRef struct {
+	Namespace, Name, UID string
 }
 
 // Addrs are the endpoint's addresses, IPv4 first.
