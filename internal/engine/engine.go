@@ -163,7 +163,7 @@ func (e *Engine) reset() error {
 	for _, ep := range records {
 		errs = append(errs, e.detachFilters(ep))
 	}
-	errs = append(errs, datapath.Remove(e.scope.BPFFS), e.store.Remove())
+	errs = append(errs, e.forgetNodes(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
 	return errors.Join(errs...)
 }
 

@@ -25,6 +25,7 @@ const (
 	journalFile  = "journal.json"
 	endpointsDir = "endpoints"
 	servicesDir  = "services"
+	nodesFile    = "nodes.json"
 	tempPrefix   = ".new-"
 )
 
@@ -141,7 +142,7 @@ func (s Store) Remove() error {
 	err := errors.Join(os.RemoveAll(filepath.Join(s.dir, endpointsDir)), os.RemoveAll(filepath.Join(s.dir, servicesDir)))
 	entries, _ := os.ReadDir(s.dir)
 	for _, e := range entries {
-		if e.Name() == journalFile || strings.HasPrefix(e.Name(), tempPrefix) {
+		if e.Name() == journalFile || e.Name() == nodesFile || strings.HasPrefix(e.Name(), tempPrefix) {
 			err = errors.Join(err, remove(filepath.Join(s.dir, e.Name())))
 		}
 	}
