@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 
 	"github.com/mustang-net/mustang/internal/cni"
@@ -99,6 +100,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return errors.Join(err, plugin.Close(), a.Close())
 	}
 	start("serve the CNI plugin", func(ctx context.Context) error {
+		defer os.Remove(cni.SocketPath(a.config.StateDir))
 		s := cni.Server{Engine: a.with, Log: a.log}
 		return s.Serve(ctx, plugin)
 	})
