@@ -135,13 +135,14 @@ struct {
 	__type(value, struct netns_info);
 } mst_netns_v1 SEC(".maps");
 
-/* The node's own addresses. Written by the engine, read where a program speaks for the node. */
+/* How the node appears outside. Written by the engine, read on the first packet of a flow from
+ * outside and where a program speaks for the node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct node_info);
-} mst_node_v1 SEC(".maps");
+	__type(value, struct edge_config);
+} mst_edge_v1 SEC(".maps");
 
 /* Where a connected socket really goes. Written at connect(), read by getpeername() and
  * recvmsg(); lives and dies with the socket, so it has no size. */

@@ -14,6 +14,7 @@
 #include "lib/conntrack.h"
 #include "lib/deliver.h"
 #include "lib/drop.h"
+#include "lib/edge.h"
 #include "lib/frag.h"
 #include "lib/icmp_error.h"
 #include "lib/lb.h"
@@ -110,12 +111,14 @@ inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f
 	to = next_endpoint(f, &id);
 	if (e->role == CT_PRE_NAT && !f->reply) {
 		reason = translate(skb, p, &e->other);
-	} else if (e->role == CT_POST_NAT && f->reply && reply_translated_here(self, to)) {
+	} else if (e->role == CT_POST_NAT && f->reply && (to_edge(e) || reply_translated_here(self, to))) {
 		tuple_reverse(&t, &e->other);
 		reason = translate(skb, p, &t);
 	}
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
+	if (f->reply && to_edge(e))
+		return EDGE_SEND;
 	return to ? deliver(skb, self, to, id) : leave(skb, self);
 }
 
@@ -164,25 +167,6 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 	if (addr_equal(&b->addr, &p->t.src))
 		plan->post.src = p->t.dst;
 	return REASON_NONE;
-}
-
-/* Whether a flow occupies the tuple that the backend would see. One that has closed is removed,
- * both halves: its late packets must not be taken for the new one's. */
-global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
-{
-	struct flow f = { .now = now };
-
-	if (!t)
-		return true;
-	f.src_is_hi = ct_key_of(&f.key, t, proto, CT_SCOPE_FLOW);
-	ct_find_key(&f);
-	if (f.e && !ct_closed(f.e))
-		return true;
-	if (f.e)
-		ct_forget(&f, proto);
-	else /* expired: must not be found before the new one */
-		bpf_map_delete_elem(&mst_ct_v1, &f.key);
-	return false;
 }
 
 /**
@@ -285,12 +269,16 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 	if (f.e->role == CT_PRE_NAT && !f.reply) {
 		tuple_reverse(&t, &f.e->other);
 		reason = translate_error(skb, p, &q, &t);
-	} else if (f.e->role == CT_POST_NAT && f.reply && reply_translated_here(self, to)) {
+	} else if (f.e->role == CT_POST_NAT && f.reply && (to_edge(f.e) || reply_translated_here(self, to))) {
 		t = f.e->other;
 		reason = translate_error(skb, p, &q, &t);
 	}
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
+	if (f.reply && to_edge(f.e)) {
+		p->t.dst = t.src;
+		return EDGE_SEND;
+	}
 	return to && to->generation ? deliver(skb, self, to, id) : NEXT;
 }
 
@@ -311,20 +299,6 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 		reason = translate_error(skb, p, &q, &t);
 	}
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
-}
-
-/* A SYN to a backend that is gone must not wait for the half-open entry to expire. The client's
- * half tells: a SYN on the other one's tuple is of another flow. */
-slow_fn bool backend_gone(const struct ct_entry *e)
-{
-	return e->role == CT_PRE_NAT && e->backend && !bpf_map_lookup_elem(&mst_backends_v1, &e->backend);
-}
-
-inline_fn bool begins_anew(const struct flow *f, const struct pkt *p)
-{
-	if (p->proto != IPPROTO_TCP || (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
-		return false;
-	return ct_reopens(f, p) || backend_gone(f->e);
 }
 
 SEC("tc")
@@ -350,7 +324,7 @@ int from_pod(struct __sk_buff *skb)
 	if (p.kind == PKT_CONTROL)
 		return NEXT;
 	if (p.kind == PKT_ICMP_ERROR)
-		return forward_error(skb, &p, self, f.now);
+		return edge_sent(skb, &p, forward_error(skb, &p, self, f.now));
 
 	ct_find(&f, &p, scope);
 	if (f.e && begins_anew(&f, &p))
@@ -370,7 +344,7 @@ int from_pod(struct __sk_buff *skb)
 	ct_touch(&f, &p);
 	if (!f.e)
 		return drop(skb, REASON_CT_FULL, DIR_FROM_POD);
-	return forward_known(skb, &p, &f, self);
+	return edge_sent(skb, &p, forward_known(skb, &p, &f, self));
 }
 
 /**

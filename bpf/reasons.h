@@ -33,5 +33,6 @@ enum drop_reason {
 	REASON_HOOK_BYPASSED = 23,     /* it left the pod past the program on the pod's own interface */
 	REASON_NO_LOCAL_BACKEND = 24,  /* the Service's traffic policy is Local, and this node has no backend of it */
 	REASON_SOURCE_RANGE = 25,      /* the client's address is in none of the Service's loadBalancerSourceRanges */
-	REASON_COUNT = 26,
+	REASON_NO_ROUTE = 26,          /* no route for a packet of a client outside; `ip route get` says where it would go */
+	REASON_COUNT = 27,
 };

@@ -64,13 +64,13 @@ inline_fn struct netns_info *socket_netns(struct bpf_sock_addr *ctx)
 slow_fn int client_of(const struct netns_info *ns, const struct addr *to, struct addr *a)
 {
 	bool v4 = addr_is_ipv4(to);
-	struct node_info *node;
+	struct edge_config *node;
 	struct endpoint *ep;
 	__u32 zero = 0;
 
 	__builtin_memset(a, 0, sizeof(*a));
 	if (ns->flags & EP_NODE) {
-		node = bpf_map_lookup_elem(&mst_node_v1, &zero);
+		node = bpf_map_lookup_elem(&mst_edge_v1, &zero);
 		if (node)
 			*a = v4 ? node->ip4 : node->ip6;
 		return 0;

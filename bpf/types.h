@@ -32,7 +32,8 @@ enum direction {
 	DIR_TO_POD = 1,
 	DIR_SOCKET = 2,
 	DIR_PARENT = 3, /* from pods' common parent link to the wire */
-	DIR_COUNT = 4,
+	DIR_EDGE = 4,   /* from outside, to a Service */
+	DIR_COUNT = 5,
 };
 
 /* ---- endpoints ------------------------------------------------------- */
@@ -223,6 +224,7 @@ enum ct_role {
 enum ct_flag {
 	CT_ORIGIN_IS_HI = 1, /* the flow was opened by the key's `hi` end */
 	CT_VIA_STACK = 2,    /* came through the host's stack: replies go back that way */
+	CT_EDGE = 4,         /* a client outside uses a Service: replies leave by the node's NIC */
 };
 
 enum ct_closing {
@@ -269,8 +271,8 @@ struct frag_ports {
 };
 
 struct facts {
-	__u32 shadowed; /* 1: a flow was entered with CT_SCOPE_SHADOW */
-	__u32 pad;
+	__u32 shadowed;  /* 1: a flow was entered with CT_SCOPE_SHADOW */
+	__u32 edge_turn; /* 1: of some flow from outside, the NIC's egress must turn replies back */
 };
 
 /* How many refusals were sent in a second, on one CPU. */
@@ -335,11 +337,15 @@ struct meta {
 	__u8 build[32];         /* hash of the loaded programs */
 };
 
-/* The one element of mst_node: what programs know of the node. */
-struct node_info {
-	struct addr ip4; /* its address towards others; zero when it has none */
+/* The one element of mst_edge: how the node appears outside. */
+struct edge_config {
+	struct addr ip4; /* wears it for clients that do not keep theirs; zero when it has none */
 	struct addr ip6;
+	__u16 port_first; /* source ports for that, which the host leaves alone */
+	__u16 port_count;
+	__u32 pad;
 };
+_Static_assert(sizeof(struct edge_config) == 40, "edge_config");
 
 /* Where a program decided to send a packet; exported in cb[CB_REDIRECT_KIND]. */
 enum redirect_kind {
@@ -347,6 +353,7 @@ enum redirect_kind {
 	REDIRECT_PEER = 1,    /* into the pod behind a host end */
 	REDIRECT_INGRESS = 2, /* back into the interface it came from */
 	REDIRECT_EGRESS = 3,  /* out of a host end, through its own program */
+	REDIRECT_NEIGH = 4,   /* out of a device, to the neighbour that the kernel finds */
 };
 
 /* Words of skb->cb that the programs use. */

@@ -52,6 +52,9 @@ Settings come from flags, then from --config, then from defaults.`,
 	f.StringVar(&given.Kubeconfig, "kubeconfig", "", "file that says where the API server is and who asks (default: the pod's service account)")
 	f.StringVar(&given.APIServer, "api-server", "", "HOST:PORT or URL of the API server, in place of the one that the kubeconfig or the pod's environment names")
 	f.StringVar(&given.NodeMode, "node-mode", d.NodeMode, "how pods of other nodes are reached: direct, vxlan, or none: somebody else sees to it")
+	f.StringSliceVar(&given.Devices, "devices", nil, "NICs behind which clients of node ports and external addresses are (default: those with the Node's addresses), or none")
+	f.StringSliceVar(&given.NodePortAddresses, "node-port-addresses", nil, "CIDR: only these of the NICs' addresses take node ports (default: all)")
+	f.BoolVar(&given.HostServices, "host-services", d.HostServices, "the node's own sockets, and host-network pods, get Services, too")
 	f.StringVar(&given.HealthAddress, "health-address", d.HealthAddress, "ADDRESS:PORT of /healthz and /livez, or none")
 	f.StringVar(&given.MetricsAddress, "metrics-address", d.MetricsAddress, "ADDRESS:PORT of /metrics, or none")
 	f.StringVar(&given.LogLevel, "log-level", d.LogLevel, "debug, info, warn or error")
@@ -78,12 +81,21 @@ func agentConfig(cmd *cobra.Command, g *globals, given agent.Config, file string
 			*setting.to = *setting.from
 		}
 	}
+	if cmd.Flags().Changed("devices") {
+		c.Devices = given.Devices
+	}
+	if cmd.Flags().Changed("node-port-addresses") {
+		c.NodePortAddresses = given.NodePortAddresses
+	}
+	if cmd.Flags().Changed("host-services") {
+		c.HostServices = given.HostServices
+	}
 	return c, c.Check()
 }
 
 // agents are the commands that need the scope's engine: where an agent holds
 // it, the agent runs them.
-var agents = map[string]bool{"svc": true, "ep": true, "pod": true, "status": true, "node": true, "policy": true}
+var agents = map[string]bool{"svc": true, "ep": true, "pod": true, "status": true, "node": true, "policy": true, "edge": true}
 
 // answered ends a command that the agent has run.
 type answered struct{ agent.Answer }

@@ -51,7 +51,7 @@ func newSvcAddCmd(g *globals) *cobra.Command {
 	f.StringVar(&spec.Service, "service", "", "address and port that clients use")
 	f.StringSliceVar(&spec.Backends, "backend", nil, "address and port of a backend; may be repeated, or absent: then connections are refused")
 	f.StringVar(&spec.Protocol, "protocol", "", "tcp or udp (default: both)")
-	f.Uint16Var(&spec.NodePort, "node-port", 0, "this port of the node's addresses, too (see `mustang edge`)")
+	f.Uint16Var(&spec.NodePort, "node-port", 0, "this port of the node's addresses, too (see mustang edge)")
 	f.StringSliceVar(&spec.ExternalIPs, "external-ip", nil, "this address, too, which something outside routes to the node")
 	f.StringSliceVar(&spec.LoadBalancerIPs, "lb-ip", nil, "this address of a load balancer, too")
 	f.StringSliceVar(&spec.SourceRanges, "source-range", nil, "clients of --lb-ip must be in this CIDR (default: anybody)")

@@ -36,6 +36,16 @@ type Config struct {
 	// somebody else sees to it.
 	NodeMode string `json:"node-mode,omitempty"`
 
+	// Devices are the NICs behind which clients outside the cluster are: of node
+	// ports, external and load balancer addresses. Empty: those with the Node's
+	// addresses; none alone: no such clients are served.
+	Devices []string `json:"devices,omitempty"`
+	// NodePortAddresses are CIDRs: only these of the NICs' addresses take node
+	// ports. Empty: all.
+	NodePortAddresses []string `json:"node-port-addresses,omitempty"`
+	// HostServices gives Services to the node's own sockets, too.
+	HostServices bool `json:"host-services"`
+
 	BPFFS      string `json:"bpffs,omitempty"`
 	StateDir   string `json:"state-dir,omitempty"`
 	CgroupRoot string `json:"cgroup-root,omitempty"`
@@ -50,7 +60,7 @@ type Config struct {
 	LogLevel string `json:"log-level,omitempty"`
 }
 
-// None is an address that is not listened on, and a NodeMode.
+// None is an address that is not listened on, a NodeMode, and no Devices.
 const None = "none"
 
 // Defaults are the settings that nobody gave.
@@ -62,7 +72,7 @@ func Defaults() Config {
 	}
 	return Config{
 		Node: node, BPFFS: engine.DefaultBPFFS, StateDir: engine.DefaultStateDir,
-		HealthAddress: "[::]:10256", MetricsAddress: "127.0.0.1:10249", LogLevel: "info", NodeMode: string(state.NodeDirect),
+		HealthAddress: "[::]:10256", MetricsAddress: "127.0.0.1:10249", LogLevel: "info", NodeMode: string(state.NodeDirect), HostServices: true,
 	}
 }
 
@@ -102,6 +112,12 @@ func (c Config) Check() error {
 	if !slices.Contains([]string{string(state.NodeDirect), string(state.NodeVXLAN), None}, c.NodeMode) {
 		errs = append(errs, fmt.Errorf("node-mode %q is none of direct, vxlan, none", c.NodeMode))
 	}
+	if _, err := c.prefixes(); err != nil {
+		errs = append(errs, err)
+	}
+	if len(c.Devices) > 1 && slices.Contains(c.Devices, None) {
+		errs = append(errs, errors.New("devices has none beside others; give one or the other"))
+	}
 	if _, err := c.level(); err != nil {
 		errs = append(errs, err)
 	}
@@ -116,6 +132,19 @@ func checkAddress(name, value string) error {
 		return fmt.Errorf("%s %q is neither ADDRESS:PORT nor none; write it like 127.0.0.1:10249 or [::]:10256", name, value)
 	}
 	return nil
+}
+
+// prefixes are the addresses that take node ports.
+func (c Config) prefixes() ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, s := range c.NodePortAddresses {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, fmt.Errorf("node-port-addresses %q is not a CIDR, as 192.0.2.0/24", s)
+		}
+		out = append(out, p)
+	}
+	return out, nil
 }
 
 func (c Config) level() (slog.Level, error) {

@@ -5,6 +5,7 @@ package agent
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -25,6 +26,8 @@ func TestConfigFile(t *testing.T) {
 		{"an address without a port", "health-address: 127.0.0.1", `health-address "127.0.0.1"`},
 		{"a name for an address", "metrics-address: localhost:1", `metrics-address "localhost:1"`},
 		{"a mode that there is not", "node-mode: bgp", `node-mode "bgp" is none of`},
+		{"an address that is no network", "node-port-addresses: [eth0]", `node-port-addresses "eth0"`},
+		{"none and others", "devices: [none, eth0]", "devices has none beside others"},
 		{"a level that there is not", "log-level: loud", `log-level "loud" is none of`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -51,7 +54,7 @@ func TestConfigFileKeepsTheRest(t *testing.T) {
 	}
 	want := Defaults()
 	want.LogLevel = "warn"
-	if got, err := Defaults().Read(path); err != nil || got != want {
+	if got, err := Defaults().Read(path); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 }

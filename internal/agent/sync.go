@@ -46,6 +46,10 @@ type syncer struct {
 	membersKnown  bool
 	membersFailed bool
 
+	edgeDevices []string // in force
+	edgeKnown   bool
+	edgeFailed  bool
+
 	synced atomic.Bool  // everything that there was has been applied
 	alive  atomic.Int64 // Unix nanoseconds of the loop's last turn
 	failed atomic.Int64 // since when something cannot be applied; 0: nothing
@@ -73,7 +77,7 @@ func (s *syncer) run(ctx context.Context) error {
 		s.alive.Store(time.Now().UnixNano())
 		s.step(ctx)
 		if len(s.retry) > 0 || s.whole && s.pause > 0 {
-			again.Reset(s.pause)
+			again.Reset(max(s.pause, retryFirst))
 		}
 	}
 }
@@ -89,6 +93,7 @@ func (s *syncer) step(ctx context.Context) {
 	s.gone = append(s.gone, s.a.watch.TakeGone()...)
 	s.place(ctx, changes)
 	s.members(ctx, changes)
+	s.edge(ctx, changes)
 	switch {
 	case s.whole:
 		s.replace(ctx, affected)

@@ -20,7 +20,7 @@ type (
 	SlotKey      = bpfgen.PodSlotKey
 	Backend      = bpfgen.PodBackend
 	SourceKey    = bpfgen.PodSourceKey
-	NodeInfo     = bpfgen.PodNodeInfo
+	EdgeConfig   = bpfgen.PodEdgeConfig
 	EndpointSlot = bpfgen.PodEndpoint
 	NetnsInfo    = bpfgen.PodNetnsInfo
 	Meta         = bpfgen.PodMeta

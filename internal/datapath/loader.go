@@ -98,7 +98,7 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	if same {
 		return nil
 	}
-	if err := errors.Join(d.upgradeSock(), d.upgradeParents()); err != nil {
+	if err := errors.Join(d.upgradeSock(), d.upgradeParents(), d.upgradeEdges()); err != nil {
 		return err
 	}
 	// Last, so that a killed upgrade is done again. The engine owns the other

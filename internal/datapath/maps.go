@@ -53,7 +53,7 @@ type Datapath struct {
 	Slots     *Table[SlotKey, uint32]
 	Backends  *Table[uint32, Backend]
 	Sources   *Table[SourceKey, uint8]
-	Node      *Table[uint32, NodeInfo]
+	Edge      *Table[uint32, EdgeConfig]
 	Endpoints *Table[uint32, EndpointSlot]
 	Addrs     *Table[Addr, uint32]
 	Netns     *Table[uint64, NetnsInfo]
@@ -72,12 +72,13 @@ var (
 	sockSpec   = sync.OnceValues(bpfgen.LoadSock)
 	entrySpec  = sync.OnceValues(bpfgen.LoadEntry)
 	parentSpec = sync.OnceValues(bpfgen.LoadParent)
+	edgeSpec   = sync.OnceValues(bpfgen.LoadEdge)
 )
 
 // tableSpecs are the specs of every pinned map, by name.
 func tableSpecs() (map[string]*ebpf.MapSpec, error) {
 	out := make(map[string]*ebpf.MapSpec)
-	for _, load := range []func() (*ebpf.CollectionSpec, error){podSpec, sockSpec, entrySpec, parentSpec} {
+	for _, load := range []func() (*ebpf.CollectionSpec, error){podSpec, sockSpec, entrySpec, parentSpec, edgeSpec} {
 		c, err := load()
 		if err != nil {
 			return nil, fmt.Errorf("read the compiled programs: %w", err)
@@ -181,6 +182,7 @@ var tableNames = []string{
 	bpfgen.PodMapMstCtNewV1,
 	bpfgen.PodMapMstCtV1,
 	bpfgen.PodMapMstDropsV1,
+	bpfgen.PodMapMstEdgeV1,
 	bpfgen.PodMapMstEndpointAddrsV1,
 	bpfgen.PodMapMstEndpointCountersV1,
 	bpfgen.PodMapMstEndpointsV1,
@@ -188,7 +190,6 @@ var tableNames = []string{
 	bpfgen.PodMapMstFragsV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
-	bpfgen.PodMapMstNodeV1,
 	bpfgen.PodMapMstParentsV1,
 	bpfgen.PodMapMstProgramsV1,
 	bpfgen.PodMapMstRefusalsV1,
@@ -267,7 +268,7 @@ func (d *Datapath) bind() {
 	d.Slots = bindTable[SlotKey, uint32](d, bpfgen.PodMapMstSlotsV1)
 	d.Backends = bindTable[uint32, Backend](d, bpfgen.PodMapMstBackendsV1)
 	d.Sources = bindTable[SourceKey, uint8](d, bpfgen.PodMapMstSourcesV1)
-	d.Node = bindTable[uint32, NodeInfo](d, bpfgen.PodMapMstNodeV1)
+	d.Edge = bindTable[uint32, EdgeConfig](d, bpfgen.EdgeMapMstEdgeV1)
 	d.Endpoints = bindTable[uint32, EndpointSlot](d, bpfgen.PodMapMstEndpointsV1)
 	d.Addrs = bindTable[Addr, uint32](d, bpfgen.PodMapMstEndpointAddrsV1)
 	d.Netns = bindTable[uint64, NetnsInfo](d, bpfgen.PodMapMstNetnsV1)

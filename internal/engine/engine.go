@@ -167,6 +167,9 @@ func (e *Engine) reset() error {
 	for _, ep := range records {
 		errs = append(errs, e.detachFilters(ep))
 	}
+	if e.dp == nil || e.dp.AttachKind() == datapath.AttachClsact {
+		errs = append(errs, detachEdgeFilters())
+	}
 	errs = append(errs, e.forgetNodes(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
 	return errors.Join(errs...)
 }

@@ -22,6 +22,7 @@ const (
 	EntryMapMstCtNewV1            = "mst_ct_new_v1"
 	EntryMapMstCtV1               = "mst_ct_v1"
 	EntryMapMstDropsV1            = "mst_drops_v1"
+	EntryMapMstEdgeV1             = "mst_edge_v1"
 	EntryMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	EntryMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	EntryMapMstEndpointsV1        = "mst_endpoints_v1"
@@ -29,7 +30,6 @@ const (
 	EntryMapMstFragsV1            = "mst_frags_v1"
 	EntryMapMstMetaV1             = "mst_meta_v1"
 	EntryMapMstNetnsV1            = "mst_netns_v1"
-	EntryMapMstNodeV1             = "mst_node_v1"
 	EntryMapMstParentsV1          = "mst_parents_v1"
 	EntryMapMstProgramsV1         = "mst_programs_v1"
 	EntryMapMstRefusalsV1         = "mst_refusals_v1"
@@ -101,6 +101,7 @@ type EntryMapSpecs struct {
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.MapSpec `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
@@ -108,7 +109,6 @@ type EntryMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
-	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
@@ -156,6 +156,7 @@ type EntryMaps struct {
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.Map `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
@@ -163,7 +164,6 @@ type EntryMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
-	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
@@ -182,6 +182,7 @@ func (m *EntryMaps) Close() error {
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
+		m.MstEdgeV1,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
@@ -189,7 +190,6 @@ func (m *EntryMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
-		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,

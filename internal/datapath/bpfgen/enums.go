@@ -8,7 +8,8 @@ const (
 	DirToPod   = 1
 	DirSocket  = 2
 	DirParent  = 3 // from pods' common parent link to the wire
-	DirCount   = 4
+	DirEdge    = 4 // from outside, to a Service
+	DirCount   = 5
 )
 
 // enum endpoint_flag
@@ -77,6 +78,7 @@ const (
 const (
 	CTOriginIsHi = 1 // the flow was opened by the key's `hi` end
 	CTViaStack   = 2 // came through the host's stack: replies go back that way
+	CTEdge       = 4 // a client outside uses a Service: replies leave by the node's NIC
 )
 
 // enum ct_closing
@@ -91,6 +93,7 @@ const (
 	RedirectPeer    = 1 // into the pod behind a host end
 	RedirectIngress = 2 // back into the interface it came from
 	RedirectEgress  = 3 // out of a host end, through its own program
+	RedirectNeigh   = 4 // out of a device, to the neighbour that the kernel finds
 )
 
 // enum cb_word
@@ -141,7 +144,8 @@ const (
 	ReasonHookBypassed   = 23 // it left the pod past the program on the pod's own interface
 	ReasonNoLocalBackend = 24 // the Service's traffic policy is Local, and this node has no backend of it
 	ReasonSourceRange    = 25 // the client's address is in none of the Service's loadBalancerSourceRanges
-	ReasonCount          = 26
+	ReasonNoRoute        = 26 // no route for a packet of a client outside; `ip route get` says where it would go
+	ReasonCount          = 27
 )
 
 // Reasons is the table of drop reasons, by number.
@@ -172,6 +176,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonHookBypassed:   {23, "hook_bypassed", "it left the pod past the program on the pod's own interface"},
 	ReasonNoLocalBackend: {24, "no_local_backend", "the Service's traffic policy is Local, and this node has no backend of it"},
 	ReasonSourceRange:    {25, "source_range", "the client's address is in none of the Service's loadBalancerSourceRanges"},
+	ReasonNoRoute:        {26, "no_route", "no route for a packet of a client outside; `ip route get` says where it would go"},
 }
 
 // #define

@@ -59,6 +59,7 @@ const (
 	IterMapMstCtNewV1            = "mst_ct_new_v1"
 	IterMapMstCtV1               = "mst_ct_v1"
 	IterMapMstDropsV1            = "mst_drops_v1"
+	IterMapMstEdgeV1             = "mst_edge_v1"
 	IterMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	IterMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	IterMapMstEndpointsV1        = "mst_endpoints_v1"
@@ -66,7 +67,6 @@ const (
 	IterMapMstFragsV1            = "mst_frags_v1"
 	IterMapMstMetaV1             = "mst_meta_v1"
 	IterMapMstNetnsV1            = "mst_netns_v1"
-	IterMapMstNodeV1             = "mst_node_v1"
 	IterMapMstParentsV1          = "mst_parents_v1"
 	IterMapMstProgramsV1         = "mst_programs_v1"
 	IterMapMstRefusalsV1         = "mst_refusals_v1"
@@ -138,6 +138,7 @@ type IterMapSpecs struct {
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.MapSpec `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
@@ -145,7 +146,6 @@ type IterMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
-	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
@@ -193,6 +193,7 @@ type IterMaps struct {
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.Map `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
@@ -200,7 +201,6 @@ type IterMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
-	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
@@ -219,6 +219,7 @@ func (m *IterMaps) Close() error {
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
+		m.MstEdgeV1,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
@@ -226,7 +227,6 @@ func (m *IterMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
-		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,

@@ -37,6 +37,7 @@ const (
 	ParentMapMstCtNewV1            = "mst_ct_new_v1"
 	ParentMapMstCtV1               = "mst_ct_v1"
 	ParentMapMstDropsV1            = "mst_drops_v1"
+	ParentMapMstEdgeV1             = "mst_edge_v1"
 	ParentMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	ParentMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	ParentMapMstEndpointsV1        = "mst_endpoints_v1"
@@ -44,7 +45,6 @@ const (
 	ParentMapMstFragsV1            = "mst_frags_v1"
 	ParentMapMstMetaV1             = "mst_meta_v1"
 	ParentMapMstNetnsV1            = "mst_netns_v1"
-	ParentMapMstNodeV1             = "mst_node_v1"
 	ParentMapMstParentsV1          = "mst_parents_v1"
 	ParentMapMstProgramsV1         = "mst_programs_v1"
 	ParentMapMstRefusalsV1         = "mst_refusals_v1"
@@ -116,6 +116,7 @@ type ParentMapSpecs struct {
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.MapSpec `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
@@ -123,7 +124,6 @@ type ParentMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
-	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
@@ -171,6 +171,7 @@ type ParentMaps struct {
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.Map `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
@@ -178,7 +179,6 @@ type ParentMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
-	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
@@ -197,6 +197,7 @@ func (m *ParentMaps) Close() error {
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
+		m.MstEdgeV1,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
@@ -204,7 +205,6 @@ func (m *ParentMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
-		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,

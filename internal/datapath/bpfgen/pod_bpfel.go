@@ -105,6 +105,15 @@ type PodCtTimeouts struct {
 	Other          uint32
 }
 
+type PodEdgeConfig struct {
+	_         structs.HostLayout
+	Ip4       PodAddr
+	Ip6       PodAddr
+	PortFirst uint16
+	PortCount uint16
+	Pad       uint32
+}
+
 type PodEndpoint struct {
 	_           structs.HostLayout
 	Generation  uint32
@@ -131,7 +140,7 @@ type PodEndpointCounters struct {
 type PodFacts struct {
 	_        structs.HostLayout
 	Shadowed uint32
-	Pad      uint32
+	EdgeTurn uint32
 }
 
 type PodFragKey struct {
@@ -165,12 +174,6 @@ type PodNetnsInfo struct {
 	_        structs.HostLayout
 	Endpoint uint32
 	Flags    uint32
-}
-
-type PodNodeInfo struct {
-	_   structs.HostLayout
-	Ip4 PodAddr
-	Ip6 PodAddr
 }
 
 type PodParent struct {
@@ -260,6 +263,7 @@ const (
 	PodMapMstCtNewV1            = "mst_ct_new_v1"
 	PodMapMstCtV1               = "mst_ct_v1"
 	PodMapMstDropsV1            = "mst_drops_v1"
+	PodMapMstEdgeV1             = "mst_edge_v1"
 	PodMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	PodMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	PodMapMstEndpointsV1        = "mst_endpoints_v1"
@@ -267,7 +271,6 @@ const (
 	PodMapMstFragsV1            = "mst_frags_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
-	PodMapMstNodeV1             = "mst_node_v1"
 	PodMapMstParentsV1          = "mst_parents_v1"
 	PodMapMstProgramsV1         = "mst_programs_v1"
 	PodMapMstRefusalsV1         = "mst_refusals_v1"
@@ -341,6 +344,7 @@ type PodMapSpecs struct {
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.MapSpec `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
@@ -348,7 +352,6 @@ type PodMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
-	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
@@ -396,6 +399,7 @@ type PodMaps struct {
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.Map `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
@@ -403,7 +407,6 @@ type PodMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
-	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
@@ -422,6 +425,7 @@ func (m *PodMaps) Close() error {
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
+		m.MstEdgeV1,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
@@ -429,7 +433,6 @@ func (m *PodMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
-		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,

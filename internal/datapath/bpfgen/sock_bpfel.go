@@ -46,6 +46,7 @@ const (
 	SockMapMstCtNewV1            = "mst_ct_new_v1"
 	SockMapMstCtV1               = "mst_ct_v1"
 	SockMapMstDropsV1            = "mst_drops_v1"
+	SockMapMstEdgeV1             = "mst_edge_v1"
 	SockMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	SockMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	SockMapMstEndpointsV1        = "mst_endpoints_v1"
@@ -53,7 +54,6 @@ const (
 	SockMapMstFragsV1            = "mst_frags_v1"
 	SockMapMstMetaV1             = "mst_meta_v1"
 	SockMapMstNetnsV1            = "mst_netns_v1"
-	SockMapMstNodeV1             = "mst_node_v1"
 	SockMapMstParentsV1          = "mst_parents_v1"
 	SockMapMstProgramsV1         = "mst_programs_v1"
 	SockMapMstRefusalsV1         = "mst_refusals_v1"
@@ -139,6 +139,7 @@ type SockMapSpecs struct {
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.MapSpec `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
@@ -146,7 +147,6 @@ type SockMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
-	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
@@ -194,6 +194,7 @@ type SockMaps struct {
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.Map `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
@@ -201,7 +202,6 @@ type SockMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
-	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
@@ -220,6 +220,7 @@ func (m *SockMaps) Close() error {
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
+		m.MstEdgeV1,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
@@ -227,7 +228,6 @@ func (m *SockMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
-		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
