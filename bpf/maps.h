@@ -224,6 +224,44 @@ struct {
 	__type(value, struct facts);
 } mst_facts_v1 SEC(".maps");
 
+/* This node's own settings. Written by the engine, read by every packet to or from another node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct node_config);
+} mst_node_v1 SEC(".maps");
+
+/* Other nodes, by the lower half of their reference. Written by the engine, read by every packet
+ * to or from another node's pod. An array, so that a lookup is an addition. Size: nodes of a
+ * cluster, with room; 32 bytes each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct remote);
+} mst_remotes_v1 SEC(".maps");
+
+/* Pods' networks of other nodes → their reference. Written by the engine, read on a flow's first
+ * packet. Size: some networks for each node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct prefix);
+	__type(value, __u32);
+} mst_remote_nets_v1 SEC(".maps");
+
+/* Address on the wire → the reference of the node that has it. Written by the engine, read for
+ * every packet that comes by the tunnel. Size: two addresses for each node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 8192);
+	__type(key, struct addr);
+	__type(value, __u32);
+} mst_tunnel_peers_v1 SEC(".maps");
+
 /* Who wrote these tables, and the last numbers given out. Written and read by the engine. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -233,7 +233,8 @@ enum ct_closing {
 	CT_RST = 2,
 };
 
-/* What was decided about one end of the flow, and when. endpoint 0: not on this node. */
+/* What was decided about one end of the flow, and when. endpoint 0: not on this node, and
+ * generation is the node that has it (struct remote.ref), 0: nobody that is known. */
 struct ct_end {
 	__u32 endpoint;
 	__u32 generation;
@@ -362,6 +363,45 @@ struct meta {
 	__u8 build[32];         /* hash of the loaded programs */
 };
 
+enum node_flag {
+	NODE_EBPF = 1, /* between pods and the wire programs forward, not the host's stack */
+};
+
+/* The one element of the node table: this node's own. */
+struct node_config {
+	__u32 flags;    /* enum node_flag */
+	__u32 overlay;  /* ifindex of the tunnel's device, 0: none */
+	__u32 vni;
+	__be16 port;    /* UDP, of the tunnel */
+	__u16 pad;
+	__u32 key;      /* by lot: marks a packet that the tunnel's device was checked for already */
+	__u32 pad2;
+	struct addr ip4; /* on the wire between nodes; zero when it has none */
+	struct addr ip6;
+};
+_Static_assert(sizeof(struct node_config) == 56, "node_config");
+
+enum remote_flag {
+	REMOTE_TUNNEL = 1, /* its pods are reached through the tunnel */
+};
+
+/* Another node. ref is its slot, and in the upper half a number that tells it from others that
+ * had the slot: never 0 while the slot is in use. */
+struct remote {
+	__u32 ref;
+	__u32 flags;      /* enum remote_flag */
+	struct addr addr; /* where the tunnel to it ends */
+	__u8 mac[6];      /* of its tunnel's device */
+	__u8 pad[2];
+};
+_Static_assert(sizeof(struct remote) == 32, "remote");
+
+/* A network; IPv4's length counts from the start of ::ffff:0:0/96. */
+struct prefix {
+	__u32 length;
+	__u8 addr[16]; /* struct addr, which would be aligned to 8 bytes */
+};
+_Static_assert(sizeof(struct prefix) == 20, "prefix");
 /* The one element of mst_edge: how the node appears outside. */
 struct edge_config {
 	struct addr ip4; /* wears it for clients that do not keep theirs; zero when it has none */
@@ -378,7 +418,7 @@ enum redirect_kind {
 	REDIRECT_PEER = 1,    /* into the pod behind a host end */
 	REDIRECT_INGRESS = 2, /* back into the interface it came from */
 	REDIRECT_EGRESS = 3,  /* out of a host end, through its own program */
-	REDIRECT_NEIGH = 4,   /* out of a device, to the neighbour that the kernel finds */
+	REDIRECT_NEIGH = 4,   /* out of a NIC, to the neighbour that the routing table names */
 };
 
 /* Words of skb->cb that the programs use. */
@@ -388,6 +428,7 @@ enum cb_word {
 	CB_REDIRECT_KIND = 2,
 	CB_REASON = 3,
 	CB_ANSWER = 4, /* answer_key on an answer that goes out of the host end */
+	CB_REMOTE = 4, /* of a packet from the wire: the node that sent it by the tunnel, or 0 */
 };
 
 /* Slots of the program table that entry programs call. */
@@ -398,5 +439,6 @@ enum pod_program {
 	PROG_TO_POD_INNER = 3,
 	PROG_FROM_POD_NETKIT = 4,
 	PROG_TO_POD_NETKIT = 5,
-	PROG_COUNT = 6,
+	PROG_TO_POD_WIRE = 6, /* from a NIC straight into a pod behind a host end */
+	PROG_COUNT = 7,
 };

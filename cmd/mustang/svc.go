@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 
@@ -287,7 +286,7 @@ has them. Everything is checked before the first change, and all changes take
 effect or none.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			specs, err := readSpecs(file, cmd.InOrStdin())
+			specs, err := readSpecs(g, file, cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
@@ -308,14 +307,8 @@ effect or none.`,
 	return cmd
 }
 
-func readSpecs(file string, stdin io.Reader) ([]service.Spec, error) {
-	var text []byte
-	var err error
-	if file == "-" {
-		text, err = io.ReadAll(stdin)
-	} else {
-		text, err = os.ReadFile(file)
-	}
+func readSpecs(g *globals, file string, stdin io.Reader) ([]service.Spec, error) {
+	text, err := g.readFile(file, stdin)
 	if err != nil {
 		return nil, usagef("read Services: %w", err)
 	}

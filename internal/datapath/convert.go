@@ -24,6 +24,9 @@ type (
 	EndpointSlot = bpfgen.PodEndpoint
 	NetnsInfo    = bpfgen.PodNetnsInfo
 	Meta         = bpfgen.PodMeta
+	NodeConfig   = bpfgen.PodNodeConfig
+	Remote       = bpfgen.PodRemote
+	Prefix       = bpfgen.PodPrefix
 )
 
 // Port is p in network byte order, as the tables hold it.
@@ -48,6 +51,15 @@ func ToAddr(a Addr) netip.Addr {
 		return netip.Addr{}
 	}
 	return netip.AddrFrom16(a.Bytes).Unmap()
+}
+
+// PrefixOf is the key of a network.
+func PrefixOf(p netip.Prefix) Prefix {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	return Prefix{Length: uint32(bits), Addr: p.Addr().As16()}
 }
 
 // KeyOf is the key of a binding.

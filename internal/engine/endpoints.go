@@ -358,7 +358,10 @@ func (e *Engine) install(ep state.Endpoint) error {
 	if err := e.guardParent(ep); err != nil {
 		return err
 	}
-	return e.atHook(ep, func() error { return e.dp.Attach(ep) })
+	if err := e.atHook(ep, func() error { return e.dp.Attach(ep) }); err != nil {
+		return err
+	}
+	return e.narrowPod(ep)
 }
 
 // finishAdd is install for a killed tool. A pod that died meanwhile gets its

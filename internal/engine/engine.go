@@ -49,6 +49,7 @@ type Engine struct {
 	services *reconcile.Services
 	catalog  *service.Catalog
 	known    map[uint32]state.Endpoint
+	lender   func(string) // its owner's Notify, while somebody else has it
 
 	// ResetRemoved says that what the next changes remove from Services is
 	// gone: its established TCP is reset. Otherwise it goes on, as it must for
@@ -127,6 +128,9 @@ func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool
 
 // Close releases the scope. What was applied stays.
 func (e *Engine) Close() error {
+	if e.giveBack() {
+		return nil
+	}
 	var errs []error
 	if e.dp != nil {
 		errs = append(errs, e.dp.Close())
@@ -165,7 +169,7 @@ func (e *Engine) reset() error {
 	if e.dp == nil || e.dp.AttachKind() == datapath.AttachClsact {
 		errs = append(errs, detachEdgeFilters())
 	}
-	errs = append(errs, datapath.Remove(e.scope.BPFFS), e.store.Remove())
+	errs = append(errs, e.forgetNodes(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
 	return errors.Join(errs...)
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/reconcile"
 	"github.com/mustang-net/mustang/internal/state"
+	"github.com/mustang-net/mustang/internal/store"
 )
 
 // Kinds of operations.
@@ -17,6 +18,7 @@ const (
 	opRemoveEndpoint = "remove endpoint"
 	opReset          = "reset"
 	opGone           = "end connections"
+	opNodes          = "nodes"
 )
 
 // operation is what the journal holds while a change is under way: enough to
@@ -30,6 +32,9 @@ type operation struct {
 	Endpoint *state.Endpoint    `json:",omitempty"`
 	// What the change takes away.
 	Departures departures `json:",omitzero"`
+	// The list of nodes that is to be, and the one that was.
+	Nodes       *store.Nodes `json:",omitempty"`
+	NodesBefore *store.Nodes `json:",omitempty"`
 }
 
 // pending reads the operation that a killed tool left.
@@ -53,6 +58,8 @@ func (e *Engine) recover(op operation) error {
 	case opRemoveEndpoint:
 		err = e.finishRemove(*op.Endpoint)
 	case opGone:
+	case opNodes:
+		err = e.applyNodes(op)
 	default:
 		return fmt.Errorf("the journal in %s holds a %q operation, which this mustang does not know; use the version that wrote it", e.scope.StateDir, op.Kind)
 	}

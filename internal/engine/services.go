@@ -131,9 +131,9 @@ func (e *Engine) ChangeServices(owner state.Owner, upserts []state.Service, remo
 	})
 }
 
-// SetNode says what this node is called and which zone it is in, when that is
+// SetLocality says what this node is called and which zone it is in, when that is
 // learnt or changes: hints of backends speak of it.
-func (e *Engine) SetNode(node service.Node) error {
+func (e *Engine) SetLocality(node service.Node) error {
 	if node == e.opts.Node {
 		return nil
 	}

@@ -26,6 +26,7 @@ import (
 const (
 	journalFile  = "journal.json"
 	endpointsDir = "endpoints"
+	nodesFile    = "nodes.json"
 	servicesDir  = "services"
 	tempPrefix   = ".new-"
 )
@@ -147,7 +148,7 @@ func (s Store) Remove() error {
 	err := errors.Join(os.RemoveAll(filepath.Join(s.dir, endpointsDir)), os.RemoveAll(filepath.Join(s.dir, servicesDir)))
 	entries, _ := os.ReadDir(s.dir)
 	for _, e := range entries {
-		if e.Name() == journalFile || strings.HasPrefix(e.Name(), tempPrefix) {
+		if e.Name() == journalFile || e.Name() == nodesFile || strings.HasPrefix(e.Name(), tempPrefix) {
 			err = errors.Join(err, remove(filepath.Join(s.dir, e.Name())))
 		}
 	}

@@ -48,18 +48,24 @@ const (
 	EdgeMapMstFragsV1            = "mst_frags_v1"
 	EdgeMapMstMetaV1             = "mst_meta_v1"
 	EdgeMapMstNetnsV1            = "mst_netns_v1"
+	EdgeMapMstNodeV1             = "mst_node_v1"
 	EdgeMapMstParentsV1          = "mst_parents_v1"
 	EdgeMapMstProgramsV1         = "mst_programs_v1"
 	EdgeMapMstRefusalsV1         = "mst_refusals_v1"
+	EdgeMapMstRemoteNetsV1       = "mst_remote_nets_v1"
+	EdgeMapMstRemotesV1          = "mst_remotes_v1"
 	EdgeMapMstServicesV2         = "mst_services_v2"
 	EdgeMapMstSlotsV1            = "mst_slots_v1"
 	EdgeMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	EdgeMapMstSockPeersV1        = "mst_sock_peers_v1"
 	EdgeMapMstSourcesV1          = "mst_sources_v1"
+	EdgeMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	EdgeProgFromOutside          = "from_outside"
 	EdgeProgToOutside            = "to_outside"
 	EdgeVarAnswerKey             = "answer_key"
 	EdgeVarDeliverEgress         = "deliver_egress"
+	EdgeVarFromWire              = "from_wire"
+	EdgeVarHasFibSkipNeigh       = "has_fib_skip_neigh"
 	EdgeVarHasSetRetval          = "has_set_retval"
 	EdgeVarInPod                 = "in_pod"
 	EdgeVarNodeNetns             = "node_netns"
@@ -132,26 +138,32 @@ type EdgeMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
+	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
+	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
+	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 }
 
 // EdgeVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type EdgeVariableSpecs struct {
-	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
-	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
-	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
-	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
-	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey       *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress   *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	FromWire        *ebpf.VariableSpec `ebpf:"from_wire"`
+	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
+	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod           *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns       *ebpf.VariableSpec `ebpf:"node_netns"`
+	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // EdgeObjects contains all objects after they have been loaded into the kernel.
@@ -190,14 +202,18 @@ type EdgeMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
+	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
+	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
+	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 }
 
 func (m *EdgeMaps) Close() error {
@@ -218,14 +234,18 @@ func (m *EdgeMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
+		m.MstRemoteNetsV1,
+		m.MstRemotesV1,
 		m.MstServicesV2,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSourcesV1,
+		m.MstTunnelPeersV1,
 	)
 }
 
@@ -233,12 +253,14 @@ func (m *EdgeMaps) Close() error {
 //
 // It can be passed to LoadEdgeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EdgeVariables struct {
-	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
-	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
-	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod         *ebpf.Variable `ebpf:"in_pod"`
-	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
-	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey       *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress   *ebpf.Variable `ebpf:"deliver_egress"`
+	FromWire        *ebpf.Variable `ebpf:"from_wire"`
+	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
+	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod           *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns       *ebpf.Variable `ebpf:"node_netns"`
+	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // EdgePrograms contains all programs after they have been loaded into the kernel.

@@ -95,13 +95,23 @@ const (
 	FastTranslate  = 8
 )
 
+// enum node_flag
+const (
+	NodeEbpf = 1 // between pods and the wire programs forward, not the host's stack
+)
+
+// enum remote_flag
+const (
+	RemoteTunnel = 1 // its pods are reached through the tunnel
+)
+
 // enum redirect_kind
 const (
 	RedirectNone    = 0
 	RedirectPeer    = 1 // into the pod behind a host end
 	RedirectIngress = 2 // back into the interface it came from
 	RedirectEgress  = 3 // out of a host end, through its own program
-	RedirectNeigh   = 4 // out of a device, to the neighbour that the kernel finds
+	RedirectNeigh   = 4 // out of a NIC, to the neighbour that the routing table names
 )
 
 // enum cb_word
@@ -111,6 +121,7 @@ const (
 	CbRedirectKind    = 2
 	CbReason          = 3
 	CbAnswer          = 4 // answer_key on an answer that goes out of the host end
+	CbRemote          = 4 // of a packet from the wire: the node that sent it by the tunnel, or 0
 )
 
 // enum pod_program
@@ -121,7 +132,8 @@ const (
 	ProgToPodInner    = 3
 	ProgFromPodNetkit = 4
 	ProgToPodNetkit   = 5
-	ProgCount         = 6
+	ProgToPodWire     = 6 // from a NIC straight into a pod behind a host end
+	ProgCount         = 7
 )
 
 // enum drop_reason
@@ -150,10 +162,16 @@ const (
 	ReasonICMPErrorFlow  = 21 // an ICMP error about a flow that is not known
 	ReasonUnknownChild   = 22 // a child of the parent link that is no endpoint sent it: not made by mustang
 	ReasonHookBypassed   = 23 // it left the pod past the program on the pod's own interface
-	ReasonNoLocalBackend = 24 // the Service's traffic policy is Local, and this node has no backend of it
-	ReasonSourceRange    = 25 // the client's address is in none of the Service's loadBalancerSourceRanges
-	ReasonNoRoute        = 26 // no route for a packet of a client outside; `ip route get` says where it would go
-	ReasonCount          = 27
+	ReasonWireSpoofed    = 24 // it came in from the wire with the address of a pod of this node
+	ReasonTunnelPeer     = 25 // it came by the tunnel from an address that is no node's; run `mustang node ls`
+	ReasonTunnelSource   = 26 // it came by the tunnel from an address that is not of the sending node's pods
+	ReasonTunnelVni      = 27 // it came by the tunnel with another network's number (VNI)
+	ReasonNoRemote       = 28 // it was sent into the tunnel, and no node has its destination
+	ReasonEncap          = 29 // pushing the tunnel's headers failed
+	ReasonNoLocalBackend = 30 // the Service's traffic policy is Local, and this node has no backend of it
+	ReasonSourceRange    = 31 // the client's address is in none of the Service's loadBalancerSourceRanges
+	ReasonNoRoute        = 32 // no route for a packet of a client outside; `ip route get` says where it would go
+	ReasonCount          = 33
 )
 
 // Reasons is the table of drop reasons, by number.
@@ -182,9 +200,15 @@ var Reasons = [ReasonCount]Reason{
 	ReasonICMPErrorFlow:  {21, "icmp_error_flow", "an ICMP error about a flow that is not known"},
 	ReasonUnknownChild:   {22, "unknown_child", "a child of the parent link that is no endpoint sent it: not made by mustang"},
 	ReasonHookBypassed:   {23, "hook_bypassed", "it left the pod past the program on the pod's own interface"},
-	ReasonNoLocalBackend: {24, "no_local_backend", "the Service's traffic policy is Local, and this node has no backend of it"},
-	ReasonSourceRange:    {25, "source_range", "the client's address is in none of the Service's loadBalancerSourceRanges"},
-	ReasonNoRoute:        {26, "no_route", "no route for a packet of a client outside; `ip route get` says where it would go"},
+	ReasonWireSpoofed:    {24, "wire_spoofed", "it came in from the wire with the address of a pod of this node"},
+	ReasonTunnelPeer:     {25, "tunnel_peer", "it came by the tunnel from an address that is no node's; run `mustang node ls`"},
+	ReasonTunnelSource:   {26, "tunnel_source", "it came by the tunnel from an address that is not of the sending node's pods"},
+	ReasonTunnelVni:      {27, "tunnel_vni", "it came by the tunnel with another network's number (VNI)"},
+	ReasonNoRemote:       {28, "no_remote", "it was sent into the tunnel, and no node has its destination"},
+	ReasonEncap:          {29, "encap", "pushing the tunnel's headers failed"},
+	ReasonNoLocalBackend: {30, "no_local_backend", "the Service's traffic policy is Local, and this node has no backend of it"},
+	ReasonSourceRange:    {31, "source_range", "the client's address is in none of the Service's loadBalancerSourceRanges"},
+	ReasonNoRoute:        {32, "no_route", "no route for a packet of a client outside; `ip route get` says where it would go"},
 }
 
 // #define

@@ -69,17 +69,23 @@ const (
 	IterMapMstFragsV1            = "mst_frags_v1"
 	IterMapMstMetaV1             = "mst_meta_v1"
 	IterMapMstNetnsV1            = "mst_netns_v1"
+	IterMapMstNodeV1             = "mst_node_v1"
 	IterMapMstParentsV1          = "mst_parents_v1"
 	IterMapMstProgramsV1         = "mst_programs_v1"
 	IterMapMstRefusalsV1         = "mst_refusals_v1"
+	IterMapMstRemoteNetsV1       = "mst_remote_nets_v1"
+	IterMapMstRemotesV1          = "mst_remotes_v1"
 	IterMapMstServicesV2         = "mst_services_v2"
 	IterMapMstSlotsV1            = "mst_slots_v1"
 	IterMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	IterMapMstSockPeersV1        = "mst_sock_peers_v1"
 	IterMapMstSourcesV1          = "mst_sources_v1"
+	IterMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	IterProgMstSockets           = "mst_sockets"
 	IterVarAnswerKey             = "answer_key"
 	IterVarDeliverEgress         = "deliver_egress"
+	IterVarFromWire              = "from_wire"
+	IterVarHasFibSkipNeigh       = "has_fib_skip_neigh"
 	IterVarHasSetRetval          = "has_set_retval"
 	IterVarInPod                 = "in_pod"
 	IterVarNodeNetns             = "node_netns"
@@ -151,26 +157,32 @@ type IterMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
+	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
+	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
+	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 }
 
 // IterVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type IterVariableSpecs struct {
-	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
-	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
-	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
-	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
-	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey       *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress   *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	FromWire        *ebpf.VariableSpec `ebpf:"from_wire"`
+	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
+	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod           *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns       *ebpf.VariableSpec `ebpf:"node_netns"`
+	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // IterObjects contains all objects after they have been loaded into the kernel.
@@ -209,14 +221,18 @@ type IterMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
+	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
+	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
+	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 }
 
 func (m *IterMaps) Close() error {
@@ -237,14 +253,18 @@ func (m *IterMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
+		m.MstRemoteNetsV1,
+		m.MstRemotesV1,
 		m.MstServicesV2,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSourcesV1,
+		m.MstTunnelPeersV1,
 	)
 }
 
@@ -252,12 +272,14 @@ func (m *IterMaps) Close() error {
 //
 // It can be passed to LoadIterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type IterVariables struct {
-	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
-	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
-	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod         *ebpf.Variable `ebpf:"in_pod"`
-	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
-	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey       *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress   *ebpf.Variable `ebpf:"deliver_egress"`
+	FromWire        *ebpf.Variable `ebpf:"from_wire"`
+	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
+	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod           *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns       *ebpf.Variable `ebpf:"node_netns"`
+	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // IterPrograms contains all programs after they have been loaded into the kernel.

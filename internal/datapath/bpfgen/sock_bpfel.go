@@ -56,14 +56,18 @@ const (
 	SockMapMstFragsV1            = "mst_frags_v1"
 	SockMapMstMetaV1             = "mst_meta_v1"
 	SockMapMstNetnsV1            = "mst_netns_v1"
+	SockMapMstNodeV1             = "mst_node_v1"
 	SockMapMstParentsV1          = "mst_parents_v1"
 	SockMapMstProgramsV1         = "mst_programs_v1"
 	SockMapMstRefusalsV1         = "mst_refusals_v1"
+	SockMapMstRemoteNetsV1       = "mst_remote_nets_v1"
+	SockMapMstRemotesV1          = "mst_remotes_v1"
 	SockMapMstServicesV2         = "mst_services_v2"
 	SockMapMstSlotsV1            = "mst_slots_v1"
 	SockMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	SockMapMstSockPeersV1        = "mst_sock_peers_v1"
 	SockMapMstSourcesV1          = "mst_sources_v1"
+	SockMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	SockProgMstConnect4          = "mst_connect4"
 	SockProgMstConnect6          = "mst_connect6"
 	SockProgMstGetpeername4      = "mst_getpeername4"
@@ -74,6 +78,8 @@ const (
 	SockProgMstSendmsg6          = "mst_sendmsg6"
 	SockVarAnswerKey             = "answer_key"
 	SockVarDeliverEgress         = "deliver_egress"
+	SockVarFromWire              = "from_wire"
+	SockVarHasFibSkipNeigh       = "has_fib_skip_neigh"
 	SockVarHasSetRetval          = "has_set_retval"
 	SockVarInPod                 = "in_pod"
 	SockVarNodeNetns             = "node_netns"
@@ -152,26 +158,32 @@ type SockMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
+	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
+	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
+	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 }
 
 // SockVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SockVariableSpecs struct {
-	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
-	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
-	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
-	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
-	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey       *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress   *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	FromWire        *ebpf.VariableSpec `ebpf:"from_wire"`
+	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
+	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod           *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns       *ebpf.VariableSpec `ebpf:"node_netns"`
+	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // SockObjects contains all objects after they have been loaded into the kernel.
@@ -210,14 +222,18 @@ type SockMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
+	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
+	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
+	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 }
 
 func (m *SockMaps) Close() error {
@@ -238,14 +254,18 @@ func (m *SockMaps) Close() error {
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
+		m.MstRemoteNetsV1,
+		m.MstRemotesV1,
 		m.MstServicesV2,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSourcesV1,
+		m.MstTunnelPeersV1,
 	)
 }
 
@@ -253,12 +273,14 @@ func (m *SockMaps) Close() error {
 //
 // It can be passed to LoadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SockVariables struct {
-	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
-	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
-	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod         *ebpf.Variable `ebpf:"in_pod"`
-	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
-	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey       *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress   *ebpf.Variable `ebpf:"deliver_egress"`
+	FromWire        *ebpf.Variable `ebpf:"from_wire"`
+	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
+	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod           *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns       *ebpf.Variable `ebpf:"node_netns"`
+	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // SockPrograms contains all programs after they have been loaded into the kernel.

@@ -21,6 +21,7 @@ import (
 // Options say where the programs sit and how the tables are made.
 type Options struct {
 	InPod    bool                  // inside the pod instead of on the host's end
+	FromWire bool                  // to_pod at the node's NIC
 	Timeouts *bpfgen.PodCtTimeouts // nil: as compiled
 	// Sizes overrides the entries of a table, by its name.
 	Sizes map[string]uint32
@@ -114,6 +115,11 @@ func Spec(o Options) (*ebpf.CollectionSpec, error) {
 	if o.InPod {
 		if err := spec.Variables["in_pod"].Set(uint8(1)); err != nil {
 			return nil, fmt.Errorf("set in_pod: %w", err)
+		}
+	}
+	if o.FromWire {
+		if err := spec.Variables["from_wire"].Set(uint8(1)); err != nil {
+			return nil, fmt.Errorf("set from_wire: %w", err)
 		}
 	}
 	if o.Timeouts != nil {
