@@ -14,6 +14,8 @@
 #include "lib/conntrack.h"
 #include "lib/deliver.h"
 #include "lib/drop.h"
+#include "lib/edge.h"
+#include "lib/fast.h"
 #include "lib/fib.h"
 #include "lib/frag.h"
 #include "lib/icmp_error.h"
@@ -108,29 +110,51 @@ inline_fn bool reply_translated_here(struct endpoint *self, struct endpoint *to)
 	return in_pod ? to == self : !!(to->flags & EP_HOST_END);
 }
 
+/* Whether what is decided about this packet holds for those that follow. */
+inline_fn bool worth_keeping(const struct flow *f, const struct pkt *p)
+{
+	return p->shape == SHAPE_USUAL && f->established && f->key.scope == CT_SCOPE_FLOW && !(f->e->closing_orig | f->e->closing_reply);
+}
+
 /**
  * forward_known - a packet from a pod that belongs to a known flow
+ *
+ * A function of its own: from_pod's frame is full.
  */
-inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, struct endpoint *self)
+static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, struct endpoint *self)
 {
 	struct ct_entry *e = f->e;
+	bool translated = false;
 	struct endpoint *to;
 	struct tuple t;
-	int reason = 0;
-	__u32 id;
+	__u32 id, remote;
 
+	if (!e)
+		return drop(skb, REASON_CT_FULL, DIR_FROM_POD);
 	if (!flow_current(f, f->reply ? &e->responder : &e->opener, skb->cb[CB_ENDPOINT]))
 		judge_again(f, p);
 	to = next_endpoint(f, &id);
 	if (e->role == CT_PRE_NAT && !f->reply) {
-		reason = translate(skb, p, &e->other);
-	} else if (e->role == CT_POST_NAT && f->reply && reply_translated_here(self, to)) {
+		t = e->other;
+		translated = true;
+	} else if (e->role == CT_POST_NAT && f->reply && (to_edge(e) || reply_translated_here(self, to))) {
 		tuple_reverse(&t, &e->other);
-		reason = translate(skb, p, &t);
+		translated = true;
 	}
-	if (reason)
-		return drop(skb, reason, DIR_FROM_POD);
-	return to ? deliver(skb, self, to, id) : send_out(skb, p, self, next_remote(f));
+	remote = to || (f->reply && to_edge(e)) ? 0 : next_remote(f);
+	if (!remote && !(f->reply && to_edge(e)) && worth_keeping(f, p))
+		fast_keep(skb, p, e, translated ? &t : NULL,
+			  (f->reply ? 0 : FAST_FROM_OPENER) | (to ? FAST_DELIVER : 0) |
+				  (translated ? FAST_TRANSLATE : 0));
+	if (translated) {
+		int reason = translate(skb, p, &t);
+
+		if (reason)
+			return drop(skb, reason, DIR_FROM_POD);
+	}
+	if (f->reply && to_edge(e))
+		return EDGE_SEND;
+	return to ? deliver(skb, self, to, id) : send_out(skb, p, self, remote);
 }
 
 /* What a new flow is to become. */
@@ -152,16 +176,21 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 {
 	struct service *s;
 	struct backend *b;
+	__u16 address;
 	__u32 id = 0;
+	int reason;
 
 	if (!p || !plan)
 		return REASON_NONE;
-	s = service_find(&p->t.dst, p->t.dport, p->proto);
+	s = service_find(&p->t.dst, p->t.dport, p->proto, SCOPE_ANY, &address);
 	if (!s)
-		return service_address(&p->t.dst) ? REASON_SERVICE_PORT : REASON_NONE;
+		return address & SVC_REFUSE ? REASON_SERVICE_PORT : REASON_NONE;
 	if (p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		return REASON_MIDSTREAM_NAT;
-	b = backend_pick(s, &id);
+	reason = service_closed(s, &p->t.src);
+	if (reason)
+		return reason;
+	b = backend_pick(s, &p->t.src, flow_hash(&p->t, p->proto), &id);
 	if (!b)
 		return REASON_NO_BACKEND;
 	plan->backend = id;
@@ -173,25 +202,6 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 	if (addr_equal(&b->addr, &p->t.src))
 		plan->post.src = p->t.dst;
 	return REASON_NONE;
-}
-
-/* Whether a flow occupies the tuple that the backend would see. One that has closed is removed,
- * both halves: its late packets must not be taken for the new one's. */
-global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
-{
-	struct flow f = { .now = now };
-
-	if (!t)
-		return true;
-	f.src_is_hi = ct_key_of(&f.key, t, proto, CT_SCOPE_FLOW);
-	ct_find_key(&f);
-	if (f.e && !ct_closed(f.e))
-		return true;
-	if (f.e)
-		ct_forget(&f, proto);
-	else /* expired: must not be found before the new one */
-		bpf_map_delete_elem(&mst_ct_v1, &f.key);
-	return false;
 }
 
 /**
@@ -240,6 +250,15 @@ global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
 	return ct_create(&p->t, p->proto, plan->scope, &e, now) ? REASON_CT_FULL : REASON_NONE;
 }
 
+/* A flow is entered: nothing that was kept of its tuples holds. */
+slow_fn int fast_forget_plan(const struct pkt *p, const struct plan *plan)
+{
+	fast_forget(p->t.src.words[3], p->t.dst.words[3], p->t.sport, p->t.dport);
+	if (plan->role != CT_DIRECT)
+		fast_forget(plan->post.src.words[3], plan->post.dst.words[3], plan->post.sport, plan->post.dport);
+	return 0;
+}
+
 /**
  * forward_new - the first packet of a flow from a pod
  * @scope: CT_SCOPE_SHADOW when a translated flow occupies the packet's own tuple
@@ -268,6 +287,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		reason = nat_port(&plan, p->proto, now);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
+	fast_forget_plan(p, &plan);
 	if (!reason && plan.role == CT_PRE_NAT)
 		reason = translate(skb, p, &plan.post);
 	if (reason)
@@ -294,12 +314,16 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 	if (f.e->role == CT_PRE_NAT && !f.reply) {
 		tuple_reverse(&t, &f.e->other);
 		reason = translate_error(skb, p, &q, &t);
-	} else if (f.e->role == CT_POST_NAT && f.reply && reply_translated_here(self, to)) {
+	} else if (f.e->role == CT_POST_NAT && f.reply && (to_edge(f.e) || reply_translated_here(self, to))) {
 		t = f.e->other;
 		reason = translate_error(skb, p, &q, &t);
 	}
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
+	if (f.reply && to_edge(f.e)) {
+		p->t.dst = t.src;
+		return EDGE_SEND;
+	}
 	return to && to->generation ? deliver(skb, self, to, id) : NEXT;
 }
 
@@ -322,20 +346,6 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 }
 
-/* A SYN to a backend that is gone must not wait for the half-open entry to expire. The client's
- * half tells: a SYN on the other one's tuple is of another flow. */
-slow_fn bool backend_gone(const struct ct_entry *e)
-{
-	return e->role == CT_PRE_NAT && e->backend && !bpf_map_lookup_elem(&mst_backends_v1, &e->backend);
-}
-
-inline_fn bool begins_anew(const struct flow *f, const struct pkt *p)
-{
-	if (p->proto != IPPROTO_TCP || (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
-		return false;
-	return ct_reopens(f, p) || backend_gone(f->e);
-}
-
 SEC("tc")
 int from_pod(struct __sk_buff *skb)
 {
@@ -348,7 +358,10 @@ int from_pod(struct __sk_buff *skb)
 
 	if (!self || !self->generation)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
-	reason = parse(skb, &p);
+	verdict = fast_path(skb, &p, self, DIR_FROM_POD);
+	if (verdict != FAST_NO)
+		return verdict;
+	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason)
 		reason = source_check(skb, &p, self, id, true);
 	if (!reason && p.frag)
@@ -359,7 +372,7 @@ int from_pod(struct __sk_buff *skb)
 	if (p.kind == PKT_CONTROL)
 		return NEXT;
 	if (p.kind == PKT_ICMP_ERROR)
-		return forward_error(skb, &p, self, f.now);
+		return edge_sent(skb, &p, forward_error(skb, &p, self, f.now));
 
 	ct_find(&f, &p, scope);
 	if (f.e && begins_anew(&f, &p))
@@ -379,10 +392,8 @@ int from_pod(struct __sk_buff *skb)
 		return verdict == SEND_OUT ? sent_out(skb, &p, self) : verdict;
 	}
 	ct_touch(&f, &p);
-	if (!f.e)
-		return drop(skb, REASON_CT_FULL, DIR_FROM_POD);
 	verdict = forward_known(skb, &p, &f, self);
-	return verdict == SEND_OUT ? sent_out(skb, &p, self) : verdict;
+	return verdict == SEND_OUT ? sent_out(skb, &p, self) : edge_sent(skb, &p, verdict);
 }
 
 /**
@@ -402,6 +413,7 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 		return wire_verdict(skb, p, reason);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
+	fast_forget_plan(p, &plan);
 	return reason ? drop(skb, reason, DIR_TO_POD) : into_pod(skb, p, self, skb->cb[CB_ENDPOINT]);
 }
 
@@ -422,15 +434,19 @@ int to_pod(struct __sk_buff *skb)
 	struct flow f = { .now = now_seconds() };
 	__u32 id = skb->cb[CB_ENDPOINT];
 	struct endpoint *self = endpoint_slot(id);
+	bool translated = false;
 	struct pkt p = {};
 	struct tuple t;
-	int reason;
+	int reason, verdict;
 
 	if (!self || !self->generation)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_TO_POD);
 	if (is_answer(skb))
 		return NEXT;
-	reason = parse(skb, &p);
+	verdict = from_wire ? FAST_NO : fast_path(skb, &p, self, DIR_TO_POD);
+	if (verdict != FAST_NO)
+		return verdict;
+	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now);
 	if (reason)
@@ -466,6 +482,12 @@ int to_pod(struct __sk_buff *skb)
 	}
 	if (f.e->role == CT_POST_NAT && f.reply && f.e->opener.endpoint == id) {
 		tuple_reverse(&t, &f.e->other);
+		translated = true;
+	}
+	if (worth_keeping(&f, &p))
+		fast_keep(skb, &p, f.e, translated ? &t : NULL,
+			  FAST_TO_POD | (f.reply ? 0 : FAST_FROM_OPENER) | (translated ? FAST_TRANSLATE : 0));
+	if (translated) {
 		reason = translate(skb, &p, &t);
 		if (reason)
 			return drop(skb, reason, DIR_TO_POD);

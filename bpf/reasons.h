@@ -37,5 +37,8 @@ enum drop_reason {
 	REASON_TUNNEL_VNI = 27,        /* it came by the tunnel with another network's number (VNI) */
 	REASON_NO_REMOTE = 28,         /* it was sent into the tunnel, and no node has its destination */
 	REASON_ENCAP = 29,             /* pushing the tunnel's headers failed */
-	REASON_COUNT = 30,
+	REASON_NO_LOCAL_BACKEND = 30,  /* the Service's traffic policy is Local, and this node has no backend of it */
+	REASON_SOURCE_RANGE = 31,      /* the client's address is in none of the Service's loadBalancerSourceRanges */
+	REASON_NO_ROUTE = 32,          /* no route for a packet of a client outside; `ip route get` says where it would go */
+	REASON_COUNT = 33,
 };

@@ -26,7 +26,7 @@ type Options struct {
 	Mode     string // how pods are connected
 	Rounds   int
 	Duration time.Duration
-	Warmup   time.Duration // within each sample
+	Warmup   time.Duration // before the window of each turn
 	Seed     uint64
 	IPv6     bool
 	MTU      int
@@ -39,7 +39,7 @@ type Options struct {
 
 // Defaults is a run that a claim can rest on.
 func Defaults() Options {
-	return Options{Mode: string(lab.Veth), Rounds: 15, Duration: 500 * time.Millisecond, Warmup: 50 * time.Millisecond,
+	return Options{Mode: string(lab.Veth), Rounds: 15, Duration: 500 * time.Millisecond, Warmup: 2 * time.Millisecond,
 		Seed: 1, MTU: 1500, Cores: "same"}
 }
 
@@ -99,15 +99,30 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 		}
 	}
 	launcher := runner.Launcher{Self: o.Self, Group: group, ClientCPU: client, ServerCPU: server,
-		Duration: o.Duration, Warmup: o.Warmup, CC: r.CC}
+		Duration: o.Duration / turns, Warmup: o.Warmup, CC: r.CC}
 	progress := &runner.Printer{W: o.Log, Terminal: o.Terminal, Rounds: o.Rounds}
-	r.Samples, err = runner.Run(ctx, r.cases(o.Cores), runner.Settings{Rounds: o.Rounds, Warmup: true, Seed: o.Seed},
-		func(ctx context.Context, c runner.Case) (runner.Sample, error) {
-			return launcher.Sample(ctx, targets[c.Subject], c.Scenario)
-		}, progress)
+	settings := runner.Settings{Rounds: o.Rounds, Warmup: true, Seed: o.Seed, Turns: func(string) int { return turns }}
+	r.Samples, err = runner.Run(ctx, r.cases(o.Cores), settings, opener{launcher, targets}, progress)
 	r.Complete, r.Load[1] = err == nil, read("/proc/loadavg")
 	return r, errors.Join(err, runner.Failed(r.Samples))
 }
+
+// turns of a sample: paths take them in turn, so that all see the same seconds of the machine.
+const turns = 20
+
+// opener starts the loads of this bench's paths.
+type opener struct {
+	runner.Launcher
+	targets map[string]runner.Target
+}
+
+// Open implements runner.Opener.
+func (o opener) Open(ctx context.Context, c runner.Case) (runner.Load, error) {
+	return o.Launcher.Open(ctx, o.targets[c.Subject], c.Scenario)
+}
+
+// Watch implements runner.Opener.
+func (o opener) Watch(runner.Case) func() float64 { return o.Launcher.Watch() }
 
 var scenarios = []string{string(load.Stream), string(load.RR), string(load.CRR)}
 

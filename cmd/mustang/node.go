@@ -7,7 +7,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -125,7 +124,7 @@ podCIDRs, mode}…]}. Nodes of the command line that the file does not have are
 removed, others' stay. Everything is checked before the first change.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			f, err := readNodes(file, cmd.InOrStdin())
+			f, err := readNodes(g, file, cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
@@ -143,13 +142,8 @@ removed, others' stay. Everything is checked before the first change.`,
 	return cmd
 }
 
-func readNodes(file string, stdin io.Reader) (f node.File, err error) {
-	var text []byte
-	if file == "-" {
-		text, err = io.ReadAll(stdin)
-	} else {
-		text, err = os.ReadFile(file)
-	}
+func readNodes(g *globals, file string, stdin io.Reader) (f node.File, err error) {
+	text, err := g.readFile(file, stdin)
 	if err != nil {
 		return f, usagef("read nodes: %w", err)
 	}

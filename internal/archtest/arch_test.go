@@ -36,6 +36,8 @@ var allowed = map[string][]string{
 	"internal/node":            {"internal/state"},
 	"internal/link":            {"internal/state", "internal/netns"},
 	"internal/cni":             {"internal"},
+	"internal/k8s":             {"internal/state"},
+	"internal/agent":           {"internal"},
 	"lab":                      {},
 	"bench":                    {"lab"},
 	"test":                     {"lab"},

@@ -25,9 +25,11 @@ const (
 // do it again from its beginning, whatever of it was done.
 type operation struct {
 	Kind     string
-	Upserts  []state.Service  `json:",omitempty"`
-	Removes  []state.Frontend `json:",omitempty"`
-	Endpoint *state.Endpoint  `json:",omitempty"`
+	Upserts  []state.Binding    `json:",omitempty"`
+	Removes  []state.BindingKey `json:",omitempty"`
+	Records  []state.Service    `json:",omitempty"` // to write
+	Forget   []state.ServiceID  `json:",omitempty"` // records to remove
+	Endpoint *state.Endpoint    `json:",omitempty"`
 	// What the change takes away.
 	Departures departures `json:",omitzero"`
 	// The list of nodes that is to be, and the one that was.

@@ -5,18 +5,20 @@ package bpfgen
 // enum direction
 const (
 	DirFromPod = 0
-	DirToPod   = 1
+	DirToPod   = 1 // as FAST_TO_POD
 	DirSocket  = 2
 	DirParent  = 3 // from pods' common parent link to the wire
-	DirCount   = 4
+	DirEdge    = 4 // from outside, to a Service
+	DirCount   = 5
 )
 
 // enum endpoint_flag
 const (
-	EPHostEnd       = 1 // programs sit on the host's end; redirect_peer delivers
-	EPInPod         = 2 // programs sit inside the pod, directions swapped
-	EPServiceTc     = 4 // Services by NAT at the tc hooks
-	EPServiceSocket = 8 // Services at connect() and sendmsg()
+	EPHostEnd       = 1  // programs sit on the host's end; redirect_peer delivers
+	EPInPod         = 2  // programs sit inside the pod, directions swapped
+	EPServiceTc     = 4  // Services by NAT at the tc hooks
+	EPServiceSocket = 8  // Services at connect() and sendmsg()
+	EPNode          = 16 // of a namespace: it is the node's own, no endpoint's
 )
 
 // enum owner
@@ -27,9 +29,30 @@ const (
 	OwnerKubernetes = 3
 )
 
+// enum frontend_scope
+const (
+	ScopeAny     = 0
+	ScopeOutside = 1 // for clients outside the cluster, where they have backends of their own
+)
+
 // enum service_flag
 const (
-	SvcAddress = 1 // marks an address that has frontends; has no backends itself
+	SvcAddress    = 1   // it has frontends, or is the node's
+	SvcRefuse     = 2   // it is the cluster's own: ports that are no frontend are refused
+	SvcNode       = 4   // it is the node's, and takes node ports
+	SvcSplit      = 8   // clients from outside: see SCOPE_OUTSIDE
+	SvcDrop       = 16  // the traffic policy leaves this node no backend: drop, do not refuse
+	SvcRanges     = 32  // only clients in mst_sources may use it
+	SvcMaglev     = 64  // the slots are a Maglev table: picked by hash, not at random
+	SvcKeepSource = 128 // a client from outside keeps its address
+)
+
+// enum frontend_kind
+const (
+	KindClusterIp    = 0
+	KindNodePort     = 1
+	KindExternalIp   = 2
+	KindLoadBalancer = 3
 )
 
 // enum backend_id
@@ -55,12 +78,21 @@ const (
 const (
 	CTOriginIsHi = 1 // the flow was opened by the key's `hi` end
 	CTViaStack   = 2 // came through the host's stack: replies go back that way
+	CTEdge       = 4 // a client outside uses a Service: replies leave by the node's NIC
 )
 
 // enum ct_closing
 const (
 	CTFin = 1
 	CTRst = 2
+)
+
+// enum fast_flag
+const (
+	FastToPod      = 1 // the hook is to_pod, else from_pod
+	FastFromOpener = 2 // they go in the flow's original direction
+	FastDeliver    = 4 // to the endpoint at the other end; else they are left to the kernel
+	FastTranslate  = 8
 )
 
 // enum node_flag
@@ -136,7 +168,10 @@ const (
 	ReasonTunnelVni      = 27 // it came by the tunnel with another network's number (VNI)
 	ReasonNoRemote       = 28 // it was sent into the tunnel, and no node has its destination
 	ReasonEncap          = 29 // pushing the tunnel's headers failed
-	ReasonCount          = 30
+	ReasonNoLocalBackend = 30 // the Service's traffic policy is Local, and this node has no backend of it
+	ReasonSourceRange    = 31 // the client's address is in none of the Service's loadBalancerSourceRanges
+	ReasonNoRoute        = 32 // no route for a packet of a client outside; `ip route get` says where it would go
+	ReasonCount          = 33
 )
 
 // Reasons is the table of drop reasons, by number.
@@ -171,15 +206,21 @@ var Reasons = [ReasonCount]Reason{
 	ReasonTunnelVni:      {27, "tunnel_vni", "it came by the tunnel with another network's number (VNI)"},
 	ReasonNoRemote:       {28, "no_remote", "it was sent into the tunnel, and no node has its destination"},
 	ReasonEncap:          {29, "encap", "pushing the tunnel's headers failed"},
+	ReasonNoLocalBackend: {30, "no_local_backend", "the Service's traffic policy is Local, and this node has no backend of it"},
+	ReasonSourceRange:    {31, "source_range", "the client's address is in none of the Service's loadBalancerSourceRanges"},
+	ReasonNoRoute:        {32, "no_route", "no route for a packet of a client outside; `ip route get` says where it would go"},
 }
 
 // #define
 const (
-	MstLayout    = 1
+	SlotMember   = 2147483648
+	MstLayout    = 2
 	SecondShift  = 30
 	NATPortTries = 16
 	NATPortFirst = 32768
 	NATPortCount = 28232
 	CTRefresh    = 4
+	FastLifetime = 1
+	FastSlots    = 1024
 	FragLifetime = 15
 )

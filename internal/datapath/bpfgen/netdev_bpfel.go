@@ -16,15 +16,19 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	NetdevMapMstAffinityV1         = "mst_affinity_v1"
 	NetdevMapMstBackendsV1         = "mst_backends_v1"
 	NetdevMapMstChildrenV1         = "mst_children_v1"
 	NetdevMapMstCtNewV1            = "mst_ct_new_v1"
 	NetdevMapMstCtV1               = "mst_ct_v1"
 	NetdevMapMstDropsV1            = "mst_drops_v1"
+	NetdevMapMstEdgeV1             = "mst_edge_v1"
 	NetdevMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	NetdevMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	NetdevMapMstEndpointsV1        = "mst_endpoints_v1"
 	NetdevMapMstFactsV1            = "mst_facts_v1"
+	NetdevMapMstFastGenerationsV1  = "mst_fast_generations_v1"
+	NetdevMapMstFastV1             = "mst_fast_v1"
 	NetdevMapMstFragsV1            = "mst_frags_v1"
 	NetdevMapMstMetaV1             = "mst_meta_v1"
 	NetdevMapMstNetnsV1            = "mst_netns_v1"
@@ -34,10 +38,11 @@ const (
 	NetdevMapMstRefusalsV1         = "mst_refusals_v1"
 	NetdevMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	NetdevMapMstRemotesV1          = "mst_remotes_v1"
-	NetdevMapMstServicesV1         = "mst_services_v1"
+	NetdevMapMstServicesV2         = "mst_services_v2"
 	NetdevMapMstSlotsV1            = "mst_slots_v1"
 	NetdevMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	NetdevMapMstSockPeersV1        = "mst_sock_peers_v1"
+	NetdevMapMstSourcesV1          = "mst_sources_v1"
 	NetdevMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	NetdevProgFromNetdev           = "from_netdev"
 	NetdevVarAnswerKey             = "answer_key"
@@ -46,6 +51,7 @@ const (
 	NetdevVarHasFibSkipNeigh       = "has_fib_skip_neigh"
 	NetdevVarHasSetRetval          = "has_set_retval"
 	NetdevVarInPod                 = "in_pod"
+	NetdevVarNodeNetns             = "node_netns"
 	NetdevVarTimeouts              = "timeouts"
 )
 
@@ -98,15 +104,19 @@ type NetdevProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type NetdevMapSpecs struct {
+	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.MapSpec `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -116,10 +126,11 @@ type NetdevMapSpecs struct {
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
-	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 }
 
@@ -133,6 +144,7 @@ type NetdevVariableSpecs struct {
 	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod           *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns       *ebpf.VariableSpec `ebpf:"node_netns"`
 	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
@@ -156,15 +168,19 @@ func (o *NetdevObjects) Close() error {
 //
 // It can be passed to LoadNetdevObjects or ebpf.CollectionSpec.LoadAndAssign.
 type NetdevMaps struct {
+	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.Map `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -174,24 +190,29 @@ type NetdevMaps struct {
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
-	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 }
 
 func (m *NetdevMaps) Close() error {
 	return _NetdevClose(
+		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
+		m.MstEdgeV1,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
 		m.MstFactsV1,
+		m.MstFastGenerationsV1,
+		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
@@ -201,10 +222,11 @@ func (m *NetdevMaps) Close() error {
 		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
-		m.MstServicesV1,
+		m.MstServicesV2,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSourcesV1,
 		m.MstTunnelPeersV1,
 	)
 }
@@ -219,6 +241,7 @@ type NetdevVariables struct {
 	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod           *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns       *ebpf.Variable `ebpf:"node_netns"`
 	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
 }
 

@@ -16,15 +16,19 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	OverlayMapMstAffinityV1         = "mst_affinity_v1"
 	OverlayMapMstBackendsV1         = "mst_backends_v1"
 	OverlayMapMstChildrenV1         = "mst_children_v1"
 	OverlayMapMstCtNewV1            = "mst_ct_new_v1"
 	OverlayMapMstCtV1               = "mst_ct_v1"
 	OverlayMapMstDropsV1            = "mst_drops_v1"
+	OverlayMapMstEdgeV1             = "mst_edge_v1"
 	OverlayMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	OverlayMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	OverlayMapMstEndpointsV1        = "mst_endpoints_v1"
 	OverlayMapMstFactsV1            = "mst_facts_v1"
+	OverlayMapMstFastGenerationsV1  = "mst_fast_generations_v1"
+	OverlayMapMstFastV1             = "mst_fast_v1"
 	OverlayMapMstFragsV1            = "mst_frags_v1"
 	OverlayMapMstMetaV1             = "mst_meta_v1"
 	OverlayMapMstNetnsV1            = "mst_netns_v1"
@@ -34,10 +38,11 @@ const (
 	OverlayMapMstRefusalsV1         = "mst_refusals_v1"
 	OverlayMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	OverlayMapMstRemotesV1          = "mst_remotes_v1"
-	OverlayMapMstServicesV1         = "mst_services_v1"
+	OverlayMapMstServicesV2         = "mst_services_v2"
 	OverlayMapMstSlotsV1            = "mst_slots_v1"
 	OverlayMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	OverlayMapMstSockPeersV1        = "mst_sock_peers_v1"
+	OverlayMapMstSourcesV1          = "mst_sources_v1"
 	OverlayMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	OverlayProgFromOverlay          = "from_overlay"
 	OverlayProgToOverlay            = "to_overlay"
@@ -47,6 +52,7 @@ const (
 	OverlayVarHasFibSkipNeigh       = "has_fib_skip_neigh"
 	OverlayVarHasSetRetval          = "has_set_retval"
 	OverlayVarInPod                 = "in_pod"
+	OverlayVarNodeNetns             = "node_netns"
 	OverlayVarTimeouts              = "timeouts"
 )
 
@@ -100,15 +106,19 @@ type OverlayProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type OverlayMapSpecs struct {
+	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.MapSpec `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -118,10 +128,11 @@ type OverlayMapSpecs struct {
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
-	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 }
 
@@ -135,6 +146,7 @@ type OverlayVariableSpecs struct {
 	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	InPod           *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns       *ebpf.VariableSpec `ebpf:"node_netns"`
 	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
@@ -158,15 +170,19 @@ func (o *OverlayObjects) Close() error {
 //
 // It can be passed to LoadOverlayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type OverlayMaps struct {
+	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.Map `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -176,24 +192,29 @@ type OverlayMaps struct {
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
-	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
+	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 }
 
 func (m *OverlayMaps) Close() error {
 	return _OverlayClose(
+		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
+		m.MstEdgeV1,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
 		m.MstFactsV1,
+		m.MstFastGenerationsV1,
+		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
@@ -203,10 +224,11 @@ func (m *OverlayMaps) Close() error {
 		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
-		m.MstServicesV1,
+		m.MstServicesV2,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSourcesV1,
 		m.MstTunnelPeersV1,
 	)
 }
@@ -221,6 +243,7 @@ type OverlayVariables struct {
 	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
 	InPod           *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns       *ebpf.Variable `ebpf:"node_netns"`
 	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
 }
 

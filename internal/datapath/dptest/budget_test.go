@@ -60,6 +60,8 @@ func TestProgramsStayWithinTheVerifierBudget(t *testing.T) {
 		"overlay": bpfgen.LoadOverlay,
 		"entry":   bpfgen.LoadEntry,
 		"sock":    bpfgen.LoadSock,
+		"edge":    bpfgen.LoadEdge,
+		"parent":  bpfgen.LoadParent,
 	} {
 		spec, err := load()
 		check(t, err)

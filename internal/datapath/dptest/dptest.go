@@ -34,7 +34,7 @@ type Options struct {
 var defaultSizes = map[string]uint32{
 	"mst_ct_v1":       16384,
 	"mst_ct_new_v1":   16384,
-	"mst_services_v1": 4096,
+	"mst_services_v2": 4096,
 	"mst_slots_v1":    4096,
 	"mst_backends_v1": 4096,
 }
@@ -47,11 +47,14 @@ type Datapath struct {
 	nextService uint32
 	nextBackend uint32
 	generation  uint32
-	services    map[serviceID]uint32
-	backends    map[netip.AddrPort]map[uint8]uint32
-	fragID      uint16
-	out         []byte
-	aged        uint32
+	// flowGeneration stands in the table where the engine's next_generation does.
+	flowGeneration uint32
+	services       map[serviceID]uint32
+	members        map[uint32][]uint32 // of Services with affinity
+	backends       map[netip.AddrPort]map[uint8]uint32
+	fragID         uint16
+	out            []byte
+	aged           uint32
 }
 
 // New loads the programs for one test and closes them at its end.
@@ -84,6 +87,7 @@ func Load(o Options) (*Datapath, error) {
 	d := &Datapath{
 		InPod:    o.InPod,
 		services: map[serviceID]uint32{},
+		members:  map[uint32][]uint32{},
 		backends: map[netip.AddrPort]map[uint8]uint32{},
 		out:      make([]byte, 1<<16+512),
 	}
