@@ -23,7 +23,8 @@ import (
 
 func newBenchCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure pods and Services on this machine"}
-	cmd.AddCommand(newBenchSamehostCmd(g), newBenchCalibrateCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchNodesCmd(g), newBenchShowCmd())
+	cmd.AddCommand(newBenchSamehostCmd(g), newBenchCalibrateCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchNodesCmd(g),
+		newBenchServicesCmd(g), newBenchShowCmd())
 	return cmd
 }
 
