@@ -318,11 +318,19 @@ func number(v float64) string {
 }
 
 func paint(v stats.Verdict, color bool) string {
-	code := map[stats.Verdict]string{stats.Pass: "32", stats.Fail: "31"}[v]
-	if !color || code == "" {
+	if !color {
 		return string(v)
 	}
-	return "\x1b[" + code + "m" + string(v) + "\x1b[0m"
+	return paintAs(string(v), v)
+}
+
+// paintAs gives text the colour of a verdict.
+func paintAs(text string, v stats.Verdict) string {
+	code := map[stats.Verdict]string{stats.Pass: "32", stats.Fail: "31"}[v]
+	if code == "" {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
 // table aligns columns by what is seen: not bytes, and not colour codes, which

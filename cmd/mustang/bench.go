@@ -23,7 +23,7 @@ import (
 
 func newBenchCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure pods and Services on this machine"}
-	cmd.AddCommand(newBenchSamehostCmd(g), newBenchCalibrateCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchShowCmd())
+	cmd.AddCommand(newBenchSamehostCmd(g), newBenchCalibrateCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchShowCmd(g), newBenchCompareCmd(g))
 	return cmd
 }
 
@@ -203,22 +203,6 @@ func benchPrint(cmd *cobra.Command, output string, doc *report.Document) error {
 	}
 	doc.Render(cmd.OutOrStdout(), benchTerminal(os.Stdout))
 	return nil
-}
-
-func newBenchShowCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:   "show FILE",
-		Short: "Print the report of a file that --json wrote, recomputed from its rounds",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			doc, err := report.Read(args[0])
-			if err != nil {
-				return err
-			}
-			doc.Compute()
-			return benchPrint(cmd, "table", doc)
-		},
-	}
 }
 
 func benchTerminal(f *os.File) bool {
