@@ -83,6 +83,7 @@ type Settings struct {
 	Calibrate  int      `json:"calibrate,omitempty"` // pairs of loopbacks that were compared, instead of pods
 	Cores      []string `json:"cores"`
 	Seed       uint64   `json:"seed"`
+	Conflists  []string `json:"conflists,omitempty"`
 	IPv6       bool     `json:"ipv6"`
 	UDP        bool     `json:"udp,omitempty"`
 	TailRate   int      `json:"tail_rate,omitempty"` // requests a second of the tail scenario; 0: not measured

@@ -41,6 +41,11 @@ type Options struct {
 	// Keep is given the document after each round; nil for nobody.
 	Keep func(*report.Document) error
 
+	// Conflists are files of CNI configuration lists, each a way of connecting pods;
+	// the kernel's own Services go with it. CNIPath is where its plugins are.
+	Conflists []string
+	CNIPath   []string
+
 	Binary string   // mustang, for the labs
 	Self   []string // command that runs the load program
 }
@@ -93,7 +98,7 @@ func realDefaults() Options {
 	return Options{
 		Modes: EveryMachine, ServicesBy: AllBy[:5], Services: []int{1},
 		Rounds: 20, Duration: 300 * time.Millisecond, Turns: 20, Warmup: 2 * time.Millisecond,
-		Cores: "same", Seed: 1, StreamBy: StreamIperf3, MTU: 1500,
+		Cores: "same", Seed: 1, StreamBy: StreamIperf3, MTU: 1500, CNIPath: []string{"/opt/cni/bin", "/usr/lib/cni"},
 	}
 }
 
@@ -174,7 +179,7 @@ func (o Options) turns(scenario string) int {
 
 // contestants lists everything to measure. Loopback is there twice: the second
 // is the A/A control. A third has the pods' MTU, for streams alone.
-func (o Options) contestants() []Contestant {
+func (o Options) contestants() ([]Contestant, error) {
 	list := []Contestant{
 		loopback{name: report.LoopbackNumber(0), v6: o.IPv6},
 		loopback{name: report.LoopbackNumber(1), v6: o.IPv6},
@@ -183,16 +188,17 @@ func (o Options) contestants() []Contestant {
 		for i := 2; i < 2*o.Calibrate; i++ {
 			list = append(list, loopback{name: report.LoopbackNumber(i), v6: o.IPv6})
 		}
-		return append(list, loopback{name: report.BaseSlow, v6: o.IPv6, slow: report.Planted})
+		return append(list, loopback{name: report.BaseSlow, v6: o.IPv6, slow: report.Planted}), nil
 	}
 	if !o.NoStream {
 		list = append(list, loopback{name: report.BaseMTU, v6: o.IPv6, mtu: o.MTU, only: []string{string(load.Stream)}})
 	}
-	add := func(p pods) {
+	made := func(p pods) pods {
 		p.labName = fmt.Sprintf("bn%d", len(list))
 		p.mtu, p.binary, p.v6, p.udp = o.MTU, o.Binary, o.IPv6, o.UDP
-		list = append(list, p)
+		return p
 	}
+	add := func(p pods) { list = append(list, made(p)) }
 	for _, mode := range o.Modes {
 		if mode == report.BridgeNFOff || len(o.ServicesBy) == 0 {
 			// The kernel's Services do not work without bridge-nf: replies
@@ -212,5 +218,30 @@ func (o Options) contestants() []Contestant {
 			}
 		}
 	}
-	return list
+	for _, file := range o.Conflists {
+		for _, p := range o.besideCNI() {
+			c, err := readConflist(made(p), file, o.CNIPath)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, c)
+		}
+	}
+	return list, nil
+}
+
+// besideCNI are the Services that go with foreign pods.
+func (o Options) besideCNI() (out []pods) {
+	for _, by := range o.ServicesBy {
+		if !kernelServices(lab.ServiceBy(by)) {
+			continue
+		}
+		for _, n := range o.Services {
+			out = append(out, pods{by: lab.ServiceBy(by), services: n, backend: backendVersion(by)})
+		}
+	}
+	if len(out) == 0 {
+		out = []pods{{by: lab.NoServices}}
+	}
+	return out
 }

@@ -103,7 +103,7 @@ func (s *session) newDocument(client, server int) *report.Document {
 		Samples: []runner.Sample{}, // not nil: in JSON it is a list, even when empty
 		Settings: report.Settings{
 			Modes: o.Modes, ServicesBy: o.ServicesBy, Services: o.Services, Rounds: o.Rounds, Duration: o.Duration.Seconds(), Turns: o.Turns, Calibrate: o.Calibrate,
-			Cores: o.cores(), Seed: o.Seed, IPv6: o.IPv6, UDP: o.UDP, TailRate: o.TailRate, MTU: o.MTU, Tunes: o.Tune, StreamBy: o.StreamBy, CC: load.ProbeCC("cubic"),
+			Cores: o.cores(), Seed: o.Seed, Conflists: o.Conflists, IPv6: o.IPv6, UDP: o.UDP, TailRate: o.TailRate, MTU: o.MTU, Tunes: o.Tune, StreamBy: o.StreamBy, CC: load.ProbeCC("cubic"),
 			CPUSource: s.group.Kind, ClientCPU: client, ServerCPU: server,
 		},
 	}
@@ -112,7 +112,10 @@ func (s *session) newDocument(client, server int) *report.Document {
 // up builds all environments. One that cannot be built is a failure of its
 // contestant, not of the run; without loopback there is nothing to divide by.
 func (s *session) up(ctx context.Context) error {
-	list := s.o.contestants()
+	list, err := s.o.contestants()
+	if err != nil {
+		return err
+	}
 	for i, c := range list {
 		s.say("building %d of %d: %s", i+1, len(list), c.Name())
 		env, err := s.build(ctx, c, s.group.Env(fmt.Sprintf("e%d", i)))
