@@ -46,6 +46,9 @@ type Options struct {
 	Conflists []string
 	CNIPath   []string
 
+	Extra    []Extra  // contestants beside the product of the above, where the kernel has their modes
+	Firewall []string // modes of which FirewallFact is to be found out
+
 	Binary string   // mustang, for the labs
 	Self   []string // command that runs the load program
 }
@@ -120,6 +123,11 @@ func (o Options) validate() error {
 	for _, by := range o.ServicesBy {
 		if !slices.Contains(AllBy, by) {
 			return fmt.Errorf("services by %q is unknown: use some of %v", by, AllBy)
+		}
+	}
+	for _, e := range o.Extra {
+		if !slices.Contains(AllModes, e.Mode) || !slices.Contains(AllBy, e.By) || e.Services < 1 {
+			return fmt.Errorf("contestant %+v is unknown", e)
 		}
 	}
 	for _, n := range o.Services {
@@ -218,6 +226,9 @@ func (o Options) contestants() ([]Contestant, error) {
 			}
 		}
 	}
+	for _, p := range o.extras() {
+		add(p)
+	}
 	for _, file := range o.Conflists {
 		for _, p := range o.besideCNI() {
 			c, err := readConflist(made(p), file, o.CNIPath)
@@ -244,4 +255,28 @@ func (o Options) besideCNI() (out []pods) {
 		out = []pods{{by: lab.NoServices}}
 	}
 	return out
+}
+
+// extras are contestants beside the product of modes, kinds and numbers.
+func (o Options) extras() (out []pods) {
+	for _, e := range o.Extra {
+		out = append(out, pods{mode: e.Mode, by: lab.ServiceBy(e.By), services: e.Services, backend: backendVersion(e.By)})
+	}
+	return out
+}
+
+func (o Options) isExtra(c Contestant) bool {
+	p, ok := c.(pods)
+	return ok && slices.Contains(o.Extra, Extra{Mode: p.mode, By: string(p.by), Services: p.services})
+}
+
+// Extra is a contestant beside the product of modes, kinds and numbers.
+type Extra = report.Extra
+
+func (o Options) mostServices() int {
+	most := slices.Max(o.Services)
+	for _, e := range o.Extra {
+		most = max(most, e.Services)
+	}
+	return most
 }
