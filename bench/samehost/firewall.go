@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/mustang-net/mustang/bench/load"
@@ -16,19 +17,25 @@ import (
 )
 
 // FirewallFact is the name in report.Document.Facts of whether the node's FORWARD
-// chain stops traffic between two of its pods, connected in a mode without eBPF.
-func FirewallFact(mode string) string { return "FORWARD stops traffic between pods, " + mode }
+// chain stops traffic between two of its pods: in a mode, by mustang or, with "",
+// without eBPF.
+func FirewallFact(mode, by string) string {
+	return strings.TrimSpace("FORWARD stops traffic between pods, " + mode + " " + by)
+}
 
-// firewalls finds out for each mode of the options. A mode that cannot be built is
-// a failure of the fact.
+// firewalls finds out for each of the options. What cannot be built is a failure of
+// the fact.
 func (s *session) firewalls(ctx context.Context) {
-	for i, mode := range s.o.Firewall {
-		name := FirewallFact(mode)
+	for i, e := range s.o.Firewall {
+		name := FirewallFact(e.Mode, e.By)
 		if _, known := s.doc.Facts[name]; known {
 			continue
 		}
-		stops, err := s.firewall(ctx, mode, fmt.Sprintf("bnf%d", i))
+		stops, err := s.firewall(ctx, e, fmt.Sprintf("bnf%d", i))
 		if err != nil {
+			if errors.Is(err, errors.ErrUnsupported) {
+				s.lacking++
+			}
 			s.doc.Failures[name] = err.Error()
 			continue
 		}
@@ -36,9 +43,12 @@ func (s *session) firewalls(ctx context.Context) {
 	}
 }
 
-func (s *session) firewall(ctx context.Context, mode, labName string) (stops bool, err error) {
-	p := pods{labName: labName, mode: mode, by: lab.NoServices, mtu: s.o.MTU, binary: s.o.Binary, v6: s.o.IPv6}
-	env, err := p.Up(ctx, "")
+func (s *session) firewall(ctx context.Context, e Extra, labName string) (stops bool, err error) {
+	p := pods{labName: labName, mode: e.Mode, by: lab.NoServices, services: 1, mtu: s.o.MTU, binary: s.o.Binary, v6: s.o.IPv6}
+	if e.By != "" {
+		p.by = lab.ServiceBy(e.By)
+	}
+	env, err := p.Up(ctx, s.group.Env(labName))
 	if err != nil {
 		return false, err
 	}

@@ -47,7 +47,8 @@ type Options struct {
 	CNIPath   []string
 
 	Extra    []Extra  // contestants beside the product of the above, where the kernel has their modes
-	Firewall []string // modes of which FirewallFact is to be found out
+	Firewall []Extra  // of which FirewallFact is to be found out; By "" for no eBPF
+	Only     []string // scenarios to measure; nil for all
 
 	Binary string   // mustang, for the labs
 	Self   []string // command that runs the load program
@@ -173,6 +174,9 @@ func (o Options) scenarios() []string {
 	}
 	if o.TailRate > 0 {
 		s = append(s, string(load.Tail))
+	}
+	if o.Only != nil {
+		s = slices.DeleteFunc(s, func(name string) bool { return !slices.Contains(o.Only, name) })
 	}
 	return s
 }

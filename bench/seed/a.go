@@ -32,7 +32,7 @@ func OptionsA(quick bool) samehost.Options {
 	for _, mode := range []string{report.Veth, report.Bridge, report.Macvlan} {
 		o.Extra = append(o.Extra, samehost.Extra{Mode: mode, By: iptables, Services: many})
 	}
-	o.Firewall = []string{report.Veth, report.Macvlan}
+	o.Firewall = []samehost.Extra{{Mode: report.Veth}, {Mode: report.Macvlan}}
 	return o
 }
 
@@ -63,7 +63,7 @@ func A(d *report.Document) []Claim {
 			0, of, vip(mode, iptables), report.CRRRate, 0.9, true})
 	}
 	claims = append(claims, factClaim{"without eBPF, traffic of macvlan pods of one host escapes the host's firewall, of veth it does not",
-		map[string]bool{samehost.FirewallFact(report.Macvlan): false, samehost.FirewallFact(report.Veth): true}})
+		map[string]bool{samehost.FirewallFact(report.Macvlan, ""): false, samehost.FirewallFact(report.Veth, ""): true}})
 	f := report.NewFigures(d)
 	out := make([]Claim, 0, len(claims))
 	for _, c := range claims {

@@ -16,7 +16,7 @@ import (
 func article() *report.Document {
 	d := &report.Document{Schema: report.Schema, Complete: true, Failures: map[string]string{},
 		Settings: report.Settings{Rounds: 15, Cores: []string{"same"}, Seed: 1},
-		Facts:    map[string]bool{samehost.FirewallFact("veth"): true, samehost.FirewallFact("macvlan"): false}}
+		Facts:    map[string]bool{samehost.FirewallFact("veth", ""): true, samehost.FirewallFact("macvlan", ""): false}}
 	add := func(mode, by string, services int, via, position string, rate float64) {
 		s := report.Subject{ID: strings.Join([]string{mode, by, via, position}, " "), Contestant: mode + " " + by, Mode: mode, By: by, Services: services, Via: via, Position: position}
 		d.Subjects = append(d.Subjects, s)
@@ -66,7 +66,7 @@ func TestVerdictsSayWhy(t *testing.T) {
 			d.Samples[i].Rate *= 0.5
 		}
 	}
-	d.Facts[samehost.FirewallFact("macvlan")] = true
+	d.Facts[samehost.FirewallFact("macvlan", "")] = true
 	want := map[string]string{"veth + eBPF carries": NotConfirmed, "ipvlan + eBPF": NotTestable, "ipvlan by pod IP": NotTestable,
 		"without eBPF": NotConfirmed, "macvlan is the fastest": Confirmed}
 	claims := A(d)
