@@ -18,6 +18,9 @@ const volatile __u32 answer_key = 0x6d737401;
 /* 1: the kernel has bpf_set_retval (5.18), so a refused connect() gets its own errno. */
 const volatile __u8 has_set_retval = 0;
 
+/* Cookie of the node's own namespace: its sockets may send anything. */
+const volatile __u64 node_netns = 0;
+
 /* Lifetimes of flow entries, seconds since the last packet. */
 struct ct_timeouts {
 	__u32 tcp_half_open;
@@ -44,4 +47,6 @@ const volatile struct ct_timeouts timeouts = {
 #define NAT_PORT_FIRST 32768
 #define NAT_PORT_COUNT 28232
 #define CT_REFRESH 4 /* seconds: an entry is written to at most this often */
+#define FAST_LIFETIME 1 /* seconds: how long a flow's entry may go unseen */
+#define FAST_SLOTS 1024
 #define FRAG_LIFETIME 15

@@ -182,7 +182,10 @@ func (d *Datapath) ForgetFlows(dep *Departures, late bool) (forgotten int, err e
 			return forgotten, err
 		}
 	}
-	return forgotten, nil
+	if forgotten > 0 {
+		_, err = d.NewGeneration()
+	}
+	return forgotten, err
 }
 
 func forget(t *Table[ctKey, ctEntry], dep *Departures, half, late bool) (forgotten int, err error) {

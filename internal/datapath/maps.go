@@ -214,6 +214,8 @@ var tableNames = []string{
 	bpfgen.PodMapMstEndpointCountersV1,
 	bpfgen.PodMapMstEndpointsV1,
 	bpfgen.PodMapMstFactsV1,
+	bpfgen.PodMapMstFastV1,
+	bpfgen.PodMapMstFastGenerationsV1,
 	bpfgen.PodMapMstFragsV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
@@ -315,6 +317,21 @@ func (d *Datapath) GetMeta() (Meta, error) {
 
 // PutMeta writes the meta table.
 func (d *Datapath) PutMeta(m Meta) error { return d.Meta.Put([]uint32{0}, []Meta{m}) }
+
+// NewGeneration takes the next number, which is never 0, so that nothing that
+// the programs keep of a flow (bpf/lib/fast.h) outlives what it was taken from:
+// to be called after the tables of flows were written.
+func (d *Datapath) NewGeneration() (uint32, error) {
+	m, err := d.GetMeta()
+	if err != nil {
+		return 0, err
+	}
+	m.NextGeneration++
+	if m.NextGeneration == 0 { // marks a free endpoint slot
+		m.NextGeneration = 1
+	}
+	return m.NextGeneration, d.PutMeta(m)
+}
 
 // MaxEndpoints is the number of endpoint slots; slot 0 is never used.
 func (d *Datapath) MaxEndpoints() uint32 { return d.maps[bpfgen.PodMapMstEndpointsV1].MaxEntries() }

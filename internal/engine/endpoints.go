@@ -298,24 +298,20 @@ func (e *Engine) ensurePrograms(ep state.Endpoint) error {
 // number gives ep an id and a generation. The search for a free id starts
 // where the generations stand, so that an id rests before it is used again.
 func (e *Engine) number(ep *state.Endpoint) error {
-	meta, err := e.dp.GetMeta()
+	generation, err := e.dp.NewGeneration()
 	if err != nil {
 		return err
 	}
-	meta.NextGeneration++
-	if meta.NextGeneration == 0 { // marks a free slot
-		meta.NextGeneration = 1
-	}
 	ids := e.dp.MaxEndpoints() - 1 // 0 means "not an endpoint"
 	for i := range ids {
-		id := (meta.NextGeneration-1+i)%ids + 1
+		id := (generation-1+i)%ids + 1
 		used, err := e.idUsed(id)
 		if err != nil {
 			return err
 		}
 		if !used {
-			ep.ID, ep.Generation = id, meta.NextGeneration
-			return e.dp.PutMeta(meta)
+			ep.ID, ep.Generation = id, generation
+			return nil
 		}
 	}
 	return fmt.Errorf("all %d endpoints of this node are in use; `mustang ep rm` one", ids)

@@ -51,6 +51,7 @@ func TestProgramsStayWithinTheVerifierBudget(t *testing.T) {
 		"pod_inner": func() (*ebpf.CollectionSpec, error) { return Spec(Options{InPod: true}) },
 		"entry":     bpfgen.LoadEntry,
 		"sock":      bpfgen.LoadSock,
+		"parent":    bpfgen.LoadParent,
 	} {
 		spec, err := load()
 		check(t, err)

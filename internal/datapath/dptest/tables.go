@@ -224,7 +224,7 @@ func (d *Datapath) Counters(t testing.TB, p Pod) bpfgen.PodEndpointCounters {
 func (d *Datapath) Clear(t testing.TB) {
 	t.Helper()
 	for _, table := range []*ebpf.Map{d.MstCtV1, d.MstCtNewV1, d.MstFragsV1, d.MstServicesV1, d.MstSlotsV1,
-		d.MstBackendsV1, d.MstEndpointAddrsV1} {
+		d.MstBackendsV1, d.MstEndpointAddrsV1, d.MstParentsV1, d.MstChildrenV1, d.MstNetnsV1} {
 		clearTable(t, table)
 	}
 	cpus, err := ebpf.PossibleCPU()
