@@ -137,7 +137,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	rec := podRecord{
 		Name: name, State: podMaking, Maker: record.ThisMaker(), Mode: spec.Mode,
 		IPv4: spec.IPv4, IPv6: spec.IPv6, NetNS: spec.NetNS, OwnNetNS: f.netns == "" && !netns.Is(spec.NetNS),
-		IfName: spec.IfName, HostIfName: spec.HostIfName, Datapath: f.servicePath,
+		IfName: spec.IfName, HostIfName: spec.HostIfName, Uplink: spec.Uplink, Datapath: f.servicePath,
 	}
 	if f.plain {
 		rec.Datapath = podPlain

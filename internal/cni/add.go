@@ -89,6 +89,11 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	if a.Uplink = spec.Uplink; a.Masquerade != "" || link.HasShim(a.Mode) { // needed to clean up
+		if err := p.store.Write(a.file(), *a); err != nil {
+			return nil, err
+		}
+	}
 	spec.Attach = func(ep state.Endpoint) error { return p.attach(a, engine.EndpointSpec{Made: &ep}) }
 	made, err := link.Add(spec)
 	if err != nil {
@@ -147,8 +152,7 @@ func (g addresses) of(v4 bool) ipam.Allocation {
 	return ipam.Allocation{}
 }
 
-// allocate asks IPAM, and records the answer when something else than IPAM
-// needs it to clean up.
+// allocate asks IPAM.
 func (p *plugin) allocate(a *attachment) (g addresses, err error) {
 	if p.IPAM.Type == OwnIPAM {
 		g, err = p.ownAddresses(*a)
@@ -164,10 +168,7 @@ func (p *plugin) allocate(a *attachment) (g addresses, err error) {
 			a.Given = append(a.Given, x)
 		}
 	}
-	if a.Masquerade != "" {
-		err = p.store.Write(a.file(), *a)
-	}
-	return g, err
+	return g, nil
 }
 
 func (p *plugin) ownAddresses(a attachment) (addresses, error) {
@@ -228,6 +229,7 @@ func (p *plugin) linkSpec(a attachment, g addresses) (link.Spec, error) {
 	if s.Uplink, s.MTU, err = p.uplinkAndMTU(); err != nil {
 		return s, err
 	}
+	p.applyLocalMTU(&s)
 	if !link.Routed(p.Mode) {
 		s.Gateway4, s.Gateway6 = v4.Gateway, v6.Gateway
 	}

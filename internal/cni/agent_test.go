@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/engine"
@@ -300,6 +301,7 @@ func TestADDFailsWithTryAgain(t *testing.T) {
 }
 
 func TestSocketIsItsOwnersAlone(t *testing.T) {
+	before := goleak.IgnoreCurrent()
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	l, err := Listen(dir)
@@ -330,6 +332,7 @@ func TestSocketIsItsOwnersAlone(t *testing.T) {
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
+	goleak.VerifyNone(t, before)
 }
 
 // askAs makes a request from a thread of user uid, and wants an answer.

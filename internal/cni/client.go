@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -41,7 +42,9 @@ func (p *plugin) node(r request) (state.Endpoint, error) {
 	if errors.Is(err, errNoAgent) {
 		ep, err = p.askOrDo(ctx, r)
 	}
-	if cniError := (*types.Error)(nil); err != nil && ctx.Err() != nil && !errors.As(err, &cniError) {
+	// The dialler's clock may strike before the context's.
+	late := ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
+	if cniError := (*types.Error)(nil); err != nil && late && !errors.As(err, &cniError) {
 		return ep, codedf(types.ErrTryAgainLater, "the node is not available: %v; try again", err)
 	}
 	return ep, err

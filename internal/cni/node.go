@@ -23,7 +23,7 @@ func (c *Config) uplink() (netlink.Link, error) {
 	if c.Uplink != "" {
 		l, err := netlink.LinkByName(c.Uplink)
 		if err != nil {
-			return nil, codedf(types.ErrInvalidNetworkConfig, "uplink: %s: %v: name an interface of this node", c.Uplink, err)
+			return nil, codedf(types.ErrInvalidNetworkConfig, "uplink %s: %v: name an interface of this node", c.Uplink, err)
 		}
 		return l, nil
 	}

@@ -89,7 +89,7 @@ func (d *Datapath) attachFilter(ep state.Endpoint, h hook) error {
 			Priority:  filterPriority,
 		},
 		ClassId:      ep.ID,
-		Fd:           prog.FD(),
+		Fd:           int(prog.Fd()),
 		Name:         filterName(ep.ID, h),
 		DirectAction: true,
 	})

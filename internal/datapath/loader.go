@@ -6,14 +6,18 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/state"
@@ -67,12 +71,15 @@ func buildWith(setRetval, skipNeigh bool) [32]byte {
 	return sha256.Sum256(fmt.Appendf(sum[:], "set_retval=%t fib_skip_neigh=%t", setRetval, skipNeigh))
 }
 
+// objectsHash is by checksums of the objects, two of each: every start of the
+// plugin asks for it, and a hash of some hundred kilobytes would take it longer
+// than the tables do. Nobody makes objects that collide on purpose.
 var objectsHash = sync.OnceValue(func() [32]byte {
-	h := sha256.New()
+	var sums []byte
 	for _, object := range bpfgen.Objects() {
-		h.Write(object)
+		sums = fmt.Appendf(sums, "%d %x %x\n", len(object), crc32.ChecksumIEEE(object), crc32.Checksum(object, crc32.MakeTable(crc32.Castagnoli)))
 	}
-	return [32]byte(h.Sum(nil))
+	return sha256.Sum256(sums)
 })
 
 // isBuild says whether build is this binary's. It asks the kernel nothing: as
@@ -239,23 +246,41 @@ func (d *Datapath) entryProgram(endpoint, slot uint32) (*ebpf.Program, error) {
 
 // filterProgram is the program of all filters that call slot. It is pinned:
 // adding a filter loads nothing.
-func (d *Datapath) filterProgram(slot uint32) (*ebpf.Program, error) {
+func (d *Datapath) filterProgram(slot uint32) (*os.File, error) {
 	pin := filepath.Join(d.dir, programsDir, filterPinPrefix+programNames[slot])
-	p, err := ebpf.LoadPinnedProgram(pin, nil)
-	if err == nil {
-		return p, nil
-	}
+	f, err := openPin(pin)
 	if !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("open the filters' program: %w", err)
+		return f, err
 	}
-	if p, err = loadEntry(entryOf(bpfgen.EntryProgFilterEntry, 0, slot, d.maps)); err != nil {
+	p, err := loadEntry(entryOf(bpfgen.EntryProgFilterEntry, 0, slot, d.maps))
+	if err != nil {
 		return nil, err
 	}
+	defer p.Close()
 	if err := replacePin(p, pin); err != nil {
-		p.Close()
 		return nil, err
 	}
-	return p, nil
+	return openPin(pin)
+}
+
+// openPin opens what is pinned at path and asks the kernel nothing about it. The
+// library would, in ways that take longer than the rest of adding a filter.
+func openPin(path string) (*os.File, error) {
+	name, err := unix.BytePtrFromString(path)
+	if err != nil {
+		return nil, err
+	}
+	attr := struct {
+		pathname unsafe.Pointer
+		fd       uint32
+		flags    uint32
+	}{pathname: unsafe.Pointer(name)}
+	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_OBJ_GET, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	runtime.KeepAlive(name)
+	if errno != 0 {
+		return nil, fmt.Errorf("open pin %s: %w", path, errno)
+	}
+	return os.NewFile(fd, path), nil
 }
 
 // filterPinPrefix stands before the name of the program that a filter's calls.

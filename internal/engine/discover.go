@@ -19,7 +19,8 @@ import (
 	"github.com/mustang-net/mustang/internal/state"
 )
 
-// ErrElsewhere is about a pair whose other end is not on this node.
+// ErrElsewhere is about a pair whose other end, or an interface whose parent, is
+// not on this node.
 var ErrElsewhere = errors.New("is not in this network namespace")
 
 // discover finds out everything about the interface that spec names.
@@ -34,9 +35,18 @@ func discover(spec EndpointSpec) (state.Endpoint, error) {
 	}
 	defer ns.Close()
 	ep := state.Endpoint{Netns: path, IfName: spec.IfName, Owner: spec.Owner, ServicePath: spec.ServicePath, Labels: spec.Labels, Pod: spec.Pod}
+	home, err := netns.Current()
+	if err != nil {
+		return ep, err
+	}
+	defer home.Close()
 	var link netlink.Link
+	homeID := -1 // the node's namespace, as the pod's calls it
 	if err := netns.DoFile(ns, func() (err error) {
-		link, err = examine(&ep)
+		if link, err = examine(&ep); err != nil {
+			return err
+		}
+		homeID, err = netlink.GetNetNsIdByFd(int(home.Fd()))
 		return err
 	}); err != nil {
 		return ep, err
@@ -55,8 +65,14 @@ func discover(spec EndpointSpec) (state.Endpoint, error) {
 	}
 	ep.Placement = state.InPod
 	ep.IfIndex = attrs.Index
-	if kind := link.Type(); kind == "macvlan" || kind == "ipvlan" {
-		ep.Parent = attrs.ParentIndex
+	// An index means nothing without its namespace.
+	if kind := link.Type(); (kind == "macvlan" || kind == "ipvlan") && attrs.NetNsID >= 0 {
+		switch {
+		case attrs.NetNsID == homeID:
+			ep.Parent = attrs.ParentIndex
+		case !spec.InPod:
+			return ep, fmt.Errorf("the parent link of %s in %s %w; run mustang in the one that it is in (`nsenter --net=…`), or attach inside the pod alone (`--in-pod`)", ep.IfName, ep.Netns, ErrElsewhere)
+		}
 	}
 	return ep, nil
 }

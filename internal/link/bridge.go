@@ -94,7 +94,7 @@ func (b *builder) holdGateway(l netlink.Link) error {
 		ip netip.Prefix
 		gw netip.Addr
 	}{{b.IPv4, b.Gateway4}, {b.IPv6, b.Gateway6}} {
-		if !x.ip.IsValid() {
+		if _, lan := b.lan[family(x.gw)]; lan || !x.ip.IsValid() {
 			continue
 		}
 		if err := b.addAddr(b.node, l, netip.PrefixFrom(x.gw, x.ip.Bits())); err != nil {

@@ -36,7 +36,8 @@ type builder struct {
 	nodeNS, podNS *os.File // podNS is nil when the pod's namespace is gone
 	node, pod     *netlink.Handle
 	pending       []pendingAddr
-	defaults      map[int]bool // families whose default route in the pod is ours
+	defaults      map[int]bool       // families whose default route in the pod is ours
+	lan           map[int]netip.Addr // families whose network the node is on, by its uplink: its address there
 }
 
 // pendingAddr is an IPv6 address that was added, and does not receive yet.
@@ -149,7 +150,7 @@ func (b *builder) remove() error {
 			return a.Group == linkGroup && (a.Alias == "" || a.Alias == aliasPrefix+b.Name)
 		}))
 	}
-	return errors.Join(append(errs, b.removeHost())...)
+	return errors.Join(append(errs, b.leaveNode(), b.removeHost())...)
 }
 
 // removeHost deletes the host's end. A mode without one has nothing of the

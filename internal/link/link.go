@@ -44,14 +44,16 @@ var ErrExists = errors.New("already connected")
 
 // Spec describes one pod's connection.
 type Spec struct {
-	Name       string           // the pod's name, unique on its node
-	Mode       string           // one of Modes
-	NetNS      string           // path of the pod's network namespace
-	IfName     string           // in the pod; "" means DefaultIfName
-	HostIfName string           // veth, bridge and netkit: the host's end; "" means HostName(Name)
-	IPv4       netip.Prefix     // the prefix length does not matter to the routed modes, veth and netkit
-	IPv6       netip.Prefix     // at least one of the two
-	Gateway4   netip.Addr       // zero: routed modes: VethGateway4; else the first address of IPv4's prefix
+	Name       string       // the pod's name, unique on its node
+	Mode       string       // one of Modes
+	NetNS      string       // path of the pod's network namespace
+	IfName     string       // in the pod; "" means DefaultIfName
+	HostIfName string       // veth, bridge and netkit: the host's end; "" means HostName(Name)
+	IPv4       netip.Prefix // the prefix length does not matter to the routed modes, veth and netkit
+	IPv6       netip.Prefix // at least one of the two
+	// Gateway4 zero: routed modes: VethGateway4; else the first address of IPv4's
+	// prefix. The node holds it, except on the network that the uplink is on.
+	Gateway4   netip.Addr
 	Gateway6   netip.Addr       // likewise
 	MTU        int              // bytes; 0 means 1500, or the uplink's where there is one
 	Uplink     string           // macvlan, ipvlan: the parent on the node; host-device: what is moved into the pod

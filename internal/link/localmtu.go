@@ -80,9 +80,15 @@ func (b *builder) widenHost(host netlink.Link) error {
 // take more. A bridge follows its ports until somebody sets it: from then on, it
 // must be told of a pod that takes less.
 func (b *builder) narrowBridge(br netlink.Link) error {
+	if b.LocalMTU == 0 && br.Attrs().MTU == b.podMTU() {
+		return nil
+	}
 	br, err := must(b.node, br.Attrs().Name)
 	if err != nil {
 		return err
+	}
+	if br.Attrs().Alias == narrowAlias && br.Attrs().MTU <= b.podMTU() {
+		return nil
 	}
 	smallest, err := b.smallestPort(br)
 	if err != nil {
@@ -106,8 +112,15 @@ func (b *builder) narrowBridge(br netlink.Link) error {
 			return fmt.Errorf("set MTU %d of %s: %w", step, br.Attrs().Name, err)
 		}
 	}
+	if err := b.node.LinkSetAlias(br, narrowAlias); err != nil {
+		return fmt.Errorf("set alias of %s: %w", br.Attrs().Name, err)
+	}
 	return nil
 }
+
+// narrowAlias says of a bridge that its MTU was set: it cannot be asked, and to
+// look at all its ports for each new one would take ever longer.
+const narrowAlias = "mustang bridge with an MTU of its own"
 
 // smallestPort is the smallest MTU of the bridge's ports; 0: it has none.
 func (b *builder) smallestPort(br netlink.Link) (int, error) {

@@ -5,7 +5,8 @@ package link
 // What macvlan and ipvlan share: pods' interfaces are sub-interfaces of the
 // node's uplink. A parent cannot talk to its own sub-interfaces, so the node
 // keeps one more for itself, the shim. It holds the gateway's address: the host
-// reaches its pods by it (kubelet's probes), and pods reach the host.
+// reaches its pods by it (kubelet's probes), and pods reach the host. On the
+// node's own network the gateway is another's: see lan.go.
 
 import (
 	"errors"
@@ -123,6 +124,9 @@ func (b *builder) addSub() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	if err := b.findLAN(parent); err != nil {
+		return Result{}, err
+	}
 	shim, err := b.ensureShim(parent)
 	if err != nil {
 		return Result{}, err
@@ -135,6 +139,9 @@ func (b *builder) addSub() (Result, error) {
 		return Result{}, err
 	}
 	if err := b.podOnSegment(eth); err != nil {
+		return Result{}, err
+	}
+	if err := b.meetNode(eth, shim); err != nil {
 		return Result{}, err
 	}
 	res := pairResult(eth, shim)
@@ -191,6 +198,9 @@ func (b *builder) ensureShim(parent netlink.Link) (netlink.Link, error) {
 	}
 	if subMode(shim) != b.Mode || shim.Attrs().ParentIndex != parent.Attrs().Index {
 		return nil, fmt.Errorf("%s is in the way: mustang needs that name for its %s on %s", name, b.Mode, b.Uplink)
+	}
+	if err := answerOwn(name); err != nil {
+		return nil, err
 	}
 	return shim, b.holdGateway(shim)
 }
