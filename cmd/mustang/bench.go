@@ -23,7 +23,8 @@ import (
 
 func newBenchCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure pods and Services on this machine"}
-	cmd.AddCommand(newBenchSamehostCmd(g), newBenchSeedCmd(g), newBenchAdviseCmd(g), newBenchCalibrateCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchShowCmd(g), newBenchCompareCmd(g))
+	cmd.AddCommand(newBenchSamehostCmd(g), newBenchNodesCmd(g), newBenchSeedCmd(g), newBenchAdviseCmd(g), newBenchCalibrateCmd(g),
+		newBenchPathCmd(g), newBenchCNICmd(g), newBenchShowCmd(g), newBenchCompareCmd(g))
 	return cmd
 }
 
