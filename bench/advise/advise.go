@@ -161,6 +161,9 @@ func (a Advice) Render(w io.Writer) {
 	} else {
 		fmt.Fprintf(w, "Use %s: %s by ClusterIP.\n", a.Advised.Name, print(*a.Advised))
 	}
+	if a.Advised != nil && a.Advised.Ratio.N < stats.MinControl {
+		fmt.Fprintf(w, "THIN: %d rounds are too few for any interval; give it more --budget.\n", a.Advised.Ratio.N)
+	}
 	if len(a.Others) > 0 {
 		fmt.Fprintln(w, "\nThe others, and what speaks against them:")
 	}

@@ -102,12 +102,14 @@ func (c contestant) fill(ctx context.Context, o Options, l *lab.Lab, cgroup stri
 		if o.IPv6 {
 			vip = lab.VIP6(1)
 		}
-		service := lab.Service{VIP: vip, Port: vipPort, Protocol: "tcp", Backends: []netip.AddrPort{pod.target.Dial}}
+		// Its server is up beside the pod IP's: it has a port of its own.
+		backend := netip.AddrPortFrom(pod.target.Listen.Addr(), port+1)
+		service := lab.Service{VIP: vip, Port: vipPort, Protocol: "tcp", Backends: []netip.AddrPort{backend}}
 		if err := first.AddServices(ctx, []lab.Service{service}); err != nil {
 			return nil, err
 		}
 		cluster := path{c.name + ", ClusterIP", pod.target}
-		cluster.target.Dial = netip.AddrPortFrom(vip, vipPort)
+		cluster.target.Dial, cluster.target.Listen = netip.AddrPortFrom(vip, vipPort), backend
 		out = append(out, cluster)
 	}
 	if c.hosts {

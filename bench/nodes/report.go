@@ -5,6 +5,9 @@ package nodes
 import (
 	"fmt"
 	"io"
+	"maps"
+	"math"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/mustang-net/mustang/bench/load"
@@ -12,43 +15,54 @@ import (
 	"github.com/mustang-net/mustang/bench/stats"
 )
 
-// figure is one column: a value of each sample of one scenario.
+// figure is one column: a value of each sample of one scenario, and of its turns.
 type figure struct {
 	name     string
 	scenario string
 	value    func(runner.Sample) float64
+	turns    func(runner.Sample) []float64
 }
 
-func rate(s runner.Sample) float64 { return s.Rate }
+func rate(s runner.Sample) float64        { return s.Rate }
+func turnRates(s runner.Sample) []float64 { return s.TurnRates }
 
 var figures = []figure{
-	{"stream", string(load.Stream), rate},
-	{"RR", string(load.RR), rate},
-	{"CRR", string(load.CRR), rate},
+	{"stream", string(load.Stream), rate, turnRates},
+	{"RR", string(load.RR), rate, turnRates},
+	{"CRR", string(load.CRR), rate, turnRates},
 	{"CPU per GB", string(load.Stream), func(s runner.Sample) float64 {
 		return (s.CPU + s.Softirqd) / (float64(s.Bytes) / 1e9)
-	}},
+	}, func(s runner.Sample) []float64 { return s.TurnCosts }},
 }
 
-// values are a path's, by round.
-func (r *Report) values(path string, f figure) map[int]float64 {
-	out := map[int]float64{}
+// samples are a path's, by round.
+func (r *Report) samples(path string, f figure) map[int]runner.Sample {
+	out := map[int]runner.Sample{}
 	for _, s := range r.Samples {
 		if s.Subject == path && s.Scenario == f.scenario && s.Usable() {
-			out[s.Round] = f.value(s)
+			out[s.Round] = s
 		}
 	}
 	return out
 }
 
-// Ratio is a path's figure over another's, round by round.
+// ratio is a path's figure over another's, round by round: of turns that stood in
+// one cycle, where the samples have them.
 func (r *Report) ratio(path, over string, f figure) stats.Estimate {
-	base := r.values(over, f)
-	var pairs []stats.Pair
-	for round, v := range r.values(path, f) {
-		pairs = append(pairs, stats.Pair{Value: v, Base: base[round]})
+	values, base := r.samples(path, f), r.samples(over, f)
+	var ratios []float64
+	for _, round := range slices.Sorted(maps.Keys(values)) { // in order: the bootstrap depends on it
+		b, ok := base[round]
+		if !ok {
+			continue
+		}
+		v := stats.TurnRatio(f.turns(values[round]), f.turns(b))
+		if math.IsNaN(v) {
+			v = f.value(values[round]) / f.value(b)
+		}
+		ratios = append(ratios, v)
 	}
-	return stats.OfRatios(pairs, r.Options.Seed)
+	return stats.Of(ratios, r.Options.Seed)
 }
 
 // bars are DESIGN.md's: over bare nodes, or of one way over another.

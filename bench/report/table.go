@@ -266,7 +266,7 @@ func (d *Document) renderControl(w io.Writer) {
 	for _, c := range d.Control {
 		if !stats.ControlHolds(c.Ratio) {
 			fmt.Fprintf(w, "A/A CONTROL FAILS: %s, %s core: loopback differs from itself by %s; trust no difference smaller than that\n",
-				heads[c.Metric], c.Cores, interval(c.Ratio))
+				heads[c.Metric], c.Cores, interval3(c.Ratio))
 		}
 	}
 }

@@ -66,7 +66,7 @@ func TestLoopbackAgainstItself(t *testing.T) {
 	o.UDP, o.TailRate = true, 2000
 	doc, err := testRun(t, t.Context(), o)
 	if err != nil {
-		t.Fatal(err)
+		t.Fatal(err, doc.Failures)
 	}
 	// Two loopbacks with five scenarios, one with the stream alone.
 	if want := o.Rounds * (2*5 + 1); len(doc.Samples) != want || !doc.Complete {
