@@ -359,7 +359,13 @@ func (d *Datapath) NewGeneration() (uint32, error) {
 func (d *Datapath) MaxEndpoints() uint32 { return d.maps[bpfgen.PodMapMstEndpointsV1].MaxEntries() }
 
 // MaxRemotes is the number of slots for other nodes; slot 0 is never used.
-func (d *Datapath) MaxRemotes() uint32 { return d.maps[bpfgen.PodMapMstRemotesV1].MaxEntries() }
+func (d *Datapath) MaxRemotes() (uint32, error) {
+	m, err := d.table(bpfgen.PodMapMstRemotesV1)
+	if err != nil {
+		return 0, err
+	}
+	return m.MaxEntries(), nil
+}
 
 // Map is the table called name, for tests and tools; nil when there is none.
 func (d *Datapath) Map(name string) *ebpf.Map {

@@ -117,7 +117,11 @@ func (e *Engine) changeNodes(fn func(store.Nodes) (store.Nodes, error)) error {
 		return err
 	}
 	slices.SortFunc(now.Nodes, func(a, b state.Node) int { return strings.Compare(a.Name, b.Name) })
-	if err := giveRefs(was, &now, e.dp.MaxRemotes()); err != nil {
+	slots, err := e.dp.MaxRemotes()
+	if err != nil {
+		return err
+	}
+	if err := giveRefs(was, &now, slots); err != nil {
 		return err
 	}
 	op := operation{Kind: opNodes, Nodes: &now, NodesBefore: &was}
