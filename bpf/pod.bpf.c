@@ -142,7 +142,7 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 		translated = true;
 	}
 	remote = to || (f->reply && to_edge(e)) ? 0 : next_remote(f);
-	if (!remote && !(f->reply && to_edge(e)) && worth_keeping(f, p))
+	if (!(f->reply && to_edge(e)) && worth_keeping(f, p))
 		fast_keep(skb, p, e, translated ? &t : NULL,
 			  (f->reply ? 0 : FAST_FROM_OPENER) | (to ? FAST_DELIVER : 0) |
 				  (translated ? FAST_TRANSLATE : 0));
@@ -359,6 +359,8 @@ int from_pod(struct __sk_buff *skb)
 	if (!self || !self->generation)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
 	verdict = fast_path(skb, &p, self, DIR_FROM_POD);
+	if (verdict == SEND_OUT)
+		return sent_out(skb, &p, self);
 	if (verdict != FAST_NO)
 		return verdict;
 	reason = p.shape ? REASON_NONE : parse(skb, &p);
@@ -443,7 +445,7 @@ int to_pod(struct __sk_buff *skb)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_TO_POD);
 	if (is_answer(skb))
 		return NEXT;
-	verdict = from_wire ? FAST_NO : fast_path(skb, &p, self, DIR_TO_POD);
+	verdict = fast_path(skb, &p, self, DIR_TO_POD);
 	if (verdict != FAST_NO)
 		return verdict;
 	reason = p.shape ? REASON_NONE : parse(skb, &p);

@@ -16,8 +16,11 @@
 #include "common.h"
 #include "deliver.h"
 #include "drop.h"
+#include "fib.h"
 #include "nat.h"
 #include "parse.h"
+#include "remote.h"
+#include "wire.h"
 
 /* Of both directions of a flow the same; @words: the last of both addresses, mixed with ports. */
 inline_fn __u32 fast_hash(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
@@ -43,10 +46,10 @@ slow_fn int fast_forget(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
 	return 0;
 }
 
-/* The hook of an endpoint, in one number. */
+/* The hook of an endpoint, in one number; what comes straight from the wire has one of its own. */
 inline_fn __u32 fast_hook(__u32 id, __u32 dir)
 {
-	return id << 1 | dir;
+	return id << 1 | dir | (__u32)from_wire << 31;
 }
 
 inline_fn struct fast_flow *fast_slot(__u32 hash, __u32 hook)
@@ -170,13 +173,13 @@ inline_fn bool fast_is(const struct fast_flow *fast, const struct pkt *p, __u32 
 	return tuple_equal(&fast->t, &p->t) && fast->t.pad == hook && fast->proto == p->proto;
 }
 
-/* Whether the endpoint at the other end is as it was. */
+/* Whether the endpoint at the other end, or the node that has it, is as it was. */
 inline_fn bool fast_peer_current(const struct fast_flow *fast)
 {
 	struct endpoint *peer;
 
 	if (!fast->peer)
-		return true;
+		return !fast->peer_generation || remote_of(fast->peer_generation);
 	peer = endpoint_slot(fast->peer);
 	return peer && peer->generation == fast->peer_generation;
 }
@@ -196,7 +199,7 @@ inline_fn bool fast_holds(const struct fast_flow *fast, const struct pkt *p)
  * @self: whose hook this is
  * @dir: DIR_FROM_POD or DIR_TO_POD
  *
- * Return: a tc verdict, or FAST_NO.
+ * Return: a tc verdict, SEND_OUT or FAST_NO.
  */
 slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 dir)
 {
@@ -217,10 +220,16 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	eth = packet(skb);
 	if ((void *)(eth + 1) > packet_end(skb) || !mac_equal(eth->h_source, fast->mac))
 		return FAST_NO;
+	if (from_wire) {
+		struct ct_end from = { .endpoint = fast->peer, .generation = fast->peer_generation };
+
+		if (wire_sender(&from, skb->cb[CB_REMOTE]))
+			return FAST_NO;
+	}
 
 	if (dir == DIR_FROM_POD)
 		count_from_pod(id, skb->len);
-	else
+	else if (!from_wire) /* into_pod does */
 		count_to_pod(id, skb->len);
 	if (fast->flags & FAST_TRANSLATE) {
 		reason = translate(skb, p, &fast->to);
@@ -228,10 +237,10 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 			return drop(skb, reason, dir);
 	}
 	if (dir == DIR_TO_POD)
-		return NEXT;
+		return into_pod(skb, p, self, id);
 	if (fast->flags & FAST_DELIVER)
 		to = endpoint_slot(fast->peer);
-	return to ? deliver(skb, self, to, fast->peer) : leave(skb, self);
+	return to ? deliver(skb, self, to, fast->peer) : send_out(skb, p, self, fast->peer ? 0 : fast->peer_generation);
 }
 
 /**
@@ -259,7 +268,8 @@ slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct c
 	fast->until = now_seconds() + FAST_LIFETIME;
 	fast->generation = p->generation;
 	fast->peer = peer->endpoint;
-	fast->peer_generation = peer->generation;
+	/* What came by the stack goes back by it: no node then. */
+	fast->peer_generation = !peer->endpoint && e->flags & CT_VIA_STACK ? 0 : peer->generation;
 	__builtin_memcpy(fast->mac, eth->h_source, ETH_ALEN);
 	fast->proto = p->proto;
 	fast->flags = how;

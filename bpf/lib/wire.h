@@ -8,7 +8,6 @@
 #pragma once
 
 #include "common.h"
-#include "conntrack.h"
 #include "deliver.h"
 #include "drop.h"
 #include "parse.h"

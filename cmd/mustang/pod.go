@@ -19,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/record"
@@ -127,6 +128,9 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	spec, err := f.spec(g, name)
 	if err != nil {
 		return usageError{err}
+	}
+	if spec.RouteMTU, err = engine.PodMTU(g.scope()); err != nil {
+		return err
 	}
 	att, done, err := attacherFor(g, f.plain)
 	if err != nil {

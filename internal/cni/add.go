@@ -94,6 +94,9 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 			return nil, err
 		}
 	}
+	if spec.RouteMTU, err = engine.PodMTU(p.scope()); err != nil {
+		return nil, err
+	}
 	spec.Attach = func(ep state.Endpoint) error { return p.attach(a, engine.EndpointSpec{Made: &ep}) }
 	made, err := link.Add(spec)
 	if err != nil {

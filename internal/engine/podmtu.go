@@ -36,6 +36,13 @@ func podMTU(n store.Nodes) (int, error) {
 	return mtu, nil
 }
 
+// PodMTU is what a new pod's default routes are to have; 0: its interface's own.
+// Whoever makes the pod's routes asks, for they come after its endpoint.
+func PodMTU(scope Scope) (int, error) {
+	n, err := store.At(scope.withDefaults().StateDir).Nodes()
+	return n.PodMTU, err
+}
+
 // narrowPod gives a new pod's routes the MTU.
 func (e *Engine) narrowPod(ep state.Endpoint) error {
 	n, err := e.store.Nodes()

@@ -327,6 +327,9 @@ func (b *builder) addDefaultRoute(l netlink.Link, gw netip.Addr, flags int) erro
 		all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
 	r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(all), Gw: gw.AsSlice(), Flags: flags}
+	if b.RouteMTU < b.podMTU() && CanLocalMTU(b.Mode) { // a pair: what leaves passes the node
+		r.MTU = b.RouteMTU
+	}
 	others, err := h.RouteListFiltered(family(gw), &netlink.Route{Table: unix.RT_TABLE_MAIN, Dst: nil}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
 	if err != nil {
 		return fmt.Errorf("list default routes: %w", err)

@@ -66,6 +66,7 @@ type Spec struct {
 	// which are in LocalCIDRs; 0: no more than MTU. Only where CanLocalMTU.
 	LocalMTU   int
 	LocalCIDRs []netip.Prefix
+	RouteMTU   int // bytes, of the default routes of a pod behind a host end; 0, or not less than MTU: none
 	BigTCP     int // bytes of the largest bundle of segments; 0: the kernel's 65536
 	// Attach is told of the interface while it is still down, so that whoever
 	// puts programs on it is before the first packet; nil: nobody does. What it
