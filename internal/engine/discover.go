@@ -33,7 +33,7 @@ func discover(spec EndpointSpec) (state.Endpoint, error) {
 		return state.Endpoint{}, fmt.Errorf("netns %s: %w; `ip netns` lists the named ones, and /proc/PID/ns/net is a process's", path, err)
 	}
 	defer ns.Close()
-	ep := state.Endpoint{Netns: path, IfName: spec.IfName, Owner: spec.Owner, ServicePath: spec.ServicePath, Labels: spec.Labels, Ports: spec.Ports}
+	ep := state.Endpoint{Netns: path, IfName: spec.IfName, Owner: spec.Owner, ServicePath: spec.ServicePath, Labels: spec.Labels, Ports: spec.Ports, Pod: spec.Pod}
 	var link netlink.Link
 	if err := netns.DoFile(ns, func() (err error) {
 		link, err = examine(&ep)
@@ -41,7 +41,7 @@ func discover(spec EndpointSpec) (state.Endpoint, error) {
 	}); err != nil {
 		return ep, err
 	}
-	if home, err := cookie(); err == nil && home == ep.NetnsCookie {
+	if home, err := netns.Cookie(); err == nil && home == ep.NetnsCookie {
 		return ep, fmt.Errorf("netns %s is this node's own; give the pod's", path)
 	}
 	attrs := link.Attrs()
@@ -98,7 +98,7 @@ func examine(ep *state.Endpoint) (netlink.Link, error) {
 	if mac := gatewayMAC(l); mac != nil {
 		ep.NodeMAC = mac
 	}
-	ep.NetnsCookie, err = cookie()
+	ep.NetnsCookie, err = netns.Cookie()
 	return l, err
 }
 
@@ -150,21 +150,6 @@ func isDefault(dst *net.IPNet) bool {
 	}
 	ones, _ := dst.Mask.Size()
 	return ones == 0
-}
-
-// cookie identifies the namespace of the calling thread, for as long as the
-// machine runs (SO_NETNS_COOKIE).
-func cookie() (uint64, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("open a socket to ask for the namespace's cookie: %w", err)
-	}
-	defer unix.Close(fd)
-	c, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return 0, fmt.Errorf("the kernel does not tell namespaces apart for sockets (SO_NETNS_COOKIE, Linux 5.14): %w", err)
-	}
-	return c, nil
 }
 
 // hostEnd finds the node's end of the pod's veth or netkit pair, and makes sure

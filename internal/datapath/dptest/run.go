@@ -36,6 +36,7 @@ type Context struct {
 	Endpoint uint32
 	Ifindex  uint32 // of the caller's namespace; 0: loopback
 	CameIn   uint32 // ifindex where the host got it; 0: the host itself sent it
+	Mark     uint32
 	GSOSize  uint32
 	GSOSegs  uint32
 	// Linear, when not 0: so many bytes are in the linear part (kernels that can).
@@ -124,7 +125,7 @@ func (d *Datapath) Repeat(prog *ebpf.Program, frame []byte, c Context, n int) (V
 }
 
 func (d *Datapath) run(prog *ebpf.Program, frame []byte, length uint32, c Context) (Result, error) {
-	in := skBuff{Ifindex: c.Ifindex, IngressIfindex: c.CameIn, GsoSize: c.GSOSize, GsoSegs: c.GSOSegs, DataEnd: c.Linear}
+	in := skBuff{Ifindex: c.Ifindex, Mark: c.Mark, IngressIfindex: c.CameIn, GsoSize: c.GSOSize, GsoSegs: c.GSOSegs, DataEnd: c.Linear}
 	in.Cb[bpfgen.CbEndpoint] = c.Endpoint
 	in.Cb[cbLength] = length
 	var out skBuff
