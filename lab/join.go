@@ -49,12 +49,22 @@ func (l *Lab) Join(ctx context.Context, j Join) error {
 	if len(l.nodes) < 2 {
 		return errors.New("a lab of one node has nothing to join: set Config.Nodes")
 	}
-	if j.Kernel {
-		return l.joinByKernel(j)
-	}
-	file := filepath.Join(l.info.dir(), "nodes.json")
-	list := []joinNode{}
 	for _, n := range l.nodes {
+		if err := n.Join(ctx, j); err != nil {
+			return fmt.Errorf("join node %s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+// Join tells this node alone of all.
+func (n *Node) Join(ctx context.Context, j Join) error {
+	if j.Kernel {
+		return n.Do(func() error { return n.kernelRoutes(j) })
+	}
+	file := filepath.Join(n.lab.info.dir(), "nodes.json")
+	list := []joinNode{}
+	for _, n := range n.lab.nodes {
 		list = append(list, joinNode{n.Name, n.underlay(j), []string{n.PodNet4.String(), n.PodNet6.String()}, j.Mode})
 	}
 	raw, err := json.Marshal(map[string]any{"settings": joinSettings{j.HostRouting, j.Devices, j.VNI, j.Port}, "nodes": list})
@@ -64,12 +74,8 @@ func (l *Lab) Join(ctx context.Context, j Join) error {
 	if err != nil {
 		return err
 	}
-	for _, n := range l.nodes {
-		if _, err := n.Mustang(ctx, "node", "apply", "-f", file); err != nil {
-			return fmt.Errorf("join node %s: %w", n.Name, err)
-		}
-	}
-	return nil
+	_, err = n.Mustang(ctx, "node", "apply", "-f", file)
+	return err
 }
 
 func (n *Node) underlay(j Join) []string {
@@ -80,16 +86,6 @@ func (n *Node) underlay(j Join) []string {
 		return []string{n.Wire6.String()}
 	}
 	return []string{n.Wire4.String(), n.Wire6.String()}
-}
-
-// joinByKernel is what a router's manual would say.
-func (l *Lab) joinByKernel(j Join) error {
-	for _, n := range l.nodes {
-		if err := n.Do(func() error { return n.kernelRoutes(j) }); err != nil {
-			return fmt.Errorf("join node %s by the kernel: %w", n.Name, err)
-		}
-	}
-	return nil
 }
 
 const (
@@ -106,6 +102,7 @@ func (n *Node) kernelVTEP() []byte {
 	return []byte{0x02, 0x6d, b[0], b[1], b[2], b[3]}
 }
 
+// kernelRoutes is what a router's manual would say.
 func (n *Node) kernelRoutes(j Join) error {
 	dev, mtu := Wire, 0
 	if j.Mode == "vxlan" {

@@ -39,6 +39,7 @@ type syncer struct {
 	whole      bool // the next step replaces everything
 	retry      map[k8s.Key]k8s.Affected
 	pause      time.Duration // before the next try
+	due        time.Time     // when that is
 	gone       []netip.Addr  // may be gone: nobody has told the engine yet
 
 	nodeList      []state.Node // in force
@@ -77,7 +78,7 @@ func (s *syncer) run(ctx context.Context) error {
 		s.alive.Store(time.Now().UnixNano())
 		s.step(ctx)
 		if len(s.retry) > 0 || s.whole && s.pause > 0 {
-			again.Reset(max(s.pause, retryFirst))
+			again.Reset(max(time.Until(s.due), 0))
 		}
 	}
 }
@@ -96,8 +97,10 @@ func (s *syncer) step(ctx context.Context) {
 	s.edge(ctx, changes)
 	switch {
 	case s.whole:
-		s.replace(ctx, affected)
-	case len(affected) > 0 || len(s.retry) > 0:
+		if s.isDue() {
+			s.replace(ctx, affected)
+		}
+	case len(affected) > 0 || len(s.retry) > 0 && s.isDue():
 		s.change(ctx, affected)
 	}
 	s.end(ctx)
@@ -128,21 +131,60 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 		faults, err = e.ReplaceServices(state.OwnerKubernetes, list)
 		return err
 	})
-	if err != nil {
-		s.wait(start)
-		s.a.metrics.failures.Inc()
-		s.a.log.Error("the Services could not be brought into force; they stay as they were, and are tried again", "services", len(list), "error", err)
-		return
-	}
-	s.whole, s.pause = false, 0
 	clear(s.retry)
-	s.failed.Store(0)
+	if err != nil {
+		s.a.metrics.failures.Inc()
+		s.a.log.Error("the Services could not be brought into force together; each is tried by itself", "services", len(list), "error", err)
+		if faults, err = s.replaceEach(ctx, list, start); err != nil {
+			s.wait(start)
+			s.a.log.Error("the Services could not be brought into force; what is at work stays, and it is tried again", "error", err)
+			return
+		}
+	}
+	s.whole = false
+	if len(s.retry) == 0 {
+		s.succeeded()
+	}
 	s.a.problems.faults(faults)
 	s.applied(start, affected)
 	s.a.log.Info("everything is in force", "services", len(list), "took", time.Since(start).Round(time.Millisecond))
 	if s.synced.CompareAndSwap(false, true) {
 		debug.FreeOSMemory() // of the lists, which do not come again
 	}
+}
+
+// replaceEach brings each Service into force by itself, and then removes what
+// is not wanted: one that cannot be written, as when a table is full, stops no
+// other.
+func (s *syncer) replaceEach(ctx context.Context, list []state.Service, start time.Time) ([]service.Problem, error) {
+	good := make([]state.Service, 0, len(list))
+	for _, want := range list {
+		err := s.a.with(ctx, func(e *engine.Engine) error {
+			_, err := e.ChangeServices(state.OwnerKubernetes, []state.Service{want}, nil)
+			return err
+		})
+		if err != nil {
+			s.keep(k8s.Affected{Key: keyOf(want.ServiceID), At: start}, err)
+			continue
+		}
+		good = append(good, want)
+	}
+	var faults []service.Problem
+	err := s.a.with(ctx, func(e *engine.Engine) (err error) {
+		faults, err = e.ReplaceServices(state.OwnerKubernetes, good)
+		return err
+	})
+	if err == nil && len(s.retry) > 0 {
+		s.wait(start)
+	}
+	return faults, err
+}
+
+// keep notes a Service that could not be brought into force, for another try.
+func (s *syncer) keep(a k8s.Affected, err error) {
+	s.retry[a.Key] = a
+	s.a.metrics.failures.Inc()
+	s.a.problems.failed(a.Key, err)
 }
 
 // translate says what a Service wants, and tells what is wrong with it.
@@ -165,14 +207,17 @@ func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
 	for _, a := range affected {
 		delete(s.retry, a.Key)
 	}
-	for _, a := range s.retry {
-		affected = append(affected, a)
+	if s.isDue() {
+		for _, a := range s.retry {
+			affected = append(affected, a)
+		}
+		clear(s.retry)
 	}
-	clear(s.retry)
 	err := s.apply(ctx, affected)
 	if err == nil {
-		s.pause = 0
-		s.failed.Store(0)
+		if len(s.retry) == 0 {
+			s.succeeded()
+		}
 		s.applied(start, affected)
 		return
 	}
@@ -185,15 +230,13 @@ func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
 			done = append(done, a)
 			continue
 		}
-		s.retry[a.Key] = a
-		s.a.metrics.failures.Inc()
-		s.a.problems.failed(a.Key, err)
+		s.keep(a, err)
 	}
 	s.applied(start, done)
 	if len(s.retry) > 0 {
 		s.wait(start)
 	} else {
-		s.failed.Store(0)
+		s.succeeded()
 	}
 }
 
@@ -238,11 +281,21 @@ func (s *syncer) applied(start time.Time, affected []k8s.Affected) {
 	}
 }
 
-// wait notes a failure and sets the time to the next try.
+// wait notes a failure and sets the time of the next try.
 func (s *syncer) wait(since time.Time) {
 	s.failed.CompareAndSwap(0, since.UnixNano())
 	s.pause = min(max(2*s.pause, retryFirst), retryMost)
+	s.due = time.Now().Add(s.pause)
 }
+
+// succeeded notes that nothing fails.
+func (s *syncer) succeeded() {
+	s.failed.Store(0)
+	s.pause, s.due = 0, time.Time{}
+}
+
+// isDue says whether what failed is to be tried again.
+func (s *syncer) isDue() bool { return !time.Now().Before(s.due) }
 
 // end ends the connections to endpoints that are gone: they were terminating
 // and are in no slice any more. One that left a slice without having been

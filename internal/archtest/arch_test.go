@@ -44,7 +44,7 @@ var allowed = map[string][]string{
 	"internal/k8s":               {"internal/state"},
 	"internal/agent":             {"internal"},
 	"lab":                        {},
-	"bench":                      {"lab"},
+	"bench":                      {"lab", "test/kube"},
 	"test":                       {"lab"},
 	"cmd/mustang":                {"internal", "lab", "bench"},
 	"cmd/mustang-cni":            {"internal/cni"},

@@ -591,3 +591,44 @@ func TestTheNodesOwnSocketsEndWithTheirBackend(t *testing.T) {
 		w.replace([]string{"198.51.101.9:8080"}, []string{"[2001:db8:1::9]:8080"}, nil)
 	}
 }
+
+// A host port leads clients from everywhere to its pod, which sees those outside
+// as they are; it closes with its pod, and nobody takes another's.
+func TestHostPorts(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.pod, "pod", 8080)
+	open := []HostPort{
+		{state.TCP, netip.Addr{}, 8000, netip.MustParseAddrPort("10.9.0.2:8080")},
+		{state.UDP, netip.Addr{}, 8000, netip.MustParseAddrPort("[fd09::2]:8080")},
+		{state.TCP, netip.MustParseAddr("198.51.100.1"), 8001, netip.MustParseAddrPort("10.9.0.2:8080")},
+	}
+	w.must(func(e *Engine) error { return e.AddHostPorts(open...) })
+	w.must(func(e *Engine) error { return e.AddHostPorts(open...) }) // as a repeated ADD does
+	reach := map[string]string{"198.51.100.1:8000": "tcp", "198.51.101.1:8000": "tcp", "[2001:db8::1]:8000": "udp", "198.51.100.1:8001": "tcp"}
+	for to, network := range reach {
+		for who, path := range map[string]string{"outside": w.client, "the pod": w.pod, "the node": w.home} {
+			name, saw, err := ask(path, network, to)
+			if err != nil || name != "pod" || who == "outside" && saw != clientIP[saw.Is6()] {
+				t.Errorf("%s from %s: %q saw %v, %v", to, who, name, saw, err)
+			}
+		}
+	}
+	if name, _, err := ask(w.client, "tcp", "198.51.101.1:8001"); err == nil {
+		t.Errorf("%q answered on an address that has no such port", name)
+	}
+	other := open[0]
+	other.Pod = netip.MustParseAddrPort("10.9.0.3:8080")
+	err := w.do(func(e *Engine) error { return e.AddHostPorts(other) })
+	if err == nil || !strings.Contains(err.Error(), "host port tcp 0.0.0.0:8000 is taken") {
+		t.Error(err)
+	}
+	w.must(func(e *Engine) error { return e.RemoveHostPorts(other) }) // not its own
+	if _, _, err := ask(w.client, "tcp", "198.51.100.1:8000"); err != nil {
+		t.Error(err)
+	}
+	w.must(func(e *Engine) error { return e.RemoveHostPorts(open...) })
+	w.must(func(e *Engine) error { return e.RemoveHostPorts(open...) })
+	if list := w.services(); len(list) != 0 {
+		t.Errorf("%+v", list)
+	}
+}

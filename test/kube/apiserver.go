@@ -237,6 +237,25 @@ type StatusError struct {
 
 func (e *StatusError) Error() string { return e.Message }
 
+// Stream reads an answer that does not end, as of a watch, until ctx does.
+func (s *APIServer) Stream(ctx context.Context, path string) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, APIServerURL+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	endless := *s.client
+	endless.Timeout = 0
+	resp, err := endless.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		resp.Body.Close()
+		return nil, &StatusError{resp.StatusCode, "GET " + path + ": " + resp.Status}
+	}
+	return resp.Body, nil
+}
+
 // Do sends in as JSON, and reads the answer into out; either may be nil.
 func (s *APIServer) Do(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader

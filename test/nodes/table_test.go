@@ -17,6 +17,7 @@ func joins() []lab.Join {
 		for _, mode := range []string{"direct", "vxlan"} {
 			out = append(out, lab.Join{Mode: mode, HostRouting: routing})
 		}
+		out = append(out, lab.Join{Mode: "vxlan", HostRouting: routing, Underlay: "ipv6", VNI: 77, Port: 8472})
 	}
 	return out
 }

@@ -35,9 +35,9 @@ const NodeNumber = 200
 var EdgePorts = struct{ First, Count uint16 }{61000, 4536}
 
 // NewEdge is a node with pods 1 to n and a NIC.
-func NewEdge(t testing.TB, n int) *Edge {
+func NewEdge(t testing.TB, o Options, n int) *Edge {
 	t.Helper()
-	e := &Edge{Network: NewNetwork(t, Options{}, n), MAC: [6]byte{2, 0xed, 0, 0, 0, 1}}
+	e := &Edge{Network: NewNetwork(t, o, n), MAC: [6]byte{2, 0xed, 0, 0, 0, 1}}
 	spec, err := bpfgen.LoadEdge()
 	check(t, err)
 	tables := make(map[string]*ebpf.Map)

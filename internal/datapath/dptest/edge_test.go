@@ -21,7 +21,7 @@ type outside struct {
 
 // eachEdge runs fn for both families and protocols, on one thread.
 func eachEdge(t *testing.T, fn func(o outside)) {
-	e := NewEdge(t, 3)
+	e := NewEdge(t, Options{}, 3)
 	for _, v6 := range []bool{false, true} {
 		for _, proto := range []uint8{oracle.TCP, oracle.UDP} {
 			e.ClearFlows(t)
@@ -344,7 +344,7 @@ func TestEdgeErrorsSpeakOfWhatTheirReceiverKnows(t *testing.T) {
 
 // Fragments of one datagram go where its first goes.
 func TestEdgeFragments(t *testing.T) {
-	e := NewEdge(t, 1)
+	e := NewEdge(t, Options{}, 1)
 	for _, v6 := range []bool{false, true} {
 		o := outside{speaker{t, e.Network, oracle.UDP}, e, v6, end(External(1, v6), 4000), end(e.Node(v6), 30080)}
 		b := end(External(2, v6), 8080)
