@@ -144,6 +144,65 @@ struct {
 	__type(value, __u32);
 } mst_children_v1 SEC(".maps");
 
+/* Endpoint id → policy sets. Written by the reconciler before the endpoint's own slot, and
+ * emptied after it; read on a flow's first packet. Size: that of mst_endpoints. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct endpoint_policy);
+} mst_policies_v1 SEC(".maps");
+
+/* Address → who has it: pods of all nodes that some rule selects, single addresses in rules'
+ * blocks, the node's own. Written by the reconciler, read on a flow's first packet when an end
+ * is isolated. Size: such addresses (set at load). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 262144);
+	__type(key, struct addr);
+	__type(value, struct identity);
+} mst_identities_v1 SEC(".maps");
+
+/* Prefix → prefix identity, for blocks of more than one address. Writer and reader as above;
+ * read for rules with blocks only. Size: distinct prefixes (set at load). */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct prefix_key);
+	__type(value, __u64);
+} mst_prefixes_v1 SEC(".maps");
+
+/* (Policy set, identity) → what is allowed. Writer and reader as above. Size: peers over all
+ * sets (set at load). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 262144);
+	__type(key, struct peer_key);
+	__type(value, struct peer_rules);
+} mst_peers_v1 SEC(".maps");
+
+/* (List of ports, protocol, port prefix) → rule. Writer and reader as above; a list never
+ * changes. Size: ports over all distinct lists (set at load). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 262144);
+	__type(key, struct port_key);
+	__type(value, __u32);
+} mst_ports_v1 SEC(".maps");
+
+/* The judgment under way on each CPU. Written and read by the programs; valid from a question to
+ * the end of the packet. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct judgment);
+} mst_judgment_v1 SEC(".maps");
+
 /* Namespace cookie → endpoint: which sockets are ours. Written by the reconciler, read by
  * the socket programs. Size: one for each endpoint. */
 struct {

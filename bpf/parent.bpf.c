@@ -15,6 +15,7 @@
 #include "lib/icmp_error.h"
 #include "lib/kernel.h"
 #include "lib/parse.h"
+#include "lib/policy.h"
 #include "lib/source.h"
 
 /* Who sent a packet, as far as it shows. */
@@ -162,16 +163,23 @@ inline_fn int sender_of(struct __sk_buff *skb, const struct pkt *p, const struct
 	return sender_by_address(skb, p, from);
 }
 
-/* Whether the pod's egress hook has seen the packet's flow. */
-inline_fn int seen_by_hook(struct __sk_buff *skb, struct pkt *p, __u32 now)
+/* Whether the pod's egress hook has let the packet's flow through, and policy still does. */
+inline_fn int seen_by_hook(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 now)
 {
 	struct flow f = { .now = now };
 	struct quote q = {};
+	int reason;
 
-	if (p->kind == PKT_ICMP_ERROR)
-		return error_flow(skb, p, &f, &q);
-	ct_find(&f, p, CT_SCOPE_FLOW);
-	return f.e ? REASON_NONE : REASON_HOOK_BYPASSED;
+	if (p->kind == PKT_ICMP_ERROR) {
+		reason = error_flow(skb, p, &f, &q);
+		if (reason)
+			return reason;
+	} else {
+		ct_find(&f, p, CT_SCOPE_FLOW);
+	}
+	if (!f.e)
+		return REASON_HOOK_BYPASSED;
+	return ends_current(f.e) ? REASON_NONE : judge_again(&f, id, !f.reply);
 }
 
 SEC("tc")
@@ -202,8 +210,10 @@ int parent_egress(struct __sk_buff *skb)
 		reason = REASON_SPOOFED_ADDRESS;
 	if (!reason && p.frag)
 		reason = frag_follow(&p, now);
-	if (!reason && p.kind != PKT_CONTROL)
-		reason = seen_by_hook(skb, &p, now);
+	if (!reason && self && p.kind == PKT_CONTROL)
+		reason = judge_group(skb, &p, self, from.id, true);
+	else if (!reason)
+		reason = seen_by_hook(skb, &p, from.id, now);
 	return reason ? drop(skb, reason, DIR_PARENT) : NEXT;
 }
 

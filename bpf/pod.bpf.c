@@ -22,21 +22,11 @@
 #include "lib/lb.h"
 #include "lib/nat.h"
 #include "lib/parse.h"
+#include "lib/policy.h"
 #include "lib/refuse.h"
 #include "lib/remote.h"
 #include "lib/source.h"
 #include "lib/wire.h"
-
-/* An end is as it was when the flow was judged. */
-inline_fn bool end_current(const struct ct_end *end)
-{
-	struct endpoint *ep;
-
-	if (!end->endpoint)
-		return in_pod || !end->generation || remote_of(end->generation);
-	ep = endpoint_slot(end->endpoint);
-	return ep && ep->generation == end->generation;
-}
 
 /**
  * flow_current - whether what was judged of both ends still holds
@@ -45,40 +35,7 @@ inline_fn bool end_current(const struct ct_end *end)
  */
 inline_fn bool flow_current(const struct flow *f, const struct ct_end *mine, __u32 id)
 {
-	return mine->endpoint == id && end_current(&f->e->opener) && end_current(&f->e->responder);
-}
-
-inline_fn void end_set(struct ct_end *end, const struct addr *a)
-{
-	struct endpoint *ep;
-	__u32 id = endpoint_of(a);
-
-	end->endpoint = 0;
-	end->generation = 0;
-	ep = id ? endpoint_slot(id) : NULL;
-	if (!ep || !ep->generation) {
-		if (!in_pod) /* whose packets find their way by themselves */
-			end->generation = remote_find(a);
-		return;
-	}
-	end->generation = ep->generation;
-	end->endpoint = id;
-}
-
-/**
- * judge_again - an end of the flow changed: find both anew
- */
-slow_fn int judge_again(struct flow *f, struct pkt *p)
-{
-	struct tuple t;
-
-	if (!f->e)
-		return 0;
-	flow_tuple(&t, f, p);
-	/* The opener as the client's own tuple names it, the responder as the backend's. */
-	end_set(&f->e->opener, f->e->role == CT_POST_NAT ? &f->e->other.src : &t.src);
-	end_set(&f->e->responder, f->e->role == CT_PRE_NAT ? &f->e->other.dst : &t.dst);
-	return 0;
+	return mine->endpoint == id && ends_current(f->e);
 }
 
 /* The endpoint the packet goes to: NULL when that is not on this node, or the kernel must carry it. */
@@ -128,11 +85,14 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 	struct endpoint *to;
 	struct tuple t;
 	__u32 id, remote;
+	int reason = 0;
 
 	if (!e)
 		return drop(skb, REASON_CT_FULL, DIR_FROM_POD);
 	if (!flow_current(f, f->reply ? &e->responder : &e->opener, skb->cb[CB_ENDPOINT]))
-		judge_again(f, p);
+		reason = judge_again(f, skb->cb[CB_ENDPOINT], !f->reply);
+	if (reason)
+		return drop(skb, reason, DIR_FROM_POD);
 	to = next_endpoint(f, &id);
 	if (e->role == CT_PRE_NAT && !f->reply) {
 		t = e->other;
@@ -146,12 +106,10 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 		fast_keep(skb, p, e, translated ? &t : NULL,
 			  (f->reply ? 0 : FAST_FROM_OPENER) | (to ? FAST_DELIVER : 0) |
 				  (translated ? FAST_TRANSLATE : 0));
-	if (translated) {
-		int reason = translate(skb, p, &t);
-
-		if (reason)
-			return drop(skb, reason, DIR_FROM_POD);
-	}
+	if (translated)
+		reason = translate(skb, p, &t);
+	if (reason)
+		return drop(skb, reason, DIR_FROM_POD);
 	if (f->reply && to_edge(e))
 		return EDGE_SEND;
 	return to ? deliver(skb, self, to, id) : send_out(skb, p, self, remote);
@@ -205,6 +163,33 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 }
 
 /**
+ * admit - find the responder of a planned flow, and ask policy about it
+ * @p: the flow's first packet
+ * @plan: has its opener; gets the responder
+ * @self: the endpoint that the packet came to; 0: the responder may be anywhere
+ *
+ * Return: enum drop_reason.
+ */
+global_fn int admit(struct pkt *p, struct plan *plan, __u32 self)
+{
+	struct judgment *j = judgment_begin();
+
+	if (!p || !plan || !j)
+		return REASON_POLICY_UNKNOWN;
+	end_set(&plan->responder, &plan->post.dst);
+	if (!plan->responder.endpoint) /* a link-local address is in no table */
+		end_set_id(&plan->responder, self);
+	j->opener = p->t.src;
+	j->responder = plan->post.dst;
+	j->opener_id = plan->opener.endpoint;
+	j->responder_id = plan->responder.endpoint;
+	j->port = bpf_ntohs(plan->post.dport);
+	j->proto = p->proto;
+	j->from_node = !!(plan->flags & CT_FROM_NODE);
+	return policy_judge();
+}
+
+/**
  * nat_port - keep the flow's source port, or find another when a flow to the same backend has it
  * Return: enum drop_reason.
  */
@@ -223,7 +208,7 @@ global_fn int nat_port(struct plan *plan, __u8 proto, __u32 now)
 
 /**
  * create_flow - enter a planned flow, one half or both
- * @plan: gets the responder
+ * @plan: with both ends
  *
  * Return: enum drop_reason.
  */
@@ -233,7 +218,6 @@ global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
 
 	if (!p || !plan)
 		return REASON_CT_FULL;
-	end_set(&plan->responder, &plan->post.dst);
 	e.opener = plan->opener;
 	e.responder = plan->responder;
 	e.backend = plan->backend;
@@ -283,6 +267,8 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	}
 	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT || reason == REASON_MIDSTREAM_NAT)
 		return refuse(skb, p, self, reason, now);
+	if (!reason)
+		reason = admit(p, &plan, 0);
 	if (!reason && plan.role == CT_PRE_NAT)
 		reason = nat_port(&plan, p->proto, now);
 	if (!reason)
@@ -308,6 +294,8 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 	__u32 id;
 	int reason = error_flow(skb, p, &f, &q);
 
+	if (!reason && f.e && !ends_current(f.e))
+		reason = judge_again(&f, skb->cb[CB_ENDPOINT], !f.reply);
 	if (reason || !f.e)
 		return drop(skb, reason, DIR_FROM_POD);
 	to = next_endpoint(&f, &id);
@@ -337,6 +325,8 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 	struct tuple t;
 	int reason = error_flow(skb, p, &f, &q);
 
+	if (!reason && f.e && !ends_current(f.e))
+		reason = judge_again(&f, id, f.reply);
 	if (reason || !f.e)
 		return drop(skb, reason, DIR_TO_POD);
 	if (f.e->role == CT_POST_NAT && f.reply && f.e->opener.endpoint == id) {
@@ -371,8 +361,10 @@ int from_pod(struct __sk_buff *skb)
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	count_from_pod(id, skb->len);
-	if (p.kind == PKT_CONTROL)
-		return NEXT;
+	if (p.kind == PKT_CONTROL) {
+		reason = judge_group(skb, &p, self, id, true);
+		return reason ? drop(skb, reason, DIR_FROM_POD) : NEXT;
+	}
 	if (p.kind == PKT_ICMP_ERROR)
 		return edge_sent(skb, &p, forward_error(skb, &p, self, f.now));
 
@@ -406,6 +398,8 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 	struct plan plan = { .post = p->t, .role = CT_DIRECT, .flags = in_pod || from_wire ? 0 : CT_VIA_STACK };
 	int reason = 0;
 
+	if (from_node(skb, &p->t.src, self))
+		plan.flags |= CT_FROM_NODE;
 	end_set(&plan.opener, &p->t.src);
 	if (in_pod)
 		reason = sibling_check(skb, self, plan.opener.endpoint);
@@ -413,6 +407,8 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 		reason = wire_sender(&plan.opener, skb->cb[CB_REMOTE]);
 	if (from_wire && reason)
 		return wire_verdict(skb, p, reason);
+	if (!reason)
+		reason = admit(p, &plan, skb->cb[CB_ENDPOINT]);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
 	fast_forget_plan(p, &plan);
@@ -423,10 +419,15 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
  * changes the flow's entry. */
 inline_fn int wire_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, __u32 id)
 {
+	int reason;
+
 	if (f->e->flags & CT_VIA_STACK)
 		return WIRE_TO_STACK;
-	if (!flow_current(f, f->reply ? &f->e->opener : &f->e->responder, id))
-		judge_again(f, p);
+	if (!flow_current(f, f->reply ? &f->e->opener : &f->e->responder, id)) {
+		reason = judge_again(f, id, f->reply);
+		if (reason)
+			return reason;
+	}
 	return wire_sender(f->reply ? &f->e->responder : &f->e->opener, skb->cb[CB_REMOTE]);
 }
 
@@ -457,8 +458,10 @@ int to_pod(struct __sk_buff *skb)
 		return wire_to_stack(skb, &p);
 	if (!from_wire)
 		count_to_pod(id, skb->len);
-	if (p.kind == PKT_CONTROL)
-		return NEXT;
+	if (p.kind == PKT_CONTROL) {
+		reason = judge_group(skb, &p, self, id, false);
+		return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
+	}
 	if (p.kind == PKT_ICMP_ERROR)
 		return accept_error(skb, &p, id, f.now);
 
@@ -475,8 +478,11 @@ int to_pod(struct __sk_buff *skb)
 	ct_touch(&f, &p);
 	if (!f.e)
 		return drop(skb, REASON_CT_FULL, DIR_TO_POD);
-	if (!flow_current(&f, f.reply ? &f.e->opener : &f.e->responder, id))
-		judge_again(&f, &p);
+	if (!flow_current(&f, f.reply ? &f.e->opener : &f.e->responder, id)) {
+		reason = judge_again(&f, id, f.reply);
+		if (reason)
+			return drop(skb, reason, DIR_TO_POD);
+	}
 	if (in_pod) {
 		reason = sibling_check(skb, self, f.reply ? f.e->responder.endpoint : f.e->opener.endpoint);
 		if (reason)

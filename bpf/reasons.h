@@ -40,5 +40,9 @@ enum drop_reason {
 	REASON_NO_LOCAL_BACKEND = 30,  /* the Service's traffic policy is Local, and this node has no backend of it */
 	REASON_SOURCE_RANGE = 31,      /* the client's address is in none of the Service's loadBalancerSourceRanges */
 	REASON_NO_ROUTE = 32,          /* no route for a packet of a client outside; `ip route get` says where it would go */
-	REASON_COUNT = 33,
+	REASON_POLICY_INGRESS = 33,    /* policies select the receiving pod, and no ingress rule of theirs allows the packet */
+	REASON_POLICY_EGRESS = 34,     /* policies select the sending pod, and no egress rule of theirs allows the packet */
+	REASON_POLICY_INCOMPLETE = 35, /* the rule that might allow it did not fit into a table; see `mustang policy ls` */
+	REASON_POLICY_UNKNOWN = 36,    /* the pod is not known yet, so nobody can say which policies select it */
+	REASON_COUNT = 37,
 };

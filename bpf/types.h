@@ -226,11 +226,18 @@ enum ct_flag {
 	CT_ORIGIN_IS_HI = 1, /* the flow was opened by the key's `hi` end */
 	CT_VIA_STACK = 2,    /* came through the host's stack: replies go back that way */
 	CT_EDGE = 4,         /* a client outside uses a Service: replies leave by the node's NIC */
+	CT_FROM_NODE = 8,    /* opened by the node itself, which no policy keeps from its pods */
 };
 
 enum ct_closing {
 	CT_FIN = 1,
 	CT_RST = 2,
+};
+
+/* Instead of an endpoint: a change of policy cut the flow. No endpoint has this id, so each
+ * packet of the flow is judged again, in its original direction. */
+enum ct_end_id {
+	CT_END_CUT = 0xffffffff,
 };
 
 /* What was decided about one end of the flow, and when. endpoint 0: not on this node, and
@@ -305,6 +312,96 @@ struct facts {
 struct refusals {
 	__u32 second;
 	__u32 count;
+};
+
+/* ---- policy ------------------------------------------------------------- */
+
+/* Numbers of identities and policy sets are hashes of what they stand for. */
+enum identity_number {
+	IDENTITY_ANYBODY = 0, /* of rules that name no peer */
+	IDENTITY_ANY_POD = 1, /* of rules that select all pods of all namespaces */
+	IDENTITY_NODE = 2,    /* an address of the node's own namespace */
+	IDENTITY_FIRST = 16,  /* from here on: hashes */
+};
+
+/* Who has an address. 0: nothing that a rule asks for. */
+struct identity {
+	__u64 pod;    /* namespace, labels and named ports, or IDENTITY_NODE */
+	__u64 prefix; /* which rules' blocks hold this very address; 0: mst_prefixes knows */
+};
+
+struct prefix_key {
+	__u32 length; /* bits; of an IPv4 prefix 96 more */
+	__be32 addr[4]; /* a struct addr, which would be aligned away from the length */
+};
+_Static_assert(sizeof(struct prefix_key) == 20, "prefix_key");
+
+/* What a policy set asks about a peer, so that the rest need not be looked up. */
+enum set_flag {
+	SET_ANYBODY = 1,
+	SET_ANY_POD = 2,
+	SET_PODS = 4,
+	SET_PREFIXES = 8,
+	SET_INCOMPLETE = 16, /* some rule of it did not fit into a table */
+	SET_UNKNOWN = 32,    /* the pod is not known yet, nor what selects it */
+};
+
+/* An endpoint's policy. Apart from struct endpoint: only first packets ask for it. */
+struct endpoint_policy {
+	__u64 ingress; /* policy set; 0: not isolated */
+	__u64 egress;
+	__u16 ingress_flags; /* enum set_flag */
+	__u16 egress_flags;
+	__u32 pad;
+};
+_Static_assert(sizeof(struct endpoint_policy) == 24, "endpoint_policy");
+
+struct peer_key {
+	__u64 set;
+	__u64 identity;
+};
+
+/* What a policy set allows an identity. */
+struct peer_rules {
+	__u64 ports;   /* list of ports, a hash of its content */
+	__u32 rule;    /* not 0: this rule allows everything */
+	__u32 lengths; /* bit n: the list has port prefixes n bits long */
+};
+
+struct port_key {
+	__u64 ports;
+	__u16 port; /* host order, the bits after `length` zero */
+	__u8 proto;
+	__u8 length;
+	__u32 pad;
+};
+_Static_assert(sizeof(struct port_key) == 16, "port_key");
+
+/* What policy is asked about a flow, and what it answered. */
+struct judgment {
+	struct addr opener;
+	struct addr responder;
+	__u32 opener_id; /* endpoint; 0: not on this node */
+	__u32 responder_id;
+	__u16 port; /* the responder's, host order */
+	__u8 proto;
+	__u8 from_node; /* 1: the node itself opened it */
+	__u32 pad;
+	/* By enum verdict_end: the set that was asked, 0 where that end is not isolated; the rule
+	 * that allowed, 0 when none did. */
+	__u64 set[2];
+	__u32 rule[2];
+	/* Keys under way: the stack has no room for them. */
+	struct peer_key peer;
+	struct port_key ports;
+	struct prefix_key prefix;
+	__u32 lengths; /* of the port prefixes to look for */
+};
+_Static_assert(sizeof(struct judgment) == 128, "judgment");
+
+enum verdict_end {
+	VERDICT_EGRESS = 0,  /* of the opener */
+	VERDICT_INGRESS = 1, /* of the responder */
 };
 
 /* ---- Services at the socket ------------------------------------------- */

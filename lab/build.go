@@ -247,9 +247,9 @@ func lastLines(s string) string {
 
 var podNameOK = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 
-// AddPod makes a pod by `mustang pod add`. A mode that the kernel lacks is an
-// errors.ErrUnsupported.
-func (n *Node) AddPod(ctx context.Context, name string) (*Pod, error) {
+// AddPod makes a pod by `mustang pod add`, with these flags besides its own. A
+// mode that the kernel lacks is an errors.ErrUnsupported.
+func (n *Node) AddPod(ctx context.Context, name string, flags ...string) (*Pod, error) {
 	l := n.lab
 	if !podNameOK.MatchString(name) || l.reserved(name) {
 		return nil, fmt.Errorf("pod name %q is not usable: use lower-case letters, digits and '-', and neither out nor switch nor a node's name", name)
@@ -268,7 +268,7 @@ func (n *Node) AddPod(ctx context.Context, name string) (*Pod, error) {
 			return nil, errors.Join(err, deleteNetNS(ns))
 		}
 	}
-	if _, err := n.Mustang(ctx, n.podArgs(p)...); err != nil {
+	if _, err := n.Mustang(ctx, append(n.PodArgs(p), flags...)...); err != nil {
 		return nil, errors.Join(unsupported(err), l.pullNIC(p.nic), deleteNetNS(ns))
 	}
 	n.pods = append(n.pods, p)
@@ -294,7 +294,8 @@ func unsupported(err error) error {
 	return err
 }
 
-func (n *Node) podArgs(p *Pod) []string {
+// PodArgs is the command that makes p's interface.
+func (n *Node) PodArgs(p *Pod) []string {
 	l := n.lab
 	ip4 := netip.PrefixFrom(p.IPv4, n.PodNet4.Bits())
 	ip6 := netip.PrefixFrom(p.IPv6, n.PodNet6.Bits())

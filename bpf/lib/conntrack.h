@@ -120,7 +120,7 @@ inline_fn __u32 ct_lifetime(const struct ct_entry *e, __u8 proto, bool establish
 			return timeouts.tcp_closing;
 		return established ? timeouts.tcp_established : timeouts.tcp_half_open;
 	}
-	if (proto == IPPROTO_UDP)
+	if (proto == IPPROTO_UDP || proto == IPPROTO_SCTP)
 		return established ? timeouts.udp_established : timeouts.udp_half_open;
 	return timeouts.other;
 }

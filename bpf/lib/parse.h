@@ -33,6 +33,14 @@ enum icmp_type {
 	ICMP_PARAMETERPROB = 12,
 };
 
+/* RFC 9260 3.1 */
+struct sctp_header {
+	__be16 source;
+	__be16 dest;
+	__be32 tag;
+	__be32 checksum;
+};
+
 enum pkt_kind {
 	PKT_FLOW,       /* has a tuple */
 	PKT_ICMP_ERROR, /* carries a part of another packet */
@@ -163,6 +171,8 @@ inline_fn int parse_l4(struct __sk_buff *skb, struct pkt *p)
 
 	if (p->proto == IPPROTO_TCP)
 		need = sizeof(struct tcphdr);
+	else if (p->proto == IPPROTO_SCTP)
+		need = sizeof(struct sctp_header);
 	else if (p->proto == IPPROTO_UDP || p->proto == IPPROTO_ICMP || p->proto == IPPROTO_ICMPV6)
 		need = 8;
 	else
@@ -180,6 +190,15 @@ inline_fn int parse_l4(struct __sk_buff *skb, struct pkt *p)
 		if (l4 + sizeof(struct tcphdr) > packet_end(skb))
 			return REASON_TRUNCATED;
 		return parse_tcp(p, l4);
+	}
+	if (p->proto == IPPROTO_SCTP) {
+		struct sctp_header *sctp = l4;
+
+		if ((void *)(sctp + 1) > packet_end(skb))
+			return REASON_TRUNCATED;
+		p->t.sport = sctp->source;
+		p->t.dport = sctp->dest;
+		return REASON_NONE;
 	}
 	if (l4 + 8 > packet_end(skb))
 		return REASON_TRUNCATED;

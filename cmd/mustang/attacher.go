@@ -24,8 +24,9 @@ func init() {
 
 type engineAttacher struct{ *engine.Engine }
 
-func (a engineAttacher) AddEndpoint(ctx context.Context, made state.Endpoint, path state.ServicePath) error {
-	_, err := a.Engine.AddEndpoint(ctx, engine.EndpointSpec{Owner: state.OwnerCLI, ServicePath: path, Made: &made})
+func (a engineAttacher) AddEndpoint(ctx context.Context, made state.Endpoint, pod podSpec) error {
+	_, err := a.Engine.AddEndpoint(ctx, engine.EndpointSpec{Owner: state.OwnerCLI, ServicePath: pod.servicePath, Made: &made,
+		Labels: pod.labels, Ports: pod.ports, Pod: pod.ref})
 	return err
 }
 

@@ -29,6 +29,7 @@ var servicePathValues = []state.ServicePath{state.PathBoth, state.PathSocket, st
 func newEpAddCmd(g *globals) *cobra.Command {
 	var path string
 	var spec engine.EndpointSpec
+	var labels podLabelFlags
 	cmd := &cobra.Command{
 		Use:     "add",
 		Short:   "Attach the datapath to an interface inside a pod",
@@ -40,6 +41,11 @@ func newEpAddCmd(g *globals) *cobra.Command {
 			}
 			spec.Netns = g.path(spec.Netns)
 			spec.Owner, spec.ServicePath = state.OwnerCLI, state.ServicePath(path)
+			pod, err := labels.spec("")
+			if err != nil {
+				return err
+			}
+			spec.Labels, spec.Ports, spec.Pod = pod.labels, pod.ports, pod.ref
 			return attach(cmd.Context(), g, spec)
 		},
 	}
@@ -48,6 +54,7 @@ func newEpAddCmd(g *globals) *cobra.Command {
 	f.StringVar(&spec.Netns, "netns", "", "path of the pod's network namespace")
 	f.BoolVar(&spec.InPod, "in-pod", false, "attach inside the pod also when the interface is one end of a pair, whose other end is not this node's")
 	f.StringVar(&path, "service-path", string(state.PathBoth), "where its Services are translated: both, socket, tc or none")
+	labels.register(f)
 	cobra.CheckErr(cmd.MarkFlagRequired("ifname"))
 	cobra.CheckErr(cmd.MarkFlagRequired("netns"))
 	return cmd

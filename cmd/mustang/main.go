@@ -80,7 +80,7 @@ func newRoot(g *globals) *cobra.Command {
 	f.StringVar(&g.StateDir, "state-dir", engine.DefaultStateDir, "directory for what tables cannot hold; one for each node on this machine")
 	f.StringVar(&g.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose sockets get Services (default: where cgroup2 is mounted)")
 	f.StringVarP(&g.Output, "output", "o", "table", "table, json or yaml; wide for more columns")
-	root.AddCommand(newSvcCmd(g), newEdgeCmd(g), newEpCmd(g), newStatusCmd(g), newResetCmd(g), newPodCmd(g), newNodeCmd(g), newLabCmd(g),
+	root.AddCommand(newSvcCmd(g), newEdgeCmd(g), newPolicyCmd(g), newEpCmd(g), newStatusCmd(g), newResetCmd(g), newPodCmd(g), newNodeCmd(g), newLabCmd(g),
 		newBenchCmd(g), newBenchLoadCmd(), newInstallCNICmd(g), newUninstallCNICmd(g), newAgentCmd(g))
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usagef("%w; `%s --help` lists the flags", err, cmd.CommandPath())

@@ -31,7 +31,7 @@ import (
 // Removing what is absent is success, also when the namespace is gone. One
 // that is also an io.Closer is closed after use.
 type endpointAttacher interface {
-	AddEndpoint(ctx context.Context, made state.Endpoint, path state.ServicePath) error
+	AddEndpoint(ctx context.Context, made state.Endpoint, pod podSpec) error
 	RemoveEndpoint(ctx context.Context, netnsPath, ifname string) error
 }
 
@@ -57,6 +57,7 @@ type podFlags struct {
 	mtu                                           int
 	plain                                         bool
 	servicePath                                   string
+	labels                                        podLabelFlags
 	size                                          podSizeFlags
 }
 
@@ -84,6 +85,7 @@ func newPodAddCmd(g *globals) *cobra.Command {
 	fl.IntVar(&f.mtu, "mtu", 0, "bytes (default: the kernel's choice)")
 	fl.BoolVar(&f.plain, "plain", false, "no eBPF: only the link")
 	fl.StringVar(&f.servicePath, "service-path", "both", "where Services act on the pod: both, socket, tc or none")
+	f.labels.register(fl)
 	f.size.register(fl)
 	return cmd
 }
@@ -132,6 +134,11 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	if spec.RouteMTU, err = engine.PodMTU(g.scope()); err != nil {
 		return err
 	}
+	pod, err := f.labels.spec(name)
+	if err != nil {
+		return err
+	}
+	pod.servicePath = state.ServicePath(f.servicePath)
 	att, done, err := attacherFor(g, f.plain)
 	if err != nil {
 		return err
@@ -167,7 +174,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 			return err
 		}
 	}
-	res, err := podMake(ctx, att, spec, rec)
+	res, err := podMake(ctx, att, spec, rec, pod)
 	if err != nil {
 		if undoErr := podUndo(ctx, g, att, rec); undoErr != nil {
 			return errors.Join(err, undoErr) // the record stays, for pod rm
@@ -182,14 +189,14 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	return store.write(rec)
 }
 
-func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podRecord) (link.Result, error) {
+func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podRecord, pod podSpec) (link.Result, error) {
 	if rec.OwnNetNS {
 		if err := netns.Create(rec.NetNS); err != nil {
 			return link.Result{}, err
 		}
 	}
 	if att != nil {
-		spec.Attach = func(made state.Endpoint) error { return att.AddEndpoint(ctx, made, state.ServicePath(rec.Datapath)) }
+		spec.Attach = func(made state.Endpoint) error { return att.AddEndpoint(ctx, made, pod) }
 	}
 	return link.Add(spec)
 }

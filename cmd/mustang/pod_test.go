@@ -106,8 +106,8 @@ type recordingAttacher struct {
 	calls []string
 }
 
-func (a *recordingAttacher) AddEndpoint(_ context.Context, ep state.Endpoint, path state.ServicePath) error {
-	a.calls = append(a.calls, fmt.Sprintf("add %s %s %s %s", ep.HostIf, ep.IP4, ep.IP6, path))
+func (a *recordingAttacher) AddEndpoint(_ context.Context, ep state.Endpoint, pod podSpec) error {
+	a.calls = append(a.calls, fmt.Sprintf("add %s %s %s %s", ep.HostIf, ep.IP4, ep.IP6, pod.servicePath))
 	return a.fail
 }
 

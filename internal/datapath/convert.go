@@ -24,9 +24,16 @@ type (
 	EndpointSlot = bpfgen.PodEndpoint
 	NetnsInfo    = bpfgen.PodNetnsInfo
 	Meta         = bpfgen.PodMeta
-	NodeConfig   = bpfgen.PodNodeConfig
-	Remote       = bpfgen.PodRemote
-	Prefix       = bpfgen.PodPrefix
+
+	EndpointPolicy = bpfgen.PodEndpointPolicy
+	Identity       = bpfgen.PodIdentity
+	PrefixKey      = bpfgen.PodPrefixKey
+	PeerKey        = bpfgen.PodPeerKey
+	PeerRules      = bpfgen.PodPeerRules
+	PortKey        = bpfgen.PodPortKey
+	NodeConfig     = bpfgen.PodNodeConfig
+	Remote         = bpfgen.PodRemote
+	Prefix         = bpfgen.PodPrefix
 )
 
 // Port is p in network byte order, as the tables hold it.

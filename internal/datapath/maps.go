@@ -21,6 +21,7 @@ import (
 // size that bpf/maps.h gives. Tables that exist keep theirs.
 type Sizes struct {
 	CT, CTNew, Services, Slots, Backends uint32
+	Identities, Prefixes, Peers, Ports   uint32
 }
 
 func (s Sizes) of(name string) uint32 {
@@ -30,6 +31,11 @@ func (s Sizes) of(name string) uint32 {
 		bpfgen.PodMapMstServicesV2: s.Services,
 		bpfgen.PodMapMstSlotsV1:    s.Slots,
 		bpfgen.PodMapMstBackendsV1: s.Backends,
+
+		bpfgen.PodMapMstIdentitiesV1: s.Identities,
+		bpfgen.PodMapMstPrefixesV1:   s.Prefixes,
+		bpfgen.PodMapMstPeersV1:      s.Peers,
+		bpfgen.PodMapMstPortsV1:      s.Ports,
 	}[name]
 }
 
@@ -61,12 +67,19 @@ type Datapath struct {
 	Parents   *Table[uint32, Parent]
 	Children  *Table[ChildKey, uint32]
 	Meta      *Table[uint32, Meta]
-	Node      *Table[uint32, NodeConfig]
-	Remotes   *Table[uint32, Remote]
-	Nets      *Table[Prefix, uint32]
-	Peers     *Table[Addr, uint32]
-	Drops     *PerCPU[bpfgen.PodCounter]
-	Counters  *PerCPU[bpfgen.PodEndpointCounters]
+
+	Policies       *Table[uint32, EndpointPolicy]
+	Identities     *Table[Addr, Identity]
+	PolicyPrefixes *Table[PrefixKey, uint64]
+	PolicyPeers    *Table[PeerKey, PeerRules]
+	Ports          *Table[PortKey, uint32]
+
+	Node     *Table[uint32, NodeConfig]
+	Remotes  *Table[uint32, Remote]
+	Nets     *Table[Prefix, uint32]
+	Peers    *Table[Addr, uint32]
+	Drops    *PerCPU[bpfgen.PodCounter]
+	Counters *PerCPU[bpfgen.PodEndpointCounters]
 }
 
 // The compiled objects, each parsed at its first use and once: what opens a
@@ -228,10 +241,16 @@ var tableNames = []string{
 	bpfgen.PodMapMstFastV1,
 	bpfgen.PodMapMstFastGenerationsV1,
 	bpfgen.PodMapMstFragsV1,
+	bpfgen.PodMapMstIdentitiesV1,
+	bpfgen.PodMapMstJudgmentV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
 	bpfgen.PodMapMstNodeV1,
 	bpfgen.PodMapMstParentsV1,
+	bpfgen.PodMapMstPeersV1,
+	bpfgen.PodMapMstPoliciesV1,
+	bpfgen.PodMapMstPortsV1,
+	bpfgen.PodMapMstPrefixesV1,
 	bpfgen.PodMapMstProgramsV1,
 	bpfgen.PodMapMstRefusalsV1,
 	bpfgen.PodMapMstRemoteNetsV1,
@@ -319,6 +338,11 @@ func (d *Datapath) bind() {
 	d.Parents = bindTable[uint32, Parent](d, bpfgen.ParentMapMstParentsV1)
 	d.Children = bindTable[ChildKey, uint32](d, bpfgen.ParentMapMstChildrenV1)
 	d.Meta = bindTable[uint32, Meta](d, bpfgen.PodMapMstMetaV1)
+	d.Policies = bindTable[uint32, EndpointPolicy](d, bpfgen.PodMapMstPoliciesV1)
+	d.Identities = bindTable[Addr, Identity](d, bpfgen.PodMapMstIdentitiesV1)
+	d.PolicyPrefixes = bindTable[PrefixKey, uint64](d, bpfgen.PodMapMstPrefixesV1)
+	d.PolicyPeers = bindTable[PeerKey, PeerRules](d, bpfgen.PodMapMstPeersV1)
+	d.Ports = bindTable[PortKey, uint32](d, bpfgen.PodMapMstPortsV1)
 	d.Node = bindTable[uint32, NodeConfig](d, bpfgen.PodMapMstNodeV1)
 	d.Remotes = bindTable[uint32, Remote](d, bpfgen.PodMapMstRemotesV1)
 	d.Nets = bindTable[Prefix, uint32](d, bpfgen.PodMapMstRemoteNetsV1)

@@ -36,6 +36,11 @@ type Table[K, V comparable] struct {
 	d    *Datapath
 }
 
+// NewTable is map m as a table that errors call name, for tests.
+func NewTable[K, V comparable](name string, m *ebpf.Map) *Table[K, V] {
+	return &Table[K, V]{name, &Datapath{maps: map[string]*ebpf.Map{name: m}}}
+}
+
 func (t Table[K, V]) open() (*ebpf.Map, error) { return t.d.table(t.name) }
 
 // Put writes all pairs; keys and values correspond by position. When it fails,

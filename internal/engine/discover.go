@@ -34,7 +34,7 @@ func discover(spec EndpointSpec) (state.Endpoint, error) {
 		return state.Endpoint{}, fmt.Errorf("netns %s: %w; `ip netns` lists the named ones, and /proc/PID/ns/net is a process's", path, err)
 	}
 	defer ns.Close()
-	ep := state.Endpoint{Netns: path, IfName: spec.IfName, Owner: spec.Owner, ServicePath: spec.ServicePath, Labels: spec.Labels, Pod: spec.Pod}
+	ep := state.Endpoint{Netns: path, IfName: spec.IfName, Owner: spec.Owner, ServicePath: spec.ServicePath, Labels: spec.Labels, Ports: spec.Ports, Pod: spec.Pod}
 	home, err := netns.Current()
 	if err != nil {
 		return ep, err

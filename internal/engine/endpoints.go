@@ -26,6 +26,7 @@ type EndpointSpec struct {
 	Owner       state.Owner
 	ServicePath state.ServicePath // "" is both
 	Labels      map[string]string
+	Ports       []state.NamedPort // of its containers
 	Pod         state.PodRef
 	// Made describes the interface for whoever makes it, just now, and has not
 	// set it up yet: its indexes, addresses and MTU. Its host's end is nobody
@@ -66,7 +67,7 @@ func (e *Engine) loadEndpoints() error {
 		switch {
 		case recorded:
 			ep.Netns, ep.IfName, ep.HostIf, ep.PodIndex = r.Netns, r.IfName, r.HostIf, r.PodIndex
-			ep.Labels, ep.Pod, ep.Attach, ep.Qdisc = r.Labels, r.Pod, r.Attach, r.Qdisc
+			ep.Labels, ep.Ports, ep.Pod, ep.Attach, ep.Qdisc = r.Labels, r.Ports, r.Pod, r.Attach, r.Qdisc
 		// The store is gone; where programs are at work, leave them.
 		case linked[id]:
 			ep.Attach = e.dp.LinkKind(id)
@@ -138,6 +139,9 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	}
 	ep, err := examined(spec)
 	stranger := false
+	if err == nil {
+		err = e.prepareIsolation()
+	}
 	if err == nil {
 		stranger, err = e.isStranger(ep)
 	}
@@ -352,6 +356,9 @@ func (e *Engine) install(ep state.Endpoint) error {
 	if err := e.dp.Counters.Zero(ep.ID); err != nil {
 		return err
 	}
+	if err := e.isolate(ep); err != nil {
+		return err
+	}
 	if err := e.endpointTables().Put(ep, e.known); err != nil {
 		return err
 	}
@@ -462,6 +469,9 @@ func (e *Engine) uninstall(ep state.Endpoint) error {
 		return err
 	}
 	if err := errors.Join(e.releaseParent(ep), e.endpointTables().Delete(ep, e.known)); err != nil {
+		return err
+	}
+	if err := e.unisolate(ep); err != nil {
 		return err
 	}
 	return errors.Join(e.dp.Counters.Zero(ep.ID), e.store.DeleteEndpoint(ep.ID))

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/policy"
 	"github.com/mustang-net/mustang/internal/reconcile"
 	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
@@ -31,6 +32,11 @@ type Options struct {
 	Sizes    datapath.Sizes // of tables that are created
 	Notify   func(string)   // gets progress and warnings, a sentence each
 	NoTCX    bool           // attach by clsact, as on kernels without tcx
+	// Policies is the model of a caller that knows more of the world than the
+	// store does, and keeps it from one engine to the next: an agent that watches
+	// Kubernetes. The engine tells it of endpoints; pods that Kubernetes has are
+	// the caller's to tell. nil: what the command line gave is all there is.
+	Policies *policy.Model
 	// Node is this node's name and zone, which hints of backends speak of.
 	Node service.Node
 
@@ -49,7 +55,8 @@ type Engine struct {
 	services *reconcile.Services
 	catalog  *service.Catalog
 	known    map[uint32]state.Endpoint
-	lender   func(string) // its owner's Notify, while somebody else has it
+	policies *policy.Model // nil: not asked for yet
+	lender   func(string)  // its owner's Notify, while somebody else has it
 
 	// ResetRemoved says that what the next changes remove from Services is
 	// gone: its established TCP is reset. Otherwise it goes on, as it must for

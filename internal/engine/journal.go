@@ -18,6 +18,7 @@ const (
 	opRemoveEndpoint = "remove endpoint"
 	opReset          = "reset"
 	opGone           = "end connections"
+	opPolicies       = "policies"
 	opNodes          = "nodes"
 )
 
@@ -30,6 +31,8 @@ type operation struct {
 	Records  []state.Service    `json:",omitempty"` // to write
 	Forget   []state.ServiceID  `json:",omitempty"` // records to remove
 	Endpoint *state.Endpoint    `json:",omitempty"`
+	// What the policies are to be afterwards.
+	Policies *storedPolicies `json:",omitempty"`
 	// What the change takes away.
 	Departures departures `json:",omitzero"`
 	// The list of nodes that is to be, and the one that was.
@@ -57,6 +60,8 @@ func (e *Engine) recover(op operation) error {
 		err = e.finishAdd(*op.Endpoint)
 	case opRemoveEndpoint:
 		err = e.finishRemove(*op.Endpoint)
+	case opPolicies:
+		err = e.finishPolicies(*op.Policies)
 	case opGone:
 	case opNodes:
 		err = e.applyNodes(op)

@@ -6,6 +6,7 @@
 package state
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -15,8 +16,9 @@ import (
 type Protocol uint8
 
 const (
-	TCP Protocol = 6
-	UDP Protocol = 17
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
 )
 
 func (p Protocol) String() string {
@@ -25,6 +27,8 @@ func (p Protocol) String() string {
 		return "tcp"
 	case UDP:
 		return "udp"
+	case SCTP:
+		return "sctp"
 	}
 	return fmt.Sprintf("protocol %d", uint8(p))
 }
@@ -39,8 +43,10 @@ func (p *Protocol) UnmarshalText(b []byte) error {
 		*p = TCP
 	case "udp":
 		*p = UDP
+	case "sctp":
+		*p = SCTP
 	default:
-		return fmt.Errorf("protocol %q is neither tcp nor udp", b)
+		return fmt.Errorf("protocol %q is none of tcp, udp, sctp", b)
 	}
 	return nil
 }
@@ -129,7 +135,8 @@ type Endpoint struct {
 	HostIf   string // name of the host's end; "" in-pod
 	PodIndex int    // ifindex inside the pod
 	Labels   map[string]string
-	Pod      PodRef `json:",omitzero"` // whose interface it is, when Kubernetes told
+	Ports    []NamedPort `json:",omitempty"`
+	Pod      PodRef      `json:",omitzero"` // whose interface it is, when Kubernetes told
 	// Attach is one of AttachTCX and its like; Qdisc says that the clsact qdisc was made by us.
 	Attach string
 	Qdisc  bool `json:",omitempty"`
@@ -150,6 +157,18 @@ func (e Endpoint) Addrs() []netip.Addr {
 		}
 	}
 	return out
+}
+
+// NamedPort is a container's port that has a name.
+type NamedPort struct {
+	Name     string
+	Protocol Protocol
+	Number   uint16
+}
+
+// Compare orders ports by name, protocol and number.
+func (p NamedPort) Compare(q NamedPort) int {
+	return cmp.Or(cmp.Compare(p.Name, q.Name), cmp.Compare(p.Protocol, q.Protocol), cmp.Compare(p.Number, q.Number))
 }
 
 // Counter counts packets and bytes.

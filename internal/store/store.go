@@ -25,6 +25,7 @@ import (
 
 const (
 	journalFile  = "journal.json"
+	policiesFile = "policies.json"
 	endpointsDir = "endpoints"
 	nodesFile    = "nodes.json"
 	servicesDir  = "services"
@@ -142,13 +143,28 @@ func (s Store) WriteJournal(v any) error { return s.write(filepath.Join(s.dir, j
 // ClearJournal says that the operation is complete.
 func (s Store) ClearJournal() error { return remove(filepath.Join(s.dir, journalFile)) }
 
+// ReadPolicies reads what WritePolicies wrote into v; false: nothing was.
+func (s Store) ReadPolicies(v any) (bool, error) {
+	err := readJSON(filepath.Join(s.dir, policiesFile), v)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// WritePolicies keeps the policies that people gave on the command line.
+func (s Store) WritePolicies(v any) error { return s.write(filepath.Join(s.dir, policiesFile), v) }
+
+// DeletePolicies says that there are none.
+func (s Store) DeletePolicies() error { return remove(filepath.Join(s.dir, policiesFile)) }
+
 // Remove deletes the store: its own files, and its directory when nothing else
 // is in it.
 func (s Store) Remove() error {
 	err := errors.Join(os.RemoveAll(filepath.Join(s.dir, endpointsDir)), os.RemoveAll(filepath.Join(s.dir, servicesDir)))
 	entries, _ := os.ReadDir(s.dir)
 	for _, e := range entries {
-		if e.Name() == journalFile || e.Name() == nodesFile || strings.HasPrefix(e.Name(), tempPrefix) {
+		if e.Name() == journalFile || e.Name() == nodesFile || e.Name() == policiesFile || strings.HasPrefix(e.Name(), tempPrefix) {
 			err = errors.Join(err, remove(filepath.Join(s.dir, e.Name())))
 		}
 	}

@@ -82,7 +82,7 @@ func (w *world) on(t *testing.T, family string) *world {
 
 func (w *world) pod(ctx context.Context, name string) *lab.Pod {
 	w.t.Helper()
-	p, err := w.lab.Node().AddPod(ctx, name)
+	p, err := w.lab.Node().AddPod(ctx, name, "--labels=app="+name)
 	if err != nil && skippable(err) {
 		w.t.Skip(err)
 	}

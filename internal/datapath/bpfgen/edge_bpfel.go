@@ -46,10 +46,16 @@ const (
 	EdgeMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	EdgeMapMstFastV1             = "mst_fast_v1"
 	EdgeMapMstFragsV1            = "mst_frags_v1"
+	EdgeMapMstIdentitiesV1       = "mst_identities_v1"
+	EdgeMapMstJudgmentV1         = "mst_judgment_v1"
 	EdgeMapMstMetaV1             = "mst_meta_v1"
 	EdgeMapMstNetnsV1            = "mst_netns_v1"
 	EdgeMapMstNodeV1             = "mst_node_v1"
 	EdgeMapMstParentsV1          = "mst_parents_v1"
+	EdgeMapMstPeersV1            = "mst_peers_v1"
+	EdgeMapMstPoliciesV1         = "mst_policies_v1"
+	EdgeMapMstPortsV1            = "mst_ports_v1"
+	EdgeMapMstPrefixesV1         = "mst_prefixes_v1"
 	EdgeMapMstProgramsV1         = "mst_programs_v1"
 	EdgeMapMstRefusalsV1         = "mst_refusals_v1"
 	EdgeMapMstRemoteNetsV1       = "mst_remote_nets_v1"
@@ -136,10 +142,16 @@ type EdgeMapSpecs struct {
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
+	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
+	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
+	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
+	MstPortsV1            *ebpf.MapSpec `ebpf:"mst_ports_v1"`
+	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
@@ -200,10 +212,16 @@ type EdgeMaps struct {
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
+	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
+	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
+	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
+	MstPortsV1            *ebpf.Map `ebpf:"mst_ports_v1"`
+	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
@@ -232,10 +250,16 @@ func (m *EdgeMaps) Close() error {
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,
+		m.MstIdentitiesV1,
+		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
+		m.MstPeersV1,
+		m.MstPoliciesV1,
+		m.MstPortsV1,
+		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,

@@ -79,6 +79,7 @@ const (
 	CTOriginIsHi = 1 // the flow was opened by the key's `hi` end
 	CTViaStack   = 2 // came through the host's stack: replies go back that way
 	CTEdge       = 4 // a client outside uses a Service: replies leave by the node's NIC
+	CTFromNode   = 8 // opened by the node itself, which no policy keeps from its pods
 )
 
 // enum ct_closing
@@ -87,12 +88,41 @@ const (
 	CTRst = 2
 )
 
+// enum ct_end_id
+const (
+	CTEndCut = 4294967295
+)
+
 // enum fast_flag
 const (
 	FastToPod      = 1 // the hook is to_pod, else from_pod
 	FastFromOpener = 2 // they go in the flow's original direction
 	FastDeliver    = 4 // to the endpoint at the other end; else they are left to the kernel
 	FastTranslate  = 8
+)
+
+// enum identity_number
+const (
+	IdentityAnybody = 0  // of rules that name no peer
+	IdentityAnyPod  = 1  // of rules that select all pods of all namespaces
+	IdentityNode    = 2  // an address of the node's own namespace
+	IdentityFirst   = 16 // from here on: hashes
+)
+
+// enum set_flag
+const (
+	SetAnybody    = 1
+	SetAnyPod     = 2
+	SetPods       = 4
+	SetPrefixes   = 8
+	SetIncomplete = 16 // some rule of it did not fit into a table
+	SetUnknown    = 32 // the pod is not known yet, nor what selects it
+)
+
+// enum verdict_end
+const (
+	VerdictEgress  = 0 // of the opener
+	VerdictIngress = 1 // of the responder
 )
 
 // enum node_flag
@@ -138,89 +168,99 @@ const (
 
 // enum drop_reason
 const (
-	ReasonNone           = 0  // not dropped
-	ReasonNoProgram      = 1  // the shared program is not loaded; run `mustang status`
-	ReasonNoEndpoint     = 2  // the interface has no endpoint entry; run `mustang ep ls`
-	ReasonEthertype      = 3  // neither IPv4, IPv6 nor ARP
-	ReasonTruncated      = 4  // the packet ends inside a header
-	ReasonBadLength      = 5  // a length field contradicts the packet
-	ReasonBadHeader      = 6  // a header field has a value its standard forbids
-	ReasonExtHeaders     = 7  // more IPv6 extension headers than are followed (6)
-	ReasonSpoofedMAC     = 8  // the source MAC address is not the pod's
-	ReasonSpoofedAddress = 9  // the source address is not the pod's
-	ReasonFragTiny       = 10 // the first fragment does not hold the transport header
-	ReasonFragOverlap    = 11 // a later fragment would overwrite the transport header
-	ReasonFragNoFirst    = 12 // a fragment came before its first one
-	ReasonNoBackend      = 13 // the Service has no backend
-	ReasonServicePort    = 14 // the address is a Service's, but not this port and protocol
-	ReasonMidstreamNAT   = 15 // a packet in the middle of a translated flow whose entry is gone
-	ReasonCTFull         = 16 // the flow table took no new entry
-	ReasonNATPorts       = 17 // no free source port for a translated flow
-	ReasonNATFailed      = 18 // rewriting the packet failed
-	ReasonDeliver        = 19 // handing the packet to the pod failed
-	ReasonICMPErrorNAT   = 20 // an ICMP error about a translated flow could not be translated
-	ReasonICMPErrorFlow  = 21 // an ICMP error about a flow that is not known
-	ReasonUnknownChild   = 22 // a child of the parent link that is no endpoint sent it: not made by mustang
-	ReasonHookBypassed   = 23 // it left the pod past the program on the pod's own interface
-	ReasonWireSpoofed    = 24 // it came in from the wire with the address of a pod of this node
-	ReasonTunnelPeer     = 25 // it came by the tunnel from an address that is no node's; run `mustang node ls`
-	ReasonTunnelSource   = 26 // it came by the tunnel from an address that is not of the sending node's pods
-	ReasonTunnelVni      = 27 // it came by the tunnel with another network's number (VNI)
-	ReasonNoRemote       = 28 // it was sent into the tunnel, and no node has its destination
-	ReasonEncap          = 29 // pushing the tunnel's headers failed
-	ReasonNoLocalBackend = 30 // the Service's traffic policy is Local, and this node has no backend of it
-	ReasonSourceRange    = 31 // the client's address is in none of the Service's loadBalancerSourceRanges
-	ReasonNoRoute        = 32 // no route for a packet of a client outside; `ip route get` says where it would go
-	ReasonCount          = 33
+	ReasonNone             = 0  // not dropped
+	ReasonNoProgram        = 1  // the shared program is not loaded; run `mustang status`
+	ReasonNoEndpoint       = 2  // the interface has no endpoint entry; run `mustang ep ls`
+	ReasonEthertype        = 3  // neither IPv4, IPv6 nor ARP
+	ReasonTruncated        = 4  // the packet ends inside a header
+	ReasonBadLength        = 5  // a length field contradicts the packet
+	ReasonBadHeader        = 6  // a header field has a value its standard forbids
+	ReasonExtHeaders       = 7  // more IPv6 extension headers than are followed (6)
+	ReasonSpoofedMAC       = 8  // the source MAC address is not the pod's
+	ReasonSpoofedAddress   = 9  // the source address is not the pod's
+	ReasonFragTiny         = 10 // the first fragment does not hold the transport header
+	ReasonFragOverlap      = 11 // a later fragment would overwrite the transport header
+	ReasonFragNoFirst      = 12 // a fragment came before its first one
+	ReasonNoBackend        = 13 // the Service has no backend
+	ReasonServicePort      = 14 // the address is a Service's, but not this port and protocol
+	ReasonMidstreamNAT     = 15 // a packet in the middle of a translated flow whose entry is gone
+	ReasonCTFull           = 16 // the flow table took no new entry
+	ReasonNATPorts         = 17 // no free source port for a translated flow
+	ReasonNATFailed        = 18 // rewriting the packet failed
+	ReasonDeliver          = 19 // handing the packet to the pod failed
+	ReasonICMPErrorNAT     = 20 // an ICMP error about a translated flow could not be translated
+	ReasonICMPErrorFlow    = 21 // an ICMP error about a flow that is not known
+	ReasonUnknownChild     = 22 // a child of the parent link that is no endpoint sent it: not made by mustang
+	ReasonHookBypassed     = 23 // it left the pod past the program on the pod's own interface
+	ReasonWireSpoofed      = 24 // it came in from the wire with the address of a pod of this node
+	ReasonTunnelPeer       = 25 // it came by the tunnel from an address that is no node's; run `mustang node ls`
+	ReasonTunnelSource     = 26 // it came by the tunnel from an address that is not of the sending node's pods
+	ReasonTunnelVni        = 27 // it came by the tunnel with another network's number (VNI)
+	ReasonNoRemote         = 28 // it was sent into the tunnel, and no node has its destination
+	ReasonEncap            = 29 // pushing the tunnel's headers failed
+	ReasonNoLocalBackend   = 30 // the Service's traffic policy is Local, and this node has no backend of it
+	ReasonSourceRange      = 31 // the client's address is in none of the Service's loadBalancerSourceRanges
+	ReasonNoRoute          = 32 // no route for a packet of a client outside; `ip route get` says where it would go
+	ReasonPolicyIngress    = 33 // policies select the receiving pod, and no ingress rule of theirs allows the packet
+	ReasonPolicyEgress     = 34 // policies select the sending pod, and no egress rule of theirs allows the packet
+	ReasonPolicyIncomplete = 35 // the rule that might allow it did not fit into a table; see `mustang policy ls`
+	ReasonPolicyUnknown    = 36 // the pod is not known yet, so nobody can say which policies select it
+	ReasonCount            = 37
 )
 
 // Reasons is the table of drop reasons, by number.
 var Reasons = [ReasonCount]Reason{
-	ReasonNone:           {0, "none", "not dropped"},
-	ReasonNoProgram:      {1, "no_program", "the shared program is not loaded; run `mustang status`"},
-	ReasonNoEndpoint:     {2, "no_endpoint", "the interface has no endpoint entry; run `mustang ep ls`"},
-	ReasonEthertype:      {3, "ethertype", "neither IPv4, IPv6 nor ARP"},
-	ReasonTruncated:      {4, "truncated", "the packet ends inside a header"},
-	ReasonBadLength:      {5, "bad_length", "a length field contradicts the packet"},
-	ReasonBadHeader:      {6, "bad_header", "a header field has a value its standard forbids"},
-	ReasonExtHeaders:     {7, "ext_headers", "more IPv6 extension headers than are followed (6)"},
-	ReasonSpoofedMAC:     {8, "spoofed_mac", "the source MAC address is not the pod's"},
-	ReasonSpoofedAddress: {9, "spoofed_address", "the source address is not the pod's"},
-	ReasonFragTiny:       {10, "frag_tiny", "the first fragment does not hold the transport header"},
-	ReasonFragOverlap:    {11, "frag_overlap", "a later fragment would overwrite the transport header"},
-	ReasonFragNoFirst:    {12, "frag_no_first", "a fragment came before its first one"},
-	ReasonNoBackend:      {13, "no_backend", "the Service has no backend"},
-	ReasonServicePort:    {14, "service_port", "the address is a Service's, but not this port and protocol"},
-	ReasonMidstreamNAT:   {15, "midstream_nat", "a packet in the middle of a translated flow whose entry is gone"},
-	ReasonCTFull:         {16, "ct_full", "the flow table took no new entry"},
-	ReasonNATPorts:       {17, "nat_ports", "no free source port for a translated flow"},
-	ReasonNATFailed:      {18, "nat_failed", "rewriting the packet failed"},
-	ReasonDeliver:        {19, "deliver", "handing the packet to the pod failed"},
-	ReasonICMPErrorNAT:   {20, "icmp_error_nat", "an ICMP error about a translated flow could not be translated"},
-	ReasonICMPErrorFlow:  {21, "icmp_error_flow", "an ICMP error about a flow that is not known"},
-	ReasonUnknownChild:   {22, "unknown_child", "a child of the parent link that is no endpoint sent it: not made by mustang"},
-	ReasonHookBypassed:   {23, "hook_bypassed", "it left the pod past the program on the pod's own interface"},
-	ReasonWireSpoofed:    {24, "wire_spoofed", "it came in from the wire with the address of a pod of this node"},
-	ReasonTunnelPeer:     {25, "tunnel_peer", "it came by the tunnel from an address that is no node's; run `mustang node ls`"},
-	ReasonTunnelSource:   {26, "tunnel_source", "it came by the tunnel from an address that is not of the sending node's pods"},
-	ReasonTunnelVni:      {27, "tunnel_vni", "it came by the tunnel with another network's number (VNI)"},
-	ReasonNoRemote:       {28, "no_remote", "it was sent into the tunnel, and no node has its destination"},
-	ReasonEncap:          {29, "encap", "pushing the tunnel's headers failed"},
-	ReasonNoLocalBackend: {30, "no_local_backend", "the Service's traffic policy is Local, and this node has no backend of it"},
-	ReasonSourceRange:    {31, "source_range", "the client's address is in none of the Service's loadBalancerSourceRanges"},
-	ReasonNoRoute:        {32, "no_route", "no route for a packet of a client outside; `ip route get` says where it would go"},
+	ReasonNone:             {0, "none", "not dropped"},
+	ReasonNoProgram:        {1, "no_program", "the shared program is not loaded; run `mustang status`"},
+	ReasonNoEndpoint:       {2, "no_endpoint", "the interface has no endpoint entry; run `mustang ep ls`"},
+	ReasonEthertype:        {3, "ethertype", "neither IPv4, IPv6 nor ARP"},
+	ReasonTruncated:        {4, "truncated", "the packet ends inside a header"},
+	ReasonBadLength:        {5, "bad_length", "a length field contradicts the packet"},
+	ReasonBadHeader:        {6, "bad_header", "a header field has a value its standard forbids"},
+	ReasonExtHeaders:       {7, "ext_headers", "more IPv6 extension headers than are followed (6)"},
+	ReasonSpoofedMAC:       {8, "spoofed_mac", "the source MAC address is not the pod's"},
+	ReasonSpoofedAddress:   {9, "spoofed_address", "the source address is not the pod's"},
+	ReasonFragTiny:         {10, "frag_tiny", "the first fragment does not hold the transport header"},
+	ReasonFragOverlap:      {11, "frag_overlap", "a later fragment would overwrite the transport header"},
+	ReasonFragNoFirst:      {12, "frag_no_first", "a fragment came before its first one"},
+	ReasonNoBackend:        {13, "no_backend", "the Service has no backend"},
+	ReasonServicePort:      {14, "service_port", "the address is a Service's, but not this port and protocol"},
+	ReasonMidstreamNAT:     {15, "midstream_nat", "a packet in the middle of a translated flow whose entry is gone"},
+	ReasonCTFull:           {16, "ct_full", "the flow table took no new entry"},
+	ReasonNATPorts:         {17, "nat_ports", "no free source port for a translated flow"},
+	ReasonNATFailed:        {18, "nat_failed", "rewriting the packet failed"},
+	ReasonDeliver:          {19, "deliver", "handing the packet to the pod failed"},
+	ReasonICMPErrorNAT:     {20, "icmp_error_nat", "an ICMP error about a translated flow could not be translated"},
+	ReasonICMPErrorFlow:    {21, "icmp_error_flow", "an ICMP error about a flow that is not known"},
+	ReasonUnknownChild:     {22, "unknown_child", "a child of the parent link that is no endpoint sent it: not made by mustang"},
+	ReasonHookBypassed:     {23, "hook_bypassed", "it left the pod past the program on the pod's own interface"},
+	ReasonWireSpoofed:      {24, "wire_spoofed", "it came in from the wire with the address of a pod of this node"},
+	ReasonTunnelPeer:       {25, "tunnel_peer", "it came by the tunnel from an address that is no node's; run `mustang node ls`"},
+	ReasonTunnelSource:     {26, "tunnel_source", "it came by the tunnel from an address that is not of the sending node's pods"},
+	ReasonTunnelVni:        {27, "tunnel_vni", "it came by the tunnel with another network's number (VNI)"},
+	ReasonNoRemote:         {28, "no_remote", "it was sent into the tunnel, and no node has its destination"},
+	ReasonEncap:            {29, "encap", "pushing the tunnel's headers failed"},
+	ReasonNoLocalBackend:   {30, "no_local_backend", "the Service's traffic policy is Local, and this node has no backend of it"},
+	ReasonSourceRange:      {31, "source_range", "the client's address is in none of the Service's loadBalancerSourceRanges"},
+	ReasonNoRoute:          {32, "no_route", "no route for a packet of a client outside; `ip route get` says where it would go"},
+	ReasonPolicyIngress:    {33, "policy_ingress", "policies select the receiving pod, and no ingress rule of theirs allows the packet"},
+	ReasonPolicyEgress:     {34, "policy_egress", "policies select the sending pod, and no egress rule of theirs allows the packet"},
+	ReasonPolicyIncomplete: {35, "policy_incomplete", "the rule that might allow it did not fit into a table; see `mustang policy ls`"},
+	ReasonPolicyUnknown:    {36, "policy_unknown", "the pod is not known yet, so nobody can say which policies select it"},
 }
 
 // #define
 const (
-	SlotMember   = 2147483648
-	MstLayout    = 2
-	SecondShift  = 30
-	NATPortTries = 16
-	NATPortFirst = 32768
-	NATPortCount = 28232
-	CTRefresh    = 4
-	FastLifetime = 1
-	FastSlots    = 1024
-	FragLifetime = 15
+	SlotMember    = 2147483648
+	MstLayout     = 2
+	SecondShift   = 30
+	NATPortTries  = 16
+	NATPortFirst  = 32768
+	NATPortCount  = 28232
+	CTRefresh     = 4
+	CTCutLifetime = 60
+	FastLifetime  = 1
+	FastSlots     = 1024
+	FragLifetime  = 15
+	PortBits      = 16
 )

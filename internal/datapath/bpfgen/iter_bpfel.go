@@ -67,10 +67,16 @@ const (
 	IterMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	IterMapMstFastV1             = "mst_fast_v1"
 	IterMapMstFragsV1            = "mst_frags_v1"
+	IterMapMstIdentitiesV1       = "mst_identities_v1"
+	IterMapMstJudgmentV1         = "mst_judgment_v1"
 	IterMapMstMetaV1             = "mst_meta_v1"
 	IterMapMstNetnsV1            = "mst_netns_v1"
 	IterMapMstNodeV1             = "mst_node_v1"
 	IterMapMstParentsV1          = "mst_parents_v1"
+	IterMapMstPeersV1            = "mst_peers_v1"
+	IterMapMstPoliciesV1         = "mst_policies_v1"
+	IterMapMstPortsV1            = "mst_ports_v1"
+	IterMapMstPrefixesV1         = "mst_prefixes_v1"
 	IterMapMstProgramsV1         = "mst_programs_v1"
 	IterMapMstRefusalsV1         = "mst_refusals_v1"
 	IterMapMstRemoteNetsV1       = "mst_remote_nets_v1"
@@ -155,10 +161,16 @@ type IterMapSpecs struct {
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
+	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
+	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
+	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
+	MstPortsV1            *ebpf.MapSpec `ebpf:"mst_ports_v1"`
+	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
@@ -219,10 +231,16 @@ type IterMaps struct {
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
+	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
+	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
+	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
+	MstPortsV1            *ebpf.Map `ebpf:"mst_ports_v1"`
+	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
@@ -251,10 +269,16 @@ func (m *IterMaps) Close() error {
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,
+		m.MstIdentitiesV1,
+		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
+		m.MstPeersV1,
+		m.MstPoliciesV1,
+		m.MstPortsV1,
+		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,

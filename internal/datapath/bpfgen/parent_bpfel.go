@@ -45,10 +45,16 @@ const (
 	ParentMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	ParentMapMstFastV1             = "mst_fast_v1"
 	ParentMapMstFragsV1            = "mst_frags_v1"
+	ParentMapMstIdentitiesV1       = "mst_identities_v1"
+	ParentMapMstJudgmentV1         = "mst_judgment_v1"
 	ParentMapMstMetaV1             = "mst_meta_v1"
 	ParentMapMstNetnsV1            = "mst_netns_v1"
 	ParentMapMstNodeV1             = "mst_node_v1"
 	ParentMapMstParentsV1          = "mst_parents_v1"
+	ParentMapMstPeersV1            = "mst_peers_v1"
+	ParentMapMstPoliciesV1         = "mst_policies_v1"
+	ParentMapMstPortsV1            = "mst_ports_v1"
+	ParentMapMstPrefixesV1         = "mst_prefixes_v1"
 	ParentMapMstProgramsV1         = "mst_programs_v1"
 	ParentMapMstRefusalsV1         = "mst_refusals_v1"
 	ParentMapMstRemoteNetsV1       = "mst_remote_nets_v1"
@@ -133,10 +139,16 @@ type ParentMapSpecs struct {
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
+	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
+	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
+	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
+	MstPortsV1            *ebpf.MapSpec `ebpf:"mst_ports_v1"`
+	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
@@ -197,10 +209,16 @@ type ParentMaps struct {
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
+	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
+	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
+	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
+	MstPortsV1            *ebpf.Map `ebpf:"mst_ports_v1"`
+	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
@@ -229,10 +247,16 @@ func (m *ParentMaps) Close() error {
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,
+		m.MstIdentitiesV1,
+		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
+		m.MstPeersV1,
+		m.MstPoliciesV1,
+		m.MstPortsV1,
+		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,

@@ -137,6 +137,15 @@ type PodEndpointCounters struct {
 	ToPod   PodCounter
 }
 
+type PodEndpointPolicy struct {
+	_            structs.HostLayout
+	Ingress      uint64
+	Egress       uint64
+	IngressFlags uint16
+	EgressFlags  uint16
+	Pad          uint32
+}
+
 type PodFacts struct {
 	_        structs.HostLayout
 	Shadowed uint32
@@ -189,6 +198,30 @@ type PodFragPorts struct {
 	Pad     [3]uint8
 }
 
+type PodIdentity struct {
+	_      structs.HostLayout
+	Pod    uint64
+	Prefix uint64
+}
+
+type PodJudgment struct {
+	_           structs.HostLayout
+	Opener      PodAddr
+	Responder   PodAddr
+	OpenerId    uint32
+	ResponderId uint32
+	Port        uint16
+	Proto       uint8
+	FromNode    uint8
+	Pad         uint32
+	Set         [2]uint64
+	Rule        [2]uint32
+	Peer        PodPeerKey
+	Ports       PodPortKey
+	Prefix      PodPrefixKey
+	Lengths     uint32
+}
+
 type PodMeta struct {
 	_              structs.HostLayout
 	Layout         uint32
@@ -224,10 +257,38 @@ type PodParent struct {
 	Pad       uint8
 }
 
+type PodPeerKey struct {
+	_        structs.HostLayout
+	Set      uint64
+	Identity uint64
+}
+
+type PodPeerRules struct {
+	_       structs.HostLayout
+	Ports   uint64
+	Rule    uint32
+	Lengths uint32
+}
+
+type PodPortKey struct {
+	_      structs.HostLayout
+	Ports  uint64
+	Port   uint16
+	Proto  uint8
+	Length uint8
+	Pad    uint32
+}
+
 type PodPrefix struct {
 	_      structs.HostLayout
 	Length uint32
 	Addr   [16]uint8
+}
+
+type PodPrefixKey struct {
+	_      structs.HostLayout
+	Length uint32
+	Addr   [4]uint32
 }
 
 type PodRefusals struct {
@@ -327,10 +388,16 @@ const (
 	PodMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	PodMapMstFastV1             = "mst_fast_v1"
 	PodMapMstFragsV1            = "mst_frags_v1"
+	PodMapMstIdentitiesV1       = "mst_identities_v1"
+	PodMapMstJudgmentV1         = "mst_judgment_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
 	PodMapMstNodeV1             = "mst_node_v1"
 	PodMapMstParentsV1          = "mst_parents_v1"
+	PodMapMstPeersV1            = "mst_peers_v1"
+	PodMapMstPoliciesV1         = "mst_policies_v1"
+	PodMapMstPortsV1            = "mst_ports_v1"
+	PodMapMstPrefixesV1         = "mst_prefixes_v1"
 	PodMapMstProgramsV1         = "mst_programs_v1"
 	PodMapMstRefusalsV1         = "mst_refusals_v1"
 	PodMapMstRemoteNetsV1       = "mst_remote_nets_v1"
@@ -417,10 +484,16 @@ type PodMapSpecs struct {
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
+	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
+	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
+	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
+	MstPortsV1            *ebpf.MapSpec `ebpf:"mst_ports_v1"`
+	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
@@ -481,10 +554,16 @@ type PodMaps struct {
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
+	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
+	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
+	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
+	MstPortsV1            *ebpf.Map `ebpf:"mst_ports_v1"`
+	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
@@ -513,10 +592,16 @@ func (m *PodMaps) Close() error {
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,
+		m.MstIdentitiesV1,
+		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
+		m.MstPeersV1,
+		m.MstPoliciesV1,
+		m.MstPortsV1,
+		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,

@@ -113,6 +113,15 @@ func (p *Packet) UDP(sport, dport uint16) *Packet {
 	return p
 }
 
+// SCTP adds a header (RFC 9260 3.1), without its checksum, which nothing here reads.
+func (p *Packet) SCTP(sport, dport uint16) *Packet {
+	p.proto = oracle.SCTP
+	h := binary.BigEndian.AppendUint16(nil, sport)
+	h = binary.BigEndian.AppendUint16(h, dport)
+	p.l4 = append(h, 0, 0, 0, 9, 0, 0, 0, 0)
+	return p
+}
+
 // Echo adds an echo request, or its reply.
 func (p *Packet) Echo(id uint16, reply bool) *Packet {
 	kind := uint8(8)
@@ -150,6 +159,8 @@ func (p *Packet) L4(proto uint8, sport, dport uint16, flags uint8) *Packet {
 		return p.TCP(sport, dport, flags)
 	case oracle.UDP:
 		return p.UDP(sport, dport)
+	case oracle.SCTP:
+		return p.SCTP(sport, dport)
 	}
 	return p.Echo(sport, flags&oracle.ACK != 0)
 }

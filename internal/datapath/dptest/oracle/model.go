@@ -19,7 +19,7 @@ type Tuple struct {
 func (t Tuple) Reverse() Tuple { return Tuple{t.Proto, t.Dst, t.Src} }
 
 func (t Tuple) String() string {
-	name := map[uint8]string{TCP: "tcp", UDP: "udp", ICMP: "icmp", ICMPv6: "icmp6"}[t.Proto]
+	name := map[uint8]string{TCP: "tcp", UDP: "udp", SCTP: "sctp", ICMP: "icmp", ICMPv6: "icmp6"}[t.Proto]
 	return fmt.Sprintf("%s %v>%v", name, t.Src, t.Dst)
 }
 
@@ -373,9 +373,9 @@ func (w *World) life(c *Conn) int64 {
 		return t.TCPEstablished
 	case c.Pre.Proto == TCP:
 		return t.TCPHalfOpen
-	case c.Pre.Proto == UDP && c.Established:
+	case (c.Pre.Proto == UDP || c.Pre.Proto == SCTP) && c.Established:
 		return t.UDPEstablished
-	case c.Pre.Proto == UDP:
+	case c.Pre.Proto == UDP || c.Pre.Proto == SCTP:
 		return t.UDPHalfOpen
 	}
 	return t.Other

@@ -21,6 +21,7 @@ const (
 	AH       = 51
 	ICMPv6   = 58
 	DestOpts = 60
+	SCTP     = 132
 )
 
 // Which part of a datagram a packet is.
@@ -209,7 +210,7 @@ func chain(frame []byte, h Headers) (Headers, Fault) {
 }
 
 func transport(frame []byte, h Headers) (Headers, Fault) {
-	need := map[uint8]int{TCP: 20, UDP: 8, ICMP: 8, ICMPv6: 8}[h.Proto]
+	need := map[uint8]int{TCP: 20, UDP: 8, SCTP: 12, ICMP: 8, ICMPv6: 8}[h.Proto]
 	if need == 0 {
 		return h, ""
 	}
@@ -223,6 +224,9 @@ func transport(frame []byte, h Headers) (Headers, Fault) {
 	switch h.Proto {
 	case TCP:
 		return transportTCP(l4, h)
+	case SCTP:
+		h.Sport, h.Dport = binary.BigEndian.Uint16(l4), binary.BigEndian.Uint16(l4[2:])
+		return h, ""
 	case UDP:
 		h.Sport, h.Dport = binary.BigEndian.Uint16(l4), binary.BigEndian.Uint16(l4[2:])
 		length := int(binary.BigEndian.Uint16(l4[4:]))

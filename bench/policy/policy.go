@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package policy measures what NetworkPolicy costs: connections and requests
+// between two pods, with few rules and with many, by mustang and by the same
+// policies in nftables.
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/bench/cpu"
+	"github.com/mustang-net/mustang/bench/load"
+	"github.com/mustang-net/mustang/bench/runner"
+)
+
+// Options are how to run.
+type Options struct {
+	Binary   string   // mustang
+	Self     []string // command that runs the load program
+	Sizes    []int    // numbers of rules, and of addresses
+	Pods     int      // that have a policy each; 0 leaves that cell out
+	Rounds   int
+	Duration time.Duration
+	Warmup   time.Duration
+	Seed     uint64
+	Log      io.Writer
+}
+
+// Defaults are a run for a claim.
+func Defaults() Options {
+	return Options{Sizes: []int{1, 10_000, 100_000}, Pods: 120, Rounds: 15, Duration: 500 * time.Millisecond,
+		Warmup: 100 * time.Millisecond, Seed: 1}
+}
+
+// Scenarios of each contestant: a connection for each request meets policy with
+// each of its first packets; requests on one connection meet it once.
+var Scenarios = []string{string(load.CRR), string(load.RR)}
+
+func (o Options) validate() error {
+	switch {
+	case os.Getuid() != 0:
+		return errors.New("the bench makes network namespaces: run it as root")
+	case o.Rounds < 1:
+		return errors.New("--rounds: want at least 1")
+	case o.Duration < 50*time.Millisecond:
+		return errors.New("--duration: want at least 50ms, CPU time is not exact below")
+	case len(o.Sizes) == 0 || slices.Min(o.Sizes) < 1 || slices.Max(o.Sizes) > 200_000:
+		return errors.New("--sizes: want numbers from 1 to 200,000")
+	case o.Pods < 0 || o.Pods > 250:
+		return errors.New("--pods: want 0 to 250")
+	}
+	return nil
+}
+
+// Report is a run.
+type Report struct {
+	Kernel      string            `json:"kernel"`
+	CPUs        int               `json:"cpus"`
+	Load        [2]string         `json:"load_average"` // before and after
+	Rounds      int               `json:"rounds"`
+	Contestants []string          `json:"contestants"`
+	Failures    map[string]string `json:"failures,omitempty"`
+	Samples     []runner.Sample   `json:"samples"`
+	seed        uint64
+}
+
+// Run measures all contestants, interleaved. What is finished when ctx ends is
+// reported. Everything that was built is gone on return.
+func Run(ctx context.Context, o Options) (r *Report, err error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	core, err := firstCPU()
+	if err != nil {
+		return nil, err
+	}
+	r = &Report{Kernel: read("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU(), Rounds: o.Rounds, Failures: map[string]string{}, seed: o.Seed}
+	r.Load[0] = read("/proc/loadavg")
+	group := cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), []int{core})
+	var envs []*env
+	defer func() {
+		for _, e := range slices.Backward(envs) {
+			err = errors.Join(err, e.lab.Close())
+		}
+		err = errors.Join(err, group.Close())
+	}()
+	targets := map[string]runner.Target{}
+	var cases []runner.Case
+	for i, c := range contestants(o) {
+		fmt.Fprintf(o.Log, "building %s\n", c.name)
+		e, err := c.up(ctx, o, fmt.Sprintf("bp%d", i), group.Env(fmt.Sprintf("e%d", i)))
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			r.Failures[c.name] = err.Error()
+			continue
+		}
+		envs = append(envs, e)
+		targets[c.name] = e.target
+		r.Contestants = append(r.Contestants, c.name)
+		for _, s := range Scenarios {
+			cases = append(cases, runner.Case{Subject: c.name, Scenario: s, Cores: "same"})
+		}
+	}
+	l := runner.Launcher{Self: o.Self, Group: group, ClientCPU: core, ServerCPU: core, Duration: o.Duration, Warmup: o.Warmup, CC: load.ProbeCC("cubic")}
+	r.Samples, err = runner.Run(ctx, cases, runner.Settings{Rounds: o.Rounds, Warmup: true, Seed: o.Seed}, opener{l, targets},
+		&runner.Printer{W: o.Log, Rounds: o.Rounds})
+	r.Load[1] = read("/proc/loadavg")
+	return r, errors.Join(err, runner.Failed(r.Samples), r.failed())
+}
+
+// opener starts the load of a case.
+type opener struct {
+	l       runner.Launcher
+	targets map[string]runner.Target
+}
+
+func (o opener) Open(ctx context.Context, c runner.Case) (runner.Load, error) {
+	return o.l.Open(ctx, o.targets[c.Subject], c.Scenario)
+}
+
+func (o opener) Watch(runner.Case) func() float64 { return o.l.Watch() }
+
+func (r *Report) failed() error {
+	var errs []error
+	for name, text := range r.Failures {
+		errs = append(errs, fmt.Errorf("%s: %s", name, text))
+	}
+	return errors.Join(errs...)
+}
+
+func read(path string) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(text))
+}
+
+func firstCPU() (int, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return 0, fmt.Errorf("ask for the CPUs of this process: %w", err)
+	}
+	for i := range 1024 {
+		if set.IsSet(i) {
+			return i, nil
+		}
+	}
+	return 0, errors.New("this process may run on no CPU")
+}

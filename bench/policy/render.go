@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/mustang-net/mustang/bench/load"
+	"github.com/mustang-net/mustang/bench/runner"
+	"github.com/mustang-net/mustang/bench/stats"
+)
+
+// bar is DESIGN.md's: any number of rules ÷ one.
+const bar = 0.97
+
+// rates are a contestant's, by round.
+func (r *Report) rates(contestant, scenario string) map[int]float64 {
+	out := map[int]float64{}
+	for _, s := range r.Samples {
+		if s.Subject == contestant && s.Scenario == scenario && s.Usable() {
+			out[s.Round] = s.Rate
+		}
+	}
+	return out
+}
+
+// ratio is from the ratios within each round.
+func (r *Report) ratio(contestant, over, scenario string) stats.Estimate {
+	a, b := r.rates(contestant, scenario), r.rates(over, scenario)
+	var pairs []stats.Pair
+	for round := 1; round <= r.Rounds; round++ {
+		pairs = append(pairs, stats.Pair{Value: a[round], Base: b[round]})
+	}
+	return stats.OfRatios(pairs, r.seed)
+}
+
+// Render prints the tables.
+func (r *Report) Render(w io.Writer) {
+	fmt.Fprintf(w, "NetworkPolicy between two pods of one node, client and server on one core. Linux %s, %d CPUs, load average before: %s, after: %s; %d rounds, interleaved.\n\n",
+		r.Kernel, r.CPUs, r.Load[0], r.Load[1], r.Rounds)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, scenario := range Scenarios {
+		fmt.Fprintf(t, "%s\tper second\tspread\t÷ no policy\t95 %%\t÷ nft's same\t95 %%\t÷ its own 1\t95 %%\tbar\n", strings.ToUpper(scenario))
+		for _, name := range r.Contestants {
+			var values []float64
+			for _, v := range r.rates(name, scenario) {
+				values = append(values, v)
+			}
+			by, what, _ := strings.Cut(name, ", ")
+			fmt.Fprintf(t, "%s\t%.0f\t%.0f %%\t%s", name, stats.Median(values), 100*stats.Spread(values), cell(r.ratio(name, by+", no policy", scenario)))
+			beside := "\t\t"
+			if by == "mustang" && r.has("nft, "+what) {
+				beside = cell(r.ratio(name, "nft, "+what, scenario))
+			}
+			fmt.Fprintf(t, "\t%s\t%s\n", strings.TrimSuffix(beside, "\t"), r.scale(name, by, what, scenario))
+		}
+		fmt.Fprintln(t, "\t\t\t\t\t\t\t\t\t")
+	}
+	t.Flush()
+	for name, text := range r.Failures {
+		fmt.Fprintf(w, "FAILED %s: %s\n", name, text)
+	}
+	if n := r.noisy(); n > 0 {
+		fmt.Fprintf(w, "In %d of %d samples others used more than %.0f %% of the CPU.\n", n, len(r.Samples), 100*runner.NoisyShare)
+	}
+}
+
+func cell(e stats.Estimate) string {
+	if e.N == 0 {
+		return "\t"
+	}
+	return fmt.Sprintf("%.3f\t%.3f–%.3f", e.Median, e.Low, e.High)
+}
+
+// scale compares many with one of the same kind.
+func (r *Report) scale(name, by, what, scenario string) string {
+	number, kind, ok := strings.Cut(what, " ")
+	one := fmt.Sprintf("%s, 1 %s", by, kind)
+	if !ok || number == "1" || !r.has(one) {
+		return "\t\t"
+	}
+	e := r.ratio(name, one, scenario)
+	verdict := ""
+	if by == "mustang" && scenario == string(load.CRR) {
+		verdict = fmt.Sprintf("≥ %.2f missed", bar)
+		if e.Low >= bar {
+			verdict = fmt.Sprintf("≥ %.2f passed", bar)
+		}
+	}
+	return cell(e) + "\t" + verdict
+}
+
+func (r *Report) has(name string) bool {
+	for _, c := range r.Contestants {
+		if c == name {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *Report) noisy() (n int) {
+	for _, s := range r.Samples {
+		if s.Noisy {
+			n++
+		}
+	}
+	return n
+}

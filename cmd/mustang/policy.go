@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// mustang policy: NetworkPolicies without Kubernetes.
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/policy"
+	"github.com/mustang-net/mustang/internal/policy/manifest"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+func newPolicyCmd(g *globals) *cobra.Command {
+	cmd := &cobra.Command{Use: "policy", Aliases: []string{"netpol"}, Short: "NetworkPolicies without Kubernetes"}
+	cmd.AddCommand(newPolicyApplyCmd(g), newPolicyLsCmd(g), newPolicyRmCmd(g))
+	return cmd
+}
+
+func newPolicyApplyCmd(g *globals) *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "apply -f FILE",
+		Short: "Add or replace the NetworkPolicies of a file",
+		Long: `Add or replace the NetworkPolicies (networking.k8s.io/v1) of a file, YAML or JSON.
+A Namespace (v1) in it gives that namespace its labels. All take effect, or none.
+
+The pods are this node's endpoints: --namespace and --labels of ` + "`pod add`" + ` and
+` + "`ep add`" + ` say what selectors see of them.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f, err := readPolicies(cmd.InOrStdin(), file)
+			if err != nil {
+				return err
+			}
+			return g.with(cmd.Context(), false, func(e *engine.Engine) error {
+				namespaces := make(map[string]map[string]string, len(f.Namespaces))
+				for _, n := range f.Namespaces {
+					namespaces[n.Name] = n.Labels
+				}
+				return e.ApplyPolicyFile(f.Policies, namespaces)
+			})
+		},
+	}
+	fileFlag(cmd, &file)
+	return cmd
+}
+
+func fileFlag(cmd *cobra.Command, to *string) {
+	cmd.Flags().StringVarP(to, "filename", "f", "", "file with NetworkPolicies; - is standard input")
+	cobra.CheckErr(cmd.MarkFlagRequired("filename"))
+}
+
+func readPolicies(stdin io.Reader, name string) (manifest.File, error) {
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return manifest.File{}, usageError{err}
+		}
+		defer f.Close()
+		stdin = f
+	}
+	file, err := manifest.Read(stdin)
+	if err != nil {
+		return file, usageError{fmt.Errorf("%s: %w", name, err)}
+	}
+	return file, nil
+}
+
+func newPolicyRmCmd(g *globals) *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "rm (-f FILE | NAMESPACE/NAME…)",
+		Short: "Remove the NetworkPolicies of a file, or by name",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if (file == "") == (len(args) == 0) {
+				return usagef("name what to remove by -f or by NAMESPACE/NAME")
+			}
+			keys, namespaces, err := policyNames(cmd.InOrStdin(), file, args)
+			if err != nil {
+				return err
+			}
+			return g.with(cmd.Context(), false, func(e *engine.Engine) error { return e.RemovePolicies(keys, namespaces) })
+		},
+	}
+	cmd.Flags().StringVarP(&file, "filename", "f", "", "file with the NetworkPolicies; - is standard input")
+	return cmd
+}
+
+func policyNames(stdin io.Reader, file string, args []string) (keys []policy.Key, namespaces []string, err error) {
+	if file != "" {
+		f, err := readPolicies(stdin, file)
+		for _, p := range f.Policies {
+			keys = append(keys, p.Key)
+		}
+		for _, n := range f.Namespaces {
+			namespaces = append(namespaces, n.Name)
+		}
+		return keys, namespaces, err
+	}
+	for _, arg := range args {
+		namespace, name, ok := strings.Cut(arg, "/")
+		if !ok {
+			namespace, name = "default", arg
+		}
+		keys = append(keys, policy.Key{Namespace: namespace, Name: name})
+	}
+	return keys, nil, nil
+}
+
+// policyView is a policy as it is printed.
+type policyView struct {
+	Namespace string   `json:"namespace"`
+	Name      string   `json:"name"`
+	Owner     string   `json:"owner"`
+	Types     []string `json:"policy_types"`
+	Ingress   int      `json:"ingress_rules"`
+	Egress    int      `json:"egress_rules"`
+	Endpoints []uint32 `json:"endpoints"`  // that it isolates on this node
+	Missing   []string `json:"conditions"` // rules that are not wholly in force, and why
+}
+
+func newPolicyLsCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "ls",
+		Short: "List policies, the endpoints that they isolate, and rules that are not in force",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return g.with(cmd.Context(), true, func(e *engine.Engine) error {
+				views, err := policyViews(e)
+				if err != nil {
+					return err
+				}
+				return g.print(cmd.OutOrStdout(), views, func(w io.Writer) { policyTable(w, views) })
+			})
+		},
+	}
+}
+
+func policyViews(e *engine.Engine) ([]policyView, error) {
+	m, err := e.Policies()
+	views := []policyView{}
+	if err != nil || m == nil {
+		return views, err
+	}
+	m.Plan() // only looked at: what it says is in the tables already
+	isolated := map[policy.Key]map[uint32]bool{}
+	for _, id := range m.Endpoints() {
+		for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
+			keys, _ := m.Selecting(id, d)
+			for _, k := range keys {
+				if isolated[k] == nil {
+					isolated[k] = map[uint32]bool{}
+				}
+				isolated[k][id] = true
+			}
+		}
+	}
+	for _, p := range m.Policies() {
+		v := policyView{Namespace: p.Namespace, Name: p.Name, Owner: p.Owner.String(), Ingress: len(p.Ingress), Egress: len(p.Egress),
+			Types: []string{}, Endpoints: []uint32{}, Missing: []string{}}
+		if p.IsolatesIngress {
+			v.Types = append(v.Types, "Ingress")
+		}
+		if p.IsolatesEgress {
+			v.Types = append(v.Types, "Egress")
+		}
+		for _, id := range m.Endpoints() {
+			if isolated[p.Key][id] {
+				v.Endpoints = append(v.Endpoints, id)
+			}
+		}
+		for _, c := range m.Conditions() {
+			if c.Rule.Policy == p.Key {
+				v.Missing = append(v.Missing, fmt.Sprintf("%s[%d] does not fit into table mst_%s_v1", c.Rule.Direction, c.Rule.Index, c.Table))
+			}
+		}
+		views = append(views, v)
+	}
+	return views, nil
+}
+
+func policyTable(w io.Writer, views []policyView) {
+	row(w, "NAMESPACE", "NAME", "TYPES", "INGRESS", "EGRESS", "ENDPOINTS", "IN-FORCE")
+	for _, v := range views {
+		force := "yes"
+		if len(v.Missing) > 0 {
+			force = strings.Join(v.Missing, "; ")
+		}
+		ids := make([]string, len(v.Endpoints))
+		for i, id := range v.Endpoints {
+			ids[i] = strconv.Itoa(int(id))
+		}
+		row(w, v.Namespace, v.Name, strings.Join(v.Types, ","), v.Ingress, v.Egress, strings.Join(ids, ","), force)
+	}
+}
+
+// podLabelFlags are what `pod add` and `ep add` say about a pod for policies.
+type podLabelFlags struct {
+	namespace string
+	labels    map[string]string
+	ports     []string
+}
+
+func (f *podLabelFlags) register(fl *pflag.FlagSet) {
+	fl.StringVar(&f.namespace, "namespace", "default", "the pod's namespace, for policies")
+	fl.StringToStringVar(&f.labels, "labels", nil, "the pod's labels, for policies: key=value,…")
+	fl.StringSliceVar(&f.ports, "ports", nil, "the pod's ports by name, for policies: name=number[/protocol],…")
+}
+
+// podSpec is what an endpoint's pod is.
+type podSpec struct {
+	ref         state.PodRef
+	labels      map[string]string
+	ports       []state.NamedPort
+	servicePath state.ServicePath
+}
+
+// spec is the pod called name; "" leaves it unnamed.
+func (f *podLabelFlags) spec(name string) (podSpec, error) {
+	ports, err := f.namedPorts()
+	return podSpec{ref: state.PodRef{Namespace: f.namespace, Name: name}, labels: f.labels, ports: ports}, err
+}
+
+func (f *podLabelFlags) namedPorts() ([]state.NamedPort, error) {
+	var out []state.NamedPort
+	for _, text := range f.ports {
+		name, value, ok := strings.Cut(text, "=")
+		number, protocol, _ := strings.Cut(value, "/")
+		n, err := strconv.ParseUint(number, 10, 16)
+		p := state.NamedPort{Name: name, Protocol: state.TCP, Number: uint16(n)}
+		if !ok || name == "" || err != nil || n == 0 {
+			return nil, usagef("port %q is not name=number or name=number/protocol", text)
+		}
+		if protocol != "" {
+			if err := p.Protocol.UnmarshalText([]byte(strings.ToLower(protocol))); err != nil {
+				return nil, usagef("port %q: %w", text, err)
+			}
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}

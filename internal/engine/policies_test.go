@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os/exec"
+	"testing"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/policy"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// reaches says whether an echo from the pod at path comes back.
+func (n *node) reaches(path, to string) bool {
+	n.t.Helper()
+	reached := false
+	err := netns.Do(path, func() error {
+		reached = exec.Command("ping", "-c", "1", "-W", "1", to).Run() == nil
+		return nil
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return reached
+}
+
+func (n *node) hold(path, to string, want bool) {
+	n.t.Helper()
+	if got := n.reaches(path, to); got != want {
+		n.t.Errorf("%s reaches %s: %v, want %v", path, to, got, want)
+	}
+}
+
+func (n *node) addLabelled(path string, owner state.Owner, labels map[string]string) state.Endpoint {
+	n.t.Helper()
+	var ep state.Endpoint
+	n.must(func(e *Engine) (err error) {
+		ep, err = e.AddEndpoint(context.Background(), EndpointSpec{Netns: path, IfName: "eth0", Owner: owner, Labels: labels, Pod: state.PodRef{Namespace: "ns", Name: labels["name"]}})
+		return err
+	})
+	return ep
+}
+
+func app(name string) policy.Selector {
+	return policy.Selector{{Key: "app", Operator: policy.In, Values: []string{name}}}
+}
+
+// closedTo is a policy that lets nobody in.
+func closedTo(name, apps string) policy.Policy {
+	return policy.Policy{Key: policy.Key{Namespace: "ns", Name: name}, Pods: app(apps), IsolatesIngress: true}
+}
+
+func TestPoliciesOutliveTheTool(t *testing.T) {
+	n := newNode(t)
+	n.run("ip addr add 10.9.255.1/32 dev lo")
+	a, b := n.pod(1), n.pod(2)
+	n.addLabelled(a, state.OwnerCLI, map[string]string{"app": "a"})
+	n.must(func(e *Engine) error { return e.ApplyPolicyFile([]policy.Policy{closedTo("p", "b")}, nil) })
+	n.hold(a, "10.9.0.2", true) // not an endpoint yet
+	// A new tool, and an endpoint that the policy was there before.
+	n.addLabelled(b, state.OwnerCLI, map[string]string{"app": "b"})
+	n.hold(a, "10.9.0.2", false)
+	n.hold(a, "fd09::2", false)
+	n.hold(b, "10.9.0.1", true)
+	n.run("ping -c 1 -W 1 10.9.0.2") // the node itself
+	open := closedTo("p", "b")
+	open.Ingress = []policy.Rule{{Peers: []policy.Peer{{Pods: &policy.Selector{app("a")[0]}}}}}
+	n.must(func(e *Engine) error { return e.ApplyPolicyFile([]policy.Policy{open}, nil) })
+	n.hold(a, "10.9.0.2", true)
+	n.must(func(e *Engine) error {
+		m, err := e.Policies()
+		if err == nil && len(m.Policies()) != 1 {
+			t.Errorf("%d policies", len(m.Policies()))
+		}
+		return err
+	})
+	err := n.do(func(e *Engine) error {
+		return e.RemovePolicies([]policy.Key{open.Key, {Namespace: "x", Name: "y"}}, nil)
+	})
+	if !errors.Is(err, ErrNotFound) {
+		t.Fatal(err)
+	}
+	n.must(func(e *Engine) error { return e.RemovePolicies([]policy.Key{open.Key}, nil) })
+	n.must(func(e *Engine) error {
+		identities, err := e.dp.Identities.All()
+		maps.DeleteFunc(identities, func(_ datapath.Addr, who datapath.Identity) bool { return who.Pod == policy.Node })
+		policies, err2 := e.dp.Policies.All()
+		peers, err3 := e.dp.PolicyPeers.All()
+		if len(identities)+len(policies)+len(peers) > 0 {
+			t.Errorf("without policies there remain %v, %v, %v", identities, policies, peers)
+		}
+		return errors.Join(err, err2, err3)
+	})
+}
+
+// A tool that is killed between its journal and the tables is finished by the
+// next one, whatever that is there for.
+func TestAKilledPolicyChangeIsFinished(t *testing.T) {
+	n := newNode(t)
+	a, b := n.pod(1), n.pod(2)
+	n.addLabelled(a, state.OwnerCLI, map[string]string{"app": "a"})
+	n.addLabelled(b, state.OwnerCLI, map[string]string{"app": "b"})
+	n.must(func(e *Engine) error {
+		return e.store.WriteJournal(operation{Kind: opPolicies, Policies: &storedPolicies{Policies: []policy.Policy{closedTo("p", "b")}}})
+	})
+	n.hold(a, "10.9.0.2", true)
+	n.endpoints()
+	n.hold(a, "10.9.0.2", false)
+	n.must(func(e *Engine) error { return e.RemovePolicies([]policy.Key{{Namespace: "ns", Name: "p"}}, nil) })
+	n.hold(a, "10.9.0.2", true)
+}
+
+// With a model of its caller's, an endpoint is closed until its pod is known.
+func TestAPodThatIsNotKnownIsClosed(t *testing.T) {
+	n := newNode(t)
+	n.run("ip addr add 10.9.255.1/32 dev lo")
+	n.opts.Policies = policy.New(policy.Limits{Identities: 1000, Prefixes: 1000, Peers: 1000, Ports: 1000})
+	a, b := n.pod(1), n.pod(2)
+	named := func(name string) map[string]string {
+		return map[string]string{"name": name}
+	}
+	n.opts.Policies.SetPod(policy.Pod{Key: policy.Key{Namespace: "ns", Name: "a"}, Labels: map[string]string{"app": "a"}})
+	n.addLabelled(a, state.OwnerCNI, named("a"))
+	n.addLabelled(b, state.OwnerCNI, named("b"))
+	n.hold(a, "10.9.0.2", false)
+	n.hold(b, "10.9.0.1", false)
+	n.hold(b, "fd09::1", false)
+	n.run("ping -c 1 -W 1 10.9.0.2")
+	n.must(func(e *Engine) error {
+		d, err := e.drops()
+		for _, x := range d {
+			if x.Reason == "policy_unknown" && x.Packets > 0 {
+				return err
+			}
+		}
+		t.Errorf("nothing is counted as policy_unknown: %v", d)
+		return err
+	})
+	n.opts.Policies.SetPod(policy.Pod{Key: policy.Key{Namespace: "ns", Name: "b"}, Labels: map[string]string{"app": "b"}})
+	n.must(func(e *Engine) error { return e.ApplyPolicies() })
+	n.hold(a, "10.9.0.2", true)
+	n.hold(b, "10.9.0.1", true)
+}
+
+// A full table costs the rule that does not fit, and nobody else.
+func TestAFullTableClosesItsRuleOnly(t *testing.T) {
+	n := newNode(t)
+	n.opts.Sizes.Peers = 8
+	a, b, c := n.pod(1), n.pod(2), n.pod(3)
+	n.addLabelled(a, state.OwnerCLI, map[string]string{"app": "a"})
+	n.addLabelled(b, state.OwnerCLI, map[string]string{"app": "b"})
+	n.addLabelled(c, state.OwnerCLI, map[string]string{"app": "c"})
+	fits, tooMany := closedTo("fits", "b"), closedTo("too-many", "c")
+	block := func(i int) policy.Rule {
+		return policy.Rule{Peers: []policy.Peer{{Block: &policy.Block{CIDR: netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/32", i))}}}}
+	}
+	fits.Ingress = []policy.Rule{{Peers: []policy.Peer{{Pods: &policy.Selector{app("a")[0]}}}}}
+	for i := range 20 {
+		tooMany.Ingress = append(tooMany.Ingress, block(i))
+	}
+	tooMany.Ingress = append(tooMany.Ingress, fits.Ingress...)
+	n.must(func(e *Engine) error { return e.ApplyPolicyFile([]policy.Policy{fits, tooMany}, nil) })
+	n.hold(a, "10.9.0.2", true)
+	n.hold(a, "10.9.0.3", false)
+	n.must(func(e *Engine) error {
+		m, err := e.Policies()
+		if err != nil {
+			return err
+		}
+		m.Plan()
+		conditions := m.Conditions()
+		if len(conditions) == 0 {
+			t.Error("no condition tells of the rules that do not fit")
+		}
+		for _, c := range conditions {
+			if c.Rule.Policy != tooMany.Key || c.Table != "peers" {
+				t.Errorf("%+v", c)
+			}
+		}
+		d, err := e.drops()
+		for _, x := range d {
+			if x.Reason == "policy_incomplete" && x.Packets > 0 {
+				return err
+			}
+		}
+		t.Errorf("nothing is counted as policy_incomplete: %v", d)
+		return err
+	})
+}

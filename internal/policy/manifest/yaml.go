@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/mustang-net/mustang/internal/policy"
+)
+
+// Namespace is a namespace's labels.
+type Namespace struct {
+	Name   string
+	Labels map[string]string
+}
+
+// File is what a file says.
+type File struct {
+	Policies   []policy.Policy
+	Namespaces []Namespace
+}
+
+// Read reads YAML or JSON documents: NetworkPolicies, Namespaces, and lists of
+// them. Everything must be right, or nothing is answered.
+func Read(r io.Reader) (File, error) {
+	text, err := io.ReadAll(r)
+	if err != nil {
+		return File{}, err
+	}
+	var f File
+	for i, doc := range documents(text) {
+		if len(bytes.TrimSpace(doc)) == 0 {
+			continue
+		}
+		if err := f.add(doc); err != nil {
+			return File{}, fmt.Errorf("document %d: %w", i+1, err)
+		}
+	}
+	if err := f.check(); err != nil {
+		return File{}, err
+	}
+	return f, nil
+}
+
+// documents cuts a stream at its `---` lines, of which a comment may follow.
+func documents(text []byte) [][]byte {
+	var out [][]byte
+	var doc bytes.Buffer
+	lines := bufio.NewReader(bytes.NewReader(text))
+	for {
+		line, err := lines.ReadBytes('\n')
+		if bytes.HasPrefix(line, []byte("---")) && (len(line) == 3 || bytes.ContainsRune([]byte(" \t\r\n"), rune(line[3]))) {
+			out = append(out, bytes.Clone(doc.Bytes()))
+			doc.Reset()
+		} else {
+			doc.Write(line)
+		}
+		if err != nil {
+			return append(out, doc.Bytes())
+		}
+	}
+}
+
+type list struct {
+	metav1.TypeMeta `json:",inline"`
+	Metadata        metav1.ListMeta `json:"metadata"`
+	Items           []yamlItem      `json:"items"`
+}
+
+// yamlItem is an object that is read when its kind is known.
+type yamlItem []byte
+
+func (y *yamlItem) UnmarshalJSON(b []byte) error {
+	*y = bytes.Clone(b)
+	return nil
+}
+
+type namespaceObject struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              map[string]any `json:"spec"`
+	Status            map[string]any `json:"status"`
+}
+
+func (f *File) add(doc []byte) error {
+	var kind metav1.TypeMeta
+	if err := yaml.Unmarshal(doc, &kind); err != nil {
+		return err
+	}
+	switch {
+	case kind.APIVersion == "networking.k8s.io/v1" && kind.Kind == "NetworkPolicy":
+		var p networkingv1.NetworkPolicy
+		if err := yaml.UnmarshalStrict(doc, &p); err != nil {
+			return fmt.Errorf("NetworkPolicy: %w", err)
+		}
+		made, err := Policy(&p)
+		f.Policies = append(f.Policies, made)
+		return err
+	case kind.APIVersion == "v1" && kind.Kind == "Namespace":
+		var n namespaceObject
+		if err := yaml.UnmarshalStrict(doc, &n); err != nil {
+			return fmt.Errorf("Namespace: %w", err)
+		}
+		if n.Name == "" {
+			return errors.New("Namespace: metadata.name is missing; give the namespace a name")
+		}
+		f.Namespaces = append(f.Namespaces, Namespace{n.Name, n.Labels})
+		return nil
+	case kind.APIVersion == "v1" && kind.Kind == "List", kind.APIVersion == "networking.k8s.io/v1" && kind.Kind == "NetworkPolicyList":
+		var l list
+		if err := yaml.UnmarshalStrict(doc, &l); err != nil {
+			return fmt.Errorf("%s: %w", kind.Kind, err)
+		}
+		for i, item := range l.Items {
+			if err := f.add(item); err != nil {
+				return fmt.Errorf("item %d: %w", i, err)
+			}
+		}
+		return nil
+	}
+	return fmt.Errorf("apiVersion %q, kind %q is neither a NetworkPolicy of networking.k8s.io/v1 nor a Namespace of v1", kind.APIVersion, kind.Kind)
+}
+
+func (f *File) check() error {
+	policies, namespaces := map[policy.Key]bool{}, map[string]bool{}
+	for _, p := range f.Policies {
+		if policies[p.Key] {
+			return fmt.Errorf("NetworkPolicy %s is in the file twice; remove one", p.Key)
+		}
+		policies[p.Key] = true
+	}
+	for _, n := range f.Namespaces {
+		if namespaces[n.Name] {
+			return fmt.Errorf("Namespace %s is in the file twice; remove one", n.Name)
+		}
+		namespaces[n.Name] = true
+	}
+	if len(f.Policies)+len(f.Namespaces) == 0 {
+		return errors.New("the file has no NetworkPolicy")
+	}
+	return nil
+}

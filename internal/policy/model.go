@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+)
+
+// Model is the state that a node's tables follow from, and what they hold by
+// its last plan. It is not for concurrent use.
+type Model struct {
+	limits     Limits
+	policies   map[string]map[Key]*Policy   // by namespace
+	namespaces map[string]map[string]string // their labels
+	pods       map[Key]*pod
+	endpoints  map[uint32]*endpoint
+	interfaces map[Key]map[uint32]bool // ids of a pod's endpoints
+	claims     map[netip.Addr][]claim
+	node       map[netip.Addr]bool
+
+	identities  map[uint64]*identity
+	inNamespace map[string]map[*identity]bool
+	selectors   map[string]*selector
+	groups      map[uint64]*group
+	sets        map[uint64]*set
+	lists       map[uint64]*list
+	names       names
+
+	groupsMade   int // so far, for their order
+	anyPodRules  int // of sets in use
+	peers, ports int // entries in use
+
+	dirtyEndpoints map[uint32]bool
+	dirtyAddrs     map[netip.Addr]bool
+	dirtyPrefixes  bool
+	leftOut        int // addresses that the table of identities did not take
+
+	written written
+	change  Change
+	gone    goneSets
+	strict  map[*set]bool
+	full    bool
+}
+
+type pod struct {
+	Pod
+	identity *identity
+}
+
+type endpoint struct {
+	Endpoint
+	ingress, egress *set // nil: not isolated
+}
+
+// claim is a pod's on an address; here: by an interface on this node, which
+// outdoes what the API says.
+type claim struct {
+	pod  Key
+	here bool
+}
+
+// written is what the tables hold, besides what sets and lists know of themselves.
+type written struct {
+	identities map[netip.Addr]Identity
+	singles    map[netip.Addr]uint64 // prefix identities of single addresses
+	prefixes   map[netip.Prefix]uint64
+	endpoints  map[uint32]Isolation
+}
+
+// New is an empty model for tables of these sizes. Its first plan is full.
+func New(limits Limits) *Model {
+	m := &Model{
+		limits: limits, policies: map[string]map[Key]*Policy{}, namespaces: map[string]map[string]string{},
+		pods: map[Key]*pod{}, endpoints: map[uint32]*endpoint{}, interfaces: map[Key]map[uint32]bool{}, claims: map[netip.Addr][]claim{}, node: map[netip.Addr]bool{},
+		identities: map[uint64]*identity{}, inNamespace: map[string]map[*identity]bool{}, selectors: map[string]*selector{},
+		groups: map[uint64]*group{}, sets: map[uint64]*set{}, lists: map[uint64]*list{}, names: newNames(),
+		dirtyEndpoints: map[uint32]bool{}, dirtyAddrs: map[netip.Addr]bool{}, strict: map[*set]bool{}, full: true,
+		written: written{map[netip.Addr]Identity{}, map[netip.Addr]uint64{}, map[netip.Prefix]uint64{}, map[uint32]Isolation{}},
+	}
+	m.begin()
+	return m
+}
+
+// SetPolicy adds a policy, or replaces the one of its name.
+func (m *Model) SetPolicy(p Policy) {
+	in := m.policies[p.Namespace]
+	if in == nil {
+		in = map[Key]*Policy{}
+		m.policies[p.Namespace] = in
+	}
+	in[p.Key] = &p
+	m.names.policy(&p)
+	m.policyChanged(p.Key)
+}
+
+// DeletePolicy removes a policy; an absent one is success. So for the others.
+func (m *Model) DeletePolicy(k Key) {
+	if _, ok := m.policies[k.Namespace][k]; !ok {
+		return
+	}
+	delete(m.policies[k.Namespace], k)
+	if len(m.policies[k.Namespace]) == 0 {
+		delete(m.policies, k.Namespace)
+	}
+	m.policyChanged(k)
+}
+
+// Policies are all policies, by name.
+func (m *Model) Policies() []Policy {
+	var out []Policy
+	for _, in := range m.policies {
+		for _, p := range in {
+			out = append(out, *p)
+		}
+	}
+	slices.SortFunc(out, func(a, b Policy) int { return a.Compare(b.Key) })
+	return out
+}
+
+func (m *Model) policyChanged(k Key) {
+	for _, s := range m.sets {
+		if slices.Contains(s.policies, k) {
+			s.stale = true
+		}
+	}
+	for id, ep := range m.endpoints {
+		if ep.Pod.Namespace == k.Namespace {
+			m.dirtyEndpoints[id] = true
+		}
+	}
+}
+
+// SetNamespace gives a namespace its labels. One that was never set has its
+// name as its only label.
+func (m *Model) SetNamespace(name string, labels map[string]string) {
+	if old, ok := m.namespaces[name]; ok && maps.Equal(old, labels) {
+		return
+	}
+	m.namespaces[name] = maps.Clone(labels)
+	m.namespaceChanged(name)
+}
+
+func (m *Model) DeleteNamespace(name string) {
+	delete(m.namespaces, name)
+	m.namespaceChanged(name)
+}
+
+func (m *Model) namespaceChanged(name string) {
+	for id := range m.inNamespace[name] {
+		for _, s := range m.selectors {
+			if s.namespaces != nil {
+				m.relate(s, id)
+			}
+		}
+	}
+}
+
+func (m *Model) namespaceLabels(name string) map[string]string {
+	labels, ok := m.namespaces[name]
+	if _, named := labels[NamespaceName]; ok && named {
+		return labels
+	}
+	labels = maps.Clone(labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	labels[NamespaceName] = name
+	return labels
+}
+
+// SetPod adds a pod of any node, or replaces the one of its name.
+func (m *Model) SetPod(p Pod) {
+	old := m.pods[p.Key]
+	if old != nil && maps.Equal(old.Labels, p.Labels) && slices.Equal(old.Addrs, p.Addrs) &&
+		slices.Equal(old.Ports, p.Ports) && old.HostNetwork == p.HostNetwork {
+		return
+	}
+	p.Labels, p.Addrs, p.Ports = maps.Clone(p.Labels), slices.Clone(p.Addrs), slices.Clone(p.Ports)
+	fresh := &pod{Pod: p}
+	if !p.HostNetwork {
+		fresh.identity = m.identityOf(p)
+	}
+	m.forgetPod(old)
+	m.pods[p.Key] = fresh
+	if fresh.identity != nil {
+		fresh.identity.pods[fresh] = true
+		for _, a := range p.Addrs {
+			m.claims[a] = append(m.claims[a], claim{pod: p.Key})
+			m.dirtyAddrs[a] = true
+		}
+	}
+	m.podChanged(p.Key)
+	if old != nil {
+		m.releaseIdentity(old.identity)
+	}
+}
+
+func (m *Model) DeletePod(k Key) {
+	old := m.pods[k]
+	if old == nil {
+		return
+	}
+	m.forgetPod(old)
+	delete(m.pods, k)
+	m.podChanged(k)
+	m.releaseIdentity(old.identity)
+}
+
+// forgetPod takes back what a pod claims; its identity goes when nobody else
+// has it.
+func (m *Model) forgetPod(p *pod) {
+	if p == nil || p.identity == nil {
+		return
+	}
+	delete(p.identity.pods, p)
+	for _, a := range p.Addrs {
+		m.unclaim(a, claim{pod: p.Key})
+	}
+}
+
+func (m *Model) unclaim(a netip.Addr, c claim) {
+	m.dirtyAddrs[a] = true
+	rest := slices.DeleteFunc(m.claims[a], func(d claim) bool { return d == c })
+	if len(rest) == 0 {
+		delete(m.claims, a)
+		return
+	}
+	m.claims[a] = rest
+}
+
+// podChanged looks again at the endpoints of a pod.
+func (m *Model) podChanged(k Key) {
+	for id := range m.interfaces[k] {
+		m.dirtyEndpoints[id] = true
+		for _, a := range m.endpoints[id].Addrs {
+			m.dirtyAddrs[a] = true
+		}
+	}
+}
+
+// SetEndpoint says which interface of this node is which pod's.
+func (m *Model) SetEndpoint(e Endpoint) {
+	old := m.endpoints[e.ID]
+	if old != nil && old.Pod == e.Pod && slices.Equal(old.Addrs, e.Addrs) {
+		return
+	}
+	fresh := &endpoint{Endpoint: e}
+	fresh.Addrs = slices.Clone(e.Addrs)
+	if old != nil {
+		m.forgetEndpoint(old)
+		fresh.ingress, fresh.egress = old.ingress, old.egress
+	}
+	m.endpoints[e.ID] = fresh
+	m.dirtyEndpoints[e.ID] = true
+	if e.Pod == (Key{}) {
+		return
+	}
+	if m.interfaces[e.Pod] == nil {
+		m.interfaces[e.Pod] = map[uint32]bool{}
+	}
+	m.interfaces[e.Pod][e.ID] = true
+	for _, a := range e.Addrs {
+		m.claims[a] = append(m.claims[a], claim{e.Pod, true})
+		m.dirtyAddrs[a] = true
+	}
+}
+
+// Endpoints are the ids of all endpoints.
+func (m *Model) Endpoints() []uint32 { return slices.Sorted(maps.Keys(m.endpoints)) }
+
+func (m *Model) DeleteEndpoint(id uint32) {
+	old := m.endpoints[id]
+	if old == nil {
+		return
+	}
+	m.forgetEndpoint(old)
+	m.release(old.ingress)
+	m.release(old.egress)
+	delete(m.endpoints, id)
+	m.dirtyEndpoints[id] = true
+}
+
+func (m *Model) forgetEndpoint(ep *endpoint) {
+	delete(m.interfaces[ep.Pod], ep.ID)
+	if len(m.interfaces[ep.Pod]) == 0 {
+		delete(m.interfaces, ep.Pod)
+	}
+	for _, a := range ep.Addrs {
+		m.unclaim(a, claim{ep.Pod, true})
+	}
+}
+
+// SetNode gives the addresses of this node's own namespace.
+func (m *Model) SetNode(addrs []netip.Addr) {
+	for a := range m.node {
+		m.dirtyAddrs[a] = true
+	}
+	clear(m.node)
+	for _, a := range addrs {
+		m.node[a] = true
+		m.dirtyAddrs[a] = true
+	}
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"slices"
+	"strconv"
+)
+
+// RuleName says which rule of which object a number is.
+type RuleName struct {
+	Policy    Key
+	Direction Direction
+	Index     int // in the policy's list of that direction, from 0
+}
+
+// SetName says what a policy set is.
+type SetName struct {
+	Direction Direction
+	Policies  []Key // that select the endpoint, by name; none: its pod is not known yet
+}
+
+// names give rules numbers of 32 bits, which are hashes too: only of rules that
+// collide does the number depend on which came first.
+type names struct {
+	rules   map[uint32]RuleName
+	numbers map[RuleName]uint32
+}
+
+func newNames() names {
+	return names{map[uint32]RuleName{}, map[RuleName]uint32{}}
+}
+
+// policy gives numbers to the rules of p. They stay when p goes: flows that it
+// allowed may still be told of.
+func (n *names) policy(p *Policy) {
+	for _, d := range []Direction{Ingress, Egress} {
+		for i := range p.rules(d) {
+			n.number(RuleName{p.Key, d, i})
+		}
+	}
+}
+
+func (n *names) number(k RuleName) uint32 {
+	if id, ok := n.numbers[k]; ok {
+		return id
+	}
+	id := uint32(hash("rule", k.Policy.Namespace, k.Policy.Name, k.Direction.String(), strconv.Itoa(k.Index)))
+	for ; id == 0 || n.rules[id] != (RuleName{}); id++ {
+	}
+	n.numbers[k] = id
+	n.rules[id] = k
+	return id
+}
+
+// Rule is the rule that a verdict names.
+func (m *Model) Rule(id uint32) (RuleName, bool) {
+	r, ok := m.names.rules[id]
+	return r, ok
+}
+
+// Set is the policy set whose number, or the low half of it, is id.
+func (m *Model) Set(id uint64) (SetName, bool) {
+	if s := m.sets[id]; s != nil {
+		return SetName{s.direction, s.policies}, true
+	}
+	for n, s := range m.sets {
+		if uint32(n) == uint32(id) {
+			return SetName{s.direction, s.policies}, true
+		}
+	}
+	return SetName{}, false
+}
+
+// Selecting are the policies that isolate an endpoint in a direction; known is
+// false while its pod is not known, and then it is closed.
+func (m *Model) Selecting(id uint32, d Direction) (policies []Key, known bool) {
+	ep := m.endpoints[id]
+	if ep == nil || ep.Pod != (Key{}) && m.pods[ep.Pod] == nil {
+		return nil, false
+	}
+	s := ep.ingress
+	if d == Egress {
+		s = ep.egress
+	}
+	if s == nil {
+		return nil, true
+	}
+	return s.policies, true
+}
+
+// Condition is a rule that is not wholly in force, and so allows less than it says.
+type Condition struct {
+	Rule  RuleName
+	Table string // that was full
+}
+
+// Conditions are all rules that are not wholly in force, each once.
+func (m *Model) Conditions() []Condition {
+	var out []Condition
+	for _, s := range m.sets {
+		for _, r := range s.refused {
+			out = append(out, Condition{m.names.rules[r.rule], r.table})
+		}
+	}
+	slices.SortFunc(out, func(a, b Condition) int {
+		if c := a.Rule.Policy.Compare(b.Rule.Policy); c != 0 {
+			return c
+		}
+		return int(a.Rule.Direction)*1000 + a.Rule.Index - int(b.Rule.Direction)*1000 - b.Rule.Index
+	})
+	return slices.Compact(out)
+}
+
+// LeftOut is how many addresses of pods the table of identities did not take:
+// rules that select those pods do not allow them.
+func (m *Model) LeftOut() int { return m.leftOut }

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// unknownSet is the policy set of endpoints whose pods are not known: it has
+// no rules.
+var unknownSet = hash("set", "unknown")
+
+// goneSets is Gone while a change is made, so that what goes and comes again is
+// in it once.
+type goneSets struct {
+	ports map[PortKey]bool
+	peers map[PeerKey]bool
+}
+
+func (m *Model) begin() {
+	m.change = Change{Put: newTables(), Late: map[netip.Addr]Identity{}}
+	m.gone = goneSets{map[PortKey]bool{}, map[PeerKey]bool{}}
+	clear(m.strict)
+}
+
+func (m *Model) putPort(k PortKey, rule uint32) {
+	delete(m.gone.ports, k)
+	m.change.Put.Ports[k] = rule
+}
+
+func (m *Model) dropPort(k PortKey) {
+	delete(m.change.Put.Ports, k)
+	m.gone.ports[k] = true
+}
+
+func (m *Model) putPeer(k PeerKey, p PeerRules) {
+	delete(m.gone.peers, k)
+	m.change.Put.Peers[k] = p
+}
+
+func (m *Model) dropPeer(k PeerKey) {
+	delete(m.change.Put.Peers, k)
+	m.gone.peers[k] = true
+}
+
+func (m *Model) putPrefix(p netip.Prefix, id uint64) { m.change.Put.Prefixes[p] = id }
+func (m *Model) dropPrefix(p netip.Prefix) {
+	m.change.Gone.Prefixes = append(m.change.Gone.Prefixes, p)
+}
+
+// Plan is what the tables must become. Whoever asks writes it, and calls Again
+// when that failed.
+func (m *Model) Plan() Change {
+	isolations := m.planEndpoints()
+	for _, s := range m.sets {
+		if s.stale {
+			m.build(s)
+		}
+	}
+	if m.dirtyPrefixes {
+		m.replacePrefixes()
+	}
+	m.planSets()
+	m.planAddrs()
+	m.planIsolations(isolations)
+	c := m.finish()
+	m.begin()
+	if m.full {
+		m.full = false
+		return Change{Full: true, Put: m.Tables()}
+	}
+	return c
+}
+
+// Again makes the next plan full: nobody knows what the tables hold.
+func (m *Model) Again() { m.full = true }
+
+// planEndpoints gives the endpoints that may need others their sets. Old sets
+// are let go when all have theirs, so that a set that moves stays.
+func (m *Model) planEndpoints() (changed []uint32) {
+	var old []*set
+	selected := map[*identity][2][]*Policy{}
+	for id := range m.dirtyEndpoints {
+		changed = append(changed, id)
+		ep := m.endpoints[id]
+		if ep == nil {
+			continue
+		}
+		old = append(old, ep.ingress, ep.egress)
+		ep.ingress, ep.egress = nil, nil
+		p := m.pods[ep.Pod]
+		if p == nil || p.identity == nil {
+			continue
+		}
+		policies, known := selected[p.identity]
+		if !known {
+			policies = [2][]*Policy{m.selecting(p.identity, Ingress), m.selecting(p.identity, Egress)}
+			selected[p.identity] = policies
+		}
+		if len(policies[Ingress]) > 0 {
+			ep.ingress = m.setFor(Ingress, policies[Ingress], p.identity)
+		}
+		if len(policies[Egress]) > 0 {
+			ep.egress = m.setFor(Egress, policies[Egress], p.identity)
+		}
+	}
+	for _, s := range old {
+		m.release(s)
+	}
+	clear(m.dirtyEndpoints)
+	return changed
+}
+
+// planSets fills the sets whose content may differ. Those with refused rules
+// are tried again: there may be room now.
+func (m *Model) planSets() {
+	order := make([]*set, 0, len(m.sets))
+	for _, s := range m.sets {
+		if s.whole || len(s.dirty) > 0 || len(s.refused) > 0 {
+			order = append(order, s)
+		}
+	}
+	slices.SortFunc(order, func(a, b *set) int { return slices.CompareFunc(a.policies, b.policies, Key.Compare) })
+	for _, s := range order {
+		if s.whole || len(s.refused) > 0 {
+			m.fill(s)
+			continue
+		}
+		for id := range s.dirty {
+			m.refill(s, id)
+		}
+		clear(s.dirty)
+	}
+}
+
+// planAddrs finds again who has the addresses about which something changed.
+func (m *Model) planAddrs() {
+	compared := map[[2]uint64]bool{}
+	for a := range m.dirtyAddrs {
+		var who Identity
+		if m.node[a] {
+			who.Pod = Node
+		} else if id := m.holder(a); id != nil {
+			who.Pod = id.id
+		}
+		who.Prefix = m.written.singles[a]
+		old, had := m.written.identities[a]
+		switch {
+		case who == (Identity{}):
+			if had {
+				delete(m.written.identities, a)
+				m.change.Gone.Identities = append(m.change.Gone.Identities, a)
+			}
+		case !had || old != who:
+			if !had && len(m.written.identities) >= m.limits.Identities {
+				m.leftOut++
+				continue // and it stays dirty
+			}
+			m.written.identities[a] = who
+			if old.Prefix != 0 && who.Prefix == 0 {
+				m.change.Late[a] = who
+			} else {
+				m.change.Put.Identities[a] = who
+			}
+		}
+		delete(m.dirtyAddrs, a)
+		if had && old.Pod != who.Pod && !compared[[2]uint64{old.Pod, who.Pod}] {
+			compared[[2]uint64{old.Pod, who.Pod}] = true
+			m.compareIdentities(old.Pod, who.Pod)
+		}
+	}
+	m.leftOut = len(m.dirtyAddrs)
+}
+
+// compareIdentities finds the sets that allowed the old holder of an address
+// something else than they allow the new one.
+func (m *Model) compareIdentities(old, fresh uint64) {
+	for _, s := range m.sets {
+		before, had := s.content[old]
+		if had && (fresh < first || before != s.content[fresh]) || s.anyPods > 0 && old >= first && fresh < first {
+			m.strict[s] = true
+		}
+	}
+}
+
+// planIsolations finds the endpoints whose sets or flags differ.
+func (m *Model) planIsolations(changed []uint32) {
+	flags := map[*set]uint16{}
+	for _, s := range m.sets {
+		flags[s] = s.flags()
+		if m.leftOut > 0 && flags[s]&(setPods|setAnyPod) != 0 {
+			flags[s] |= setIncomplete
+		}
+	}
+	stricter := map[uint32]bool{}
+	for id, ep := range m.endpoints {
+		now := m.isolation(ep, flags)
+		old := m.written.endpoints[id]
+		if now.Ingress != 0 && now.Ingress != old.Ingress || now.Egress != 0 && now.Egress != old.Egress ||
+			m.strict[ep.ingress] || m.strict[ep.egress] {
+			stricter[id] = true
+		}
+		if now == old {
+			continue
+		}
+		m.change.Put.Endpoints[id] = now
+		m.written.endpoints[id] = now
+	}
+	for _, id := range changed {
+		if _, was := m.written.endpoints[id]; was && m.endpoints[id] == nil {
+			delete(m.written.endpoints, id)
+			m.change.Gone.Endpoints = append(m.change.Gone.Endpoints, id)
+		}
+	}
+	for id := range stricter {
+		m.change.Stricter = append(m.change.Stricter, id)
+	}
+	slices.Sort(m.change.Stricter)
+}
+
+func (m *Model) isolation(ep *endpoint, flags map[*set]uint16) Isolation {
+	if ep.Pod != (Key{}) && m.pods[ep.Pod] == nil {
+		return Isolation{unknownSet, unknownSet, setUnknown, setUnknown}
+	}
+	var i Isolation
+	if ep.ingress != nil {
+		i.Ingress, i.IngressFlags = ep.ingress.id, flags[ep.ingress]
+	}
+	if ep.egress != nil {
+		i.Egress, i.EgressFlags = ep.egress.id, flags[ep.egress]
+	}
+	return i
+}
+
+func (m *Model) finish() Change {
+	c := m.change
+	for k := range m.gone.ports {
+		c.Gone.Ports = append(c.Gone.Ports, k)
+	}
+	for k := range m.gone.peers {
+		c.Gone.Peers = append(c.Gone.Peers, k)
+	}
+	return c
+}
+
+// Tables is everything that the tables are to hold by the last plan.
+func (m *Model) Tables() Tables {
+	t := newTables()
+	for _, l := range m.lists {
+		for p, rule := range l.rules {
+			t.Ports[l.key(p)] = rule
+		}
+	}
+	for _, s := range m.sets {
+		for id, p := range s.content {
+			t.Peers[PeerKey{s.id, id}] = p
+		}
+	}
+	for a, who := range m.written.identities {
+		t.Identities[a] = who
+	}
+	for p, id := range m.written.prefixes {
+		t.Prefixes[p] = id
+	}
+	for id, i := range m.written.endpoints {
+		t.Endpoints[id] = i
+	}
+	return t
+}
