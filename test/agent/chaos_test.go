@@ -29,6 +29,7 @@ type stream struct {
 	stop   context.CancelFunc
 	done   sync.WaitGroup
 	asked  atomic.Int64
+	slow   atomic.Int64 // new connections that took a second or more
 	mu     sync.Mutex
 	faults []string
 }
@@ -43,8 +44,12 @@ func (w *world) traffic(to netip.AddrPort, names ...string) *stream {
 	s.done.Go(func() { s.long(ctx, conn) })
 	s.done.Go(func() {
 		for ctx.Err() == nil {
-			name, err := w.ask("tcp", to)
+			start := time.Now()
+			name, err := w.askWithin("tcp", to, 5*time.Second)
 			s.asked.Add(1)
+			if took := time.Since(start); err == nil && took > 900*time.Millisecond {
+				s.slow.Add(1) // a segment was sent again
+			}
 			if err != nil || !slices.Contains(names, name) {
 				s.fault(fmt.Sprintf("a new connection to %s: %q, %v", to, name, err))
 			}
@@ -89,6 +94,9 @@ func (s *stream) end(t *testing.T) {
 	s.done.Wait()
 	if len(s.faults) > 0 {
 		t.Errorf("%d faults in %d requests; the first: %s", len(s.faults), s.asked.Load(), strings.Join(s.faults[:min(len(s.faults), 5)], "\n"))
+	}
+	if n := s.slow.Load(); n > 0 {
+		t.Logf("%d of %d requests took a second or more", n, s.asked.Load())
 	}
 	if s.asked.Load() == 0 {
 		t.Error("there was no traffic")
