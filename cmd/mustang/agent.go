@@ -164,7 +164,8 @@ func runCall(ctx context.Context, e *engine.Engine, call agent.Call) agent.Answe
 	e.ResetRemoved = false
 	err := cmd.ExecuteContext(ctx)
 	e.ResetRemoved = false
-	return agent.Answer{Out: out.Bytes(), Err: errs.Bytes(), Code: tell(&errs, err)}
+	code := tell(&errs, err)
+	return agent.Answer{Out: out.Bytes(), Err: errs.Bytes(), Code: code}
 }
 
 // readFile is the content of a file that the command line names, - for standard

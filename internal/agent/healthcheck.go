@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -42,17 +43,22 @@ func newHealthChecks(log *slog.Logger, healthy func() bool) *healthChecks {
 	return &healthChecks{log: log, healthy: healthy, servers: map[k8s.Key]*healthCheck{}}
 }
 
-// localReady counts the endpoints of this node that are ready, each address once.
+// localReady counts the endpoints of this node that are ready, each once: with
+// two families, those of the one that has more.
 func localReady(s state.Service) int64 {
-	seen := map[string]bool{}
+	v4, v6 := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, p := range s.Ports {
 		for _, b := range p.Backends {
-			if b.Local && b.Ready {
-				seen[b.AddrPort.Addr().String()] = true
+			switch a := b.AddrPort.Addr(); {
+			case !b.Local || !b.Ready:
+			case a.Is4():
+				v4[a] = true
+			default:
+				v6[a] = true
 			}
 		}
 	}
-	return int64(len(seen))
+	return int64(max(len(v4), len(v6)))
 }
 
 // set serves the check of a Service. An error names the port that is taken; it

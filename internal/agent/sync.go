@@ -132,6 +132,9 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 		return err
 	})
 	clear(s.retry)
+	if ctx.Err() != nil {
+		return // the agent stops
+	}
 	if err != nil {
 		s.a.metrics.failures.Inc()
 		s.a.log.Error("the Services could not be brought into force together; each is tried by itself", "services", len(list), "error", err)
@@ -220,6 +223,9 @@ func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
 		}
 		s.applied(start, affected)
 		return
+	}
+	if ctx.Err() != nil {
+		return // the agent stops, and nobody is to blame
 	}
 	var done []k8s.Affected
 	for _, a := range affected {

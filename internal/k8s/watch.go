@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 )
 
 // Kind is a kind of object that can be watched.
@@ -89,6 +90,7 @@ const (
 
 // NewWatch prepares to follow kinds; Run does it.
 func (c *Client) NewWatch(log *slog.Logger, kinds ...Kind) *Watch {
+	klog.SetSlogLogger(log) // client-go tells what it meets through it
 	w := &Watch{
 		log: log, queued: map[queueKey]struct{}{}, synced: map[Kind]bool{}, down: map[Kind]outage{},
 		signal: make(chan struct{}, 1),

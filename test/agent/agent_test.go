@@ -33,15 +33,17 @@ func TestAgent(t *testing.T) {
 		{"a restart keeps what is wanted and removes what is not", (*world).testRestart},
 		{"killed at random under changes and traffic", (*world).testKilled},
 	} {
-		ok := t.Run(c.name, func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			sub := *w
 			sub.t = t
 			c.run(&sub)
+			if t.Failed() {
+				out, _, _ := sub.mustang("", "status")
+				_, drops, _ := strings.Cut(out, "DROPPED")
+				t.Logf("dropped so far: %s", drops)
+			}
 			w.agent, w.ended = sub.agent, sub.ended
 		})
-		if !ok {
-			return // the world is not what the next one expects
-		}
 	}
 }
 
