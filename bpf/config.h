@@ -11,6 +11,12 @@ const volatile __u8 in_pod = 0;
  * netkit's programs run as the pod transmits, where redirect_peer is not to be had. */
 const volatile __u8 deliver_egress = 0;
 
+/* 1: to_pod runs at the node's NIC, for a packet of another node's pod, and delivers it. */
+const volatile __u8 from_wire = 0;
+
+/* 1: bpf_fib_lookup can leave the neighbour to bpf_redirect_neigh (6.3). */
+const volatile __u8 has_fib_skip_neigh = 0;
+
 /* Marks an answer of ours that passes a hook on its way back to the pod. The loader draws it by
  * lot, so that nobody can pass another packet off as one. */
 const volatile __u32 answer_key = 0x6d737401;
@@ -21,6 +27,9 @@ const volatile __u8 has_set_retval = 0;
 /* 1: nobody's packet: `mustang why` asks what would become of one. The tables that it would write
  * are copies, and what it would tell a pod or a reader is not held back by any limit. */
 const volatile __u8 dry_run = 0;
+
+/* Cookie of the node's own namespace: its sockets may send anything. */
+const volatile __u64 node_netns = 0;
 
 /* Lifetimes of flow entries, seconds since the last packet. */
 struct ct_timeouts {
@@ -42,13 +51,15 @@ const volatile struct ct_timeouts timeouts = {
 	.other = 30,
 };
 
-#define MST_LAYOUT 1
+#define MST_LAYOUT 2
 #define SECOND_SHIFT 30 /* the programs count seconds of 2^30 ns */
 #define NAT_PORT_TRIES 16
 #define NAT_PORT_FIRST 32768
 #define NAT_PORT_COUNT 28232
 #define CT_REFRESH 4 /* seconds: an entry is written to at most this often */
 #define CT_CUT_LIFETIME 60 /* seconds since the last packet: a flow that policy cut is not opened again from its other end */
+#define FAST_LIFETIME 1 /* seconds: how long a flow's entry may go unseen */
+#define FAST_SLOTS 1024
 #define FRAG_LIFETIME 15
 #define EVENTS_PER_ENDPOINT 1000 /* in a second, on each CPU */
 #define EVENTS_PER_CPU 8000 /* in a second */

@@ -5,35 +5,7 @@
  * at. Run by whoever removes a backend; nothing is attached for good.
  */
 #include "lib/common.h"
-#include <linux/in6.h>
-#include <bpf/bpf_core_read.h>
-
-#define AF_INET 2
-
-/* What is used of the kernel's structures; found by name at load (CO-RE). */
-struct net {
-	__u64 net_cookie;
-} __attribute__((preserve_access_index));
-
-struct sock_common {
-	__be32 skc_daddr;
-	__be32 skc_rcv_saddr;
-	__be16 skc_dport;
-	__u16 skc_num;
-	unsigned short skc_family;
-	volatile unsigned char skc_state;
-	int skc_bound_dev_if;
-	struct {
-		struct net *net;
-	} skc_net;
-	struct in6_addr skc_v6_daddr;
-	struct in6_addr skc_v6_rcv_saddr;
-} __attribute__((preserve_access_index));
-
-struct sock {
-	struct sock_common __sk_common;
-	__u16 sk_protocol;
-} __attribute__((preserve_access_index));
+#include "lib/kernel.h"
 
 struct bpf_iter_meta {
 	struct seq_file *seq;

@@ -4,44 +4,163 @@
  * inside a pod can be passed by: a packet socket with PACKET_QDISC_BYPASS skips
  * the pod's egress hook, and a pod with CAP_NET_ADMIN can make itself a second
  * child of the same parent. What leaves the node is therefore checked here
- * again: it must come from a link address that is known, carry an address that
- * belongs to it, and be of a flow that the pod's own hook has let through.
+ * again: it must be the node's own, or come from a pod's address and link
+ * address, out of that pod's namespace, and be of a flow that the pod's own
+ * hook has let through.
  */
 #include "lib/common.h"
 #include "lib/conntrack.h"
 #include "lib/drop.h"
 #include "lib/frag.h"
 #include "lib/icmp_error.h"
+#include "lib/kernel.h"
 #include "lib/parse.h"
 #include "lib/policy.h"
 #include "lib/source.h"
 
+/* Who sent a packet, as far as it shows. */
+struct sender {
+	__u64 netns; /* whose socket; 0: nobody's */
+	__u32 id;    /* endpoint; 0: the node */
+	bool by_mac; /* found by its link address, which is its own */
+};
+
+/* The one kind of packet that has no network header. */
+inline_fn bool is_arp(const struct pkt *p)
+{
+	return p->kind == PKT_CONTROL && !p->l4_off;
+}
+
 /**
- * sender_of - the endpoint whose child of @parent sent the packet
- * @id: set to the endpoint; 0 for the host's own packets
+ * source_of - the address that a packet claims to come from
+ * @a: the sender's; of ARP what it says the sender's is
+ */
+inline_fn int source_of(struct __sk_buff *skb, const struct pkt *p, struct addr *a)
+{
+	__be32 ip = 0;
+
+	*a = p->t.src;
+	if (!is_arp(p))
+		return REASON_NONE;
+	if (bpf_skb_load_bytes(skb, ARP_SENDER_IP, &ip, sizeof(ip)))
+		return REASON_TRUNCATED;
+	if (ip)
+		addr_from_ipv4(a, ip);
+	return REASON_NONE;
+}
+
+/* Control packets of a host that has no address yet, and those that never leave the link. */
+inline_fn bool unnumbered(const struct pkt *p, const struct addr *a)
+{
+	return link_local(a) || (p->kind == PKT_CONTROL && (addr_is_zero(a) || (addr_is_ipv4(a) && !a->words[3])));
+}
+
+/* A pod whose packets meet a program on the node before they get here, like those that a tunnel
+ * carries under the node's address. */
+inline_fn bool checked_on_node(__u64 netns)
+{
+	struct netns_info *info = bpf_map_lookup_elem(&mst_netns_v1, &netns);
+	struct endpoint *ep = info ? endpoint_slot(info->endpoint) : NULL;
+
+	return ep && ep->generation && ep->flags & EP_HOST_END;
+}
+
+/* The node's own child of a parent: the way to the pods. */
+inline_fn bool leads_to_pods(__u32 parent, __u32 ifindex)
+{
+	struct child_key key = { .parent = parent, .mac = { 0xff, 0xff } };
+
+	__builtin_memcpy(key.mac + 2, &ifindex, sizeof(ifindex));
+	return ifindex == parent || bpf_map_lookup_elem(&mst_children_v1, &key);
+}
+
+/**
+ * node_routes_from - whether the node may send a packet from @a that none of its sockets made
+ * @a: an address that no endpoint has
+ *
+ * It is the node's own address, or belongs to a network that the node is connected to by another
+ * interface, for which it forwards. Gateways do not count: the default route would let all pass.
+ */
+slow_fn bool node_routes_from(struct __sk_buff *skb, const struct addr *a, bool arp)
+{
+	struct bpf_fib_lookup way = { .ifindex = LOOPBACK_IFINDEX };
+	bool ipv4 = addr_is_ipv4(a);
+	struct addr hop = {};
+
+	way.family = ipv4 ? AF_INET : AF_INET6;
+	if (ipv4)
+		way.ipv4_dst = a->words[3];
+	else
+		__builtin_memcpy(way.ipv6_dst, a, sizeof(*a));
+	switch (bpf_fib_lookup(skb, &way, sizeof(way), 0)) {
+	case BPF_FIB_LKUP_RET_NOT_FWDED: /* its own, or no route */
+		return true;
+	case BPF_FIB_LKUP_RET_FWD_DISABLED: /* the kernel looks no further; then at least */
+		return arp;
+	case BPF_FIB_LKUP_RET_SUCCESS:
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+	case BPF_FIB_LKUP_RET_FRAG_NEEDED:
+		break;
+	default:
+		return false;
+	}
+	if (way.family != (ipv4 ? AF_INET : AF_INET6))
+		return false;
+	if (ipv4)
+		addr_from_ipv4(&hop, way.ipv4_dst);
+	else
+		__builtin_memcpy(&hop, way.ipv6_dst, sizeof(hop));
+	return addr_equal(&hop, a) && !leads_to_pods(skb->ifindex, way.ifindex);
+}
+
+/**
+ * sender_by_address - the endpoint whose address a packet carries, when its link address does not tell
+ * @from: id is set; 0 for what the node itself may send
  *
  * Return: enum drop_reason.
  */
-inline_fn int sender_of(struct __sk_buff *skb, const struct pkt *p, const struct parent *parent, __u32 *id)
+slow_fn int sender_by_address(struct __sk_buff *skb, const struct pkt *p, struct sender *from)
+{
+	struct addr a;
+	int reason = source_of(skb, p, &a);
+
+	if (reason)
+		return reason;
+	from->id = endpoint_of(&a);
+	if (from->id || unnumbered(p, &a))
+		return REASON_NONE;
+	if (from->netns)
+		return checked_on_node(from->netns) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
+	return node_routes_from(skb, &a, is_arp(p)) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
+}
+
+/**
+ * sender_of - who sent a packet that none of the node's sockets did
+ * @malformed: enum drop_reason of its headers
+ *
+ * Return: enum drop_reason.
+ */
+inline_fn int sender_of(struct __sk_buff *skb, const struct pkt *p, const struct parent *parent, int malformed,
+			struct sender *from)
 {
 	struct child_key key = { .parent = skb->ifindex };
 	__u32 *child;
 
-	*id = 0;
 	if (bpf_skb_load_bytes(skb, ETH_ALEN, key.mac, ETH_ALEN))
 		return REASON_TRUNCATED;
-	if (parent->shared_mac) {
-		/* All children have the parent's address: only the network address tells. */
-		*id = p->kind == PKT_CONTROL ? 0 : endpoint_of(&p->t.src);
-		return REASON_NONE;
+	if (!parent->shared_mac && __builtin_memcmp(key.mac, parent->mac, ETH_ALEN)) {
+		child = bpf_map_lookup_elem(&mst_children_v1, &key);
+		if (!child)
+			return REASON_UNKNOWN_CHILD;
+		from->id = *child;
+		from->by_mac = from->id;
+		if (from->id)
+			return malformed;
 	}
-	if (!__builtin_memcmp(key.mac, parent->mac, ETH_ALEN))
-		return REASON_NONE;
-	child = bpf_map_lookup_elem(&mst_children_v1, &key);
-	if (!child)
-		return REASON_UNKNOWN_CHILD;
-	*id = *child;
-	return REASON_NONE;
+	/* All children of an ipvlan have the parent's link address, and anybody can write the node's. */
+	if (malformed)
+		return from->netns ? malformed : REASON_NONE; /* the node forwards more than what is parsed */
+	return sender_by_address(skb, p, from);
 }
 
 /* Whether the pod's egress hook has let the packet's flow through, and policy still does. */
@@ -66,34 +185,38 @@ inline_fn int seen_by_hook(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32
 SEC("tc")
 int parent_egress(struct __sk_buff *skb)
 {
-	__u32 id, ifindex = skb->ifindex, now = now_seconds();
+	__u32 ifindex = skb->ifindex, now = now_seconds();
 	struct parent *parent = bpf_map_lookup_elem(&mst_parents_v1, &ifindex);
+	struct sender from = {};
 	struct endpoint *self;
 	struct pkt p = {};
-	int malformed, reason;
+	int reason;
 
 	if (!parent)
 		return NEXT;
-	malformed = parse(skb, &p);
-	reason = sender_of(skb, &p, parent, &id);
-	if (!reason && !id)
+	from.netns = sender_netns(skb);
+	if (from.netns && from.netns == node_netns)
 		return NEXT;
-	if (!reason)
-		reason = malformed;
-	self = endpoint_slot(id);
+	reason = parse(skb, &p);
+	reason = sender_of(skb, &p, parent, reason, &from);
+	if (!reason && !from.id)
+		return NEXT;
+	self = endpoint_slot(from.id);
 	if (!reason && (!self || !self->generation))
 		reason = REASON_NO_ENDPOINT;
 	if (!reason && self)
-		reason = source_check(skb, &p, self, id, !parent->shared_mac);
+		reason = source_check(skb, &p, self, from.id, from.by_mac);
+	if (!reason && self && from.netns && from.netns != self->netns_cookie)
+		reason = REASON_SPOOFED_ADDRESS;
 	if (!reason && p.frag)
 		reason = frag_follow(&p, now);
 	if (!reason && self && p.kind == PKT_CONTROL)
-		reason = judge_group(skb, &p, self, id, true);
+		reason = judge_group(skb, &p, self, from.id, true);
 	else if (!reason)
-		reason = seen_by_hook(skb, &p, id, now);
+		reason = seen_by_hook(skb, &p, from.id, now);
 	if (!reason)
 		return NEXT;
-	skb->cb[CB_ENDPOINT] = id; /* for whoever reads of it */
+	skb->cb[CB_ENDPOINT] = from.id; /* for whoever reads of it */
 	return drop(skb, reason, DIR_PARENT);
 }
 

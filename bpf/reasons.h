@@ -55,13 +55,31 @@ enum drop_reason {
 		* mend: make pods on that link by mustang only (`mustang pod add`), or give the other ones another link */
 	REASON_HOOK_BYPASSED = 23, /* it left the pod past the program on the pod's own interface
 		* mend: a program in the pod sends past the tc layer (packet socket with PACKET_QDISC_BYPASS): let it use ordinary sockets */
-	REASON_POLICY_INGRESS = 24, /* policies select the receiving pod, and no ingress rule of theirs allows the packet
+	REASON_WIRE_SPOOFED = 24, /* it came in from the wire with the address of a pod of this node
+		* mend: another machine uses the address of a pod: give every node its own range of pod addresses, or find the sender by its MAC address (`tcpdump -e`) */
+	REASON_TUNNEL_PEER = 25, /* it came by the tunnel from an address that is no node's
+		* mend: if a node sent it, make that node known here by the address that it sends from (`mustang node ls`, `mustang node add`); otherwise let nobody else reach the tunnel's port */
+	REASON_TUNNEL_SOURCE = 26, /* it came by the tunnel from an address that is not of the sending node's pods
+		* mend: make all ranges of that node's pod addresses known here: `mustang node ls` shows them, `mustang node add` replaces them */
+	REASON_TUNNEL_VNI = 27, /* it came by the tunnel with another network's number (VNI)
+		* mend: give all nodes the same VNI (`mustang node set`) */
+	REASON_NO_REMOTE = 28, /* it was sent into the tunnel, and no node has its destination
+		* mend: make the node that has the destination known here (`mustang node add`), or take away the route that leads into the tunnel (`ip route get`) */
+	REASON_ENCAP = 29, /* pushing the tunnel's headers failed
+		* mend: the kernel refused to make the packet longer: let pods send smaller ones (`mustang status` says how large); if they are, report it with the output of `mustang status` */
+	REASON_NO_LOCAL_BACKEND = 30, /* the Service's traffic policy is Local, and this node has no backend of it
+		* mend: send to a node that has a backend, run one here, or make the Service's traffic policy Cluster */
+	REASON_SOURCE_RANGE = 31, /* the client's address is in none of the Service's loadBalancerSourceRanges
+		* mend: add the client's address to the Service's loadBalancerSourceRanges, or take them away */
+	REASON_NO_ROUTE = 32, /* no route for a packet of a client outside
+		* mend: give the node a route: `ip route get` says where the packet would go */
+	REASON_POLICY_INGRESS = 33, /* policies select the receiving pod, and no ingress rule of theirs allows the packet
 		* mend: allow it by an ingress rule of a NetworkPolicy that selects the receiving pod; `mustang why` writes it */
-	REASON_POLICY_EGRESS = 25, /* policies select the sending pod, and no egress rule of theirs allows the packet
+	REASON_POLICY_EGRESS = 34, /* policies select the sending pod, and no egress rule of theirs allows the packet
 		* mend: allow it by an egress rule of a NetworkPolicy that selects the sending pod; `mustang why` writes it */
-	REASON_POLICY_INCOMPLETE = 26, /* the rule that might allow it did not fit into a table
+	REASON_POLICY_INCOMPLETE = 35, /* the rule that might allow it did not fit into a table
 		* mend: `mustang policy ls` says which rule and which table; make the table larger, or the rules fewer */
-	REASON_POLICY_UNKNOWN = 27, /* the pod is not known yet, so nobody can say which policies select it
+	REASON_POLICY_UNKNOWN = 36, /* the pod is not known yet, so nobody can say which policies select it
 		* mend: wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes */
-	REASON_COUNT = 28,
+	REASON_COUNT = 37,
 };

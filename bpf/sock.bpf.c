@@ -9,6 +9,7 @@
 #include "lib/lb.h"
 
 #define ECONNREFUSED 111
+#define EHOSTUNREACH 113
 #define ALLOW 1
 #define REFUSE 0
 
@@ -47,13 +48,38 @@ inline_fn void dest_store6(struct bpf_sock_addr *ctx, const struct dest *d)
 	ctx->user_port = d->port;
 }
 
-/* Whose socket it is: NULL when it is none of ours, or gets no Services here. */
-inline_fn struct netns_info *served(struct bpf_sock_addr *ctx)
+/* The namespace of a socket that is ours and gets Services here; NULL for others. */
+inline_fn struct netns_info *socket_netns(struct bpf_sock_addr *ctx)
 {
 	__u64 cookie = bpf_get_netns_cookie(ctx);
 	struct netns_info *ns = bpf_map_lookup_elem(&mst_netns_v1, &cookie);
 
 	return ns && ns->flags & EP_SERVICE_SOCKET ? ns : NULL;
+}
+
+/**
+ * client_of - the address that a socket's packets will have, as far as it is known here
+ * @to: where they go: the family counts
+ * @a: zero when it is not known
+ */
+slow_fn int client_of(const struct netns_info *ns, const struct addr *to, struct addr *a)
+{
+	bool v4 = addr_is_ipv4(to);
+	struct edge_config *node;
+	struct endpoint *ep;
+	__u32 zero = 0;
+
+	__builtin_memset(a, 0, sizeof(*a));
+	if (ns->flags & EP_NODE) {
+		node = bpf_map_lookup_elem(&mst_edge_v1, &zero);
+		if (node)
+			*a = v4 ? node->ip4 : node->ip6;
+		return 0;
+	}
+	ep = endpoint_slot(ns->endpoint);
+	if (ep)
+		*a = v4 ? ep->ip4 : ep->ip6;
+	return 0;
 }
 
 /* On the stack: another program may interrupt this one, and use the CPU's room meanwhile. */
@@ -78,17 +104,18 @@ global_fn int event_refused(const struct netns_info *ns, const struct dest *d, _
 	return event_stopped_send(&e, whom, now);
 }
 
-/* The socket learns of it by an errno. */
-inline_fn int refuse(struct bpf_sock_addr *ctx, const struct netns_info *ns, const struct dest *d, __u32 reason)
+/* Return: REFUSE, for the program to return. */
+slow_fn int refuse(struct bpf_sock_addr *ctx, const struct netns_info *ns, const struct dest *d, __u32 reason)
 {
 	__u32 slot = reason * DIR_COUNT + DIR_SOCKET;
 	struct counter *c = bpf_map_lookup_elem(&mst_drops_v1, &slot);
+	bool answer = reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT;
 
 	if (c)
 		c->packets++;
 	event_refused(ns, d, ctx->protocol, reason, now_seconds());
 	if (has_set_retval)
-		bpf_set_retval(-ECONNREFUSED);
+		bpf_set_retval(answer ? -ECONNREFUSED : -EHOSTUNREACH);
 	return REFUSE;
 }
 
@@ -109,6 +136,35 @@ inline_fn int keep(struct bpf_sock_addr *ctx)
 }
 
 /**
+ * balance - a backend of the Service that a socket means
+ * @d: the Service's address, as the socket names it
+ * @client: the socket's address
+ * @s: the Service; NULL afterwards: leave the socket's packets alone
+ * @id: where the backend's id goes
+ *
+ * What is to be dropped without a word is left to the packet programs where there are any, so
+ * that a connection waits as it would elsewhere, and comes about when a backend does.
+ *
+ * Return: NULL when there is none; with @s it was refused.
+ */
+inline_fn struct backend *balance(struct bpf_sock_addr *ctx, const struct netns_info *ns, const struct dest *d,
+				  const struct addr *client, struct service **s, __u32 *id)
+{
+	struct backend *b;
+	int reason;
+
+	reason = service_closed(*s, client);
+	if ((reason == REASON_NO_LOCAL_BACKEND || reason == REASON_SOURCE_RANGE) && ns->flags & EP_SERVICE_TC) {
+		*s = NULL;
+		return NULL;
+	}
+	b = reason ? NULL : backend_pick(*s, client, bpf_get_prandom_u32(), id);
+	if (!b)
+		refuse(ctx, ns, d, reason ? reason : REASON_NO_BACKEND);
+	return b;
+}
+
+/**
  * connect_to - choose where a connecting socket goes
  * @d: the destination; a backend's on REWRITE
  *
@@ -117,25 +173,26 @@ inline_fn int keep(struct bpf_sock_addr *ctx)
 inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 {
 	struct sock_peer peer = { .frontend = d->addr, .frontend_port = d->port }, *stored;
-	struct netns_info *ns = served(ctx);
+	struct netns_info *ns = socket_netns(ctx);
 	struct bpf_sock *sk = ctx->sk;
+	struct addr client;
 	struct service *s;
 	struct backend *b;
+	__u16 address;
 
 	if (!ns)
 		return KEEP;
-	s = service_find(&d->addr, d->port, ctx->protocol);
+	s = service_find(&d->addr, d->port, ctx->protocol, SCOPE_ANY, &address);
 	if (!s) {
-		if (!service_address(&d->addr))
+		if (!(address & SVC_REFUSE))
 			return keep(ctx);
 		refuse(ctx, ns, d, REASON_SERVICE_PORT);
 		return REFUSED;
 	}
-	b = backend_pick(s, &peer.backend);
-	if (!b) {
-		refuse(ctx, ns, d, REASON_NO_BACKEND);
-		return REFUSED;
-	}
+	client_of(ns, &d->addr, &client);
+	b = balance(ctx, ns, d, &client, &s, &peer.backend);
+	if (!b)
+		return s ? REFUSED : keep(ctx);
 	peer.backend_addr = b->addr;
 	peer.backend_port = b->port;
 	peer.service = s->number;
@@ -191,15 +248,17 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 {
 	struct sock_flow_key key = { .addr = d->addr, .port = d->port }, back = { .reverse = 1 };
 	struct sock_flow there = {}, here = { .addr = d->addr, .port = d->port }, *other;
-	struct netns_info *ns = served(ctx);
+	struct netns_info *ns = socket_netns(ctx);
+	struct addr client;
 	struct service *s;
 	struct backend *b;
+	__u16 address;
 
 	if (!ns)
 		return KEEP;
-	s = service_find(&d->addr, d->port, ctx->protocol);
+	s = service_find(&d->addr, d->port, ctx->protocol, SCOPE_ANY, &address);
 	if (!s) {
-		if (!service_address(&d->addr))
+		if (!(address & SVC_REFUSE))
 			return KEEP;
 		refuse(ctx, ns, d, REASON_SERVICE_PORT);
 		return REFUSED;
@@ -207,11 +266,10 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 	key.cookie = bpf_get_socket_cookie(ctx);
 	if (flow_backend(&key, d))
 		return REWRITE;
-	b = backend_pick(s, &there.backend);
-	if (!b) {
-		refuse(ctx, ns, d, REASON_NO_BACKEND);
-		return REFUSED;
-	}
+	client_of(ns, &d->addr, &client);
+	b = balance(ctx, ns, d, &client, &s, &there.backend);
+	if (!b)
+		return s ? REFUSED : KEEP;
 	back.cookie = key.cookie;
 	back.addr = there.addr = b->addr;
 	back.port = there.port = b->port;

@@ -19,8 +19,8 @@ import (
 type attached struct {
 	inPod         bool // inside the pod, else on the host's end
 	netkit        bool
-	fromPod       *ebpf.Program
-	toPod         *ebpf.Program
+	fromPod       *program
+	toPod         *program
 	mac, neighbor net.HardwareAddr // the pod's; the host end's, or zero
 }
 
@@ -85,11 +85,11 @@ type at struct {
 }
 
 // firstProgram returns what meets a packet first at a place, nil for nothing.
-func firstProgram(ifindex int, where at, netkit ebpf.AttachType) (*ebpf.Program, error) {
+func firstProgram(ifindex int, where at, netkit ebpf.AttachType) (*program, error) {
 	for _, kind := range []ebpf.AttachType{where.tcx, netkit} {
 		// An error: this kernel, or this device, does not have the kind.
 		if r, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: kind}); err == nil && len(r.Programs) > 0 {
-			return open(r.Programs[0].ID)
+			return open(r.Programs[0].ID, 0)
 		}
 	}
 	l, err := netlink.LinkByIndex(ifindex)
@@ -102,16 +102,23 @@ func firstProgram(ifindex int, where at, netkit ebpf.AttachType) (*ebpf.Program,
 	}
 	for _, f := range filters {
 		if b, ok := f.(*netlink.BpfFilter); ok {
-			return open(ebpf.ProgramID(b.Id))
+			return open(ebpf.ProgramID(b.Id), b.ClassId)
 		}
 	}
 	return nil, nil
 }
 
-func open(id ebpf.ProgramID) (*ebpf.Program, error) {
+// program is one with the class id of the filter that holds it, which a packet
+// carries to it; 0: no filter does.
+type program struct {
+	*ebpf.Program
+	class uint32
+}
+
+func open(id ebpf.ProgramID, class uint32) (*program, error) {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
 		return nil, fmt.Errorf("open program %d: %w", id, err)
 	}
-	return p, nil
+	return &program{p, class}, nil
 }

@@ -13,8 +13,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/mustang-net/mustang/bench/samehost"
 	"github.com/mustang-net/mustang/bench/stats"
 	"github.com/mustang-net/mustang/lab"
@@ -38,7 +36,7 @@ func (h Hook) name() string {
 // hookCase is a packet and the hook that it is sent into.
 type hookCase struct {
 	hook, packet string
-	prog         *ebpf.Program
+	prog         *program
 	frame        frame
 	out          flow   // how the packet leaves the program
 	verdict      uint32 // what the program must answer
@@ -99,7 +97,7 @@ func measureHooks(ctx context.Context, o Options, mode string) (list []Hook, err
 	return list, nil
 }
 
-func (w *hookWorld) measure(o Options, empty *ebpf.Program, client, server *lab.Pod) (list []Hook, err error) {
+func (w *hookWorld) measure(o Options, empty *program, client, server *lab.Pod) (list []Hook, err error) {
 	if err := w.connectAll(client, server); err != nil {
 		return nil, err
 	}
@@ -242,7 +240,7 @@ func (w *hookWorld) cases() []hookCase {
 
 // measure checks once that the packet goes where it should, and then takes the
 // median over runs of what the program adds to an empty one.
-func (c hookCase) measure(o Options, empty *ebpf.Program) (stats.Estimate, error) {
+func (c hookCase) measure(o Options, empty *program) (stats.Estimate, error) {
 	r, err := newRestorer(c.frame, c.firstPort > 0)
 	if err != nil {
 		return stats.Estimate{}, err

@@ -23,7 +23,7 @@ import (
 type restorer struct {
 	prog   *ebpf.Program
 	target *ebpf.Map // one slot: what is called
-	serial *ebpf.Map // the source port of the next frame, when it varies
+	serial *ebpf.Map // the source port of the next frame, when it varies, and the class id
 	frame  []byte
 }
 
@@ -36,6 +36,10 @@ const (
 	tcShot     = 2
 	tcRedirect = 7
 )
+
+// tcClassID is the offset of tc_classid in struct __sk_buff: a filter's program
+// is told the filter's class id there.
+const tcClassID = 72
 
 // newRestorer makes a restorer of the frame. newPort gives each packet another
 // source port, so that each begins a flow.
@@ -50,7 +54,7 @@ func newRestorer(f frame, newPort bool) (r *restorer, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the restorer's program table: %w", err)
 	}
-	r.serial, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	r.serial, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 16, MaxEntries: 1})
 	if err != nil {
 		return nil, fmt.Errorf("make the restorer's counter: %w", err)
 	}
@@ -81,6 +85,9 @@ func (r *restorer) instructions(f frame, newPort bool) asm.Instructions {
 			asm.StoreMem(asm.RFP, int16(f.portOffset()-size), asm.R2, asm.Half))
 	}
 	return append(insns,
+		asm.LoadMapValue(asm.R1, r.serial.FD(), 8),
+		asm.LoadMem(asm.R2, asm.R1, 0, asm.DWord),
+		asm.StoreMem(asm.R6, tcClassID, asm.R2, asm.Word),
 		asm.Mov.Reg(asm.R1, asm.R6),
 		asm.Mov.Imm(asm.R2, 0),
 		asm.Mov.Reg(asm.R3, asm.RFP),
@@ -110,18 +117,18 @@ func (r *restorer) close() {
 
 // prepare sets what is called, and where the source ports of the next packets
 // begin if they vary.
-func (r *restorer) prepare(prog *ebpf.Program, firstPort uint16) error {
-	if err := r.serial.Put(uint32(0), uint64(firstPort)-1); err != nil {
+func (r *restorer) prepare(prog *program, firstPort uint16) error {
+	if err := r.serial.Put(uint32(0), [2]uint64{uint64(firstPort) - 1, uint64(prog.class)}); err != nil {
 		return fmt.Errorf("set the first source port: %w", err)
 	}
-	if err := r.target.Put(uint32(0), prog); err != nil {
+	if err := r.target.Put(uint32(0), prog.Program); err != nil {
 		return fmt.Errorf("put the program under test: %w", err)
 	}
 	return nil
 }
 
 // once sends one frame through prog and returns the verdict and what came out.
-func (r *restorer) once(prog *ebpf.Program, firstPort uint16) (uint32, []byte, error) {
+func (r *restorer) once(prog *program, firstPort uint16) (uint32, []byte, error) {
 	if err := r.prepare(prog, firstPort); err != nil {
 		return 0, nil, err
 	}
@@ -134,7 +141,7 @@ func (r *restorer) once(prog *ebpf.Program, firstPort uint16) (uint32, []byte, e
 }
 
 // time returns what a packet takes on average, the restorer included.
-func (r *restorer) time(prog *ebpf.Program, packets int, firstPort uint16) (time.Duration, error) {
+func (r *restorer) time(prog *program, packets int, firstPort uint16) (time.Duration, error) {
 	if err := r.prepare(prog, firstPort); err != nil {
 		return 0, err
 	}
@@ -152,11 +159,11 @@ func (r *restorer) time(prog *ebpf.Program, packets int, firstPort uint16) (time
 }
 
 // newEmpty is the program that stands in for "nothing".
-func newEmpty() (*ebpf.Program, error) {
+func newEmpty() (*program, error) {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "bench_empty", Type: ebpf.SchedCLS, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
 	if err != nil {
 		return nil, fmt.Errorf("load the empty program: %w", err)
 	}
-	return p, nil
+	return &program{Program: p}, nil
 }

@@ -100,7 +100,7 @@ func (c contestant) isolate(ctx context.Context, l *lab.Lab, pods []*lab.Pod) er
 	if c.kind == open && !c.nft {
 		return nil
 	}
-	text, argv := c.yaml(pods), l.MustangArgs("policy", "apply", "-f", "-")
+	text, argv := c.yaml(pods), l.Node().MustangArgs("policy", "apply", "-f", "-")
 	if c.nft {
 		text, argv = c.ruleset(pods), []string{"nft", "-f", "-"}
 	}

@@ -114,14 +114,23 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 		}
 	}
 	l := runner.Launcher{Self: o.Self, Group: group, ClientCPU: core, ServerCPU: core, Duration: o.Duration, Warmup: o.Warmup, CC: load.ProbeCC("cubic")}
-	measure := func(ctx context.Context, c runner.Case) (runner.Sample, error) {
-		return l.Sample(ctx, targets[c.Subject], c.Scenario)
-	}
-	r.Samples, err = runner.Run(ctx, cases, runner.Settings{Rounds: o.Rounds, Warmup: true, Seed: o.Seed}, measure,
+	r.Samples, err = runner.Run(ctx, cases, runner.Settings{Rounds: o.Rounds, Warmup: true, Seed: o.Seed}, opener{l, targets},
 		&runner.Printer{W: o.Log, Rounds: o.Rounds})
 	r.Load[1] = read("/proc/loadavg")
 	return r, errors.Join(err, runner.Failed(r.Samples), r.failed())
 }
+
+// opener starts the load of a case.
+type opener struct {
+	l       runner.Launcher
+	targets map[string]runner.Target
+}
+
+func (o opener) Open(ctx context.Context, c runner.Case) (runner.Load, error) {
+	return o.l.Open(ctx, o.targets[c.Subject], c.Scenario)
+}
+
+func (o opener) Watch(runner.Case) func() float64 { return o.l.Watch() }
 
 func (r *Report) failed() error {
 	var errs []error

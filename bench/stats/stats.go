@@ -70,6 +70,36 @@ func Ratios(pairs []Pair) []float64 {
 	return out
 }
 
+// Trim is the share of a round's turns that TurnRatio leaves out at either end.
+const Trim = 0.2
+
+// TurnRatio is the ratio of two samples that took turns: the mean of the ratios
+// of turns of one cycle, on a logarithmic scale, without the lowest and highest
+// fifth. Two turns of one cycle saw the same state of the machine, so their ratio
+// is steadier than that of sums; and what hits a single turn (another's burst, a
+// processor taken away for milliseconds) is left out, whichever side it hit.
+//
+// It is NaN when the two have different numbers of turns, or a turn without a value.
+func TurnRatio(values, base []float64) float64 {
+	if len(values) == 0 || len(values) != len(base) {
+		return math.NaN()
+	}
+	logs := make([]float64, len(values))
+	for i, v := range values {
+		if !(v > 0 && base[i] > 0) {
+			return math.NaN()
+		}
+		logs[i] = math.Log(v / base[i])
+	}
+	slices.Sort(logs)
+	cut := int(Trim * float64(len(logs)))
+	sum, kept := 0.0, logs[cut:len(logs)-cut]
+	for _, l := range kept {
+		sum += l
+	}
+	return math.Exp(sum / float64(len(kept)))
+}
+
 // Of estimates the median of values with a percentile-bootstrap interval.
 func Of(values []float64, seed uint64) Estimate {
 	e := Estimate{Median: Median(values), Spread: Spread(values), N: len(values)}
@@ -82,11 +112,22 @@ func Of(values []float64, seed uint64) Estimate {
 // both halves, and the ratio stays.
 func OfRatios(pairs []Pair, seed uint64) Estimate { return Of(Ratios(pairs), seed) }
 
-// bootstrap returns the ends of the 95 % percentile interval of the median.
+// bootstrap returns the ends of the 95 % percentile interval of the median. Of
+// few values that interval is too narrow; it is expanded as Student's t expands
+// the normal one (Hesterberg 2015, "What Teachers Should Know About the
+// Bootstrap", expanded percentile intervals).
 func bootstrap(values []float64, seed uint64) (low, high float64) {
 	if len(values) == 0 {
 		return math.NaN(), math.NaN()
 	}
+	medians := resampled(values, seed)
+	slices.Sort(medians)
+	tail := tailOf(len(values), z95)
+	return sortedQuantile(medians, tail), sortedQuantile(medians, 1-tail)
+}
+
+// resampled returns the medians of resamples.
+func resampled(values []float64, seed uint64) []float64 {
 	rng := rand.New(rand.NewPCG(seed, uint64(len(values))))
 	medians := make([]float64, Resamples)
 	sample := make([]float64, len(values))
@@ -97,8 +138,43 @@ func bootstrap(values []float64, seed uint64) (low, high float64) {
 		slices.Sort(sample)
 		medians[i] = sortedQuantile(sample, 0.5)
 	}
-	slices.Sort(medians)
-	return sortedQuantile(medians, 0.025), sortedQuantile(medians, 0.975)
+	return medians
+}
+
+// Change estimates by what factor the median of now differs from that of old, two
+// runs that share no rounds, with a 99 % interval. N is the smaller number.
+func Change(old, now []float64, seed uint64) Estimate {
+	e := Estimate{N: min(len(old), len(now)), Median: Median(now) / Median(old), Spread: max(Spread(old), Spread(now))}
+	if e.N == 0 {
+		return Estimate{}
+	}
+	a, b := resampled(old, seed), resampled(now, seed+1)
+	for i := range b {
+		b[i] /= a[i]
+	}
+	slices.Sort(b)
+	tail := tailOf(e.N, z99)
+	e.Low, e.High = sortedQuantile(b, tail), sortedQuantile(b, 1-tail)
+	return e
+}
+
+// Quantiles of a normal distribution that leave out 2.5 % and 0.5 % beyond them.
+const (
+	z95 = 1.959963984540054
+	z99 = 2.575829303548901
+)
+
+// tailOf is the share that an interval of n values leaves out at either end: what
+// a normal distribution has beyond the quantile of Student's with n-1 degrees of
+// freedom. z is that quantile of many values.
+func tailOf(n int, z float64) float64 {
+	if n < 2 {
+		return 0
+	}
+	z2, v := z*z, float64(n-1)
+	// The quantile by its expansion in 1/v (Abramowitz and Stegun 26.7.5).
+	t := z * (1 + (z2+1)/(4*v) + (5*z2*z2+16*z2+3)/(96*v*v) + (3*z2*z2*z2+19*z2*z2+17*z2-15)/(384*v*v*v))
+	return math.Erfc(t/math.Sqrt2) / 2
 }
 
 // Verdict is what an estimate says about a bar.

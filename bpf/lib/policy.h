@@ -13,6 +13,7 @@
 
 #include "common.h"
 #include "conntrack.h"
+#include "remote.h"
 #include "source.h"
 
 /* Return: this CPU's judgment, as the last packet left it; never NULL. */
@@ -195,7 +196,7 @@ slow_fn bool from_node(struct __sk_buff *skb, const struct addr *src, const stru
 	struct parent *link;
 	struct ethhdr eth;
 
-	if (!who || who->pod != IDENTITY_NODE)
+	if (from_wire || !who || who->pod != IDENTITY_NODE)
 		return false;
 	if (!in_pod)
 		return !skb->ingress_ifindex;
@@ -215,7 +216,7 @@ inline_fn bool end_current(const struct ct_end *end)
 	struct endpoint *ep;
 
 	if (!end->endpoint)
-		return true;
+		return in_pod || !end->generation || remote_of(end->generation);
 	ep = endpoint_slot(end->endpoint);
 	return ep && ep->generation == end->generation;
 }
@@ -241,6 +242,8 @@ inline_fn void end_set_id(struct ct_end *end, __u32 id)
 inline_fn void end_set(struct ct_end *end, const struct addr *a)
 {
 	end_set_id(end, endpoint_of(a));
+	if (!end->endpoint && !in_pod) /* whose packets find their way by themselves */
+		end->generation = remote_find(a);
 }
 
 /**

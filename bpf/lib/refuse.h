@@ -203,6 +203,33 @@ inline_fn bool refusal_allowed(__u32 now)
 	return r->count++ < REFUSALS_PER_SECOND;
 }
 
+/* Whether a refused packet is one that gets an answer. */
+inline_fn bool answerable(const struct pkt *p, __u32 now)
+{
+	return !p->frag && !(p->tcp_flags & TCP_RST) && (p->proto == IPPROTO_TCP || p->proto == IPPROTO_UDP) &&
+	       refusal_allowed(now);
+}
+
+/**
+ * answer - count a refused packet, tell of it, and turn it into the answer to it
+ * @reason: under which it is counted
+ * @dir: enum direction
+ *
+ * Return: whether there is an answer.
+ */
+inline_fn bool answer(struct __sk_buff *skb, struct pkt *p, __u32 reason, __u32 dir, __u32 now)
+{
+	bool tell = answerable(p, now);
+
+	count_drop(skb, reason, dir);
+	event_stopped(skb, reason, dir, tell ? EVENT_REFUSED : EVENT_DROPPED, now);
+	if (!tell)
+		return false;
+	if (p->proto == IPPROTO_TCP)
+		return !(p->ipv6 ? reset_ipv6(skb, p) : reset_ipv4(skb, p));
+	return !(p->ipv6 ? unreach_ipv6(skb, p) : unreach_ipv4(skb, p));
+}
+
 /**
  * refuse - drop a pod's packet and tell the pod
  * @self: the endpoint it came from
@@ -212,17 +239,5 @@ inline_fn bool refusal_allowed(__u32 now)
  */
 slow_fn int refuse(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 reason, __u32 now)
 {
-	bool tell = !p->frag && !(p->tcp_flags & TCP_RST) &&
-		    (p->proto == IPPROTO_TCP || p->proto == IPPROTO_UDP) && refusal_allowed(now);
-	int err;
-
-	count_drop(skb, reason, DIR_FROM_POD);
-	event_stopped(skb, reason, DIR_FROM_POD, tell ? EVENT_REFUSED : EVENT_DROPPED, now);
-	if (!tell)
-		return TC_ACT_SHOT;
-	if (p->proto == IPPROTO_TCP)
-		err = p->ipv6 ? reset_ipv6(skb, p) : reset_ipv4(skb, p);
-	else
-		err = p->ipv6 ? unreach_ipv6(skb, p) : unreach_ipv4(skb, p);
-	return err ? TC_ACT_SHOT : reflect(skb, self);
+	return answer(skb, p, reason, DIR_FROM_POD, now) ? reflect(skb, self) : TC_ACT_SHOT;
 }

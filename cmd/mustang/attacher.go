@@ -9,7 +9,6 @@ import (
 	"errors"
 
 	"github.com/mustang-net/mustang/internal/engine"
-	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -25,12 +24,9 @@ func init() {
 
 type engineAttacher struct{ *engine.Engine }
 
-func (a engineAttacher) AddEndpoint(ctx context.Context, spec EndpointSpec) error {
-	_, err := a.Engine.AddEndpoint(ctx, engine.EndpointSpec{
-		Netns: spec.NetNS, IfName: spec.IfName, Owner: state.OwnerCLI, ServicePath: state.ServicePath(spec.ServicePath),
-		Labels: spec.Labels, Ports: spec.Ports,
-		InPod: spec.Mode == link.HostDevice, // which may itself be one end of a pair
-	})
+func (a engineAttacher) AddEndpoint(ctx context.Context, made state.Endpoint, pod podSpec) error {
+	_, err := a.Engine.AddEndpoint(ctx, engine.EndpointSpec{Owner: state.OwnerCLI, ServicePath: pod.servicePath, Made: &made,
+		Labels: pod.labels, Ports: pod.ports, Pod: pod.ref})
 	return err
 }
 

@@ -31,10 +31,11 @@ const pluginFile = "mustang-cni"
 
 // installFlags are those of install-cni and uninstall-cni.
 type installFlags struct {
-	binDir, confDir, name, plugin, config string
-	mode, uplink, mtu                     string
-	pools, exclude                        []string
-	displace, adopt, masquerade           bool
+	binDir, confDir, netnsDir   string
+	name, plugin, config        string
+	mode, uplink, mtu           string
+	pools, exclude              []string
+	displace, adopt, masquerade bool
 }
 
 func (f *installFlags) dirs(cmd *cobra.Command) {
@@ -59,6 +60,7 @@ so. Pods that exist already are listed as not mustang's, or adopted.`,
 	fl.StringVar(&f.plugin, "plugin", "", "the plugin's file (default: "+pluginFile+" beside this tool)")
 	fl.StringVar(&f.config, "config", "", "network list to install (default: one is made from the flags below)")
 	fl.BoolVar(&f.displace, "displace", false, "install although another network's list is there")
+	fl.StringVar(&f.netnsDir, "netns-dir", netns.Dir, "where the runtime keeps pods' network namespaces")
 	fl.BoolVar(&f.adopt, "adopt", false, "make existing pods endpoints, so that Services work in them")
 	fl.StringVar(&f.mode, "mode", link.Veth, "how pods are connected: "+strings.Join(link.Modes, ", "))
 	fl.StringVar(&f.uplink, "uplink", "", "the node's interface to the network (default: that of its default route)")
@@ -133,7 +135,7 @@ func (f *installFlags) list(g *globals) ([]byte, error) {
 			continue
 		}
 		ours = true
-		c, err := cni.Parse(p, func(field string) { notify(fmt.Sprintf("unknown field %q in the network list", field)) })
+		c, err := cni.Parse(p, func(field string) { g.notify(fmt.Sprintf("unknown field %q in the network list", field)) })
 		if err == nil {
 			err = c.Validate()
 		}
@@ -259,7 +261,7 @@ func replaceFile(path string, text []byte, mode os.FileMode) error {
 
 // existing lists the pods that are not mustang's, or adopts them.
 func (f *installFlags) existing(cmd *cobra.Command, g *globals) error {
-	paths, err := filepath.Glob(filepath.Join(netns.Dir, "*"))
+	paths, err := filepath.Glob(filepath.Join(f.netnsDir, "*"))
 	if err != nil || len(paths) == 0 {
 		return err
 	}

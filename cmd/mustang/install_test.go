@@ -4,6 +4,8 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -98,4 +100,69 @@ func TestInstallCNIChecksTheList(t *testing.T) {
 	if got := i.files(); got != "" {
 		t.Errorf("installed: %s", got)
 	}
+}
+
+// A node with pods of an older network, and namespaces that are no pods of it.
+func (w *tool) olderNetwork() (dir, veth, macvlan string) {
+	w.t.Helper()
+	dir = w.t.TempDir()
+	space := func(name string) string {
+		full := w.netns + name
+		w.sh("ip netns add %s", full)
+		w.t.Cleanup(func() { w.sh("ip netns del %s", full) })
+		if err := os.Symlink("/var/run/netns/"+full, filepath.Join(dir, name)); err != nil {
+			w.t.Fatal(err)
+		}
+		return full
+	}
+	veth, macvlan = space("-veth"), space("-macvlan")
+	other, otherVeth, otherMacvlan, bare := space("-other"), space("-otherveth"), space("-othermacvlan"), space("-bare")
+	for i, x := range []struct{ node, veth, macvlan string }{{w.netns, veth, macvlan}, {other, otherVeth, otherMacvlan}} {
+		w.sh("ip -n %s link add host type veth peer name eth0 netns %s", x.node, x.veth)
+		w.sh("ip -n %s link add up0 type bridge && ip -n %s link set up0 up", x.node, x.node)
+		w.sh("ip -n %s link add eth0 link up0 netns %s type macvlan mode bridge", x.node, x.macvlan)
+		for j, pod := range []string{x.veth, x.macvlan} {
+			w.sh("ip -n %s addr add 10.%d.%d.2/24 dev eth0 && ip -n %s link set eth0 up", pod, 30+i, j, pod)
+		}
+	}
+	w.sh("ip -n %s link add eth0 type bridge", bare) // without an address
+	return dir, veth, macvlan
+}
+
+func TestInstallCNINamesPodsThatExistedOrAdoptsThem(t *testing.T) {
+	w, i := newTool(t), newInstaller(t)
+	dir, veth, macvlan := w.olderNetwork()
+	args := []string{"install-cni", "--bin-dir", i.bin, "--conf-dir", i.conf, "--plugin", i.plugin, "--pool", "10.244.1.0/24", "--netns-dir", dir}
+	out := w.ok(args...)
+	for _, name := range []string{"-veth", "-macvlan"} {
+		if want := "not mustang's: eth0 in " + filepath.Join(dir, name) + " (10.30."; !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "-bare") || strings.Contains(w.ok("ep", "ls"), "10.30.") {
+		t.Errorf("a namespace without a pod is listed, or a pod was adopted:\n%s", out)
+	}
+	out = w.ok(append(args, "--adopt")...)
+	for name, says := range map[string]string{"-veth": "adopted", "-macvlan": "adopted", "-otherveth": "not this node's:", "-othermacvlan": "not this node's:"} {
+		if want := fmt.Sprintf("%s eth0 in %s (", says, filepath.Join(dir, name)); !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+	var eps []endpointView
+	if err := json.Unmarshal([]byte(w.ok("ep", "ls", "-o", "json")), &eps); err != nil {
+		t.Fatal(err)
+	}
+	if len(eps) != 2 {
+		t.Errorf("endpoints: %+v", eps)
+	}
+	// A Service works in what was adopted: nobody listens, so it is refused at once.
+	w.ok("svc", "add", "--service", "10.96.0.1:80", "--protocol", "tcp")
+	for _, pod := range []string{veth, macvlan} {
+		w.sh("ip -n %s route add default dev eth0", pod)
+		w.sh("! nsenter --net=/var/run/netns/%s timeout 2 bash -c 'exec 3<>/dev/tcp/10.96.0.1/80' 2>/tmp/mst-adopt-$$ && grep -qi refused /tmp/mst-adopt-$$; r=$?; rm -f /tmp/mst-adopt-$$; exit $r", pod)
+	}
+	if out := w.ok(args...); strings.Contains(out, filepath.Join(dir, "-veth")) {
+		t.Errorf("an adopted pod is listed again:\n%s", out)
+	}
+	w.ok("svc", "rm", "--service", "10.96.0.1:80", "--protocol", "tcp")
 }

@@ -19,30 +19,19 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/record"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
-// EndpointSpec is what the datapath learns about a connected pod.
-type EndpointSpec struct {
-	Name        string
-	Mode        string // one of link.Modes
-	NetNS       string // path
-	IfName      string // in the pod
-	HostIfName  string // the host's end, the shim, or the device's name on the host
-	IPv4, IPv6  netip.Addr
-	ServicePath string // both, socket, tc or none
-	Labels      map[string]string
-	Ports       []state.NamedPort
-}
-
-// endpointAttacher puts the datapath on a pod's link and takes it off again.
+// endpointAttacher puts the datapath on a pod's new link, which is not up yet,
+// and takes it off again.
 // Removing what is absent is success, also when the namespace is gone. One
 // that is also an io.Closer is closed after use.
 type endpointAttacher interface {
-	AddEndpoint(ctx context.Context, spec EndpointSpec) error
+	AddEndpoint(ctx context.Context, made state.Endpoint, pod podSpec) error
 	RemoveEndpoint(ctx context.Context, netnsPath, ifname string) error
 }
 
@@ -138,14 +127,18 @@ func newPodLsCmd(g *globals) *cobra.Command {
 
 // podAdd validates everything before it changes anything.
 func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Writer) (err error) {
-	spec, err := f.spec(name)
+	spec, err := f.spec(g, name)
 	if err != nil {
 		return usageError{err}
 	}
-	ports, err := f.labels.namedPorts()
+	if spec.RouteMTU, err = engine.PodMTU(g.scope()); err != nil {
+		return err
+	}
+	pod, err := f.labels.spec(name)
 	if err != nil {
 		return err
 	}
+	pod.servicePath = state.ServicePath(f.servicePath)
 	att, done, err := attacherFor(g, f.plain)
 	if err != nil {
 		return err
@@ -155,7 +148,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	rec := podRecord{
 		Name: name, State: podMaking, Maker: record.ThisMaker(), Mode: spec.Mode,
 		IPv4: spec.IPv4, IPv6: spec.IPv6, NetNS: spec.NetNS, OwnNetNS: f.netns == "" && !netns.Is(spec.NetNS),
-		IfName: spec.IfName, HostIfName: spec.HostIfName, Datapath: f.servicePath,
+		IfName: spec.IfName, HostIfName: spec.HostIfName, Uplink: spec.Uplink, Datapath: f.servicePath,
 	}
 	if f.plain {
 		rec.Datapath = podPlain
@@ -181,7 +174,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 			return err
 		}
 	}
-	res, err := podMake(ctx, att, spec, rec, f.labels.podLabels(name), ports)
+	res, err := podMake(ctx, att, spec, rec, pod)
 	if err != nil {
 		if undoErr := podUndo(ctx, g, att, rec); undoErr != nil {
 			return errors.Join(err, undoErr) // the record stays, for pod rm
@@ -196,19 +189,14 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	return store.write(rec)
 }
 
-func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podRecord, labels map[string]string, ports []state.NamedPort) (link.Result, error) {
+func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podRecord, pod podSpec) (link.Result, error) {
 	if rec.OwnNetNS {
 		if err := netns.Create(rec.NetNS); err != nil {
 			return link.Result{}, err
 		}
 	}
 	if att != nil {
-		spec.Attach = func() error {
-			return att.AddEndpoint(ctx, EndpointSpec{
-				Name: rec.Name, Mode: rec.Mode, NetNS: rec.NetNS, IfName: rec.IfName, HostIfName: rec.HostIfName,
-				IPv4: rec.IPv4.Addr(), IPv6: rec.IPv6.Addr(), ServicePath: rec.Datapath, Labels: labels, Ports: ports,
-			})
-		}
+		spec.Attach = func(made state.Endpoint) error { return att.AddEndpoint(ctx, made, pod) }
 	}
 	return link.Add(spec)
 }
@@ -224,11 +212,24 @@ func podUndo(ctx context.Context, g *globals, att endpointAttacher, rec podRecor
 		defer func() { err = errors.Join(err, done()) }()
 		att = opened
 	}
-	var errs []error
-	if att != nil && rec.Datapath != podPlain {
-		errs = append(errs, att.RemoveEndpoint(ctx, rec.NetNS, rec.IfName))
+	// The interface goes before its programs do, so that it is never up without
+	// them; but a device that comes back must not bring them along.
+	steps := []func() error{
+		func() error { return link.Delete(rec.linkSpec()) },
+		func() error {
+			if att == nil || rec.Datapath == podPlain {
+				return nil
+			}
+			return att.RemoveEndpoint(ctx, rec.NetNS, rec.IfName)
+		},
 	}
-	errs = append(errs, link.Delete(rec.linkSpec()))
+	if rec.Mode == link.HostDevice {
+		slices.Reverse(steps)
+	}
+	var errs []error
+	for _, step := range steps {
+		errs = append(errs, step())
+	}
 	if rec.OwnNetNS {
 		errs = append(errs, netns.Delete(rec.NetNS))
 	}
@@ -294,7 +295,7 @@ func attacherFor(g *globals, plain bool) (endpointAttacher, func() error, error)
 
 // spec turns flags into a valid link.Spec. It reads the node, and changes
 // nothing.
-func (f podFlags) spec(name string) (link.Spec, error) {
+func (f podFlags) spec(g *globals, name string) (link.Spec, error) {
 	s := link.Spec{Name: name, Mode: f.mode, NetNS: f.netns, IfName: link.DefaultIfName, HostIfName: link.HostName(name),
 		MTU: f.mtu, Uplink: f.uplink, BridgeName: f.bridge, Open: f.plain}
 	if !podNameOK.MatchString(name) {
@@ -335,7 +336,7 @@ func (f podFlags) spec(name string) (link.Spec, error) {
 	}
 	if s.NetNS == "" {
 		s.NetNS = netns.Path(name)
-	} else if s.NetNS, err = filepath.Abs(s.NetNS); err != nil || !netns.Is(s.NetNS) {
+	} else if s.NetNS, err = filepath.Abs(g.path(s.NetNS)); err != nil || !netns.Is(s.NetNS) {
 		return s, fmt.Errorf("--netns: %s is not a network namespace: make it with `ip netns add`, or leave the flag out", f.netns)
 	}
 	return s, nil

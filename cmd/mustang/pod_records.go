@@ -33,6 +33,7 @@ type podRecord struct {
 	OwnNetNS   bool         `json:"ownNetns"` // made by pod add, removed by pod rm
 	IfName     string       `json:"ifname"`
 	HostIfName string       `json:"hostIfname"`
+	Uplink     string       `json:"uplink,omitempty"`
 	Datapath   string       `json:"datapath"` // "plain" or the service path
 	LocalMTU   int          `json:"localMtu,omitzero"`
 	BigTCP4    int          `json:"bigTcpIpv4,omitzero"`
@@ -41,7 +42,8 @@ type podRecord struct {
 
 // linkSpec is enough of a link.Spec to delete the connection.
 func (r podRecord) linkSpec() link.Spec {
-	s := link.Spec{Name: r.Name, Mode: r.Mode, NetNS: r.NetNS, IfName: r.IfName, HostIfName: link.HostName(r.Name)}
+	s := link.Spec{Name: r.Name, Mode: r.Mode, NetNS: r.NetNS, IfName: r.IfName, HostIfName: link.HostName(r.Name),
+		IPv4: r.IPv4, IPv6: r.IPv6, Uplink: r.Uplink}
 	if r.Mode == link.HostDevice {
 		s.Uplink = r.HostIfName
 	}

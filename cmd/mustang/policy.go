@@ -217,16 +217,18 @@ func (f *podLabelFlags) register(fl *pflag.FlagSet) {
 	fl.StringSliceVar(&f.ports, "ports", nil, "the pod's ports by name, for policies: name=number[/protocol],…")
 }
 
-// podLabels are the labels of the pod called name; "" leaves it unnamed.
-func (f *podLabelFlags) podLabels(name string) map[string]string {
-	out := map[string]string{state.LabelNamespace: f.namespace}
-	if name != "" {
-		out[state.LabelName] = name
-	}
-	for k, v := range f.labels {
-		out[k] = v
-	}
-	return out
+// podSpec is what an endpoint's pod is.
+type podSpec struct {
+	ref         state.PodRef
+	labels      map[string]string
+	ports       []state.NamedPort
+	servicePath state.ServicePath
+}
+
+// spec is the pod called name; "" leaves it unnamed.
+func (f *podLabelFlags) spec(name string) (podSpec, error) {
+	ports, err := f.namedPorts()
+	return podSpec{ref: state.PodRef{Namespace: f.namespace, Name: name}, labels: f.labels, ports: ports}, err
 }
 
 func (f *podLabelFlags) namedPorts() ([]state.NamedPort, error) {

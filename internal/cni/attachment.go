@@ -66,8 +66,16 @@ func (a attachment) file() string {
 
 // linkSpec is enough of a link.Spec to delete the connection.
 func (a attachment) linkSpec() link.Spec {
-	return link.Spec{Name: a.key(), Mode: a.Mode, NetNS: a.NetNS, IfName: a.IfName, HostIfName: link.HostName(a.key()),
+	s := link.Spec{Name: a.key(), Mode: a.Mode, NetNS: a.NetNS, IfName: a.IfName, HostIfName: link.HostName(a.key()),
 		BridgeName: a.Bridge, Uplink: a.Uplink}
+	for _, addr := range a.Addrs {
+		if p := netip.PrefixFrom(addr, addr.BitLen()); addr.Is4() {
+			s.IPv4 = p
+		} else {
+			s.IPv6 = p
+		}
+	}
+	return s
 }
 
 // store holds the attachments of one scope.

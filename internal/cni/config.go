@@ -37,6 +37,8 @@ type Config struct {
 
 	Mode              string   `json:"mode"`              // how the pod is connected; veth
 	MTU               MTU      `json:"mtu"`               // bytes, or "auto": the uplink's
+	LocalMTU          LocalMTU `json:"localMTU"`          // towards the node's own pods: bytes, "auto" or "off"
+	LocalCIDRs        []string `json:"localCIDRs"`        // where those are; mustang's own pools
 	Uplink            string   `json:"uplink"`            // the node's interface to the network; that of its default route
 	Bridge            string   `json:"bridge"`            // mode bridge: its name
 	Masquerade        bool     `json:"masquerade"`        // towards the outside, pods wear the node's address
@@ -53,6 +55,7 @@ type Config struct {
 	Valid *[]Attachment `json:"cni.dev/valid-attachments"`
 
 	exclude []netip.Prefix
+	local   []netip.Prefix // LocalCIDRs, defaults filled in
 	raw     []byte
 }
 
@@ -100,6 +103,24 @@ func (m *MTU) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*int)(m))
 }
 
+// LocalMTU is bytes; 0 is "auto", and localOff "off".
+type LocalMTU int
+
+const localOff LocalMTU = -1
+
+// UnmarshalJSON takes a number, "auto" or "off".
+func (m *LocalMTU) UnmarshalJSON(text []byte) error {
+	switch string(text) {
+	case `"auto"`:
+		*m = 0
+		return nil
+	case `"off"`:
+		*m = localOff
+		return nil
+	}
+	return json.Unmarshal(text, (*int)(m))
+}
+
 // Parse reads a configuration and refuses what cannot work. Unknown fields go
 // to unknown, one call each.
 func Parse(text []byte, unknown func(field string)) (*Config, error) {
@@ -133,7 +154,7 @@ func Parse(text []byte, unknown func(field string)) (*Config, error) {
 // knownFields are the top-level fields, by the struct and by what CNI's older
 // conventions allow in any configuration.
 var knownFields = []string{
-	"cniVersion", "name", "type", "capabilities", "dns", "ipam", "mode", "mtu", "uplink", "bridge", "masquerade",
+	"cniVersion", "name", "type", "capabilities", "dns", "ipam", "mode", "mtu", "localMTU", "localCIDRs", "uplink", "bridge", "masquerade",
 	"masqueradeExclude", "servicePath", "bpffs", "stateDir", "cgroupRoot", "args", "runtimeConfig", "prevResult",
 	"cni.dev/valid-attachments", "cni.dev/attachments",
 }
@@ -175,12 +196,58 @@ func (c *Config) Validate() error {
 	if c.Bridge != "" && c.Mode != link.Bridge {
 		return invalid("bridge", "%q has no meaning in mode %s: drop it, or use mode bridge", c.Bridge, c.Mode)
 	}
-	return c.validateIPAM()
+	if err := c.validateIPAM(); err != nil {
+		return err
+	}
+	return c.validateLocal()
+}
+
+// validateLocal fills in where the node's own pods are: in its own pools, as far
+// as those are whole networks. A part of one says that others have the rest.
+func (c *Config) validateLocal() error {
+	switch {
+	case c.LocalMTU < localOff:
+		return invalid("localMTU", "%d is no length: use \"auto\", \"off\" or a number of bytes", c.LocalMTU)
+	case c.LocalMTU > 0 && !link.CanLocalMTU(c.Mode):
+		return invalid("localMTU", "%d cannot be in mode %s, where no packet is longer than the uplink's MTU: drop it", c.LocalMTU, c.Mode)
+	case c.LocalMTU == localOff && len(c.LocalCIDRs) > 0:
+		return invalid("localCIDRs", "have no meaning when localMTU is \"off\": drop one of the two")
+	}
+	c.local = nil
+	for _, text := range c.LocalCIDRs {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || p.Bits() == 0 || p.Addr().Is4In6() {
+			return invalid("localCIDRs", "%q is not a network: write one such as 10.1.0.0/24", text)
+		}
+		c.local = append(c.local, p.Masked())
+	}
+	if len(c.LocalCIDRs) == 0 {
+		for _, p := range c.IPAM.Pools {
+			if p.Whole() {
+				c.local = append(c.local, p.Subnet)
+			}
+		}
+	}
+	if c.LocalMTU > 0 && len(c.local) == 0 {
+		return invalid("localMTU", "%d needs to know where this node's pods are: name their networks in localCIDRs", c.LocalMTU)
+	}
+	return nil
+}
+
+// applyLocalMTU gives s its local MTU, where there is to be one.
+func (c *Config) applyLocalMTU(s *link.Spec) {
+	if c.LocalMTU == localOff || !link.CanLocalMTU(c.Mode) || len(c.local) == 0 || c.LocalMTU == 0 && s.MTU >= link.MaxLocalMTU {
+		return
+	}
+	s.LocalCIDRs, s.LocalMTU = c.local, int(c.LocalMTU)
+	if s.LocalMTU == 0 {
+		s.LocalMTU = link.MaxLocalMTU
+	}
 }
 
 func (c *Config) validateChained() error {
 	for field, set := range map[string]bool{
-		"ipam": c.IPAM.Type != "", "mtu": c.MTU != 0, "uplink": c.Uplink != "", "bridge": c.Bridge != "",
+		"ipam": c.IPAM.Type != "", "mtu": c.MTU != 0, "localMTU": c.LocalMTU != 0, "localCIDRs": len(c.LocalCIDRs) > 0, "uplink": c.Uplink != "", "bridge": c.Bridge != "",
 	} {
 		if set {
 			return invalid(field, "has no meaning in mode chained, where another plugin makes the interface: drop it, or use another mode")

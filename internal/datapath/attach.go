@@ -19,9 +19,9 @@ import (
 
 // How an endpoint's programs are held at their interface.
 const (
-	AttachTCX    = "tcx"
-	AttachClsact = "clsact"
-	AttachNetkit = "netkit" // the device's own hooks
+	AttachTCX    = state.AttachTCX
+	AttachClsact = state.AttachClsact
+	AttachNetkit = state.AttachNetkit
 )
 
 // hook is one of an endpoint's two attachments.
@@ -37,6 +37,16 @@ func hooks(ep state.Endpoint) [2]hook {
 	v := variantOf(ep)
 	hostEnd := ep.Placement != state.InPod
 	return [2]hook{{"from", v.fromPod, hostEnd}, {"to", v.toPod, !hostEnd}}
+}
+
+// isOn says whether a link on this ifindex is h's of ep. A netkit link at the
+// peer's transmission says the peer's, which is in the pod; where that was lost
+// with the store, whatever holds the pin is right.
+func (h hook) isOn(ifindex int, ep state.Endpoint) bool {
+	if ep.Attach == AttachNetkit && h.ingress {
+		return ifindex != 0 && (ifindex == ep.PodIndex || ep.PodIndex == 0)
+	}
+	return ifindex == ep.IfIndex
 }
 
 func (d *Datapath) linkPin(endpoint uint32, name string) string {
@@ -146,7 +156,7 @@ func (d *Datapath) linkAlive(ep state.Endpoint, h hook) (bool, error) {
 		return false, fmt.Errorf("open link: %w", err)
 	}
 	defer l.Close()
-	if ifindex, kind, err := linkIfIndex(l); err == nil && kind == ep.Attach && ifindex == ep.IfIndex {
+	if ifindex, kind, err := linkIfIndex(l); err == nil && kind == ep.Attach && h.isOn(ifindex, ep) {
 		return true, nil
 	}
 	return false, errors.Join(ignoreGone(l.Detach()), removePin(pin))

@@ -41,7 +41,7 @@ func (d *Datapath) linkHolds(ep state.Endpoint, h hook) (bool, error) {
 	}
 	defer l.Close()
 	ifindex, kind, err := linkIfIndex(l)
-	return err == nil && kind == ep.Attach && ifindex == ep.IfIndex, err
+	return err == nil && kind == ep.Attach && h.isOn(ifindex, ep), err
 }
 
 func filterHolds(ep state.Endpoint, h hook) (bool, error) {

@@ -23,6 +23,7 @@ import (
 // Tables that a dry run has of its own, empty: what the programs write. All
 // others are the node's; a test holds that each table is in one of the lists.
 var scratchTables = []string{
+	bpfgen.PodMapMstAffinityV1,
 	bpfgen.PodMapMstCtNewV1,
 	bpfgen.PodMapMstCtV1,
 	bpfgen.PodMapMstDropsV1,
@@ -31,6 +32,8 @@ var scratchTables = []string{
 	bpfgen.PodMapMstEventRoomV1,
 	bpfgen.PodMapMstEventsV1,
 	bpfgen.PodMapMstFactsV1,
+	bpfgen.PodMapMstFastV1,
+	bpfgen.PodMapMstFastGenerationsV1,
 	bpfgen.PodMapMstFragsV1,
 	bpfgen.PodMapMstJudgmentV1,
 	bpfgen.PodMapMstReadersV1,
@@ -42,26 +45,32 @@ var scratchTables = []string{
 var sharedTables = []string{
 	bpfgen.PodMapMstBackendsV1,
 	bpfgen.PodMapMstChildrenV1,
+	bpfgen.PodMapMstEdgeV1,
 	bpfgen.PodMapMstEndpointAddrsV1,
 	bpfgen.PodMapMstEndpointsV1,
 	bpfgen.PodMapMstIdentitiesV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
+	bpfgen.PodMapMstNodeV1,
 	bpfgen.PodMapMstParentsV1,
 	bpfgen.PodMapMstPeersV1,
 	bpfgen.PodMapMstPoliciesV1,
 	bpfgen.PodMapMstPortsV1,
 	bpfgen.PodMapMstPrefixesV1,
 	bpfgen.PodMapMstProgramsV1,
-	bpfgen.PodMapMstServicesV1,
+	bpfgen.PodMapMstRemoteNetsV1,
+	bpfgen.PodMapMstRemotesV1,
+	bpfgen.PodMapMstServicesV2,
 	bpfgen.PodMapMstSlotsV1,
 	bpfgen.PodMapMstSockFlowsV1,
 	bpfgen.PodMapMstSockPeersV1,
+	bpfgen.PodMapMstSourcesV1,
+	bpfgen.PodMapMstTunnelPeersV1,
 }
 
 // choiceTables hold the choice of a backend: a dry run that chooses has these of
 // its own, too.
-var choiceTables = []string{bpfgen.PodMapMstServicesV1, bpfgen.PodMapMstSlotsV1}
+var choiceTables = []string{bpfgen.PodMapMstServicesV2, bpfgen.PodMapMstSlotsV1}
 
 const scratchFlows = 1024 // entries of the flow tables: one packet needs a few
 
@@ -138,18 +147,18 @@ func (r *DryRun) makeTables(names []string) error {
 // Choose gives a frontend this one backend in a run that chooses. Its entry is
 // the node's but for that.
 func (r *DryRun) Choose(f state.Frontend, backend uint32) error {
-	key := KeyOf(f)
-	service, found, err := r.d.Frontends.Get(key)
-	if err != nil || !found {
+	found, err := r.d.FindFrontend(f)
+	if err != nil || !found.Known {
 		return errors.Join(err, fmt.Errorf("the Service %s is gone", f))
 	}
+	service := found.Entry
 	service.Backends = 1
-	if err := r.scratch[bpfgen.PodMapMstServicesV1].Put(key, service); err != nil {
+	if err := r.scratch[bpfgen.PodMapMstServicesV2].Put(found.Key, service); err != nil {
 		return fmt.Errorf("write the scratch table of Services: %w", err)
 	}
-	address := FrontendKey{Addr: key.Addr}
-	if marker, found, err := r.d.Frontends.Get(address); err == nil && found {
-		if err := r.scratch[bpfgen.PodMapMstServicesV1].Put(address, marker); err != nil {
+	address := FrontendKey{Addr: FromAddr(f.AddrPort.Addr())}
+	if marker, marked, err := r.d.Frontends.Get(address); err == nil && marked {
+		if err := r.scratch[bpfgen.PodMapMstServicesV2].Put(address, marker); err != nil {
 			return fmt.Errorf("write the scratch table of Services: %w", err)
 		}
 	}

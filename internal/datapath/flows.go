@@ -98,6 +98,14 @@ const (
 	ends
 )
 
+// anyAddress is the unspecified address of a's family.
+func anyAddress(a Addr) Addr {
+	if ToAddr(a).Is4() {
+		return FromAddr(netip.IPv4Unspecified())
+	}
+	return FromAddr(netip.IPv6Unspecified())
+}
+
 func (d *Departures) fate(front, back end, proto uint8) fate {
 	if len(d.gone) > 0 {
 		host := end{addr: back.addr}
@@ -106,6 +114,9 @@ func (d *Departures) fate(front, back end, proto uint8) fate {
 		}
 	}
 	reset, left := d.pairs[pairKey{front, back, proto}]
+	if !left {
+		reset, left = d.pairs[pairKey{end{anyAddress(front.addr), front.port}, back, proto}] // a node port
+	}
 	switch {
 	case !left:
 		return stays
@@ -182,7 +193,10 @@ func (d *Datapath) ForgetFlows(dep *Departures, late bool) (forgotten int, err e
 			return forgotten, err
 		}
 	}
-	return forgotten, nil
+	if forgotten > 0 {
+		_, err = d.NewGeneration()
+	}
+	return forgotten, err
 }
 
 func forget(t *Table[ctKey, ctEntry], dep *Departures, half, late bool) (forgotten int, err error) {
@@ -214,7 +228,11 @@ func forget(t *Table[ctKey, ctEntry], dep *Departures, half, late bool) (forgott
 
 // replace writes an entry that is still there.
 func (t Table[K, V]) replace(k K, v V) error {
-	err := t.m.Update(k, v, ebpf.UpdateExist)
+	m, err := t.open()
+	if err != nil {
+		return err
+	}
+	err = m.Update(k, v, ebpf.UpdateExist)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("write table %s: %w", t.name, err)
 	}

@@ -25,14 +25,16 @@ type TableInfo struct {
 
 // Tables describes every table, by name.
 func (d *Datapath) Tables() ([]TableInfo, error) {
-	names := make([]string, 0, len(d.maps))
-	for name := range d.maps {
-		names = append(names, name)
+	names, err := d.pinned()
+	if err != nil {
+		return nil, err
 	}
-	slices.Sort(names)
 	out := make([]TableInfo, 0, len(names))
 	for _, name := range names {
-		m := d.maps[name]
+		m, err := d.table(name)
+		if err != nil {
+			return nil, err
+		}
 		info, err := m.Info()
 		if err != nil {
 			return nil, fmt.Errorf("describe table %s: %w", name, err)
@@ -56,7 +58,7 @@ type Drop struct {
 }
 
 // DirectionNames are for people, by enum direction.
-var DirectionNames = [bpfgen.DirCount]string{"from pod", "to pod", "socket", "parent link"}
+var DirectionNames = [bpfgen.DirCount]string{"from pod", "to pod", "socket", "parent link", "edge"}
 
 // DropsByReason sums the drop counters over the CPUs. What never happened is
 // left out.

@@ -6,14 +6,18 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/state"
@@ -21,14 +25,18 @@ import (
 
 // variant is one way in which the pod programs are loaded.
 type variant struct {
-	inPod, deliverEgress uint8  // load-time constants, bpf/config.h
-	fromPod, toPod       uint32 // slots of mst_programs
+	inPod, deliverEgress, fromWire uint8  // load-time constants, bpf/config.h
+	fromPod, toPod                 uint32 // slots of mst_programs
 }
 
+// noSlot: the variant has no such direction.
+const noSlot = bpfgen.ProgCount
+
 var (
-	hostVariant   = variant{0, 0, bpfgen.ProgFromPodHost, bpfgen.ProgToPodHost}
-	innerVariant  = variant{1, 0, bpfgen.ProgFromPodInner, bpfgen.ProgToPodInner}
-	netkitVariant = variant{0, 1, bpfgen.ProgFromPodNetkit, bpfgen.ProgToPodNetkit}
+	hostVariant   = variant{fromPod: bpfgen.ProgFromPodHost, toPod: bpfgen.ProgToPodHost}
+	innerVariant  = variant{inPod: 1, fromPod: bpfgen.ProgFromPodInner, toPod: bpfgen.ProgToPodInner}
+	netkitVariant = variant{deliverEgress: 1, fromPod: bpfgen.ProgFromPodNetkit, toPod: bpfgen.ProgToPodNetkit}
+	wireVariant   = variant{fromWire: 1, fromPod: noSlot, toPod: bpfgen.ProgToPodWire}
 )
 
 // variantOf is what ep's hooks call.
@@ -51,28 +59,39 @@ var programNames = [bpfgen.ProgCount]string{
 
 	bpfgen.ProgFromPodNetkit: "from_pod_netkit",
 	bpfgen.ProgToPodNetkit:   "to_pod_netkit",
+	bpfgen.ProgToPodWire:     "to_pod_wire",
 }
 
 // Build identifies the programs of this binary on this kernel: a hash of the
 // objects and of the constants they are loaded with.
-func Build() [32]byte { return buildWith(Probe().SetRetval) }
+func Build() [32]byte { return buildWith(Probe().SetRetval, Probe().FIBSkipNeigh) }
 
-func buildWith(setRetval bool) [32]byte {
+func buildWith(setRetval, skipNeigh bool) [32]byte {
 	sum := objectsHash()
-	return sha256.Sum256(fmt.Appendf(sum[:], "set_retval=%t", setRetval))
+	return sha256.Sum256(fmt.Appendf(sum[:], "set_retval=%t fib_skip_neigh=%t", setRetval, skipNeigh))
 }
 
+// objectsHash is by checksums of the objects, two of each: every start of the
+// plugin asks for it, and a hash of some hundred kilobytes would take it longer
+// than the tables do. Nobody makes objects that collide on purpose.
 var objectsHash = sync.OnceValue(func() [32]byte {
-	h := sha256.New()
+	var sums []byte
 	for _, object := range bpfgen.Objects() {
-		h.Write(object)
+		sums = fmt.Appendf(sums, "%d %x %x\n", len(object), crc32.ChecksumIEEE(object), crc32.Checksum(object, crc32.MakeTable(crc32.Castagnoli)))
 	}
-	return [32]byte(h.Sum(nil))
+	return sha256.Sum256(sums)
 })
 
 // isBuild says whether build is this binary's. It asks the kernel nothing: as
 // long as a node's tables live, its kernel is the same, and so are the constants.
-func isBuild(build [32]byte) bool { return build == buildWith(true) || build == buildWith(false) }
+func isBuild(build [32]byte) bool {
+	for _, setRetval := range []bool{true, false} {
+		if build == buildWith(setRetval, true) || build == buildWith(setRetval, false) {
+			return true
+		}
+	}
+	return false
+}
 
 // EnsurePrograms loads the shared programs that are missing, and replaces all
 // of them in place when another build left its own: entry programs call by
@@ -85,8 +104,8 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 		return err
 	}
 	same := isBuild(meta.Build)
-	for _, v := range []variant{hostVariant, innerVariant, netkitVariant} {
-		filled := d.slotFilled(v.fromPod) && d.slotFilled(v.toPod)
+	for _, v := range []variant{hostVariant, innerVariant, netkitVariant, wireVariant} {
+		filled := d.filled(v)
 		wanted := filled || v == hostVariant || v == variantOf(ep)
 		if !wanted || filled && same {
 			continue
@@ -98,7 +117,7 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	if same {
 		return nil
 	}
-	if err := errors.Join(d.upgradeSock(), d.upgradeParents()); err != nil {
+	if err := errors.Join(d.upgradeSock(), d.upgradeParents(), d.upgradeWire(), d.upgradeEdges(), d.forgetFilterPrograms()); err != nil {
 		return err
 	}
 	// Last, so that a killed upgrade is done again. The engine owns the other
@@ -111,6 +130,10 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 func (d *Datapath) Current() (bool, error) {
 	meta, err := d.GetMeta()
 	return isBuild(meta.Build), err
+}
+
+func (d *Datapath) filled(v variant) bool {
+	return (v.fromPod == noSlot || d.slotFilled(v.fromPod)) && d.slotFilled(v.toPod)
 }
 
 func (d *Datapath) slotFilled(slot uint32) bool {
@@ -128,18 +151,25 @@ func (d *Datapath) loadVariant(v variant) error {
 	if err := setVariables(spec, map[string]any{
 		bpfgen.PodVarInPod:         v.inPod,
 		bpfgen.PodVarDeliverEgress: v.deliverEgress,
+		bpfgen.PodVarFromWire:      v.fromWire,
 		bpfgen.PodVarAnswerKey:     rand.Uint32(),
 	}); err != nil {
 		return err
 	}
-	var p bpfgen.PodPrograms
-	opts := &ebpf.CollectionOptions{MapReplacements: d.replacements(spec)}
-	if err := spec.LoadAndAssign(&p, opts); err != nil {
+	if v.fromPod == noSlot {
+		delete(spec.Programs, bpfgen.PodProgFromPod)
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: d.replacements(spec)})
+	if err != nil {
 		return loadError("pod programs", err)
 	}
-	defer p.Close()
+	defer coll.Close()
 	table := d.maps[bpfgen.PodMapMstProgramsV1]
-	for slot, prog := range map[uint32]*ebpf.Program{v.fromPod: p.FromPod, v.toPod: p.ToPod} {
+	for name, slot := range map[string]uint32{bpfgen.PodProgFromPod: v.fromPod, bpfgen.PodProgToPod: v.toPod} {
+		prog := coll.Programs[name]
+		if prog == nil {
+			continue
+		}
 		if slot >= table.MaxEntries() {
 			return layoutError(bpfgen.PodMapMstProgramsV1, fmt.Errorf("%d slots", table.MaxEntries()))
 		}
@@ -155,8 +185,10 @@ func (d *Datapath) loadVariant(v variant) error {
 
 // setVariables sets load-time constants; has_set_retval wherever it exists.
 func setVariables(spec *ebpf.CollectionSpec, values map[string]any) error {
-	if Probe().SetRetval && spec.Variables["has_set_retval"] != nil {
-		values["has_set_retval"] = uint8(1)
+	for name, has := range map[string]bool{"has_set_retval": Probe().SetRetval, "has_fib_skip_neigh": Probe().FIBSkipNeigh} {
+		if has && spec.Variables[name] != nil {
+			values[name] = uint8(1)
+		}
 	}
 	for name, value := range values {
 		v := spec.Variables[name]
@@ -213,9 +245,64 @@ const (
 	placeProgram  = 0x6d73740000000002
 )
 
-// entryProgram loads the program of one attachment.
+// entryProgram loads the program of one attachment by a link.
 func (d *Datapath) entryProgram(endpoint, slot uint32) (*ebpf.Program, error) {
-	spec, err := EntrySpec(endpoint, slot, d.maps)
+	return loadEntry(EntrySpec(endpoint, slot, d.maps))
+}
+
+// filterProgram is the program of all filters that call slot. It is pinned:
+// adding a filter loads nothing.
+func (d *Datapath) filterProgram(slot uint32) (*os.File, error) {
+	pin := filepath.Join(d.dir, programsDir, filterPinPrefix+programNames[slot])
+	f, err := openPin(pin)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	p, err := loadEntry(entryOf(bpfgen.EntryProgFilterEntry, 0, slot, d.maps))
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	if err := replacePin(p, pin); err != nil {
+		return nil, err
+	}
+	return openPin(pin)
+}
+
+// openPin opens what is pinned at path and asks the kernel nothing about it. The
+// library would, in ways that take longer than the rest of adding a filter.
+func openPin(path string) (*os.File, error) {
+	name, err := unix.BytePtrFromString(path)
+	if err != nil {
+		return nil, err
+	}
+	attr := struct {
+		pathname unsafe.Pointer
+		fd       uint32
+		flags    uint32
+	}{pathname: unsafe.Pointer(name)}
+	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_OBJ_GET, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	runtime.KeepAlive(name)
+	if errno != 0 {
+		return nil, fmt.Errorf("open pin %s: %w", path, errno)
+	}
+	return os.NewFile(fd, path), nil
+}
+
+// filterPinPrefix stands before the name of the program that a filter's calls.
+const filterPinPrefix = "filter_"
+
+// forgetFilterPrograms lets new filters get this binary's; old ones keep what
+// they have.
+func (d *Datapath) forgetFilterPrograms() error {
+	var errs []error
+	for _, name := range programNames {
+		errs = append(errs, removePin(filepath.Join(d.dir, programsDir, filterPinPrefix+name)))
+	}
+	return errors.Join(errs...)
+}
+
+func loadEntry(spec *ebpf.ProgramSpec, err error) (*ebpf.Program, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -226,15 +313,19 @@ func (d *Datapath) entryProgram(endpoint, slot uint32) (*ebpf.Program, error) {
 	return p, nil
 }
 
-// EntrySpec is the program of one attachment, with the tables it uses. It goes
-// without type information, which would take ten times as long to load as the
-// program.
+// EntrySpec is the program of one attachment by a link, with the tables it uses.
 func EntrySpec(endpoint, slot uint32, tables map[string]*ebpf.Map) (*ebpf.ProgramSpec, error) {
+	return entryOf(bpfgen.EntryProgEntry, endpoint, slot, tables)
+}
+
+// entryOf fills in the placeholders of the named program. It goes without type
+// information, which would take ten times as long to load as the program.
+func entryOf(name string, endpoint, slot uint32, tables map[string]*ebpf.Map) (*ebpf.ProgramSpec, error) {
 	parsed, err := entrySpec()
 	if err != nil {
 		return nil, err
 	}
-	spec := parsed.Programs[bpfgen.EntryProgEntry]
+	spec := parsed.Programs[name]
 	insns := make(asm.Instructions, len(spec.Instructions))
 	for i, from := range spec.Instructions {
 		to := asm.Instruction{OpCode: from.OpCode, Dst: from.Dst, Src: from.Src, Offset: from.Offset, Constant: from.Constant}
@@ -274,7 +365,7 @@ type ProgramInfo struct {
 // Programs describes the loaded programs, in the order of their slots, then
 // those at the cgroup. current says that they are this binary's.
 func (d *Datapath) Programs() (list []ProgramInfo, current bool, err error) {
-	hooks := [bpfgen.ProgCount]string{"host end, tc ingress", "host end, tc egress", "in pod, tc egress", "in pod, tc ingress", "netkit, peer", "netkit, primary"}
+	hooks := [bpfgen.ProgCount]string{"host end, tc ingress", "host end, tc egress", "in pod, tc egress", "in pod, tc ingress", "netkit, peer", "netkit, primary", "NIC, tc ingress"}
 	for slot, name := range programNames {
 		var id uint32
 		err := d.maps[bpfgen.PodMapMstProgramsV1].Lookup(uint32(slot), &id)

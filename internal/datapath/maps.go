@@ -28,7 +28,7 @@ func (s Sizes) of(name string) uint32 {
 	return map[string]uint32{
 		bpfgen.PodMapMstCtV1:       s.CT,
 		bpfgen.PodMapMstCtNewV1:    s.CTNew,
-		bpfgen.PodMapMstServicesV1: s.Services,
+		bpfgen.PodMapMstServicesV2: s.Services,
 		bpfgen.PodMapMstSlotsV1:    s.Slots,
 		bpfgen.PodMapMstBackendsV1: s.Backends,
 
@@ -49,6 +49,7 @@ const (
 // Datapath is one node's tables and programs, pinned under a bpffs directory.
 type Datapath struct {
 	dir  string
+	open sync.Mutex // held while maps is looked at
 	maps map[string]*ebpf.Map
 	// sockets is the iterator over sockets, loaded at its first use.
 	sockets *ebpf.Program
@@ -58,6 +59,8 @@ type Datapath struct {
 	Frontends *Table[FrontendKey, Frontend]
 	Slots     *Table[SlotKey, uint32]
 	Backends  *Table[uint32, Backend]
+	Sources   *Table[SourceKey, uint8]
+	Edge      *Table[uint32, EdgeConfig]
 	Endpoints *Table[uint32, EndpointSlot]
 	Addrs     *Table[Addr, uint32]
 	Netns     *Table[uint64, NetnsInfo]
@@ -65,34 +68,42 @@ type Datapath struct {
 	Children  *Table[ChildKey, uint32]
 	Meta      *Table[uint32, Meta]
 
-	Policies   *Table[uint32, EndpointPolicy]
-	Identities *Table[Addr, Identity]
-	Prefixes   *Table[PrefixKey, uint64]
-	Peers      *Table[PeerKey, PeerRules]
-	Ports      *Table[PortKey, uint32]
+	Policies       *Table[uint32, EndpointPolicy]
+	Identities     *Table[Addr, Identity]
+	PolicyPrefixes *Table[PrefixKey, uint64]
+	PolicyPeers    *Table[PeerKey, PeerRules]
+	Ports          *Table[PortKey, uint32]
 
+	Node     *Table[uint32, NodeConfig]
+	Remotes  *Table[uint32, Remote]
+	Nets     *Table[Prefix, uint32]
+	Peers    *Table[Addr, uint32]
 	Drops    *PerCPU[bpfgen.PodCounter]
 	Counters *PerCPU[bpfgen.PodEndpointCounters]
 
 	Readers    *Table[uint32, Reader]
 	EventRooms *PerCPU[bpfgen.PodEventRoom]
 	stopped    *PerCPU[Event]
+	affinity   *Table[bpfgen.PodAffinityKey, bpfgen.PodAffinity]
 }
 
 // The compiled objects, each parsed at its first use and once: what opens a
 // node that is set up needs none of them, and what adds a pod to it the entry
 // program alone.
 var (
-	podSpec    = sync.OnceValues(bpfgen.LoadPod)
-	sockSpec   = sync.OnceValues(bpfgen.LoadSock)
-	entrySpec  = sync.OnceValues(bpfgen.LoadEntry)
-	parentSpec = sync.OnceValues(bpfgen.LoadParent)
+	podSpec     = sync.OnceValues(bpfgen.LoadPod)
+	sockSpec    = sync.OnceValues(bpfgen.LoadSock)
+	entrySpec   = sync.OnceValues(bpfgen.LoadEntry)
+	parentSpec  = sync.OnceValues(bpfgen.LoadParent)
+	netdevSpec  = sync.OnceValues(bpfgen.LoadNetdev)
+	overlaySpec = sync.OnceValues(bpfgen.LoadOverlay)
+	edgeSpec    = sync.OnceValues(bpfgen.LoadEdge)
 )
 
 // tableSpecs are the specs of every pinned map, by name.
 func tableSpecs() (map[string]*ebpf.MapSpec, error) {
 	out := make(map[string]*ebpf.MapSpec)
-	for _, load := range []func() (*ebpf.CollectionSpec, error){podSpec, sockSpec, entrySpec, parentSpec} {
+	for _, load := range []func() (*ebpf.CollectionSpec, error){podSpec, sockSpec, entrySpec, parentSpec, netdevSpec, overlaySpec, edgeSpec} {
 		c, err := load()
 		if err != nil {
 			return nil, fmt.Errorf("read the compiled programs: %w", err)
@@ -144,6 +155,40 @@ func Open(dir string, sizes Sizes) (*Datapath, error) {
 	return d, nil
 }
 
+// atOnce are the tables that openKnown opens; the others are opened when they
+// are used. To add a pod takes a few of them.
+var atOnce = []string{
+	bpfgen.PodMapMstProgramsV1, bpfgen.PodMapMstEndpointsV1, bpfgen.PodMapMstDropsV1, bpfgen.PodMapMstEndpointCountersV1,
+}
+
+// table is the pinned table called name.
+func (d *Datapath) table(name string) (*ebpf.Map, error) {
+	d.open.Lock()
+	defer d.open.Unlock()
+	if m := d.maps[name]; m != nil {
+		return m, nil
+	}
+	m, err := ebpf.LoadPinnedMap(filepath.Join(d.dir, mapsDir, name), nil)
+	if err != nil {
+		return nil, fmt.Errorf("open table %s: %w", name, err)
+	}
+	d.maps[name] = m
+	return m, nil
+}
+
+// pinned are the names of all tables.
+func (d *Datapath) pinned() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(d.dir, mapsDir))
+	if err != nil {
+		return nil, fmt.Errorf("list tables: %w", err)
+	}
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name()
+	}
+	return names, nil
+}
+
 // openKnown opens a node whose programs are this build's: this build has made
 // or checked its tables before. nil: it is not one, or something is not as it
 // was, which Open finds out.
@@ -156,7 +201,7 @@ func openKnown(dir string) *Datapath {
 	d.maps[bpfgen.PodMapMstMetaV1] = meta
 	d.bind()
 	m, err := d.GetMeta()
-	if err != nil || m.Layout != bpfgen.MstLayout || !isBuild(m.Build) || d.openAll() != nil {
+	if err != nil || m.Layout != bpfgen.MstLayout || !isBuild(m.Build) || d.openAtOnce() != nil {
 		d.Close()
 		return nil
 	}
@@ -212,35 +257,47 @@ func sameMap(a, b *ebpf.Map) bool {
 
 var errOtherTables = errors.New("the tables are not those of this build")
 
-// openAll opens what is pinned, which must be what tableNames says.
+// openAll opens every table, which must be what tableNames says.
 func (d *Datapath) openAll() error {
-	entries, err := os.ReadDir(filepath.Join(d.dir, mapsDir))
-	if err != nil || len(entries) != len(tableNames) {
-		return errors.Join(err, errOtherTables)
+	if err := d.openAtOnce(); err != nil {
+		return err
 	}
-	for _, e := range entries {
-		if !slices.Contains(tableNames, e.Name()) {
-			return errOtherTables
-		}
-		if d.maps[e.Name()] != nil {
-			continue
-		}
-		m, err := ebpf.LoadPinnedMap(filepath.Join(d.dir, mapsDir, e.Name()), nil)
-		if err != nil {
+	for _, name := range tableNames {
+		if _, err := d.table(name); err != nil {
 			return err
 		}
-		d.maps[e.Name()] = m
+	}
+	return nil
+}
+
+// openAtOnce opens atOnce. All that is pinned must be what tableNames says.
+func (d *Datapath) openAtOnce() error {
+	names, err := d.pinned()
+	if err != nil || len(names) != len(tableNames) {
+		return errors.Join(err, errOtherTables)
+	}
+	for _, name := range names {
+		if !slices.Contains(tableNames, name) {
+			return errOtherTables
+		}
+	}
+	for _, name := range atOnce {
+		if _, err := d.table(name); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // tableNames are the keys of tableSpecs, known without parsing anything.
 var tableNames = []string{
+	bpfgen.PodMapMstAffinityV1,
 	bpfgen.PodMapMstBackendsV1,
 	bpfgen.PodMapMstChildrenV1,
 	bpfgen.PodMapMstCtNewV1,
 	bpfgen.PodMapMstCtV1,
 	bpfgen.PodMapMstDropsV1,
+	bpfgen.PodMapMstEdgeV1,
 	bpfgen.PodMapMstEndpointAddrsV1,
 	bpfgen.PodMapMstEndpointCountersV1,
 	bpfgen.PodMapMstEndpointsV1,
@@ -248,11 +305,14 @@ var tableNames = []string{
 	bpfgen.PodMapMstEventRoomV1,
 	bpfgen.PodMapMstEventsV1,
 	bpfgen.PodMapMstFactsV1,
+	bpfgen.PodMapMstFastV1,
+	bpfgen.PodMapMstFastGenerationsV1,
 	bpfgen.PodMapMstFragsV1,
 	bpfgen.PodMapMstIdentitiesV1,
 	bpfgen.PodMapMstJudgmentV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
+	bpfgen.PodMapMstNodeV1,
 	bpfgen.PodMapMstParentsV1,
 	bpfgen.PodMapMstPeersV1,
 	bpfgen.PodMapMstPoliciesV1,
@@ -261,11 +321,15 @@ var tableNames = []string{
 	bpfgen.PodMapMstProgramsV1,
 	bpfgen.PodMapMstReadersV1,
 	bpfgen.PodMapMstRefusalsV1,
-	bpfgen.PodMapMstServicesV1,
+	bpfgen.PodMapMstRemoteNetsV1,
+	bpfgen.PodMapMstRemotesV1,
+	bpfgen.PodMapMstServicesV2,
 	bpfgen.PodMapMstSlotsV1,
 	bpfgen.PodMapMstSockFlowsV1,
 	bpfgen.PodMapMstSockPeersV1,
+	bpfgen.PodMapMstSourcesV1,
 	bpfgen.PodMapMstStoppedV1,
+	bpfgen.PodMapMstTunnelPeersV1,
 }
 
 // openMap opens a pinned map, or creates it with size entries.
@@ -332,9 +396,12 @@ func (d *Datapath) checkLayout() error {
 }
 
 func (d *Datapath) bind() {
-	d.Frontends = bindTable[FrontendKey, Frontend](d, bpfgen.PodMapMstServicesV1)
+	d.Frontends = bindTable[FrontendKey, Frontend](d, bpfgen.PodMapMstServicesV2)
 	d.Slots = bindTable[SlotKey, uint32](d, bpfgen.PodMapMstSlotsV1)
 	d.Backends = bindTable[uint32, Backend](d, bpfgen.PodMapMstBackendsV1)
+	d.affinity = bindTable[bpfgen.PodAffinityKey, bpfgen.PodAffinity](d, bpfgen.PodMapMstAffinityV1)
+	d.Sources = bindTable[SourceKey, uint8](d, bpfgen.PodMapMstSourcesV1)
+	d.Edge = bindTable[uint32, EdgeConfig](d, bpfgen.EdgeMapMstEdgeV1)
 	d.Endpoints = bindTable[uint32, EndpointSlot](d, bpfgen.PodMapMstEndpointsV1)
 	d.Addrs = bindTable[Addr, uint32](d, bpfgen.PodMapMstEndpointAddrsV1)
 	d.Netns = bindTable[uint64, NetnsInfo](d, bpfgen.PodMapMstNetnsV1)
@@ -343,9 +410,13 @@ func (d *Datapath) bind() {
 	d.Meta = bindTable[uint32, Meta](d, bpfgen.PodMapMstMetaV1)
 	d.Policies = bindTable[uint32, EndpointPolicy](d, bpfgen.PodMapMstPoliciesV1)
 	d.Identities = bindTable[Addr, Identity](d, bpfgen.PodMapMstIdentitiesV1)
-	d.Prefixes = bindTable[PrefixKey, uint64](d, bpfgen.PodMapMstPrefixesV1)
-	d.Peers = bindTable[PeerKey, PeerRules](d, bpfgen.PodMapMstPeersV1)
+	d.PolicyPrefixes = bindTable[PrefixKey, uint64](d, bpfgen.PodMapMstPrefixesV1)
+	d.PolicyPeers = bindTable[PeerKey, PeerRules](d, bpfgen.PodMapMstPeersV1)
 	d.Ports = bindTable[PortKey, uint32](d, bpfgen.PodMapMstPortsV1)
+	d.Node = bindTable[uint32, NodeConfig](d, bpfgen.PodMapMstNodeV1)
+	d.Remotes = bindTable[uint32, Remote](d, bpfgen.PodMapMstRemotesV1)
+	d.Nets = bindTable[Prefix, uint32](d, bpfgen.PodMapMstRemoteNetsV1)
+	d.Peers = bindTable[Addr, uint32](d, bpfgen.PodMapMstTunnelPeersV1)
 	d.Drops = &PerCPU[bpfgen.PodCounter]{bpfgen.PodMapMstDropsV1, d.maps[bpfgen.PodMapMstDropsV1]}
 	d.Readers = bindTable[uint32, Reader](d, bpfgen.PodMapMstReadersV1)
 	d.EventRooms = &PerCPU[bpfgen.PodEventRoom]{bpfgen.PodMapMstEventRoomV1, d.maps[bpfgen.PodMapMstEventRoomV1]}
@@ -354,7 +425,7 @@ func (d *Datapath) bind() {
 }
 
 func bindTable[K, V comparable](d *Datapath, name string) *Table[K, V] {
-	return NewTable[K, V](name, d.maps[name])
+	return &Table[K, V]{name, d}
 }
 
 // GetMeta reads the meta table.
@@ -366,11 +437,41 @@ func (d *Datapath) GetMeta() (Meta, error) {
 // PutMeta writes the meta table.
 func (d *Datapath) PutMeta(m Meta) error { return d.Meta.Put([]uint32{0}, []Meta{m}) }
 
+// NewGeneration takes the next number, which is never 0, so that nothing that
+// the programs keep of a flow (bpf/lib/fast.h) outlives what it was taken from:
+// to be called after the tables of flows were written.
+func (d *Datapath) NewGeneration() (uint32, error) {
+	m, err := d.GetMeta()
+	if err != nil {
+		return 0, err
+	}
+	m.NextGeneration++
+	if m.NextGeneration == 0 { // marks a free endpoint slot
+		m.NextGeneration = 1
+	}
+	return m.NextGeneration, d.PutMeta(m)
+}
+
 // MaxEndpoints is the number of endpoint slots; slot 0 is never used.
 func (d *Datapath) MaxEndpoints() uint32 { return d.maps[bpfgen.PodMapMstEndpointsV1].MaxEntries() }
 
+// MaxRemotes is the number of slots for other nodes; slot 0 is never used.
+func (d *Datapath) MaxRemotes() (uint32, error) {
+	m, err := d.table(bpfgen.PodMapMstRemotesV1)
+	if err != nil {
+		return 0, err
+	}
+	return m.MaxEntries(), nil
+}
+
 // Map is the table called name, for tests and tools; nil when there is none.
-func (d *Datapath) Map(name string) *ebpf.Map { return d.maps[name] }
+func (d *Datapath) Map(name string) *ebpf.Map {
+	m, err := d.table(name)
+	if err != nil {
+		return nil
+	}
+	return m
+}
 
 // Close lets go of the tables; pinned, they stay.
 func (d *Datapath) Close() error {
@@ -389,8 +490,8 @@ func (d *Datapath) Close() error {
 // in spec are adapted to the real ones.
 func (d *Datapath) replacements(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	out := make(map[string]*ebpf.Map)
-	for name, m := range d.maps {
-		if s := spec.Maps[name]; s != nil {
+	for name, s := range spec.Maps {
+		if m := d.Map(name); m != nil {
 			s.MaxEntries = m.MaxEntries()
 			out[name] = m
 		}

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // The tables of links whose children are pods.
@@ -31,6 +33,13 @@ const (
 // ChildOf is the key of a child of the parent with this ifindex.
 func ChildOf(parent int, mac net.HardwareAddr) ChildKey {
 	return ChildKey{Parent: uint32(parent), Mac: [6]uint8(mac)}
+}
+
+// OwnChildOf is the key under which routes show a child of the node's own; types.h.
+func OwnChildOf(parent, child int) ChildKey {
+	k := ChildKey{Parent: uint32(parent), Mac: [6]uint8{0xff, 0xff}}
+	binary.NativeEndian.PutUint32(k.Mac[2:], uint32(child))
+	return k
 }
 
 func (d *Datapath) parentPin(ifindex int) string {
@@ -104,10 +113,11 @@ func (d *Datapath) parentAlive(ifindex int, kind string) (bool, error) {
 	return false, errors.Join(ignoreGone(l.Detach()), removePin(d.parentPin(ifindex)))
 }
 
-// upgradeParents puts this binary's program behind the links that exist.
+// upgradeParents puts this binary's program behind the links that exist, and
+// in the place of the filters where there are none.
 func (d *Datapath) upgradeParents() error {
-	pins, err := filepath.Glob(filepath.Join(d.dir, linksDir, "parent-*"))
-	if err != nil || len(pins) == 0 {
+	parents, err := d.Parents.All()
+	if err != nil || len(parents) == 0 {
 		return err
 	}
 	p, err := d.loadParent()
@@ -115,18 +125,25 @@ func (d *Datapath) upgradeParents() error {
 		return err
 	}
 	defer p.Close()
-	for _, pin := range pins {
-		l, err := link.LoadPinnedLink(pin, nil)
+	for ifindex := range parents {
+		err := d.upgradeParent(int(ifindex), p)
 		if err != nil {
-			return fmt.Errorf("open link %s: %w", pin, err)
-		}
-		err = l.Update(p)
-		l.Close()
-		if err != nil {
-			return fmt.Errorf("replace %s of %s: %w", parentProgram, pin, err)
+			return fmt.Errorf("replace %s of interface %d: %w", parentProgram, ifindex, err)
 		}
 	}
 	return nil
+}
+
+func (d *Datapath) upgradeParent(ifindex int, p *ebpf.Program) error {
+	l, err := link.LoadPinnedLink(d.parentPin(ifindex), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return ignoreGone(attachParentFilter(ifindex, p))
+	}
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	return l.Update(p)
 }
 
 func (d *Datapath) loadParent() (*ebpf.Program, error) {
@@ -135,6 +152,13 @@ func (d *Datapath) loadParent() (*ebpf.Program, error) {
 		return nil, err
 	}
 	spec := parsed.Copy()
+	node, err := netns.Cookie()
+	if err == nil {
+		err = setVariables(spec, map[string]any{bpfgen.ParentVarNodeNetns: node})
+	}
+	if err != nil {
+		return nil, err
+	}
 	var p bpfgen.ParentPrograms
 	if err := spec.LoadAndAssign(&p, &ebpf.CollectionOptions{MapReplacements: d.replacements(spec)}); err != nil {
 		return nil, loadError("the parent link's program", err)

@@ -13,8 +13,8 @@ import (
 
 const v4Bits = 96 // that an IPv4 address has before it where it is held as IPv6
 
-// PrefixOf is p as the tables hold it.
-func PrefixOf(p netip.Prefix) PrefixKey {
+// PrefixKeyOf is p as the tables hold it.
+func PrefixKeyOf(p netip.Prefix) PrefixKey {
 	k := PrefixKey{Length: uint32(p.Bits())}
 	if p.Addr().Is4() {
 		k.Length += v4Bits
@@ -43,7 +43,16 @@ func NextGeneration(old uint32) uint32 {
 }
 
 // PolicySizes are the sizes of the tables of policy.
-func (d *Datapath) PolicySizes() (identities, prefixes, peers, ports int) {
-	size := func(name string) int { return int(d.maps[name].MaxEntries()) }
-	return size(d.Identities.name), size(d.Prefixes.name), size(d.Peers.name), size(d.Ports.name)
+func (d *Datapath) PolicySizes() (identities, prefixes, peers, ports int, err error) {
+	for _, t := range []struct {
+		name string
+		to   *int
+	}{{d.Identities.name, &identities}, {d.PolicyPrefixes.name, &prefixes}, {d.PolicyPeers.name, &peers}, {d.Ports.name, &ports}} {
+		m, err := d.table(t.name)
+		if err != nil {
+			return 0, 0, 0, 0, err
+		}
+		*t.to = int(m.MaxEntries())
+	}
+	return identities, prefixes, peers, ports, nil
 }

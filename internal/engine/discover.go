@@ -19,7 +19,8 @@ import (
 	"github.com/mustang-net/mustang/internal/state"
 )
 
-// ErrElsewhere is about a pair whose other end is not on this node.
+// ErrElsewhere is about a pair whose other end, or an interface whose parent, is
+// not on this node.
 var ErrElsewhere = errors.New("is not in this network namespace")
 
 // discover finds out everything about the interface that spec names.
@@ -33,15 +34,24 @@ func discover(spec EndpointSpec) (state.Endpoint, error) {
 		return state.Endpoint{}, fmt.Errorf("netns %s: %w; `ip netns` lists the named ones, and /proc/PID/ns/net is a process's", path, err)
 	}
 	defer ns.Close()
-	ep := state.Endpoint{Netns: path, IfName: spec.IfName, Owner: spec.Owner, ServicePath: spec.ServicePath, Labels: spec.Labels, Pod: spec.Pod, Ports: spec.Ports}
+	ep := state.Endpoint{Netns: path, IfName: spec.IfName, Owner: spec.Owner, ServicePath: spec.ServicePath, Labels: spec.Labels, Ports: spec.Ports, Pod: spec.Pod}
+	home, err := netns.Current()
+	if err != nil {
+		return ep, err
+	}
+	defer home.Close()
 	var link netlink.Link
+	homeID := -1 // the node's namespace, as the pod's calls it
 	if err := netns.DoFile(ns, func() (err error) {
-		link, err = examine(&ep)
+		if link, err = examine(&ep); err != nil {
+			return err
+		}
+		homeID, err = netlink.GetNetNsIdByFd(int(home.Fd()))
 		return err
 	}); err != nil {
 		return ep, err
 	}
-	if home, err := cookie(); err == nil && home == ep.NetnsCookie {
+	if home, err := netns.Cookie(); err == nil && home == ep.NetnsCookie {
 		return ep, fmt.Errorf("netns %s is this node's own; give the pod's", path)
 	}
 	attrs := link.Attrs()
@@ -55,8 +65,14 @@ func discover(spec EndpointSpec) (state.Endpoint, error) {
 	}
 	ep.Placement = state.InPod
 	ep.IfIndex = attrs.Index
-	if kind := link.Type(); kind == "macvlan" || kind == "ipvlan" {
-		ep.Parent = attrs.ParentIndex
+	// An index means nothing without its namespace.
+	if kind := link.Type(); (kind == "macvlan" || kind == "ipvlan") && attrs.NetNsID >= 0 {
+		switch {
+		case attrs.NetNsID == homeID:
+			ep.Parent = attrs.ParentIndex
+		case !spec.InPod:
+			return ep, fmt.Errorf("the parent link of %s in %s %w; run mustang in the one that it is in (`nsenter --net=…`), or attach inside the pod alone (`--in-pod`)", ep.IfName, ep.Netns, ErrElsewhere)
+		}
 	}
 	return ep, nil
 }
@@ -98,7 +114,7 @@ func examine(ep *state.Endpoint) (netlink.Link, error) {
 	if mac := gatewayMAC(l); mac != nil {
 		ep.NodeMAC = mac
 	}
-	ep.NetnsCookie, err = cookie()
+	ep.NetnsCookie, err = netns.Cookie()
 	return l, err
 }
 
@@ -150,21 +166,6 @@ func isDefault(dst *net.IPNet) bool {
 	}
 	ones, _ := dst.Mask.Size()
 	return ones == 0
-}
-
-// cookie identifies the namespace of the calling thread, for as long as the
-// machine runs (SO_NETNS_COOKIE).
-func cookie() (uint64, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("open a socket to ask for the namespace's cookie: %w", err)
-	}
-	defer unix.Close(fd)
-	c, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return 0, fmt.Errorf("the kernel does not tell namespaces apart for sockets (SO_NETNS_COOKIE, Linux 5.14): %w", err)
-	}
-	return c, nil
 }
 
 // hostEnd finds the node's end of the pod's veth or netkit pair, and makes sure

@@ -8,14 +8,14 @@ package engine
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 
-	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/policy"
 	"github.com/mustang-net/mustang/internal/reconcile"
+	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 	"github.com/mustang-net/mustang/internal/store"
 )
@@ -37,6 +37,8 @@ type Options struct {
 	// Kubernetes. The engine tells it of endpoints; pods that Kubernetes has are
 	// the caller's to tell. nil: what the command line gave is all there is.
 	Policies *policy.Model
+	// Node is this node's name and zone, which hints of backends speak of.
+	Node service.Node
 
 	// faults stands between the engine and the Services' tables, in tests.
 	faults func(reconcile.ServiceTables) reconcile.ServiceTables
@@ -51,8 +53,10 @@ type Engine struct {
 	lock     *os.File
 	dp       *datapath.Datapath // nil: read-only, and there is nothing
 	services *reconcile.Services
+	catalog  *service.Catalog
 	known    map[uint32]state.Endpoint
 	policies *policy.Model // nil: not asked for yet
+	lender   func(string)  // its owner's Notify, while somebody else has it
 
 	// ResetRemoved says that what the next changes remove from Services is
 	// gone: its established TCP is reset. Otherwise it goes on, as it must for
@@ -77,9 +81,9 @@ func Open(ctx context.Context, scope Scope, opts Options) (*Engine, error) {
 	if err := scope.checkBPFFS(); err != nil {
 		return nil, privilege(err)
 	}
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, privilege(fmt.Errorf("lift the limit of locked memory: %w", err))
-	}
+	// Before Linux 5.11, tables count as locked memory. Where the limit may not be
+	// lifted, and counts, making a table says so.
+	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 	for {
 		e, again, err := open(ctx, scope, opts)
 		if err != nil {
@@ -131,6 +135,9 @@ func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool
 
 // Close releases the scope. What was applied stays.
 func (e *Engine) Close() error {
+	if e.giveBack() {
+		return nil
+	}
 	var errs []error
 	if e.dp != nil {
 		errs = append(errs, e.dp.Close())
@@ -166,7 +173,10 @@ func (e *Engine) reset() error {
 	for _, ep := range records {
 		errs = append(errs, e.detachFilters(ep))
 	}
-	errs = append(errs, datapath.Remove(e.scope.BPFFS), e.store.Remove())
+	if e.dp == nil || e.dp.AttachKind() == datapath.AttachClsact {
+		errs = append(errs, detachEdgeFilters())
+	}
+	errs = append(errs, e.forgetNodes(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
 	return errors.Join(errs...)
 }
 

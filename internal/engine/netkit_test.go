@@ -59,6 +59,7 @@ func TestNetkitOpensWithItsPrograms(t *testing.T) {
 			if !answers("10.9.0.1") {
 				t.Error("it stays closed")
 			}
+			n.must(func(e *Engine) error { return e.CheckEndpoint(ep.ID) })
 			n.must(func(e *Engine) error { return e.store.Remove() })
 			if list := n.endpoints(); len(list) != 1 || list[0].Attach != datapath.AttachNetkit {
 				t.Errorf("after the store was lost: %+v", list)

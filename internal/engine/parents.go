@@ -10,11 +10,12 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
 // guardParent makes the egress of ep's parent link check what ep sends, and
-// learns the children that the host itself has there. Nothing to do for an
+// learns the children that the node itself has there. Nothing to do for an
 // endpoint without a parent in this namespace.
 func (e *Engine) guardParent(ep state.Endpoint) error {
 	parent, err := parentLink(ep)
@@ -23,17 +24,15 @@ func (e *Engine) guardParent(ep state.Endpoint) error {
 	}
 	mac := parent.Attrs().HardwareAddr
 	record := datapath.Parent{Mac: [6]uint8(mac)}
-	keys, ids := []datapath.ChildKey{datapath.ChildOf(ep.Parent, ep.MAC)}, []uint32{ep.ID}
+	keys, err := ownChildren(ep.Parent)
+	if err != nil {
+		return err
+	}
+	ids := make([]uint32, len(keys))
 	if bytes.Equal(ep.MAC, mac) {
-		record.SharedMac, keys, ids = 1, nil, nil
+		record.SharedMac = 1
 	} else {
-		hosts, err := hostChildren(ep.Parent)
-		if err != nil {
-			return err
-		}
-		for _, h := range hosts {
-			keys, ids = append(keys, datapath.ChildOf(ep.Parent, h)), append(ids, 0)
-		}
+		keys, ids = append(keys, datapath.ChildOf(ep.Parent, ep.MAC)), append(ids, ep.ID)
 	}
 	if err := e.dp.Children.Put(keys, ids); err != nil {
 		return err
@@ -84,19 +83,27 @@ func parentLink(ep state.Endpoint) (netlink.Link, error) {
 	return l, nil
 }
 
-// hostChildren are the link addresses of the macvlan children of a parent that
-// are in this namespace.
-func hostChildren(parent int) ([]([]byte), error) {
-	links, err := netlink.LinkList()
+// ownChildren are the keys of a parent's children in this namespace, the node's
+// own: by their link addresses, where they have one each, and as routes show them.
+func ownChildren(parent int) (keys []datapath.ChildKey, err error) {
+	links, err := netns.Dump(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
-	var out [][]byte
 	for _, l := range links {
 		a := l.Attrs()
-		if a.ParentIndex == parent && (l.Type() == "macvlan" || l.Type() == "macvtap") && len(a.HardwareAddr) == 6 {
-			out = append(out, a.HardwareAddr)
+		if a.ParentIndex != parent || a.NetNsID >= 0 { // then that index is another namespace's
+			continue
+		}
+		switch l.Type() {
+		case "macvlan", "macvtap":
+			if len(a.HardwareAddr) == 6 {
+				keys = append(keys, datapath.ChildOf(parent, a.HardwareAddr))
+			}
+			keys = append(keys, datapath.OwnChildOf(parent, a.Index))
+		case "ipvlan", "ipvtap":
+			keys = append(keys, datapath.OwnChildOf(parent, a.Index))
 		}
 	}
-	return out, nil
+	return keys, nil
 }

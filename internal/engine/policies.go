@@ -44,8 +44,8 @@ func (e *Engine) readPolicies() (storedPolicies, error) {
 }
 
 func (e *Engine) policyTables() reconcile.Policies {
-	return reconcile.NewPolicies(reconcile.PolicyTables{Ports: e.dp.Ports, Peers: e.dp.Peers, Identities: e.dp.Identities,
-		Prefixes: e.dp.Prefixes, Policies: e.dp.Policies, Endpoints: e.dp.Endpoints})
+	return reconcile.NewPolicies(reconcile.PolicyTables{Ports: e.dp.Ports, Peers: e.dp.PolicyPeers, Identities: e.dp.Identities,
+		Prefixes: e.dp.PolicyPrefixes, Policies: e.dp.Policies, Endpoints: e.dp.Endpoints})
 }
 
 // loadPolicies fills the model at its first use.
@@ -63,7 +63,9 @@ func (e *Engine) loadPolicies() error {
 	m := e.opts.Policies
 	if m == nil {
 		var l policy.Limits
-		l.Identities, l.Prefixes, l.Peers, l.Ports = e.dp.PolicySizes()
+		if l.Identities, l.Prefixes, l.Peers, l.Ports, err = e.dp.PolicySizes(); err != nil {
+			return err
+		}
 		m = policy.New(l)
 	}
 	records, err := e.store.Endpoints()
@@ -79,8 +81,8 @@ func (e *Engine) loadPolicies() error {
 		}
 	}
 	for id, ep := range e.known {
-		if ep.Labels == nil {
-			ep.Labels, ep.Ports = records[id].Labels, records[id].Ports
+		if ep.Labels == nil { // what the tables alone say of it
+			ep.Labels, ep.Ports, ep.Pod = records[id].Labels, records[id].Ports, records[id].Pod
 		}
 		e.feedEndpoint(ep)
 	}
@@ -126,11 +128,7 @@ func (e *Engine) feedStored(old, now storedPolicies) {
 func (e *Engine) feedEndpoint(ep state.Endpoint) {
 	key := podOf(ep)
 	if e.opts.Policies == nil || ep.Owner == state.OwnerCLI {
-		labels := maps.Clone(ep.Labels)
-		for _, own := range []string{state.LabelNamespace, state.LabelName, state.LabelUID} {
-			delete(labels, own)
-		}
-		e.policies.SetPod(policy.Pod{Key: key, Labels: labels, Addrs: ep.Addrs(), Ports: ep.Ports})
+		e.policies.SetPod(policy.Pod{Key: key, Labels: ep.Labels, Addrs: ep.Addrs(), Ports: ep.Ports})
 	}
 	e.policies.SetEndpoint(policy.Endpoint{ID: ep.ID, Pod: key, Addrs: ep.Addrs()})
 }
@@ -139,9 +137,6 @@ func (e *Engine) feedEndpoint(ep state.Endpoint) {
 // itself, in the default namespace.
 func podOf(ep state.Endpoint) policy.Key {
 	k := policy.Key{Namespace: ep.Pod.Namespace, Name: ep.Pod.Name}
-	if k == (policy.Key{}) {
-		k = policy.Key{Namespace: ep.Labels[state.LabelNamespace], Name: ep.Labels[state.LabelName]}
-	}
 	if k.Namespace == "" {
 		k.Namespace = "default"
 	}

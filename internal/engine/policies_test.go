@@ -42,7 +42,7 @@ func (n *node) addLabelled(path string, owner state.Owner, labels map[string]str
 	n.t.Helper()
 	var ep state.Endpoint
 	n.must(func(e *Engine) (err error) {
-		ep, err = e.AddEndpoint(context.Background(), EndpointSpec{Netns: path, IfName: "eth0", Owner: owner, Labels: labels})
+		ep, err = e.AddEndpoint(context.Background(), EndpointSpec{Netns: path, IfName: "eth0", Owner: owner, Labels: labels, Pod: state.PodRef{Namespace: "ns", Name: labels["name"]}})
 		return err
 	})
 	return ep
@@ -54,7 +54,7 @@ func app(name string) policy.Selector {
 
 // closedTo is a policy that lets nobody in.
 func closedTo(name, apps string) policy.Policy {
-	return policy.Policy{Key: policy.Key{Namespace: "default", Name: name}, Pods: app(apps), IsolatesIngress: true}
+	return policy.Policy{Key: policy.Key{Namespace: "ns", Name: name}, Pods: app(apps), IsolatesIngress: true}
 }
 
 func TestPoliciesOutliveTheTool(t *testing.T) {
@@ -92,7 +92,7 @@ func TestPoliciesOutliveTheTool(t *testing.T) {
 		identities, err := e.dp.Identities.All()
 		maps.DeleteFunc(identities, func(_ datapath.Addr, who datapath.Identity) bool { return who.Pod == policy.Node })
 		policies, err2 := e.dp.Policies.All()
-		peers, err3 := e.dp.Peers.All()
+		peers, err3 := e.dp.PolicyPeers.All()
 		if len(identities)+len(policies)+len(peers) > 0 {
 			t.Errorf("without policies there remain %v, %v, %v", identities, policies, peers)
 		}
@@ -113,7 +113,7 @@ func TestAKilledPolicyChangeIsFinished(t *testing.T) {
 	n.hold(a, "10.9.0.2", true)
 	n.endpoints()
 	n.hold(a, "10.9.0.2", false)
-	n.must(func(e *Engine) error { return e.RemovePolicies([]policy.Key{{Namespace: "default", Name: "p"}}, nil) })
+	n.must(func(e *Engine) error { return e.RemovePolicies([]policy.Key{{Namespace: "ns", Name: "p"}}, nil) })
 	n.hold(a, "10.9.0.2", true)
 }
 
@@ -124,7 +124,7 @@ func TestAPodThatIsNotKnownIsClosed(t *testing.T) {
 	n.opts.Policies = policy.New(policy.Limits{Identities: 1000, Prefixes: 1000, Peers: 1000, Ports: 1000})
 	a, b := n.pod(1), n.pod(2)
 	named := func(name string) map[string]string {
-		return map[string]string{state.LabelNamespace: "ns", state.LabelName: name}
+		return map[string]string{"name": name}
 	}
 	n.opts.Policies.SetPod(policy.Pod{Key: policy.Key{Namespace: "ns", Name: "a"}, Labels: map[string]string{"app": "a"}})
 	n.addLabelled(a, state.OwnerCNI, named("a"))

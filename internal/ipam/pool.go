@@ -98,6 +98,12 @@ func Normalize(pools []Pool) error {
 	return nil
 }
 
+// Whole says whether p, normalized, gives out all of its subnet.
+func (p Pool) Whole() bool {
+	whole := Pool{Subnet: p.Subnet}
+	return whole.Normalize() == nil && p.Start == whole.Start && p.End == whole.End && len(p.Exclude) == 0
+}
+
 // gives says whether p hands a out of itself.
 func (p Pool) gives(a netip.Addr) bool {
 	return p.Subnet.Contains(a) && p.allowed(a) && !a.Less(p.Start) && !p.End.Less(a)

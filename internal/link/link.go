@@ -16,11 +16,13 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
-	"regexp"
 	"runtime"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // DefaultBridge is the bridge of bridge mode when Spec names none.
@@ -42,14 +44,16 @@ var ErrExists = errors.New("already connected")
 
 // Spec describes one pod's connection.
 type Spec struct {
-	Name       string           // the pod's name, unique on its node
-	Mode       string           // one of Modes
-	NetNS      string           // path of the pod's network namespace
-	IfName     string           // in the pod; "" means DefaultIfName
-	HostIfName string           // veth, bridge and netkit: the host's end; "" means HostName(Name)
-	IPv4       netip.Prefix     // the prefix length does not matter to the routed modes, veth and netkit
-	IPv6       netip.Prefix     // at least one of the two
-	Gateway4   netip.Addr       // zero: routed modes: VethGateway4; else the first address of IPv4's prefix
+	Name       string       // the pod's name, unique on its node
+	Mode       string       // one of Modes
+	NetNS      string       // path of the pod's network namespace
+	IfName     string       // in the pod; "" means DefaultIfName
+	HostIfName string       // veth, bridge and netkit: the host's end; "" means HostName(Name)
+	IPv4       netip.Prefix // the prefix length does not matter to the routed modes, veth and netkit
+	IPv6       netip.Prefix // at least one of the two
+	// Gateway4 zero: routed modes: VethGateway4; else the first address of IPv4's
+	// prefix. The node holds it, except on the network that the uplink is on.
+	Gateway4   netip.Addr
 	Gateway6   netip.Addr       // likewise
 	MTU        int              // bytes; 0 means 1500, or the uplink's where there is one
 	Uplink     string           // macvlan, ipvlan: the parent on the node; host-device: what is moved into the pod
@@ -62,21 +66,29 @@ type Spec struct {
 	// which are in LocalCIDRs; 0: no more than MTU. Only where CanLocalMTU.
 	LocalMTU   int
 	LocalCIDRs []netip.Prefix
+	RouteMTU   int // bytes, of the default routes of a pod behind a host end; 0, or not less than MTU: none
 	BigTCP     int // bytes of the largest bundle of segments; 0: the kernel's 65536
-	// Attach puts programs on the pod's connection. It is called when the pod's
-	// interface has its addresses and is not up yet: no packet is older than
-	// they are. nil: nothing is to be attached.
-	Attach func() error
+	// Attach is told of the interface while it is still down, so that whoever
+	// puts programs on it is before the first packet; nil: nobody does. What it
+	// did is not undone when Add fails later.
+	Attach func(state.Endpoint) error
 }
 
 // Result is what was made, in the numbers that a datapath needs.
 type Result struct {
 	HostIfIndex   int              // of the host's end, or of the shim; host-device: 0
 	HostMAC       net.HardwareAddr // of that interface
-	PodIfIndex    int              // in the pod's namespace
+	HostMTU       int
+	PodIfIndex    int // in the pod's namespace
 	PodMAC        net.HardwareAddr
-	ParentIfIndex int // bridge: the bridge; macvlan, ipvlan: the uplink; else 0
-	BigTCP        BigTCP
+	PodMTU        int
+	ParentIfIndex int              // bridge: the bridge; macvlan, ipvlan: the uplink; else 0
+	ParentMAC     net.HardwareAddr // of that interface
+	ParentMTU     int
+	// Default4 and Default6 say whether the pod's default route leads by this
+	// interface: a second one leaves it to the first.
+	Default4, Default6 bool
+	BigTCP             BigTCP
 }
 
 // HostName is the name of the host's end for a pod: deterministic, so that a
@@ -87,7 +99,15 @@ func HostName(pod string) string {
 	return "mst" + hex.EncodeToString(sum[:6])
 }
 
-var ifNameOK = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,14}$`)
+// ifNameOK is by hand: a regular expression would be compiled at every start.
+func ifNameOK(name string) bool {
+	for _, c := range []byte(name) {
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '-' || c == '.') {
+			return false
+		}
+	}
+	return name != "" && len(name) <= 15 && name[0] != '.'
+}
 
 // withDefaults fills what the caller left open.
 func (s Spec) withDefaults() Spec {
@@ -119,6 +139,9 @@ func (s Spec) Gateways() (v4, v6 netip.Addr) {
 	return s.Gateway4, s.Gateway6
 }
 
+// Bridge is the name of the bridge, defaults filled in.
+func (s Spec) Bridge() string { return s.withDefaults().BridgeName }
+
 func gatewayOr(gw netip.Addr, ip netip.Prefix, mode string, routed netip.Addr) netip.Addr {
 	switch {
 	case gw.IsValid() || !ip.IsValid():
@@ -141,7 +164,7 @@ func (s Spec) Validate() error {
 	}
 	t := traitsOf[s.Mode]
 	for field, name := range map[string]string{"interface": s.IfName, "host interface": s.HostIfName, "bridge": s.BridgeName} {
-		if !ifNameOK.MatchString(name) {
+		if !ifNameOK(name) {
 			return fmt.Errorf("%s name %q is not usable: use 1 to 15 letters, digits, '.', '_' or '-'", field, name)
 		}
 	}
@@ -232,8 +255,9 @@ func Add(spec Spec) (Result, error) {
 		err = b.awaitAddrs()
 	}
 	if err == nil {
-		err = b.markComplete()
+		err = b.markComplete(res.PodIfIndex)
 	}
+	res.Default4, res.Default6 = b.defaults[unix.AF_INET], b.defaults[unix.AF_INET6]
 	if err != nil {
 		return Result{}, errors.Join(fmt.Errorf("connect pod %s: %w", spec.Name, err), b.remove())
 	}

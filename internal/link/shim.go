@@ -5,7 +5,8 @@ package link
 // What macvlan and ipvlan share: pods' interfaces are sub-interfaces of the
 // node's uplink. A parent cannot talk to its own sub-interfaces, so the node
 // keeps one more for itself, the shim. It holds the gateway's address: the host
-// reaches its pods by it (kubelet's probes), and pods reach the host.
+// reaches its pods by it (kubelet's probes), and pods reach the host. On the
+// node's own network the gateway is another's: see lan.go.
 
 import (
 	"errors"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // ShimName is the host's own sub-interface on an uplink.
@@ -106,25 +109,22 @@ func (b *builder) oneKind(parent netlink.Link) error {
 	return nil
 }
 
-// list is all links, asked for again when they changed under the question.
+// list is all links.
 func list(h *netlink.Handle) ([]netlink.Link, error) {
-	for range 10 {
-		all, err := h.LinkList()
-		if errors.Is(err, netlink.ErrDumpInterrupted) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list links: %w", err)
-		}
-		return all, nil
+	all, err := netns.Dump(h.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
 	}
-	return nil, errors.New("list links: they change faster than they can be read")
+	return all, nil
 }
 
 // addSub makes a complete pod by sub-interface.
 func (b *builder) addSub() (Result, error) {
 	parent, err := b.uplink()
 	if err != nil {
+		return Result{}, err
+	}
+	if err := b.findLAN(parent); err != nil {
 		return Result{}, err
 	}
 	shim, err := b.ensureShim(parent)
@@ -135,11 +135,17 @@ func (b *builder) addSub() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	if err := b.attachInner(eth); err != nil {
+		return Result{}, err
+	}
 	if err := b.podOnSegment(eth); err != nil {
 		return Result{}, err
 	}
+	if err := b.meetNode(eth, shim); err != nil {
+		return Result{}, err
+	}
 	res := pairResult(eth, shim)
-	res.ParentIfIndex = parent.Attrs().Index
+	res.setParent(parent)
 	return res, nil
 }
 
@@ -192,6 +198,9 @@ func (b *builder) ensureShim(parent netlink.Link) (netlink.Link, error) {
 	}
 	if subMode(shim) != b.Mode || shim.Attrs().ParentIndex != parent.Attrs().Index {
 		return nil, fmt.Errorf("%s is in the way: mustang needs that name for its %s on %s", name, b.Mode, b.Uplink)
+	}
+	if err := answerOwn(name); err != nil {
+		return nil, err
 	}
 	return shim, b.holdGateway(shim)
 }

@@ -22,6 +22,16 @@ const (
 	endSwitched            // on the node, a bridge's port: no addresses of its own
 )
 
+// answerOwn lets an interface answer ARP for the addresses that it has itself,
+// and not for the node's others.
+func answerOwn(name string) error {
+	key := "ipv4/conf/" + name + "/arp_ignore"
+	if err := os.WriteFile(filepath.Join("/proc/sys/net", key), []byte("1"), 0); err != nil {
+		return fmt.Errorf("set sysctl net/%s=1: %w", key, err)
+	}
+	return nil
+}
+
 // ifSysctls sets what an interface needs before it goes up.
 func ifSysctls(name string, v6 bool, e end) error {
 	v6 = v6 && e != endSwitched

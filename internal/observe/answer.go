@@ -89,7 +89,7 @@ func (a *Answer) conclude() {
 		a.Sentence = fmt.Sprintf("it passes, to any of the %d backends", len(a.Ways))
 	case a.Verdict == Mixed:
 		bad := a.Ways[slices.IndexFunc(a.Ways, func(w Way) bool { return w.Verdict != Forwarded })]
-		a.Sentence = fmt.Sprintf("it depends on the backend that is picked at random: to %d of %d it passes; to %s, %s",
+		a.Sentence = fmt.Sprintf("it depends on the backend that is picked: to %d of %d it passes; to %s, %s",
 			passing, len(a.Ways), bad.Backend, bad.Sentence)
 		a.Mend = bad.Mend
 	default:

@@ -124,8 +124,8 @@ func (c collector) services(ch chan<- prometheus.Metric) error {
 		return err
 	}
 	n := 0
-	for _, s := range services {
-		if s.Flags&bpfgen.SvcAddress == 0 {
+	for key := range services {
+		if key.Proto != 0 && key.Scope == bpfgen.ScopeAny {
 			n++
 		}
 	}

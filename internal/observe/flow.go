@@ -167,12 +167,13 @@ func (d *describer) service(e datapath.Event) *ServiceRef {
 	if e.Backend != 0 {
 		key.Addr, key.Port = e.Frontend, e.FrontendPort
 	}
-	service, known, err := d.n.dp.Frontends.Get(key)
+	found, err := d.n.dp.FindService(key.Addr, key.Port, key.Proto)
 	missing := e.Reason == bpfgen.ReasonServicePort || e.Backend != 0
-	if (err != nil || !known) && !missing {
+	if (err != nil || !found.Known) && !missing {
 		return nil
 	}
-	return &ServiceRef{Frontend: datapath.FrontendOf(key).AddrPort, Number: service.Number, Backend: e.Backend}
+	front := datapath.KeyFrom(key).Frontend
+	return &ServiceRef{Frontend: front.AddrPort, Number: found.Entry.Number, Backend: e.Backend}
 }
 
 // Protocol numbers (IANA).

@@ -5,6 +5,7 @@ package observe
 // Endpoints by the names that people know them by.
 
 import (
+	"maps"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -41,46 +42,27 @@ func (n *Node) endpoints() (map[uint32]state.Endpoint, error) {
 	return out, nil
 }
 
-// podRef is what Kubernetes, or who added the endpoint, calls the pod.
-func podRef(ep state.Endpoint) (namespace, name string) {
-	if ep.Pod.Name != "" {
-		return ep.Pod.Namespace, ep.Pod.Name
-	}
-	if ep.Labels[state.LabelName] == "" {
-		return "", "" // a namespace alone names no pod
-	}
-	return ep.Labels[state.LabelNamespace], ep.Labels[state.LabelName]
-}
-
 // endOf is an end without its address.
 func endOf(ep state.Endpoint) End {
 	e := End{Endpoint: ep.ID}
-	e.Namespace, e.Pod = podRef(ep)
-	if e.Pod == "" {
+	e.Namespace, e.Pod = ep.Pod.Namespace, ep.Pod.Name
+	if e.Pod == "" { // a namespace alone names no pod
 		e.Namespace, e.Pod = "", podName(ep)
 	}
-	for k, v := range ep.Labels {
-		if k == state.LabelNamespace || k == state.LabelName || k == state.LabelUID {
-			continue
-		}
-		if e.Labels == nil {
-			e.Labels = map[string]string{}
-		}
-		e.Labels[k] = v
-	}
+	e.Labels = maps.Clone(ep.Labels)
 	return e
 }
 
 // podName is namespace/name where Kubernetes told, else the name of the network
 // namespace.
 func podName(ep state.Endpoint) string {
-	switch ns, name := podRef(ep); {
-	case ns != "":
-		return ns + "/" + name
-	case name != "":
-		return name
+	switch {
+	case ep.Pod.Name == "":
+		return netnsName(ep)
+	case ep.Pod.Namespace == "":
+		return ep.Pod.Name
 	}
-	return netnsName(ep)
+	return ep.Pod.Namespace + "/" + ep.Pod.Name
 }
 
 // netnsName is what people call a network namespace; a process's is its path.

@@ -94,7 +94,7 @@ func find(text string, endpoints map[uint32]state.Endpoint) (place, error) {
 	var found []state.Endpoint
 	for _, id := range slices.Sorted(maps.Keys(endpoints)) {
 		ep := endpoints[id]
-		if _, name := podRef(ep); name == text || podName(ep) == text || netnsName(ep) == text {
+		if (ep.Pod.Name != "" && ep.Pod.Name == text) || podName(ep) == text || netnsName(ep) == text {
 			found = append(found, ep)
 		}
 	}

@@ -55,39 +55,44 @@ func (q *question) service() (service, error) {
 	if ep.ServicePath != state.PathTC {
 		s.at = atSocket
 	}
-	front := state.Frontend{AddrPort: q.dst, Protocol: state.Protocol(q.proto)}
-	entry, found, err := q.n.dp.Frontends.Get(datapath.KeyOf(front))
+	found, err := q.n.dp.FindFrontend(state.Frontend{AddrPort: q.dst, Protocol: state.Protocol(q.proto)})
 	if err != nil {
 		return s, err
 	}
-	if !found {
-		_, isAddress, err := q.n.dp.Frontends.Get(datapath.FrontendKey{Addr: datapath.FromAddr(q.dst.Addr())})
-		if isAddress && s.at == atSocket {
+	if !found.Known {
+		if found.Refuses && s.at == atSocket {
 			s.stop = q.refusedAtSocket(bpfgen.ReasonServicePort)
 		}
+		return s, nil
+	}
+	s.known, s.number = true, found.Entry.Number
+	reason, err := q.n.dp.ServiceClosed(found.Entry, q.src.Addr())
+	if err != nil {
 		return s, err
 	}
-	s.known, s.number = true, entry.Number
-	if s.backends, err = q.backends(entry); err != nil {
-		return s, err
+	switch {
+	case reason == bpfgen.ReasonNone:
+		s.backends, err = q.backends(found.Entry)
+	case s.at == atPacket:
+	case reason != bpfgen.ReasonNoBackend && ep.ServicePath != state.PathSocket:
+		s.at = atPacket // the socket programs leave what is to be dropped to the packet programs
+	default:
+		s.stop = q.refusedAtSocket(reason)
 	}
-	if len(s.backends) == 0 && s.at == atSocket {
-		s.stop = q.refusedAtSocket(bpfgen.ReasonNoBackend)
-	}
-	return s, nil
+	return s, err
 }
 
 func (q *question) backends(entry datapath.Frontend) (out []backend, err error) {
-	for slot := range entry.Backends {
-		id, found, err := q.n.dp.Slots.Get(datapath.SlotKey{Service: entry.Id, Slot: slot})
-		if err != nil {
-			return nil, err
-		}
+	ids, err := q.n.dp.ServiceBackends(entry, q.src.Addr())
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
 		b, known, err := q.n.dp.Backends.Get(id)
 		if err != nil {
 			return nil, err
 		}
-		if found && known {
+		if known {
 			out = append(out, backend{id, datapath.BackendAddr(b)})
 		}
 	}
@@ -97,7 +102,11 @@ func (q *question) backends(entry datapath.Frontend) (out []backend, err error) 
 func (q *question) refusedAtSocket(reason uint32) *Way {
 	r := bpfgen.Reasons[reason]
 	w := &Way{Reason: r.Name}
-	w.step("connect() in "+q.from.end(q.src).Name(), "tables", Refused, "it fails with ECONNREFUSED: "+r.Sentence+" ("+r.Name+")")
+	errno := "ECONNREFUSED"
+	if reason != bpfgen.ReasonNoBackend && reason != bpfgen.ReasonServicePort {
+		errno = "EHOSTUNREACH"
+	}
+	w.step("connect() in "+q.from.end(q.src).Name(), "tables", Refused, "it fails with "+errno+": "+r.Sentence+" ("+r.Name+")")
 	w.end(Refused, "it is refused at the socket: "+r.Sentence, q.mend(reason))
 	return w
 }
@@ -122,8 +131,8 @@ func (q *question) portsOf(a netip.Addr) string {
 		return "`mustang svc ls` lists them"
 	}
 	var ports []string
-	for key, entry := range all {
-		if f := datapath.FrontendOf(key); f.AddrPort.Addr() == a && entry.Flags&bpfgen.SvcAddress == 0 {
+	for key := range all {
+		if f := datapath.KeyFrom(key).Frontend; key.Proto != 0 && key.Scope == bpfgen.ScopeAny && f.AddrPort.Addr() == a {
 			ports = append(ports, fmt.Sprintf("%d/%s", f.AddrPort.Port(), f.Protocol))
 		}
 	}

@@ -101,7 +101,7 @@ func (p Policies) writesOf(c policy.Change) writes {
 		w.late.add(datapath.FromAddr(a), identity(who))
 	}
 	for _, prefix := range byLength(slices.Collect(maps.Keys(c.Put.Prefixes))) {
-		w.prefixes.add(datapath.PrefixOf(prefix), c.Put.Prefixes[prefix])
+		w.prefixes.add(datapath.PrefixKeyOf(prefix), c.Put.Prefixes[prefix])
 	}
 	for id, i := range c.Put.Endpoints {
 		w.policies.add(id, datapath.EndpointPolicy{Ingress: i.Ingress, Egress: i.Egress, IngressFlags: i.IngressFlags, EgressFlags: i.EgressFlags})
@@ -116,7 +116,7 @@ func (p Policies) writesOf(c policy.Change) writes {
 		w.identitiesGone = append(w.identitiesGone, datapath.FromAddr(a))
 	}
 	for _, prefix := range slices.Backward(byLength(slices.Clone(c.Gone.Prefixes))) {
-		w.prefixesGone = append(w.prefixesGone, datapath.PrefixOf(prefix))
+		w.prefixesGone = append(w.prefixesGone, datapath.PrefixKeyOf(prefix))
 	}
 	w.policiesGone, w.stricter = c.Gone.Endpoints, c.Stricter
 	return w
@@ -125,7 +125,7 @@ func (p Policies) writesOf(c policy.Change) writes {
 // byLength sorts prefixes, the longest first.
 func byLength(list []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(list, func(a, b netip.Prefix) int {
-		return cmp.Compare(datapath.PrefixOf(b).Length, datapath.PrefixOf(a).Length)
+		return cmp.Compare(datapath.PrefixKeyOf(b).Length, datapath.PrefixKeyOf(a).Length)
 	})
 	return list
 }

@@ -128,7 +128,7 @@ func (n *node) longest(a netip.Addr) uint64 {
 	for bits := 128; bits >= 0; bits-- {
 		as16 := netip.AddrFrom16(a.As16())
 		masked := maskBits(as16, bits)
-		key := datapath.PrefixOf(netip.PrefixFrom(masked, 128))
+		key := datapath.PrefixKeyOf(netip.PrefixFrom(masked, 128))
 		key.Length = uint32(bits)
 		if id, ok := n.prefixes.m[key]; ok {
 			return id

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 )
 
 // Protocol is a transport protocol by its IANA number.
@@ -89,43 +88,6 @@ func (o *Owner) UnmarshalText(b []byte) error {
 	return fmt.Errorf("owner %q is none of cli, cni, kubernetes", b)
 }
 
-// Frontend is what clients connect to. IPv4 addresses are plain, never mapped
-// into IPv6.
-type Frontend struct {
-	AddrPort netip.AddrPort
-	Protocol Protocol
-}
-
-func (f Frontend) String() string { return f.Protocol.String() + " " + f.AddrPort.String() }
-
-// Compare orders frontends by address, port, protocol.
-func (f Frontend) Compare(g Frontend) int {
-	return cmp.Or(f.AddrPort.Compare(g.AddrPort), cmp.Compare(f.Protocol, g.Protocol))
-}
-
-// Service is a frontend and where its connections go. The order of backends is
-// that of the slots; it carries no meaning.
-type Service struct {
-	Number   uint32 // what people call it by; 0 before it is given one
-	Owner    Owner
-	Frontend Frontend
-	Backends []netip.AddrPort
-}
-
-// Backend is where a Service's connections go. Port 0 is every port of the
-// address, protocol 0 every protocol.
-type Backend struct {
-	AddrPort netip.AddrPort
-	Protocol Protocol `json:",omitempty"`
-}
-
-// SortServices orders services by number, then by frontend.
-func SortServices(s []Service) {
-	slices.SortFunc(s, func(a, b Service) int {
-		return cmp.Or(cmp.Compare(a.Number, b.Number), a.Frontend.Compare(b.Frontend))
-	})
-}
-
 // ServicePath says where an endpoint's Services are translated.
 type ServicePath string
 
@@ -142,6 +104,13 @@ type Placement string
 const (
 	HostEnd Placement = "host" // on the node's end of a veth or netkit pair
 	InPod   Placement = "pod"  // inside the pod, directions swapped
+)
+
+// How an endpoint's programs are held at their interface.
+const (
+	AttachTCX    = "tcx"
+	AttachClsact = "clsact"
+	AttachNetkit = "netkit" // the device's own hooks
 )
 
 // Endpoint is one interface of one pod. Everything up to Owner is in the
@@ -166,9 +135,9 @@ type Endpoint struct {
 	HostIf   string // name of the host's end; "" in-pod
 	PodIndex int    // ifindex inside the pod
 	Labels   map[string]string
-	Pod      PodRef      `json:",omitzero"` // whose interface it is, when Kubernetes told
 	Ports    []NamedPort `json:",omitempty"`
-	// Attach is "tcx", "clsact" or "netkit"; Qdisc says that the clsact qdisc was made by us.
+	Pod      PodRef      `json:",omitzero"` // whose interface it is, when Kubernetes told
+	// Attach is one of AttachTCX and its like; Qdisc says that the clsact qdisc was made by us.
 	Attach string
 	Qdisc  bool `json:",omitempty"`
 }
@@ -189,13 +158,6 @@ func (e Endpoint) Addrs() []netip.Addr {
 	}
 	return out
 }
-
-// Labels that are not a pod's own: they say which pod an endpoint is.
-const (
-	LabelNamespace = "io.kubernetes.pod.namespace"
-	LabelName      = "io.kubernetes.pod.name"
-	LabelUID       = "io.kubernetes.pod.uid"
-)
 
 // NamedPort is a container's port that has a name.
 type NamedPort struct {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package store keeps what the maps cannot: where an endpoint's namespace is
-// and what its interface is called, and the journal of the operation under way.
+// and what its interface is called, Services that are more than their
+// frontends, and the journal of the operation under way.
 // Each file is replaced atomically, so that a tool killed at any instant leaves
-// the old content or the new.
+// the old content or the new. Nothing is forced to a disk: tables, programs and
+// namespaces, which the files are about, end with the machine's run. What a
+// crash of the machine leaves of a file is taken for absent.
 package store
 
 import (
@@ -11,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -23,6 +27,8 @@ const (
 	journalFile  = "journal.json"
 	policiesFile = "policies.json"
 	endpointsDir = "endpoints"
+	nodesFile    = "nodes.json"
+	servicesDir  = "services"
 	tempPrefix   = ".new-"
 )
 
@@ -90,6 +96,44 @@ func (s Store) endpointFile(id uint32) string {
 	return filepath.Join(s.dir, endpointsDir, strconv.FormatUint(uint64(id), 10)+".json")
 }
 
+// Services reads every record of a Service, by name.
+func (s Store) Services() ([]state.Service, error) {
+	dir := filepath.Join(s.dir, servicesDir)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read records of Services: %w", err)
+	}
+	var out []state.Service
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if strings.HasPrefix(e.Name(), tempPrefix) {
+			os.Remove(path)
+			continue
+		}
+		var svc state.Service
+		if err := readJSON(path, &svc); err != nil {
+			return nil, fmt.Errorf("record of a Service: %w; remove that file to keep only its frontends", err)
+		}
+		out = append(out, svc)
+	}
+	return out, nil
+}
+
+// PutService writes the record of svc.
+func (s Store) PutService(svc state.Service) error {
+	return s.write(s.serviceFile(svc.ServiceID), svc)
+}
+
+// DeleteService removes a record; an absent one is success.
+func (s Store) DeleteService(id state.ServiceID) error { return remove(s.serviceFile(id)) }
+
+func (s Store) serviceFile(id state.ServiceID) string {
+	return filepath.Join(s.dir, servicesDir, url.PathEscape(id.Owner.String()+" "+id.String())+".json")
+}
+
 // ReadJournal reads the operation that was under way into v; false: none was.
 // What a killed tool was about to make the journal is removed.
 func (s Store) ReadJournal(v any) (bool, error) {
@@ -125,10 +169,10 @@ func (s Store) DeletePolicies() error { return remove(filepath.Join(s.dir, polic
 // Remove deletes the store: its own files, and its directory when nothing else
 // is in it.
 func (s Store) Remove() error {
-	err := os.RemoveAll(filepath.Join(s.dir, endpointsDir))
+	err := errors.Join(os.RemoveAll(filepath.Join(s.dir, endpointsDir)), os.RemoveAll(filepath.Join(s.dir, servicesDir)))
 	entries, _ := os.ReadDir(s.dir)
 	for _, e := range entries {
-		if e.Name() == journalFile || e.Name() == policiesFile || strings.HasPrefix(e.Name(), tempPrefix) {
+		if e.Name() == journalFile || e.Name() == nodesFile || e.Name() == policiesFile || strings.HasPrefix(e.Name(), tempPrefix) {
 			err = errors.Join(err, remove(filepath.Join(s.dir, e.Name())))
 		}
 	}
@@ -141,13 +185,18 @@ func remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
+	return nil
 }
 
+// readJSON reads a file into v. One that is no JSON is fs.ErrNotExist, and
+// removed: only a crash of the machine leaves such.
 func readJSON(path string, v any) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return err
+	}
+	if !json.Valid(text) {
+		return errors.Join(fs.ErrNotExist, os.Remove(path))
 	}
 	if err := json.Unmarshal(text, v); err != nil {
 		return fmt.Errorf("%s is damaged: %w", path, err)
@@ -155,8 +204,7 @@ func readJSON(path string, v any) error {
 	return nil
 }
 
-// write replaces path by the JSON of v: temporary file, fsync, rename, fsync of
-// the directory, so that the content outlives even a crash of the machine.
+// write replaces path by the JSON of v: temporary file, rename.
 func (s Store) write(path string, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -172,27 +220,12 @@ func (s Store) write(path string, v any) error {
 		return fmt.Errorf("write state: %w", err)
 	}
 	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
+	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
 		os.Remove(f.Name())
 		return fmt.Errorf("write state: %w", err)
 	}
-	return syncDir(dir)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return nil
 }

@@ -167,6 +167,29 @@ func TestChain_WhatAUsersRuleTranslatedReturnsRight(t *testing.T) {
 	client.del(n.config("veth"))
 }
 
+// The bandwidth plugin brings qdiscs of its own to the host's end.
+func TestChain_BandwidthComesAfter(t *testing.T) {
+	for _, mode := range []string{"veth", "chained"} {
+		t.Run(mode, func(t *testing.T) {
+			n := newNode(t)
+			rc := map[string]any{"bandwidth": map[string]any{"ingressRate": 10_000_000, "ingressBurst": 1_000_000, "egressRate": 10_000_000, "egressBurst": 1_000_000}}
+			list := []config{n.config("veth").with("cniVersion", "1.0.0").with("name", "net").with("runtimeConfig", rc)}
+			if mode == "chained" {
+				list = []config{previousPlugin(n, "ptp").with("name", "net"), n.config("chained").with("cniVersion", "1.0.0").with("name", "net").with("runtimeConfig", rc)}
+			}
+			list = append(list, config{"cniVersion": "1.0.0", "name": "net", "type": "bandwidth", "capabilities": map[string]any{"bandwidth": true}, "runtimeConfig": rc})
+			c := n.container()
+			x := c.chain(list...)
+			a := x.add()
+			if !n.pings(n.name, a.address(0)) || !n.pings(c.ns, "192.168.7.1") {
+				t.Error("node and container do not reach each other")
+			}
+			c.ok(c.call("CHECK", list[len(list)-2].prev(a)))
+			x.del()
+		})
+	}
+}
+
 func TestMasquerade_OnlyTowardsTheOutside(t *testing.T) {
 	eachMode(t, func(t *testing.T, n *node, mode string) {
 		if mode == "host-device" || mode == "ipvlan-l3" || mode == "ipvlan" || mode == "macvlan" {

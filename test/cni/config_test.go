@@ -22,6 +22,8 @@ func TestConfig_ContradictionsFailByName(t *testing.T) {
 		"MTU 20":            n.config("veth").with("mtu", 20),
 		"runtimeConfig.mac": n.config("veth").with("runtimeConfig", map[string]any{"mac": "01:00:00:00:00:01"}),
 		"runtimeConfig.ips": n.config("veth").with("runtimeConfig", map[string]any{"ips": []string{"10.9.0.3", "10.9.0.4"}}),
+		"localMTU":          n.config("macvlan").with("localMTU", 9000),
+		"localCIDRs":        n.config("veth").with("localMTU", "off").with("localCIDRs", []string{"10.9.0.0/24"}),
 		"ipam: has no":      n.config("chained").with("ipam", map[string]any{"type": "static"}),
 	} {
 		n.refused(n.container().call("ADD", conf), 7, says)

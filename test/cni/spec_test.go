@@ -220,11 +220,8 @@ func TestCHECK_NamesWhatSomebodyBroke(t *testing.T) {
 		{"masquerade gone", func(n *node, c *container, _, _ string) {
 			run(n.t, "nsenter", "--net=/var/run/netns/"+n.name, "nft", "flush", "ruleset")
 		}, "not masqueraded"},
-		{"programs detached", func(n *node, c *container, _, _ string) {
-			pins, _ := filepath.Glob(filepath.Join(n.bpffs(), "scope", "links", "ep-*"))
-			for _, p := range pins {
-				os.Remove(p)
-			}
+		{"programs detached", func(n *node, c *container, host, _ string) {
+			run(n.t, "tc", "-n", n.name, "qdisc", "del", "dev", host, "clsact")
 		}, "not attached"},
 	} {
 		t.Run(x.name, func(t *testing.T) {

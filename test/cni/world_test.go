@@ -320,6 +320,14 @@ func (n *node) traces() map[string]string {
 	return out
 }
 
+// same wants two looks at everything to agree.
+func (n *node) same(before, after map[string]string) {
+	n.t.Helper()
+	if d := cmp.Diff(before, after); d != "" {
+		n.t.Errorf("left behind (+) or missing (-):\n%s", d)
+	}
+}
+
 // entries are the non-zero entries of a pinned table, as text.
 func (n *node) entries(table string) string {
 	return dumpTable(filepath.Join(n.bpffs(), "scope", "maps", table))

@@ -25,54 +25,174 @@ import (
 // CAP_NET_RAW or CAP_NET_ADMIN does to pass its own hook by is caught at the
 // parent's egress and at the destination's ingress. See docs/boundary.md.
 
-func TestBoundaryInsideThePod(t *testing.T) {
-	if !slices.Contains(modes(), lab.Macvlan) {
-		t.Skip("macvlan is not among the chosen modes")
-	}
-	w := newWorld(t, lab.Macvlan, lab.MustangTC)
-	outside := w.lab.Outside()
-	eth0 := w.child("eth0")
-	parent := w.parentMAC()
+var inPodModes = []lab.Mode{lab.Macvlan, lab.IPVlan, lab.IPVlanL3}
 
-	t.Run("past its own hook, out of the node", func(t *testing.T) {
-		w := w.on(t, "ipv4")
-		w.counts("hook_bypassed", "parent link", func() {
-			w.bypass(eth0, frame{eth0.mac, parent, w.client.IPv4, outside.IPv4})
-		})
-		w.counts("spoofed_address", "parent link", func() {
-			w.bypass(eth0, frame{eth0.mac, parent, w.servers[0].IPv4, outside.IPv4})
-		})
-	})
-	t.Run("past its own hook, to a sibling with another's address", func(t *testing.T) {
-		w := w.on(t, "ipv4")
-		w.counts("spoofed_mac", "to pod", func() {
-			w.bypass(eth0, frame{eth0.mac, w.macOf(w.servers[1]), w.servers[0].IPv4, w.servers[1].IPv4})
-		})
-	})
-	t.Run("a sibling that the pod made itself", func(t *testing.T) {
-		w := w.on(t, "ipv4")
-		own := w.makeSibling("own0")
-		w.counts("unknown_child", "parent link", func() {
-			w.bypass(own, frame{own.mac, parent, w.client.IPv4, outside.IPv4})
-		})
-		w.counts("spoofed_mac", "to pod", func() {
-			w.bypass(own, frame{own.mac, w.macOf(w.servers[1]), w.client.IPv4, w.servers[1].IPv4})
-		})
-	})
-	t.Run("through its own hook with another's address", func(t *testing.T) {
-		w := w.on(t, "ipv4")
-		w.counts("spoofed_address", "from pod", func() {
-			w.send(eth0, frame{eth0.mac, parent, w.servers[0].IPv4, outside.IPv4}, false)
-		})
-		w.counts("spoofed_mac", "from pod", func() {
-			w.send(eth0, frame{net.HardwareAddr{2, 0, 0, 0, 0, 9}, parent, w.client.IPv4, outside.IPv4}, false)
-		})
-	})
-	t.Run("what is honest still passes", func(t *testing.T) {
-		for _, family := range []string{"ipv4", "ipv6"} {
-			w.on(t, family).outside()
+func TestBoundaryInsideThePod(t *testing.T) {
+	for _, mode := range modes() {
+		if !slices.Contains(inPodModes, mode) {
+			continue
 		}
+		t.Run(string(mode), func(t *testing.T) {
+			w := newWorld(t, mode, lab.MustangTC)
+			w.addLegacyPod(lab.Veth)
+			for _, family := range []string{"ipv4", "ipv6"} {
+				t.Run(family, func(t *testing.T) { w.on(t, family).boundary(mode) })
+			}
+		})
+	}
+}
+
+func (w *world) boundary(mode lab.Mode) {
+	type test struct {
+		name string
+		run  func(*world)
+	}
+	tests := []test{{"through its own hook with another's address", (*world).throughItsHook}}
+	if mode == lab.Macvlan {
+		tests = append(tests,
+			test{"past its own hook, out of the node", (*world).pastItsHook},
+			test{"past its own hook, as the node", (*world).asTheNode},
+			test{"past its own hook, to a sibling with another's address", (*world).toASibling},
+			test{"a sibling that the pod made itself", (*world).macvlanSibling},
+			test{"a sibling that the pod made itself, by way of the node", (*world).byWayOfTheNode})
+	} else {
+		tests = append(tests,
+			test{"past its own hook, out of the node", (*world).pastItsHook},
+			test{"a sibling that the pod made itself", func(w *world) { w.ipvlanSibling(mode) }},
+			test{"a sibling that the pod made itself, with what the pod forwards", func(w *world) { w.forwardedInThePod(mode) }})
+	}
+	tests = append(tests,
+		test{"what is honest still passes", (*world).outside},
+		test{"what the node forwards for others still passes", (*world).outsideForLegacy})
+	for _, c := range tests {
+		w.t.Run(c.name, func(t *testing.T) {
+			sub := *w
+			sub.t = t
+			c.run(&sub)
+		})
+	}
+}
+
+const parentLink = "parent link" // how drops at a parent's egress are shown
+
+func (w *world) out() netip.Addr {
+	if w.ipv6 {
+		return w.lab.Outside().IPv6
+	}
+	return w.lab.Outside().IPv4
+}
+
+// nobodys are addresses that no pod and no node has: of the pods' network, of
+// the wire, and of neither.
+func (w *world) nobodys() []netip.Addr {
+	if w.ipv6 {
+		return []netip.Addr{netip.MustParseAddr("fd00:10:1::fa"), netip.MustParseAddr("fd00:10:2::fa"), netip.MustParseAddr("2001:db8::fa")}
+	}
+	return []netip.Addr{netip.MustParseAddr("10.1.0.250"), netip.MustParseAddr("10.2.0.250"), netip.MustParseAddr("192.0.2.250")}
+}
+
+func (w *world) pastItsHook() {
+	eth0, parent := w.child("eth0"), w.parentMAC()
+	w.counts("hook_bypassed", parentLink, func() {
+		w.bypass(eth0, frame{eth0.mac, parent, address(w.client, w.ipv6), w.out()})
 	})
+	w.counts("spoofed_address", parentLink, func() {
+		w.bypass(eth0, frame{eth0.mac, parent, address(w.servers[0], w.ipv6), w.out()})
+	})
+}
+
+// asTheNode uses the link address that the node itself has on the wire.
+func (w *world) asTheNode() {
+	eth0, node := w.child("eth0"), w.nodeLink(lab.Uplink)
+	for _, src := range append(w.nobodys(), w.nodeAddress()) {
+		w.counts("spoofed_address", parentLink, func() {
+			w.bypass(eth0, frame{node.mac, w.parentMAC(), src, w.out()})
+		})
+	}
+}
+
+func (w *world) toASibling() {
+	eth0 := w.child("eth0")
+	w.counts("spoofed_mac", "to pod", func() {
+		w.bypass(eth0, frame{eth0.mac, w.macOf(w.servers[1]), address(w.servers[0], w.ipv6), address(w.servers[1], w.ipv6)})
+	})
+}
+
+func (w *world) macvlanSibling() {
+	own := w.makeSibling(lab.Macvlan, "own0")
+	defer w.remove("own0")
+	w.counts("unknown_child", parentLink, func() {
+		w.bypass(own, frame{own.mac, w.parentMAC(), address(w.client, w.ipv6), w.out()})
+	})
+	w.counts("spoofed_mac", "to pod", func() {
+		w.bypass(own, frame{own.mac, w.macOf(w.servers[1]), address(w.client, w.ipv6), address(w.servers[1], w.ipv6)})
+	})
+}
+
+// byWayOfTheNode lets the node's routing carry what the wire would not take.
+func (w *world) byWayOfTheNode() {
+	own := w.makeSibling(lab.Macvlan, "own0")
+	defer w.remove("own0")
+	shim := w.nodeLink("mv-" + lab.Uplink)
+	w.counts("spoofed_address", parentLink, func() {
+		w.bypass(own, frame{own.mac, shim.mac, w.nobodys()[0], w.out()})
+	})
+}
+
+// ipvlanSibling sends from addresses that are nobody's, or the node's: the link
+// address is every sibling's, so only the sender's namespace tells.
+func (w *world) ipvlanSibling(mode lab.Mode) {
+	own := w.makeSibling(mode, "own0")
+	defer w.remove("own0")
+	for _, src := range append(w.nobodys(), w.nodeAddress(), address(w.servers[0], w.ipv6)) {
+		w.counts("spoofed_address", parentLink, func() {
+			w.bypass(own, frame{own.mac, w.parentMAC(), src, w.out()})
+		})
+	}
+	w.counts("hook_bypassed", parentLink, func() {
+		w.bypass(own, frame{own.mac, w.parentMAC(), address(w.client, w.ipv6), w.out()})
+	})
+}
+
+// forwardedInThePod is a packet without a socket: the pod routes it from an
+// interface of its own to the sibling that it made.
+func (w *world) forwardedInThePod(mode lab.Mode) {
+	w.makeSibling(mode, "own0")
+	defer w.remove("own0")
+	in, from := w.makePair("in0", "in1")
+	defer w.remove("in0")
+	w.routeBy("own0", w.out(), w.parentMAC())
+	for _, src := range w.nobodys() {
+		w.counts("spoofed_address", parentLink, func() {
+			w.bypass(from, frame{from.mac, in.mac, src, w.out()})
+		})
+	}
+}
+
+func (w *world) throughItsHook() {
+	eth0, parent := w.child("eth0"), w.parentMAC()
+	w.counts("spoofed_address", "from pod", func() {
+		w.send(eth0, frame{eth0.mac, parent, address(w.servers[0], w.ipv6), w.out()}, false)
+	})
+	w.counts("spoofed_mac", "from pod", func() {
+		w.send(eth0, frame{net.HardwareAddr{2, 0, 0, 0, 0, 9}, parent, address(w.client, w.ipv6), w.out()}, false)
+	})
+}
+
+// outsideForLegacy is a connection out of the node from a pod that is not
+// mustang's, on a link of its own.
+func (w *world) outsideForLegacy() {
+	legacyPod := &lab.Pod{Space: lab.Space{NetNS: "/var/run/netns/" + w.legacyName()}, Name: legacy}
+	l, err := w.greet(w.lab.Outside().Space, w.out())
+	w.must(err)
+	defer l.Close()
+	c, err := dial(legacyPod, "tcp", plain(l.Addr()), 0)
+	w.must(err)
+	defer c.Close()
+	var seen string
+	if _, err := fmt.Fscanln(c, &seen); err != nil || seen != legacyAddress(w.ipv6).String() {
+		w.t.Errorf("outside saw %q, %v; want the pod's address", seen, err)
+	}
 }
 
 // child is an interface inside the client pod.
@@ -81,9 +201,14 @@ type child struct {
 	mac   net.HardwareAddr
 }
 
-func (w *world) child(name string) (c child) {
+func (w *world) child(name string) child { return w.linkIn(w.client.Space, name) }
+
+// nodeLink is an interface of the node.
+func (w *world) nodeLink(name string) child { return w.linkIn(w.lab.Node().Space, name) }
+
+func (w *world) linkIn(s lab.Space, name string) (c child) {
 	w.t.Helper()
-	w.must(w.client.Do(func() error {
+	w.must(s.Do(func() error {
 		l, err := netlink.LinkByName(name)
 		if err == nil {
 			c = child{l.Attrs().Index, l.Attrs().HardwareAddr}
@@ -93,26 +218,80 @@ func (w *world) child(name string) (c child) {
 	return c
 }
 
-// makeSibling is what a pod with CAP_NET_ADMIN can do: the kernel puts a macvlan
-// on a macvlan next to it.
-func (w *world) makeSibling(name string) child {
+// makeSibling is what a pod with CAP_NET_ADMIN can do: the kernel puts a child
+// of a child next to it.
+func (w *world) makeSibling(mode lab.Mode, name string) child {
 	w.t.Helper()
 	w.must(w.client.Do(func() error {
 		eth0, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
 		}
-		l := &netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: name, ParentIndex: eth0.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE}
+		attrs := netlink.LinkAttrs{Name: name, ParentIndex: eth0.Attrs().Index}
+		var l netlink.Link = &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}
+		switch mode {
+		case lab.IPVlan:
+			l = &netlink.IPVlan{LinkAttrs: attrs, Mode: netlink.IPVLAN_MODE_L2}
+		case lab.IPVlanL3:
+			l = &netlink.IPVlan{LinkAttrs: attrs, Mode: netlink.IPVLAN_MODE_L3}
+		}
 		if err := netlink.LinkAdd(l); err != nil {
 			return err
 		}
-		// Else it greets its neighbours, which counts too.
-		if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("1"), 0); err != nil {
-			return err
+		if mode == lab.Macvlan {
+			// Else it greets its neighbours, which counts too.
+			if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("1"), 0); err != nil {
+				return err
+			}
 		}
 		return netlink.LinkSetUp(l)
 	}))
 	return w.child(name)
+}
+
+// makePair gives the pod two ends of a wire, the first of which it forwards from.
+func (w *world) makePair(first, second string) (a, b child) {
+	w.t.Helper()
+	w.must(w.client.Do(func() error {
+		l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: first}, PeerName: second}
+		err := netlink.LinkAdd(l)
+		for _, name := range []string{first, second} {
+			if l, missing := netlink.LinkByName(name); missing == nil {
+				err = errors.Join(err, netlink.LinkSetUp(l))
+			}
+		}
+		for path, value := range map[string]string{
+			"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1",
+			"ipv4/conf/all/rp_filter": "0", "ipv4/conf/" + first + "/rp_filter": "0",
+		} {
+			err = errors.Join(err, os.WriteFile("/proc/sys/net/"+path, []byte(value), 0))
+		}
+		return err
+	}))
+	return w.child(first), w.child(second)
+}
+
+// routeBy leads the pod to dst by an interface of its choice.
+func (w *world) routeBy(name string, dst netip.Addr, mac net.HardwareAddr) {
+	w.t.Helper()
+	index := w.child(name).index
+	w.must(w.client.Do(func() error {
+		whole := &net.IPNet{IP: dst.AsSlice(), Mask: net.CIDRMask(dst.BitLen(), dst.BitLen())}
+		return errors.Join(
+			netlink.RouteReplace(&netlink.Route{LinkIndex: index, Dst: whole, Scope: netlink.SCOPE_LINK, Priority: 1}),
+			netlink.NeighSet(&netlink.Neigh{LinkIndex: index, IP: dst.AsSlice(), HardwareAddr: mac, State: netlink.NUD_PERMANENT}))
+	}))
+}
+
+func (w *world) remove(name string) {
+	w.t.Helper()
+	w.must(w.client.Do(func() error {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(l)
+	}))
 }
 
 func (w *world) parentMAC() (mac net.HardwareAddr) {
@@ -139,33 +318,31 @@ func (w *world) macOf(p *lab.Pod) (mac net.HardwareAddr) {
 	return mac
 }
 
-// frame is an Ethernet frame with a UDP datagram over IPv4.
+// frame is an Ethernet frame with a UDP datagram of either family.
 type frame struct {
 	srcMAC, dstMAC net.HardwareAddr
 	src, dst       netip.Addr
 }
 
 func (f frame) bytes() []byte {
-	b := make([]byte, 14+20+8)
-	copy(b, f.dstMAC)
-	copy(b[6:], f.srcMAC)
-	binary.BigEndian.PutUint16(b[12:], unix.ETH_P_IP)
-	ip := b[14:]
-	ip[0], ip[8], ip[9] = 0x45, 64, unix.IPPROTO_UDP
-	binary.BigEndian.PutUint16(ip[2:], 28)
-	src, dst := f.src.As4(), f.dst.As4()
-	copy(ip[12:], src[:])
-	copy(ip[16:], dst[:])
+	udp := []byte{40000 >> 8, 40000 & 0xff, 0, 9, 0, 8, 0, 0}
+	b := slices.Concat(f.dstMAC, f.srcMAC)
+	if f.src.Is6() {
+		b = binary.BigEndian.AppendUint16(b, unix.ETH_P_IPV6)
+		b = append(b, 0x60, 0, 0, 0, 0, byte(len(udp)), unix.IPPROTO_UDP, 64)
+		b = slices.Concat(b, f.src.AsSlice(), f.dst.AsSlice())
+		return append(b, udp...)
+	}
+	b = binary.BigEndian.AppendUint16(b, unix.ETH_P_IP)
+	ip := []byte{0x45, 0, 0, 28, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}
+	ip = slices.Concat(ip, f.src.AsSlice(), f.dst.AsSlice())
 	var sum uint32
-	for i := 0; i < 20; i += 2 {
+	for i := 0; i < len(ip); i += 2 {
 		sum += uint32(binary.BigEndian.Uint16(ip[i:]))
 	}
 	sum = sum>>16 + sum&0xffff
 	binary.BigEndian.PutUint16(ip[10:], ^uint16(sum>>16+sum))
-	binary.BigEndian.PutUint16(ip[20:], 40000)
-	binary.BigEndian.PutUint16(ip[22:], 9)
-	binary.BigEndian.PutUint16(ip[24:], 8)
-	return b
+	return slices.Concat(b, ip, udp)
 }
 
 func (w *world) bypass(c child, f frame) { w.send(c, f, true) }
@@ -184,7 +361,9 @@ func (w *world) send(c child, f frame, bypass bool) {
 				return fmt.Errorf("PACKET_QDISC_BYPASS: %w", err)
 			}
 		}
-		err = unix.Sendto(fd, f.bytes(), 0, &unix.SockaddrLinklayer{Ifindex: c.index, Protocol: 8, Halen: 6})
+		// No protocol: then the kernel reads the frame's own, and knows where its headers are,
+		// without which ipvlan in l3 mode does not find them.
+		err = unix.Sendto(fd, f.bytes(), 0, &unix.SockaddrLinklayer{Ifindex: c.index, Halen: 6})
 		if errors.Is(err, unix.ENOBUFS) {
 			err = nil // how the kernel says that a program on the way dropped it
 		}
@@ -227,26 +406,31 @@ func (w *world) counts(reason, direction string, fn func()) {
 	}
 }
 
-// outside is a connection from the pod out of the node, and one from there into it.
-func (w *world) outside() {
-	w.t.Helper()
-	out := w.lab.Outside()
-	addr := out.IPv4
-	if w.ipv6 {
-		addr = out.IPv6
-	}
-	var l net.Listener
-	w.must(out.Do(func() (err error) {
+// greet listens in a namespace, and tells the first who comes its address.
+func (w *world) greet(s lab.Space, addr netip.Addr) (l net.Listener, err error) {
+	err = s.Do(func() (err error) {
 		l, err = net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
 		return err
-	}))
-	defer l.Close()
+	})
+	if err != nil {
+		return nil, err
+	}
 	go func() {
 		if c, err := l.Accept(); err == nil {
 			fmt.Fprintln(c, plain(c.RemoteAddr()).Addr())
 			c.Close()
 		}
 	}()
+	return l, nil
+}
+
+// outside is a connection from the pod out of the node, and one from there into it.
+func (w *world) outside() {
+	w.t.Helper()
+	out, addr := w.lab.Outside(), w.out()
+	l, err := w.greet(out.Space, addr)
+	w.must(err)
+	defer l.Close()
 	c, err := dial(w.client, "tcp", plain(l.Addr()), 0)
 	w.must(err)
 	defer c.Close()

@@ -91,10 +91,12 @@ func legacyAddress(ipv6 bool) netip.Addr {
 	return netip.MustParseAddr("10.1.0.200")
 }
 
+func (w *world) legacyName() string { return legacy + strings.TrimPrefix(w.lab.Name(), "t") }
+
 func (w *world) addLegacyPod(mode lab.Mode) {
 	w.t.Helper()
 	ctx := context.Background()
-	name := legacy + strings.TrimPrefix(w.lab.Name(), "t")
+	name := w.legacyName()
 	ip := fmt.Sprintf("--ip=%s/16,%s/64", legacyAddress(false), legacyAddress(true))
 	_, err := w.lab.Mustang(ctx, "pod", "add", name, "--plain", "--mode="+string(mode), ip)
 	w.must(err)

@@ -66,16 +66,16 @@ func (w *world) apply(specs ...string) {
 	}
 	file := filepath.Join(w.t.TempDir(), "policy.yaml")
 	w.must(os.WriteFile(file, []byte(doc.String()), 0o600))
-	_, err := w.lab.Mustang(context.Background(), "policy", "apply", "-f", file)
+	_, err := w.lab.Node().Mustang(context.Background(), "policy", "apply", "-f", file)
 	w.must(err)
 }
 
 func (w *world) removePolicies() {
 	w.t.Helper()
 	for _, name := range []string{"p0", "p1"} {
-		w.lab.Mustang(context.Background(), "policy", "rm", name) // one may not be there
+		w.lab.Node().Mustang(context.Background(), "policy", "rm", name) // one may not be there
 	}
-	out, err := w.lab.Mustang(context.Background(), "policy", "ls", "-o", "json")
+	out, err := w.lab.Node().Mustang(context.Background(), "policy", "ls", "-o", "json")
 	w.must(err)
 	if s := strings.TrimSpace(string(out)); s != "[]" {
 		w.t.Fatalf("policies remain: %s", s)
@@ -250,9 +250,9 @@ func (w *world) policyFirstInstant() {
 // again makes a pod's interface anew, in its old namespace.
 func (w *world) again(ctx context.Context, p *lab.Pod, flags ...string) {
 	w.t.Helper()
-	_, err := w.lab.Mustang(ctx, "pod", "rm", p.Name)
+	_, err := w.lab.Node().Mustang(ctx, "pod", "rm", p.Name)
 	w.must(err)
-	_, err = w.lab.Mustang(ctx, append(w.lab.PodArgs(p), flags...)...)
+	_, err = w.lab.Node().Mustang(ctx, append(w.lab.Node().PodArgs(p), flags...)...)
 	w.must(err)
 }
 

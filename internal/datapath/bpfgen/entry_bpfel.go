@@ -16,11 +16,13 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	EntryMapMstAffinityV1         = "mst_affinity_v1"
 	EntryMapMstBackendsV1         = "mst_backends_v1"
 	EntryMapMstChildrenV1         = "mst_children_v1"
 	EntryMapMstCtNewV1            = "mst_ct_new_v1"
 	EntryMapMstCtV1               = "mst_ct_v1"
 	EntryMapMstDropsV1            = "mst_drops_v1"
+	EntryMapMstEdgeV1             = "mst_edge_v1"
 	EntryMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	EntryMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	EntryMapMstEndpointsV1        = "mst_endpoints_v1"
@@ -28,11 +30,14 @@ const (
 	EntryMapMstEventRoomV1        = "mst_event_room_v1"
 	EntryMapMstEventsV1           = "mst_events_v1"
 	EntryMapMstFactsV1            = "mst_facts_v1"
+	EntryMapMstFastGenerationsV1  = "mst_fast_generations_v1"
+	EntryMapMstFastV1             = "mst_fast_v1"
 	EntryMapMstFragsV1            = "mst_frags_v1"
 	EntryMapMstIdentitiesV1       = "mst_identities_v1"
 	EntryMapMstJudgmentV1         = "mst_judgment_v1"
 	EntryMapMstMetaV1             = "mst_meta_v1"
 	EntryMapMstNetnsV1            = "mst_netns_v1"
+	EntryMapMstNodeV1             = "mst_node_v1"
 	EntryMapMstParentsV1          = "mst_parents_v1"
 	EntryMapMstPeersV1            = "mst_peers_v1"
 	EntryMapMstPoliciesV1         = "mst_policies_v1"
@@ -41,17 +46,25 @@ const (
 	EntryMapMstProgramsV1         = "mst_programs_v1"
 	EntryMapMstReadersV1          = "mst_readers_v1"
 	EntryMapMstRefusalsV1         = "mst_refusals_v1"
-	EntryMapMstServicesV1         = "mst_services_v1"
+	EntryMapMstRemoteNetsV1       = "mst_remote_nets_v1"
+	EntryMapMstRemotesV1          = "mst_remotes_v1"
+	EntryMapMstServicesV2         = "mst_services_v2"
 	EntryMapMstSlotsV1            = "mst_slots_v1"
 	EntryMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	EntryMapMstSockPeersV1        = "mst_sock_peers_v1"
+	EntryMapMstSourcesV1          = "mst_sources_v1"
 	EntryMapMstStoppedV1          = "mst_stopped_v1"
+	EntryMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	EntryProgEntry                = "entry"
+	EntryProgFilterEntry          = "filter_entry"
 	EntryVarAnswerKey             = "answer_key"
 	EntryVarDeliverEgress         = "deliver_egress"
 	EntryVarDryRun                = "dry_run"
+	EntryVarFromWire              = "from_wire"
+	EntryVarHasFibSkipNeigh       = "has_fib_skip_neigh"
 	EntryVarHasSetRetval          = "has_set_retval"
 	EntryVarInPod                 = "in_pod"
+	EntryVarNodeNetns             = "node_netns"
 	EntryVarTimeouts              = "timeouts"
 )
 
@@ -97,18 +110,21 @@ type EntrySpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type EntryProgramSpecs struct {
-	Entry *ebpf.ProgramSpec `ebpf:"entry"`
+	Entry       *ebpf.ProgramSpec `ebpf:"entry"`
+	FilterEntry *ebpf.ProgramSpec `ebpf:"filter_entry"`
 }
 
 // EntryMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type EntryMapSpecs struct {
+	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.MapSpec `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
@@ -116,11 +132,14 @@ type EntryMapSpecs struct {
 	MstEventRoomV1        *ebpf.MapSpec `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.MapSpec `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
@@ -129,23 +148,30 @@ type EntryMapSpecs struct {
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
-	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
+	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
+	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
+	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
+	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 }
 
 // EntryVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type EntryVariableSpecs struct {
-	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
-	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
-	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
-	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
-	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey       *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress   *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	DryRun          *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromWire        *ebpf.VariableSpec `ebpf:"from_wire"`
+	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
+	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod           *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns       *ebpf.VariableSpec `ebpf:"node_netns"`
+	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // EntryObjects contains all objects after they have been loaded into the kernel.
@@ -168,11 +194,13 @@ func (o *EntryObjects) Close() error {
 //
 // It can be passed to LoadEntryObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EntryMaps struct {
+	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.Map `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
@@ -180,11 +208,14 @@ type EntryMaps struct {
 	MstEventRoomV1        *ebpf.Map `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.Map `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
@@ -193,20 +224,26 @@ type EntryMaps struct {
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
-	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
+	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
+	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
+	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
+	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 }
 
 func (m *EntryMaps) Close() error {
 	return _EntryClose(
+		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
+		m.MstEdgeV1,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
@@ -214,11 +251,14 @@ func (m *EntryMaps) Close() error {
 		m.MstEventRoomV1,
 		m.MstEventsV1,
 		m.MstFactsV1,
+		m.MstFastGenerationsV1,
+		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstIdentitiesV1,
 		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
 		m.MstPoliciesV1,
@@ -227,11 +267,15 @@ func (m *EntryMaps) Close() error {
 		m.MstProgramsV1,
 		m.MstReadersV1,
 		m.MstRefusalsV1,
-		m.MstServicesV1,
+		m.MstRemoteNetsV1,
+		m.MstRemotesV1,
+		m.MstServicesV2,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSourcesV1,
 		m.MstStoppedV1,
+		m.MstTunnelPeersV1,
 	)
 }
 
@@ -239,24 +283,29 @@ func (m *EntryMaps) Close() error {
 //
 // It can be passed to LoadEntryObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EntryVariables struct {
-	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
-	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
-	DryRun        *ebpf.Variable `ebpf:"dry_run"`
-	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod         *ebpf.Variable `ebpf:"in_pod"`
-	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey       *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress   *ebpf.Variable `ebpf:"deliver_egress"`
+	DryRun          *ebpf.Variable `ebpf:"dry_run"`
+	FromWire        *ebpf.Variable `ebpf:"from_wire"`
+	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
+	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod           *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns       *ebpf.Variable `ebpf:"node_netns"`
+	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // EntryPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to LoadEntryObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EntryPrograms struct {
-	Entry *ebpf.Program `ebpf:"entry"`
+	Entry       *ebpf.Program `ebpf:"entry"`
+	FilterEntry *ebpf.Program `ebpf:"filter_entry"`
 }
 
 func (p *EntryPrograms) Close() error {
 	return _EntryClose(
 		p.Entry,
+		p.FilterEntry,
 	)
 }
 

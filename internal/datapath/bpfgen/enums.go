@@ -5,18 +5,20 @@ package bpfgen
 // enum direction
 const (
 	DirFromPod = 0
-	DirToPod   = 1
+	DirToPod   = 1 // as FAST_TO_POD
 	DirSocket  = 2
 	DirParent  = 3 // from pods' common parent link to the wire
-	DirCount   = 4
+	DirEdge    = 4 // from outside, to a Service
+	DirCount   = 5
 )
 
 // enum endpoint_flag
 const (
-	EPHostEnd       = 1 // programs sit on the host's end; redirect_peer delivers
-	EPInPod         = 2 // programs sit inside the pod, directions swapped
-	EPServiceTc     = 4 // Services by NAT at the tc hooks
-	EPServiceSocket = 8 // Services at connect() and sendmsg()
+	EPHostEnd       = 1  // programs sit on the host's end; redirect_peer delivers
+	EPInPod         = 2  // programs sit inside the pod, directions swapped
+	EPServiceTc     = 4  // Services by NAT at the tc hooks
+	EPServiceSocket = 8  // Services at connect() and sendmsg()
+	EPNode          = 16 // of a namespace: it is the node's own, no endpoint's
 )
 
 // enum owner
@@ -27,9 +29,30 @@ const (
 	OwnerKubernetes = 3
 )
 
+// enum frontend_scope
+const (
+	ScopeAny     = 0
+	ScopeOutside = 1 // for clients outside the cluster, where they have backends of their own
+)
+
 // enum service_flag
 const (
-	SvcAddress = 1 // marks an address that has frontends; has no backends itself
+	SvcAddress    = 1   // it has frontends, or is the node's
+	SvcRefuse     = 2   // it is the cluster's own: ports that are no frontend are refused
+	SvcNode       = 4   // it is the node's, and takes node ports
+	SvcSplit      = 8   // clients from outside: see SCOPE_OUTSIDE
+	SvcDrop       = 16  // the traffic policy leaves this node no backend: drop, do not refuse
+	SvcRanges     = 32  // only clients in mst_sources may use it
+	SvcMaglev     = 64  // the slots are a Maglev table: picked by hash, not at random
+	SvcKeepSource = 128 // a client from outside keeps its address
+)
+
+// enum frontend_kind
+const (
+	KindClusterIp    = 0
+	KindNodePort     = 1
+	KindExternalIp   = 2
+	KindLoadBalancer = 3
 )
 
 // enum backend_id
@@ -55,7 +78,8 @@ const (
 const (
 	CTOriginIsHi = 1 // the flow was opened by the key's `hi` end
 	CTViaStack   = 2 // came through the host's stack: replies go back that way
-	CTFromNode   = 4 // opened by the node itself, which no policy keeps from its pods
+	CTEdge       = 4 // a client outside uses a Service: replies leave by the node's NIC
+	CTFromNode   = 8 // opened by the node itself, which no policy keeps from its pods
 )
 
 // enum ct_closing
@@ -67,6 +91,14 @@ const (
 // enum ct_end_id
 const (
 	CTEndCut = 4294967295
+)
+
+// enum fast_flag
+const (
+	FastToPod      = 1 // the hook is to_pod, else from_pod
+	FastFromOpener = 2 // they go in the flow's original direction
+	FastDeliver    = 4 // to the endpoint at the other end; else they are left to the kernel
+	FastTranslate  = 8
 )
 
 // enum identity_number
@@ -107,12 +139,23 @@ const (
 	EventRefused   = 2 // dropped, and its sender was told
 )
 
+// enum node_flag
+const (
+	NodeEbpf = 1 // between pods and the wire programs forward, not the host's stack
+)
+
+// enum remote_flag
+const (
+	RemoteTunnel = 1 // its pods are reached through the tunnel
+)
+
 // enum redirect_kind
 const (
 	RedirectNone    = 0
 	RedirectPeer    = 1 // into the pod behind a host end
 	RedirectIngress = 2 // back into the interface it came from
 	RedirectEgress  = 3 // out of a host end, through its own program
+	RedirectNeigh   = 4 // out of a NIC, to the neighbour that the routing table names
 )
 
 // enum cb_word
@@ -122,6 +165,7 @@ const (
 	CbRedirectKind    = 2
 	CbReason          = 3
 	CbAnswer          = 4 // answer_key on an answer that goes out of the host end
+	CbRemote          = 4 // of a packet from the wire: the node that sent it by the tunnel, or 0
 )
 
 // enum pod_program
@@ -132,7 +176,8 @@ const (
 	ProgToPodInner    = 3
 	ProgFromPodNetkit = 4
 	ProgToPodNetkit   = 5
-	ProgCount         = 6
+	ProgToPodWire     = 6 // from a NIC straight into a pod behind a host end
+	ProgCount         = 7
 )
 
 // enum drop_reason
@@ -161,11 +206,20 @@ const (
 	ReasonICMPErrorFlow    = 21 // an ICMP error about a flow that is not known
 	ReasonUnknownChild     = 22 // a child of the parent link that is no endpoint sent it: not made by mustang
 	ReasonHookBypassed     = 23 // it left the pod past the program on the pod's own interface
-	ReasonPolicyIngress    = 24 // policies select the receiving pod, and no ingress rule of theirs allows the packet
-	ReasonPolicyEgress     = 25 // policies select the sending pod, and no egress rule of theirs allows the packet
-	ReasonPolicyIncomplete = 26 // the rule that might allow it did not fit into a table
-	ReasonPolicyUnknown    = 27 // the pod is not known yet, so nobody can say which policies select it
-	ReasonCount            = 28
+	ReasonWireSpoofed      = 24 // it came in from the wire with the address of a pod of this node
+	ReasonTunnelPeer       = 25 // it came by the tunnel from an address that is no node's
+	ReasonTunnelSource     = 26 // it came by the tunnel from an address that is not of the sending node's pods
+	ReasonTunnelVni        = 27 // it came by the tunnel with another network's number (VNI)
+	ReasonNoRemote         = 28 // it was sent into the tunnel, and no node has its destination
+	ReasonEncap            = 29 // pushing the tunnel's headers failed
+	ReasonNoLocalBackend   = 30 // the Service's traffic policy is Local, and this node has no backend of it
+	ReasonSourceRange      = 31 // the client's address is in none of the Service's loadBalancerSourceRanges
+	ReasonNoRoute          = 32 // no route for a packet of a client outside
+	ReasonPolicyIngress    = 33 // policies select the receiving pod, and no ingress rule of theirs allows the packet
+	ReasonPolicyEgress     = 34 // policies select the sending pod, and no egress rule of theirs allows the packet
+	ReasonPolicyIncomplete = 35 // the rule that might allow it did not fit into a table
+	ReasonPolicyUnknown    = 36 // the pod is not known yet, so nobody can say which policies select it
+	ReasonCount            = 37
 )
 
 // Reasons is the table of drop reasons, by number.
@@ -194,23 +248,35 @@ var Reasons = [ReasonCount]Reason{
 	ReasonICMPErrorFlow:    {21, "icmp_error_flow", "an ICMP error about a flow that is not known", "nothing: the flow that it is about has ended, or never was"},
 	ReasonUnknownChild:     {22, "unknown_child", "a child of the parent link that is no endpoint sent it: not made by mustang", "make pods on that link by mustang only (`mustang pod add`), or give the other ones another link"},
 	ReasonHookBypassed:     {23, "hook_bypassed", "it left the pod past the program on the pod's own interface", "a program in the pod sends past the tc layer (packet socket with PACKET_QDISC_BYPASS): let it use ordinary sockets"},
-	ReasonPolicyIngress:    {24, "policy_ingress", "policies select the receiving pod, and no ingress rule of theirs allows the packet", "allow it by an ingress rule of a NetworkPolicy that selects the receiving pod; `mustang why` writes it"},
-	ReasonPolicyEgress:     {25, "policy_egress", "policies select the sending pod, and no egress rule of theirs allows the packet", "allow it by an egress rule of a NetworkPolicy that selects the sending pod; `mustang why` writes it"},
-	ReasonPolicyIncomplete: {26, "policy_incomplete", "the rule that might allow it did not fit into a table", "`mustang policy ls` says which rule and which table; make the table larger, or the rules fewer"},
-	ReasonPolicyUnknown:    {27, "policy_unknown", "the pod is not known yet, so nobody can say which policies select it", "wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes"},
+	ReasonWireSpoofed:      {24, "wire_spoofed", "it came in from the wire with the address of a pod of this node", "another machine uses the address of a pod: give every node its own range of pod addresses, or find the sender by its MAC address (`tcpdump -e`)"},
+	ReasonTunnelPeer:       {25, "tunnel_peer", "it came by the tunnel from an address that is no node's", "if a node sent it, make that node known here by the address that it sends from (`mustang node ls`, `mustang node add`); otherwise let nobody else reach the tunnel's port"},
+	ReasonTunnelSource:     {26, "tunnel_source", "it came by the tunnel from an address that is not of the sending node's pods", "make all ranges of that node's pod addresses known here: `mustang node ls` shows them, `mustang node add` replaces them"},
+	ReasonTunnelVni:        {27, "tunnel_vni", "it came by the tunnel with another network's number (VNI)", "give all nodes the same VNI (`mustang node set`)"},
+	ReasonNoRemote:         {28, "no_remote", "it was sent into the tunnel, and no node has its destination", "make the node that has the destination known here (`mustang node add`), or take away the route that leads into the tunnel (`ip route get`)"},
+	ReasonEncap:            {29, "encap", "pushing the tunnel's headers failed", "the kernel refused to make the packet longer: let pods send smaller ones (`mustang status` says how large); if they are, report it with the output of `mustang status`"},
+	ReasonNoLocalBackend:   {30, "no_local_backend", "the Service's traffic policy is Local, and this node has no backend of it", "send to a node that has a backend, run one here, or make the Service's traffic policy Cluster"},
+	ReasonSourceRange:      {31, "source_range", "the client's address is in none of the Service's loadBalancerSourceRanges", "add the client's address to the Service's loadBalancerSourceRanges, or take them away"},
+	ReasonNoRoute:          {32, "no_route", "no route for a packet of a client outside", "give the node a route: `ip route get` says where the packet would go"},
+	ReasonPolicyIngress:    {33, "policy_ingress", "policies select the receiving pod, and no ingress rule of theirs allows the packet", "allow it by an ingress rule of a NetworkPolicy that selects the receiving pod; `mustang why` writes it"},
+	ReasonPolicyEgress:     {34, "policy_egress", "policies select the sending pod, and no egress rule of theirs allows the packet", "allow it by an egress rule of a NetworkPolicy that selects the sending pod; `mustang why` writes it"},
+	ReasonPolicyIncomplete: {35, "policy_incomplete", "the rule that might allow it did not fit into a table", "`mustang policy ls` says which rule and which table; make the table larger, or the rules fewer"},
+	ReasonPolicyUnknown:    {36, "policy_unknown", "the pod is not known yet, so nobody can say which policies select it", "wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes"},
 }
 
 // #define
 const (
 	EventReaders      = 4
 	StoppedKept       = 256
-	MstLayout         = 1
+	SlotMember        = 2147483648
+	MstLayout         = 2
 	SecondShift       = 30
 	NATPortTries      = 16
 	NATPortFirst      = 32768
 	NATPortCount      = 28232
 	CTRefresh         = 4
 	CTCutLifetime     = 60
+	FastLifetime      = 1
+	FastSlots         = 1024
 	FragLifetime      = 15
 	EventsPerEndpoint = 1000
 	EventsPerCpu      = 8000

@@ -31,11 +31,13 @@ type ParentParent struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	ParentMapMstAffinityV1         = "mst_affinity_v1"
 	ParentMapMstBackendsV1         = "mst_backends_v1"
 	ParentMapMstChildrenV1         = "mst_children_v1"
 	ParentMapMstCtNewV1            = "mst_ct_new_v1"
 	ParentMapMstCtV1               = "mst_ct_v1"
 	ParentMapMstDropsV1            = "mst_drops_v1"
+	ParentMapMstEdgeV1             = "mst_edge_v1"
 	ParentMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	ParentMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	ParentMapMstEndpointsV1        = "mst_endpoints_v1"
@@ -43,11 +45,14 @@ const (
 	ParentMapMstEventRoomV1        = "mst_event_room_v1"
 	ParentMapMstEventsV1           = "mst_events_v1"
 	ParentMapMstFactsV1            = "mst_facts_v1"
+	ParentMapMstFastGenerationsV1  = "mst_fast_generations_v1"
+	ParentMapMstFastV1             = "mst_fast_v1"
 	ParentMapMstFragsV1            = "mst_frags_v1"
 	ParentMapMstIdentitiesV1       = "mst_identities_v1"
 	ParentMapMstJudgmentV1         = "mst_judgment_v1"
 	ParentMapMstMetaV1             = "mst_meta_v1"
 	ParentMapMstNetnsV1            = "mst_netns_v1"
+	ParentMapMstNodeV1             = "mst_node_v1"
 	ParentMapMstParentsV1          = "mst_parents_v1"
 	ParentMapMstPeersV1            = "mst_peers_v1"
 	ParentMapMstPoliciesV1         = "mst_policies_v1"
@@ -56,17 +61,24 @@ const (
 	ParentMapMstProgramsV1         = "mst_programs_v1"
 	ParentMapMstReadersV1          = "mst_readers_v1"
 	ParentMapMstRefusalsV1         = "mst_refusals_v1"
-	ParentMapMstServicesV1         = "mst_services_v1"
+	ParentMapMstRemoteNetsV1       = "mst_remote_nets_v1"
+	ParentMapMstRemotesV1          = "mst_remotes_v1"
+	ParentMapMstServicesV2         = "mst_services_v2"
 	ParentMapMstSlotsV1            = "mst_slots_v1"
 	ParentMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	ParentMapMstSockPeersV1        = "mst_sock_peers_v1"
+	ParentMapMstSourcesV1          = "mst_sources_v1"
 	ParentMapMstStoppedV1          = "mst_stopped_v1"
+	ParentMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	ParentProgParentEgress         = "parent_egress"
 	ParentVarAnswerKey             = "answer_key"
 	ParentVarDeliverEgress         = "deliver_egress"
 	ParentVarDryRun                = "dry_run"
+	ParentVarFromWire              = "from_wire"
+	ParentVarHasFibSkipNeigh       = "has_fib_skip_neigh"
 	ParentVarHasSetRetval          = "has_set_retval"
 	ParentVarInPod                 = "in_pod"
+	ParentVarNodeNetns             = "node_netns"
 	ParentVarTimeouts              = "timeouts"
 )
 
@@ -119,11 +131,13 @@ type ParentProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ParentMapSpecs struct {
+	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.MapSpec `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
@@ -131,11 +145,14 @@ type ParentMapSpecs struct {
 	MstEventRoomV1        *ebpf.MapSpec `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.MapSpec `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
@@ -144,23 +161,30 @@ type ParentMapSpecs struct {
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
-	MstServicesV1         *ebpf.MapSpec `ebpf:"mst_services_v1"`
+	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
+	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
+	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
+	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 }
 
 // ParentVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ParentVariableSpecs struct {
-	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
-	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
-	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
-	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
-	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey       *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress   *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	DryRun          *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromWire        *ebpf.VariableSpec `ebpf:"from_wire"`
+	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
+	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod           *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns       *ebpf.VariableSpec `ebpf:"node_netns"`
+	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // ParentObjects contains all objects after they have been loaded into the kernel.
@@ -183,11 +207,13 @@ func (o *ParentObjects) Close() error {
 //
 // It can be passed to LoadParentObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ParentMaps struct {
+	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
+	MstEdgeV1             *ebpf.Map `ebpf:"mst_edge_v1"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
@@ -195,11 +221,14 @@ type ParentMaps struct {
 	MstEventRoomV1        *ebpf.Map `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.Map `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
@@ -208,20 +237,26 @@ type ParentMaps struct {
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
-	MstServicesV1         *ebpf.Map `ebpf:"mst_services_v1"`
+	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
+	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
+	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
+	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 }
 
 func (m *ParentMaps) Close() error {
 	return _ParentClose(
+		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
+		m.MstEdgeV1,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
@@ -229,11 +264,14 @@ func (m *ParentMaps) Close() error {
 		m.MstEventRoomV1,
 		m.MstEventsV1,
 		m.MstFactsV1,
+		m.MstFastGenerationsV1,
+		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstIdentitiesV1,
 		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
 		m.MstPoliciesV1,
@@ -242,11 +280,15 @@ func (m *ParentMaps) Close() error {
 		m.MstProgramsV1,
 		m.MstReadersV1,
 		m.MstRefusalsV1,
-		m.MstServicesV1,
+		m.MstRemoteNetsV1,
+		m.MstRemotesV1,
+		m.MstServicesV2,
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSourcesV1,
 		m.MstStoppedV1,
+		m.MstTunnelPeersV1,
 	)
 }
 
@@ -254,12 +296,15 @@ func (m *ParentMaps) Close() error {
 //
 // It can be passed to LoadParentObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ParentVariables struct {
-	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
-	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
-	DryRun        *ebpf.Variable `ebpf:"dry_run"`
-	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod         *ebpf.Variable `ebpf:"in_pod"`
-	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey       *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress   *ebpf.Variable `ebpf:"deliver_egress"`
+	DryRun          *ebpf.Variable `ebpf:"dry_run"`
+	FromWire        *ebpf.Variable `ebpf:"from_wire"`
+	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
+	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod           *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns       *ebpf.Variable `ebpf:"node_netns"`
+	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // ParentPrograms contains all programs after they have been loaded into the kernel.

@@ -112,15 +112,24 @@ func (d *Datapath) DeleteFlow(t testing.TB, tuple Tuple, scope uint8) {
 	for _, table := range d.flowTables() {
 		check(t, ignoreAbsent(table.Delete(key)))
 	}
+	d.flowsChanged(t)
 }
 
-// Age lets seconds pass for all flows and fragments: their expiry comes nearer.
+// flowsChanged makes void what the programs keep of flows, as the engine does after it wrote them.
+func (d *Datapath) flowsChanged(t testing.TB) {
+	t.Helper()
+	d.flowGeneration++
+	check(t, d.MstMetaV1.Put(uint32(0), bpfgen.PodMeta{NextGeneration: d.flowGeneration}))
+}
+
+// Age lets seconds pass for all flows, fragments and affinities: their expiry comes nearer.
 func (d *Datapath) Age(t testing.TB, seconds uint32) {
 	t.Helper()
 	for _, f := range d.Flows(t) {
 		f.Entry.Expires -= seconds
 		check(t, d.flowTables()[f.Established].Update(f.Key, f.Entry, ebpf.UpdateExist))
 	}
+	d.ageAffinity(t, seconds)
 	var key bpfgen.PodFragKey
 	var ports bpfgen.PodFragPorts
 	keys := map[bpfgen.PodFragKey]bpfgen.PodFragPorts{}
@@ -133,6 +142,24 @@ func (d *Datapath) Age(t testing.TB, seconds uint32) {
 		ports.Expires -= seconds
 		check(t, d.MstFragsV1.Update(key, ports, ebpf.UpdateExist))
 	}
+	d.flowsChanged(t)
+}
+
+// ageAffinity lets seconds pass for clients' affinities.
+func (d *Datapath) ageAffinity(t testing.TB, seconds uint32) {
+	t.Helper()
+	var key bpfgen.PodAffinityKey
+	var value bpfgen.PodAffinity
+	all := map[bpfgen.PodAffinityKey]bpfgen.PodAffinity{}
+	it := d.MstAffinityV1.Iterate()
+	for it.Next(&key, &value) {
+		all[key] = value
+	}
+	check(t, it.Err())
+	for key, value := range all {
+		value.Expires -= seconds
+		check(t, d.MstAffinityV1.Update(key, value, ebpf.UpdateExist))
+	}
 }
 
 // ClearFlows empties the flow tables.
@@ -140,6 +167,7 @@ func (d *Datapath) ClearFlows(t testing.TB) {
 	t.Helper()
 	clearTable(t, d.MstCtV1)
 	clearTable(t, d.MstCtNewV1)
+	d.flowsChanged(t)
 }
 
 // Left is how many seconds an entry has to live.

@@ -37,6 +37,7 @@ type Context struct {
 	Endpoint uint32
 	Ifindex  uint32 // of the caller's namespace; 0: loopback
 	CameIn   uint32 // ifindex where the host got it; 0: the host itself sent it
+	Mark     uint32
 	GSOSize  uint32
 	GSOSegs  uint32
 	// Linear, when not 0: so many bytes are in the linear part (kernels that can).
@@ -76,8 +77,17 @@ func (d *Datapath) Run(prog *ebpf.Program, frame []byte, c Context) (Result, err
 	return d.run(prog, frame, 0, c)
 }
 
+// Repeat runs prog n times on one frame, in one system call, which must be one
+// that it leaves as it is.
+func (d *Datapath) Repeat(prog *ebpf.Program, frame []byte, c Context, n int) (Verdict, error) {
+	in := datapath.SkBuff{Ifindex: c.Ifindex, IngressIfindex: c.CameIn}
+	in.Cb[bpfgen.CbEndpoint] = c.Endpoint
+	ret, err := prog.Run(&ebpf.RunOptions{Data: frame, Context: in, Repeat: uint32(n)})
+	return Verdict(int32(ret)), err
+}
+
 func (d *Datapath) run(prog *ebpf.Program, frame []byte, length uint32, c Context) (Result, error) {
-	in := datapath.SkBuff{Ifindex: c.Ifindex, IngressIfindex: c.CameIn, GsoSize: c.GSOSize, GsoSegs: c.GSOSegs, DataEnd: c.Linear}
+	in := datapath.SkBuff{Ifindex: c.Ifindex, Mark: c.Mark, IngressIfindex: c.CameIn, GsoSize: c.GSOSize, GsoSegs: c.GSOSegs, DataEnd: c.Linear}
 	in.Cb[bpfgen.CbEndpoint] = c.Endpoint
 	in.Cb[cbLength] = length
 	var out datapath.SkBuff

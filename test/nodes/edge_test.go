@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes_test
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mustang-net/mustang/lab"
+)
+
+// A client outside reaches pods of both nodes by a node port of the first, and is
+// told what address the pod saw. Through a tunnel, only those of the first node:
+// docs/services.md, Limits.
+func TestNodePortsFromOutside(t *testing.T) {
+	for _, j := range joins() {
+		t.Run(nameOf(j), func(t *testing.T) {
+			w := newWorld(t, lab.Config{}, j)
+			first := w.lab.Nodes()[0]
+			w.mustang(first, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
+			for i, p := range []*lab.Pod{w.near, w.far} {
+				for k, a := range []netip.Addr{p.IPv4, p.IPv6} {
+					vip := []netip.Addr{lab.VIP4(20 + i), lab.VIP6(20 + i)}[k]
+					w.mustang(first, "svc", "add", "--service", netip.AddrPortFrom(vip, vipPort).String(),
+						"--node-port", fmt.Sprint(30080+i), "--backend", netip.AddrPortFrom(a, serverPort).String())
+				}
+			}
+			for family, ipv6 := range families {
+				at := first.IPv4
+				if ipv6 {
+					at = first.IPv6
+				}
+				pods := []*lab.Pod{w.near, w.far}
+				if j.Mode == "vxlan" {
+					pods = pods[:1]
+				}
+				for i, p := range pods {
+					for _, network := range []string{"tcp", "udp"} {
+						t.Run(fmt.Sprintf("%s/%s/%s", family, p.Name, network), func(t *testing.T) {
+							name, saw, err := askFrom(w.lab.Outside(), network, netip.AddrPortFrom(at, uint16(30080+i)))
+							if err != nil || name != p.Name || saw != at {
+								t.Errorf("%q saw %v, %v; want %q, which sees %v", name, saw, err, p.Name, at)
+							}
+						})
+					}
+				}
+			}
+		})
+	}
+}
+
+// askFrom is who answered a client outside, and the address that it saw.
+func askFrom(o *lab.Outside, network string, to netip.AddrPort) (name string, saw netip.Addr, err error) {
+	err = o.Do(func() error {
+		c, err := net.DialTimeout(network, to.String(), time.Second)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(time.Second))
+		if _, err := fmt.Fprint(c, "?"); err != nil {
+			return err
+		}
+		line, _ := bufio.NewReader(c).ReadString('\n')
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			return fmt.Errorf("the answer is %q", line)
+		}
+		name = fields[0]
+		saw, err = netip.ParseAddr(fields[1])
+		return err
+	})
+	return name, saw, err
+}
