@@ -46,7 +46,7 @@ the last are kept, and --last N shows them.`,
 				return usagef("--last: %d is not a number of packets", o.Last)
 			}
 			o.Once = o.Last > 0 && !follow
-			o.Notify = notify
+			o.Notify = g.notify
 			return watch(cmd.Context(), g, cmd.OutOrStdout(), o)
 		},
 	}

@@ -73,8 +73,7 @@ func TestWhyNamesBackendsHooksAndTheMend(t *testing.T) {
 			two, three := w.veth(2, path), w.veth(3, path)
 			front := netip.MustParseAddrPort("10.96.0.9:80")
 			w.do(func(e *engine.Engine) error {
-				return e.AddServices(state.Service{Owner: state.OwnerCLI, Frontend: state.Frontend{AddrPort: front, Protocol: state.TCP},
-					Backends: []netip.AddrPort{netip.AddrPortFrom(two.IP4, 1), netip.AddrPortFrom(three.IP4, 2)}})
+				return e.AddServices(plain(state.TCP, front, netip.AddrPortFrom(two.IP4, 1), netip.AddrPortFrom(three.IP4, 2)))
 			})
 			w.open()
 			a := w.why("shop/pod-1", front.String())

@@ -24,6 +24,7 @@ import (
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/netns"
+	services "github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -198,12 +199,19 @@ func (w *world) services(to state.Endpoint) {
 	w.t.Helper()
 	var list []state.Service
 	for _, p := range []state.Protocol{state.TCP, state.UDP} {
-		list = append(list,
-			state.Service{Owner: state.OwnerCLI, Frontend: state.Frontend{AddrPort: shop4, Protocol: p}, Backends: []netip.AddrPort{netip.AddrPortFrom(to.IP4, serverPort)}},
-			state.Service{Owner: state.OwnerCLI, Frontend: state.Frontend{AddrPort: shop6, Protocol: p}, Backends: []netip.AddrPort{netip.AddrPortFrom(to.IP6, serverPort)}},
-			state.Service{Owner: state.OwnerCLI, Frontend: state.Frontend{AddrPort: empty4, Protocol: p}})
+		list = append(list, plain(p, shop4, netip.AddrPortFrom(to.IP4, serverPort)), plain(p, shop6, netip.AddrPortFrom(to.IP6, serverPort)), plain(p, empty4))
 	}
 	w.do(func(e *engine.Engine) error { return e.AddServices(list...) })
+}
+
+// plain is a Service of the command line with one frontend.
+func plain(p state.Protocol, front netip.AddrPort, backends ...netip.AddrPort) state.Service {
+	port := state.ServicePort{Protocol: p, Frontends: []state.ServiceFrontend{{AddrPort: front}}}
+	for _, b := range backends {
+		port.Backends = append(port.Backends, state.ServiceBackend{AddrPort: b, Ready: true, Serving: true})
+	}
+	id := services.PlainID(state.OwnerCLI, state.Frontend{AddrPort: front, Protocol: p})
+	return state.Service{ServiceID: id, Ports: []state.ServicePort{port}}
 }
 
 // serve echoes TCP and UDP in a pod.
