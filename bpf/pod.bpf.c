@@ -177,7 +177,7 @@ global_fn int admit(struct pkt *p, struct plan *plan, __u32 self)
 	if (!p || !plan || !j)
 		return REASON_POLICY_UNKNOWN;
 	end_set(&plan->responder, &plan->post.dst);
-	if (!plan->responder.endpoint) /* a link-local address is in no table */
+	if (self && !plan->responder.endpoint) /* a link-local address is in no table */
 		end_set_id(&plan->responder, self);
 	j->opener = p->t.src;
 	j->responder = plan->post.dst;
