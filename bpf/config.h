@@ -47,4 +47,6 @@ const volatile struct ct_timeouts timeouts = {
 #define NAT_PORT_FIRST 32768
 #define NAT_PORT_COUNT 28232
 #define CT_REFRESH 4 /* seconds: an entry is written to at most this often */
+#define FAST_LIFETIME 1 /* seconds: how long a flow's entry may go unseen */
+#define FAST_SLOTS 1024
 #define FRAG_LIFETIME 15

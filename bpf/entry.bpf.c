@@ -13,15 +13,29 @@
 #define ENDPOINT_ID ({ __u64 v; asm volatile("%0 = 0x6d73740000000001 ll" : "=r"(v)); (__u32)v; })
 #define PROGRAM ({ __u64 v; asm volatile("%0 = 0x6d73740000000002 ll" : "=r"(v)); (__u32)v; })
 
-SEC("tc")
-int entry(struct __sk_buff *skb)
+inline_fn int call(struct __sk_buff *skb, __u32 endpoint_id)
 {
-	__u32 endpoint_id = ENDPOINT_ID;
 	__u32 program = PROGRAM; /* enum pod_program */
 
 	skb->cb[CB_ENDPOINT] = endpoint_id;
 	bpf_tail_call(skb, &mst_programs_v1, program);
 	return drop(skb, REASON_NO_PROGRAM, program & 1 ? DIR_TO_POD : DIR_FROM_POD);
+}
+
+/* Behind a link: loaded once for each attachment. */
+SEC("tc")
+int entry(struct __sk_buff *skb)
+{
+	return call(skb, ENDPOINT_ID);
+}
+
+/* Behind filters: loaded once for the node, because a filter has a number of its own, its class
+ * id, of which a packet carries 16 bits.
+ */
+SEC("tc")
+int filter_entry(struct __sk_buff *skb)
+{
+	return call(skb, skb->tc_classid);
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

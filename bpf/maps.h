@@ -28,6 +28,25 @@ struct {
 	__type(value, struct ct_entry);
 } mst_ct_new_v1 SEC(".maps");
 
+/* Decisions about the flows that a CPU has just seen, so that an established packet needs no look
+ * into the big tables. Written and read by the tc programs; an entry holds for FAST_LIFETIME, and
+ * gives way to any other flow of its slot. Size: flows that are busy at once, four slots each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, FAST_SLOTS);
+	__type(key, __u32);
+	__type(value, struct fast_flow);
+} mst_fast_v1 SEC(".maps");
+
+/* Counts, by hash of the tuple, how often a flow was entered or removed: what was decided before
+ * holds no more. Written and read by the tc programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FAST_SLOTS);
+	__type(key, __u32);
+	__type(value, __u32);
+} mst_fast_generations_v1 SEC(".maps");
+
 /* Ports of fragmented datagrams, from the first fragment. Written and read by the tc
  * programs; an entry lives FRAG_LIFETIME. Size: datagrams in flight at once. */
 struct {

@@ -14,6 +14,7 @@
 #include "lib/conntrack.h"
 #include "lib/deliver.h"
 #include "lib/drop.h"
+#include "lib/fast.h"
 #include "lib/frag.h"
 #include "lib/icmp_error.h"
 #include "lib/lb.h"
@@ -94,28 +95,43 @@ inline_fn bool reply_translated_here(struct endpoint *self, struct endpoint *to)
 	return in_pod ? to == self : !!(to->flags & EP_HOST_END);
 }
 
+/* Whether what is decided about this packet holds for those that follow. */
+inline_fn bool worth_keeping(const struct flow *f, const struct pkt *p)
+{
+	return p->shape == SHAPE_USUAL && f->established && f->key.scope == CT_SCOPE_FLOW && !(f->e->closing_orig | f->e->closing_reply);
+}
+
 /**
  * forward_known - a packet from a pod that belongs to a known flow
  */
 inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, struct endpoint *self)
 {
 	struct ct_entry *e = f->e;
+	bool translated = false;
 	struct endpoint *to;
 	struct tuple t;
-	int reason = 0;
 	__u32 id;
 
 	if (!flow_current(f, f->reply ? &e->responder : &e->opener, skb->cb[CB_ENDPOINT]))
 		judge_again(f, p);
 	to = next_endpoint(f, &id);
 	if (e->role == CT_PRE_NAT && !f->reply) {
-		reason = translate(skb, p, &e->other);
+		t = e->other;
+		translated = true;
 	} else if (e->role == CT_POST_NAT && f->reply && reply_translated_here(self, to)) {
 		tuple_reverse(&t, &e->other);
-		reason = translate(skb, p, &t);
+		translated = true;
 	}
-	if (reason)
-		return drop(skb, reason, DIR_FROM_POD);
+	if (worth_keeping(f, p))
+		fast_keep(skb, p, e, translated ? &t : NULL,
+			  (f->reply ? 0 : FAST_FROM_OPENER) | (to ? FAST_DELIVER : 0) |
+				  (translated ? FAST_TRANSLATE : 0));
+	if (translated) {
+		int reason = translate(skb, p, &t);
+
+		if (reason)
+			return drop(skb, reason, DIR_FROM_POD);
+	}
 	return to ? deliver(skb, self, to, id) : leave(skb, self);
 }
 
@@ -161,8 +177,8 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 	return REASON_NONE;
 }
 
-/* Whether a flow occupies the tuple that the backend would see. One that has closed is removed,
- * both halves: its late packets must not be taken for the new one's. */
+/* Whether a flow occupies the tuple that the backend would see. One that has closed ends, both
+ * halves: its late packets must not be taken for the new one's. */
 global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
 {
 	struct flow f = { .now = now };
@@ -173,10 +189,7 @@ global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
 	ct_find_key(&f);
 	if (f.e && !ct_closed(f.e))
 		return true;
-	if (f.e)
-		ct_forget(&f, proto);
-	else /* expired: must not be found before the new one */
-		bpf_map_delete_elem(&mst_ct_v1, &f.key);
+	ct_forget(&f, proto);
 	return false;
 }
 
@@ -226,6 +239,15 @@ global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
 	return ct_create(&p->t, p->proto, plan->scope, &e, now) ? REASON_CT_FULL : REASON_NONE;
 }
 
+/* A flow is entered: nothing that was kept of its tuples holds. */
+slow_fn int fast_forget_plan(const struct pkt *p, const struct plan *plan)
+{
+	fast_forget(p->t.src.words[3], p->t.dst.words[3], p->t.sport, p->t.dport);
+	if (plan->role != CT_DIRECT)
+		fast_forget(plan->post.src.words[3], plan->post.dst.words[3], plan->post.sport, plan->post.dport);
+	return 0;
+}
+
 /**
  * forward_new - the first packet of a flow from a pod
  * @scope: CT_SCOPE_SHADOW when a translated flow occupies the packet's own tuple
@@ -254,6 +276,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		reason = nat_port(&plan, p->proto, now);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
+	fast_forget_plan(p, &plan);
 	if (!reason && plan.role == CT_PRE_NAT)
 		reason = translate(skb, p, &plan.post);
 	if (reason)
@@ -330,11 +353,14 @@ int from_pod(struct __sk_buff *skb)
 	struct endpoint *self = endpoint_slot(id);
 	__u8 scope = CT_SCOPE_FLOW;
 	struct pkt p = {};
-	int reason;
+	int reason, verdict;
 
 	if (!self || !self->generation)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
-	reason = parse(skb, &p);
+	verdict = fast_path(skb, &p, self, DIR_FROM_POD);
+	if (verdict != FAST_NO)
+		return verdict;
+	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason)
 		reason = source_check(skb, &p, self, id, true);
 	if (!reason && p.frag)
@@ -381,6 +407,7 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 		reason = sibling_check(skb, self, plan.opener.endpoint);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
+	fast_forget_plan(p, &plan);
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 }
 
@@ -390,15 +417,19 @@ int to_pod(struct __sk_buff *skb)
 	struct flow f = { .now = now_seconds() };
 	__u32 id = skb->cb[CB_ENDPOINT];
 	struct endpoint *self = endpoint_slot(id);
+	bool translated = false;
 	struct pkt p = {};
 	struct tuple t;
-	int reason;
+	int reason, verdict;
 
 	if (!self || !self->generation)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_TO_POD);
 	if (is_answer(skb))
 		return NEXT;
-	reason = parse(skb, &p);
+	verdict = fast_path(skb, &p, self, DIR_TO_POD);
+	if (verdict != FAST_NO)
+		return verdict;
+	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now);
 	if (reason)
@@ -426,6 +457,12 @@ int to_pod(struct __sk_buff *skb)
 	}
 	if (f.e->role == CT_POST_NAT && f.reply && f.e->opener.endpoint == id) {
 		tuple_reverse(&t, &f.e->other);
+		translated = true;
+	}
+	if (worth_keeping(&f, &p))
+		fast_keep(skb, &p, f.e, translated ? &t : NULL,
+			  FAST_TO_POD | (f.reply ? 0 : FAST_FROM_OPENER) | (translated ? FAST_TRANSLATE : 0));
+	if (translated) {
 		reason = translate(skb, &p, &t);
 		if (reason)
 			return drop(skb, reason, DIR_TO_POD);

@@ -29,7 +29,7 @@ _Static_assert(sizeof(struct tuple) == 40, "tuple");
 
 enum direction {
 	DIR_FROM_POD = 0,
-	DIR_TO_POD = 1,
+	DIR_TO_POD = 1, /* as FAST_TO_POD */
 	DIR_SOCKET = 2,
 	DIR_PARENT = 3, /* from pods' common parent link to the wire */
 	DIR_COUNT = 4,
@@ -203,6 +203,30 @@ struct ct_entry {
 	struct tuple other; /* the other half's tuple in the flow's original direction */
 };
 _Static_assert(sizeof(struct ct_entry) == 72, "ct_entry");
+
+/* How packets of a flow pass a hook. */
+enum fast_flag {
+	FAST_TO_POD = 1,      /* the hook is to_pod, else from_pod */
+	FAST_FROM_OPENER = 2, /* they go in the flow's original direction */
+	FAST_DELIVER = 4,     /* to the endpoint at the other end; else they are left to the kernel */
+	FAST_TRANSLATE = 8,
+};
+
+/* What was decided about a flow's packets at one hook, and what must still be so for it to hold.
+ * All that is compared lies in the first 64 bytes. */
+struct fast_flow {
+	struct tuple t;        /* as packets show it; pad is the hook: endpoint << 1 | direction */
+	__u32 until;           /* the time, as in ct_entry; then the flow's entry is looked at again */
+	__u32 generation;      /* of the tables, the hook's endpoint and the flow, mixed */
+	__u32 peer;            /* id of the endpoint at the flow's other end, 0: none of this node */
+	__u32 peer_generation;
+	__u8 mac[6];           /* the sender's link address */
+	__u8 proto;
+	__u8 flags;            /* enum fast_flag */
+	struct tuple to;       /* what the packet's tuple becomes */
+	__u64 pad[3];
+};
+_Static_assert(sizeof(struct fast_flow) == 128, "fast_flow");
 
 struct frag_key {
 	struct addr src;

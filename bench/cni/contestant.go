@@ -11,6 +11,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/mustang-net/mustang/lab"
@@ -22,6 +24,26 @@ type contestant struct {
 	plugin string // file
 	mode   lab.Mode
 	config func(l *lab.Lab) map[string]any
+}
+
+// Names are all contestants, in their order of listing.
+func Names() (out []string) {
+	for _, c := range contestants(Options{}) {
+		out = append(out, c.name)
+	}
+	return out
+}
+
+// chosen are the contestants of o, Base always among them.
+func chosen(o Options) ([]contestant, error) {
+	for _, name := range o.Contestants {
+		if !slices.Contains(Names(), name) {
+			return nil, fmt.Errorf("contestant %q is unknown: use some of %s", name, strings.Join(Names(), ", "))
+		}
+	}
+	return slices.DeleteFunc(contestants(o), func(c contestant) bool {
+		return len(o.Contestants) > 0 && c.name != Base && !slices.Contains(o.Contestants, c.name)
+	}), nil
 }
 
 func contestants(o Options) []contestant {

@@ -5,6 +5,7 @@ package cni
 import (
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/mustang-net/mustang/bench/stats"
@@ -43,7 +44,10 @@ func (r *Report) Render(w io.Writer) {
 			continue
 		}
 		fmt.Fprintf(t, "%s\tADD p50\tp99\tmax\tspread\tDEL p50\tp99\tADD ÷ %s\t95 %%\tbar\t\n", cell.Name, Base)
-		for _, name := range r.names() {
+		for _, name := range Names() {
+			if !slices.ContainsFunc(r.Samples, func(s Sample) bool { return s.Contestant == name }) {
+				continue
+			}
 			add, del, medians := r.values(name, cell.Name)
 			var pairs []stats.Pair
 			for round, m := range medians {
@@ -69,12 +73,4 @@ func verdict(name, cell string, add []float64) string {
 		word = "passed"
 	}
 	return fmt.Sprintf("p%.0f ≤ %.0f %s", 100*bar.quantile, bar.limit, word)
-}
-
-// names are the contestants in their order of listing.
-func (r *Report) names() (out []string) {
-	for _, c := range contestants(Options{}) {
-		out = append(out, c.name)
-	}
-	return out
 }

@@ -21,10 +21,12 @@ type Options struct {
 	Plugin    string // mustang-cni
 	Binary    string // mustang, for the labs
 	Reference string // directory of the reference plugins
-	Rounds    int
-	Full      int // rounds that fill a node with 110 pods
-	Seed      uint64
-	Log       io.Writer
+	// Contestants are some of Names; none: all.
+	Contestants []string
+	Rounds      int
+	Full        int // rounds that fill a node with 110 pods
+	Seed        uint64
+	Log         io.Writer
 }
 
 // FullNode is the kubelet's default number of pods, added ten at once.
@@ -66,6 +68,10 @@ type space struct{ id, path string }
 func Run(ctx context.Context, o Options) (r *Report, err error) {
 	r = &Report{Kernel: read("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU(), Rounds: o.Rounds}
 	r.Load[0] = read("/proc/loadavg")
+	list, err := chosen(o)
+	if err != nil {
+		return nil, err
+	}
 	spaces, err := makeSpaces(FullNode)
 	defer func() { err = errors.Join(err, removeSpaces(spaces)) }()
 	if err != nil {
@@ -77,7 +83,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 			err = errors.Join(err, e.lab.Close())
 		}
 	}()
-	for i, c := range contestants(o) {
+	for i, c := range list {
 		if _, err := os.Stat(c.plugin); err != nil {
 			return nil, fmt.Errorf("contestant %s: %w; Debian's package containernetworking-plugins has the reference plugins", c.name, err)
 		}

@@ -2,12 +2,25 @@
 
 package load
 
+// The client: one connection, or one after the other, for one turn at a time.
+
 import (
+	"bufio"
+	"encoding/json"
 	"fmt"
+	"io"
+	"os"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/sys/unix"
+)
+
+// What the last byte of a request tells the server. All other bytes are more.
+const (
+	more   = 0
+	answer = 1 // a stream's: answer once this byte is read
+	rest   = 2 // answer, and sleep until something comes: the turn is over
 )
 
 // newHistogram covers 1 ns to 60 s with three digits: at most 0.1 % off.
@@ -16,37 +29,99 @@ func newHistogram() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, int64(time.Minute), 3)
 }
 
-func dial(o Options) (Result, error) {
-	switch o.Mode {
-	case Stream:
-		return sendStream(o)
-	case CRR:
-		return dialCRR(o)
-	}
-	return dialRR(o)
+// client is a load between its turns.
+type client struct {
+	o       Options
+	r       Result
+	h       *hdrhistogram.Histogram
+	fd      int                   // the connection; -1 when each transaction has its own
+	buf     []byte                // of one byte
+	request func(last byte) error // one transaction
+	turn    func() (Turn, error)
 }
 
-// transact runs do until the window closes and records how long each took.
-func transact(o Options, r *Result, do func() error) error {
-	h := newHistogram()
-	w := newWindow(o)
-	for start := w.now(); ; {
-		if err := do(); err != nil {
+func newClient(o Options) (*client, error) {
+	c := &client{o: o, fd: -1, buf: make([]byte, 1), h: newHistogram()}
+	c.turn = c.transact
+	var err error
+	switch o.Mode {
+	case CRR:
+		c.dialCRR()
+	case UDPRR:
+		c.fd, err = connectUDP(o)
+		c.request = c.resend
+	default:
+		c.fd, c.r.CC, err = connectTCP(o)
+		c.request = c.exchange
+		switch o.Mode {
+		case Stream:
+			c.turn = c.streamer()
+		case Tail:
+			c.turn = c.paced
+		}
+	}
+	return c, err
+}
+
+// dial takes a turn for each line of in.
+func dial(o Options, in *os.File, out io.Writer, ready func()) error {
+	c, err := newClient(o)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if c.fd >= 0 {
+			rawClose(c.fd)
+		}
+	}()
+	encoder := json.NewEncoder(out)
+	ready()
+	// Waiting here lets the Go runtime sleep as well: in a raw call it would
+	// look every 10 ms whether the call has ended.
+	for lines := bufio.NewScanner(in); lines.Scan(); {
+		t, err := c.turn()
+		if err != nil {
 			return err
 		}
+		c.r.add(t)
+		if err := encoder.Encode(t); err != nil {
+			return err
+		}
+	}
+	if c.h.TotalCount() > 0 {
+		c.r.Latency = latencyOf(c.h)
+	}
+	return encoder.Encode(c.r)
+}
+
+// transact makes requests until the window closes, and records how long each
+// took.
+func (c *client) transact() (t Turn, err error) {
+	w := newWindow(c.o)
+	for start := w.now(); ; {
+		if err := c.request(more); err != nil {
+			return t, err
+		}
 		end := w.now()
+		if c.o.Slow > 0 {
+			end = w.spin(start, end)
+		}
+		t.All++
 		switch {
 		case w.isOpen:
-			_ = h.RecordValue(int64(end - start))
-			r.Count++
+			_ = c.h.RecordValue(int64(end - start))
+			t.Count++
 			if end >= w.closesAt {
-				err := w.close(r)
-				r.Latency = latencyOf(h) // walks the histogram: not within the window
-				return err
+				if err := w.close(&t); err != nil {
+					return t, err
+				}
+				t.Bytes = t.Count
+				t.All++
+				return t, c.request(rest)
 			}
 		case end >= w.opensAt:
 			if err := w.open(); err != nil {
-				return err
+				return t, err
 			}
 			end = w.now()
 		}
@@ -54,54 +129,70 @@ func transact(o Options, r *Result, do func() error) error {
 	}
 }
 
-// dialRR sends one byte and waits for one, over TCP or connected UDP.
-func dialRR(o Options) (Result, error) {
-	r := Result{Mode: o.Mode}
-	var fd int
-	var err error
-	if o.Mode == UDPRR {
-		fd, err = connectUDP(o)
-	} else {
-		fd, r.CC, err = connectTCP(o)
-	}
-	if err != nil {
-		return r, err
-	}
-	defer rawClose(fd)
-	buf := []byte{1}
-	exchange := func() error {
-		if _, e := rawWrite(fd, buf); e != 0 {
-			return fmt.Errorf("send request to %s: %w", o.Addr, errno(e))
+// paced makes requests when they are due. One that is late because an earlier one
+// took long counts from when it was due: what a user waits, who does not know of
+// the others.
+func (c *client) paced() (t Turn, err error) {
+	w := newWindow(c.o)
+	for w.now() < w.opensAt {
+		if err := c.request(more); err != nil {
+			return t, err
 		}
-		n, e := rawRead(fd, buf)
-		if e != 0 {
-			return fmt.Errorf("wait for response of %s: %w", o.Addr, errno(e))
-		}
-		if n == 0 {
-			return fmt.Errorf("%s closed the connection", o.Addr)
-		}
-		return nil
+		t.All++
 	}
-	do := exchange
-	if o.Mode == UDPRR {
-		do = func() error { return resend(exchange, o, &r) }
+	if err := w.open(); err != nil {
+		return t, err
 	}
-	err = transact(o, &r, do)
-	r.Bytes = r.Count
-	return r, err
+	interval := time.Second / time.Duration(c.o.Rate)
+	for due := w.opened + interval; due <= w.closesAt; due += interval {
+		for w.now() < due { // sleeping would add the timer's and the scheduler's delay
+		}
+		if err := c.request(more); err != nil {
+			return t, err
+		}
+		_ = c.h.RecordValue(int64(w.now() - due))
+		t.Count++
+	}
+	if err := w.close(&t); err != nil {
+		return t, err
+	}
+	t.Bytes = t.Count
+	t.All += t.Count + 1
+	return t, c.request(rest)
+}
+
+// exchange sends one byte and waits for one.
+func (c *client) exchange(last byte) error {
+	c.buf[0] = last
+	if _, e := rawWrite(c.fd, c.buf); e != 0 {
+		return fmt.Errorf("send request to %s: %w", c.o.Addr, errno(e))
+	}
+	return c.await(c.fd)
+}
+
+// await waits for one byte.
+func (c *client) await(fd int) error {
+	n, e := rawRead(fd, c.buf)
+	if e != 0 {
+		return fmt.Errorf("wait for response of %s: %w", c.o.Addr, errno(e))
+	}
+	if n == 0 {
+		return fmt.Errorf("%s closed the connection without an answer", c.o.Addr)
+	}
+	return nil
 }
 
 // udpRetry is after how long a lost datagram is sent again. A UDP socket's
 // receive deadline is this; Options.Timeout bounds the tries.
 const udpRetry = 200 * time.Millisecond
 
-func resend(exchange func() error, o Options, r *Result) error {
-	for tries := int(o.Timeout/udpRetry) + 1; ; tries-- {
-		err := exchange()
+func (c *client) resend(last byte) error {
+	for tries := int(c.o.Timeout/udpRetry) + 1; ; tries-- {
+		err := c.exchange(last)
 		if err == nil || tries <= 1 {
 			return err
 		}
-		r.Lost++
+		c.r.Lost++
 	}
 }
 
@@ -124,23 +215,20 @@ func connectUDP(o Options) (int, error) {
 
 // dialCRR opens a connection for each request and closes it first. See
 // Place.tune for what keeps it in source ports.
-func dialCRR(o Options) (Result, error) {
-	r := Result{Mode: CRR, CC: ProbeCC("")}
+func (c *client) dialCRR() {
+	c.r.CC = ProbeCC("")
 	// A namespace may take only an allowed algorithm as its default; a socket
 	// of a privileged process may take any. Then each connection asks.
 	cc := ""
-	if o.CC != "" && o.CC != r.CC && ProbeCC(o.CC) == o.CC {
-		cc, r.CC = o.CC, o.CC
+	if c.o.CC != "" && c.o.CC != c.r.CC && ProbeCC(c.o.CC) == c.o.CC {
+		cc, c.r.CC = c.o.CC, c.o.CC
 	}
-	to := newSockaddr(o.Addr)
-	tv := unix.NsecToTimeval(int64(o.Timeout))
-	buf := []byte{1}
-	err := transact(o, &r, func() error { return connectOnce(o, cc, to, &tv, buf, &r) })
-	r.Bytes = r.Count
-	return r, err
+	to := newSockaddr(c.o.Addr)
+	tv := unix.NsecToTimeval(int64(c.o.Timeout))
+	c.request = func(last byte) error { return c.connectOnce(last, cc, to, &tv) }
 }
 
-func connectOnce(o Options, cc string, to *sockaddr, tv *unix.Timeval, buf []byte, r *Result) error {
+func (c *client) connectOnce(last byte, cc string, to *sockaddr, tv *unix.Timeval) error {
 	fd, e := rawSocket(to.family, unix.SOCK_STREAM)
 	if e != 0 {
 		return fmt.Errorf("socket: %w", e)
@@ -158,45 +246,70 @@ func connectOnce(o Options, cc string, to *sockaddr, tv *unix.Timeval, buf []byt
 		if e == 0 {
 			break
 		}
-		if e != unix.EADDRNOTAVAIL || waited > o.Timeout {
-			return fmt.Errorf("connect to %s: %w", o.Addr, errno(e))
+		if e != unix.EADDRNOTAVAIL || waited > c.o.Timeout {
+			return fmt.Errorf("connect to %s: %w", c.o.Addr, errno(e))
 		}
-		r.PortWaits++
+		c.r.PortWaits++
 		nap := unix.NsecToTimespec(int64(time.Millisecond))
 		_ = unix.Nanosleep(&nap, nil)
 	}
-	if _, e := rawWrite(fd, buf); e != 0 {
-		return fmt.Errorf("send request to %s: %w", o.Addr, errno(e))
+	c.buf[0] = last
+	if _, e := rawWrite(fd, c.buf); e != 0 {
+		return fmt.Errorf("send request to %s: %w", c.o.Addr, errno(e))
 	}
-	n, e := rawRead(fd, buf)
-	if e != 0 {
-		return fmt.Errorf("wait for response of %s: %w", o.Addr, errno(e))
-	}
-	if n == 0 {
-		return fmt.Errorf("%s closed the connection without an answer", o.Addr)
-	}
-	return nil
+	return c.await(fd)
 }
 
-// sendStream writes until warm-up and window are over. The receiver measures.
-func sendStream(o Options) (Result, error) {
-	r := Result{Mode: Stream}
-	fd, cc, err := connectTCP(o)
-	if err != nil {
-		return r, err
-	}
-	defer rawClose(fd)
-	r.CC = cc
+// streamer returns a stream's turn. The pipe is empty at both ends of the
+// window, so what was written in it is what the receiver has read in it.
+func (c *client) streamer() func() (Turn, error) {
 	buf := make([]byte, streamBuffer)
-	w := newWindow(o)
-	for w.now() < w.closesAt {
-		n, e := rawWrite(fd, buf)
-		if e != 0 {
-			return r, fmt.Errorf("the stream to %s stalled: %w", o.Addr, errno(e))
+	return func() (t Turn, err error) {
+		w := newWindow(c.o)
+		if w.opensAt > 0 {
+			for w.now() < w.opensAt {
+				if err := c.push(buf, more); err != nil {
+					return t, err
+				}
+			}
+			if err := c.push(buf, answer); err != nil {
+				return t, err
+			}
 		}
-		r.Bytes += int64(n)
-		r.Count++
+		if err := w.open(); err != nil {
+			return t, err
+		}
+		for isLast := false; !isLast; {
+			last, start := byte(more), w.now()
+			if isLast = start >= w.closesAt; isLast {
+				last = rest
+			}
+			if err := c.push(buf, last); err != nil {
+				return t, err
+			}
+			if c.o.Slow > 0 {
+				w.spin(start, w.now())
+			}
+			t.Count++
+		}
+		t.Bytes = t.Count * streamBuffer
+		t.All = t.Count
+		return t, w.close(&t)
 	}
-	r.Seconds = w.now().Seconds()
-	return r, nil
+}
+
+// push writes buf, and waits for the answer when its last byte asks for one.
+func (c *client) push(buf []byte, last byte) error {
+	buf[len(buf)-1] = last
+	for left := buf; len(left) > 0; {
+		n, e := rawWrite(c.fd, left)
+		if e != 0 {
+			return fmt.Errorf("the stream to %s stalled: %w", c.o.Addr, errno(e))
+		}
+		left = left[n:]
+	}
+	if last == more {
+		return nil
+	}
+	return c.await(c.fd)
 }

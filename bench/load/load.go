@@ -8,12 +8,15 @@
 // the Go scheduler or the garbage collector in between, latencies in an
 // allocation-free histogram, and a deadline on everything.
 //
-// It runs as a process of its own (the hidden subcommand bench-load); the
-// result is one line of JSON on standard output.
+// It runs as a process of its own (the hidden subcommand bench-load). The client
+// connects once, says that it is ready, and then loads the path for one turn for
+// each line on its standard input; between turns both ends sleep, and wake for
+// nothing. So the loads of many paths can be up at once and take short turns,
+// which lets all of them see the same seconds of the machine. Each turn is
+// answered by a line of JSON, the end of the input by the sum of all turns.
 package load
 
 import (
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -32,35 +35,54 @@ import (
 type Mode string
 
 const (
-	Stream Mode = "stream" // one connection, 128 KiB writes, counted at the receiver
+	Stream Mode = "stream" // one connection, 128 KiB writes; what the receiver has read counts
 	RR     Mode = "rr"     // 1-byte request and response on one connection
 	CRR    Mode = "crr"    // a new connection for each request; the client closes first
 	UDPRR  Mode = "udp-rr" // 1-byte request and response on a connected UDP socket
+	Tail   Mode = "tail"   // as rr, but requests at a fixed rate: latency counts from when each was due
 )
 
-// Options describe one side of one sample.
+// Options describe one side of one load.
 type Options struct {
 	Server   bool
 	Mode     Mode
 	Addr     netip.AddrPort // server: where to listen; client: where to connect
 	Place    Place
-	Duration time.Duration // of the measured window
-	Warmup   time.Duration // before it, not counted
+	Duration time.Duration // of a turn's measured window
+	Warmup   time.Duration // before the window in each turn, not counted
 	Timeout  time.Duration // a socket that makes no progress for this long is an error
 	CC       string        // congestion control to ask for; "" leaves the default
-	CPU      cpu.Source    // read at both ends of the window
+	CPU      cpu.Source    // read at both ends of each window
+	Rate     int           // client, Tail: requests a second
+	Slow     float64       // client: be slower by this share (0…1), by spinning; for calibration
 }
 
-// Result is the JSON line that a load prints.
+// Turn is what one turn measured: the JSON line that answers it.
+type Turn struct {
+	Count    int64   `json:"count"`            // transactions, or writes of a stream
+	Bytes    int64   `json:"bytes"`            // payload that the receiver has read
+	Seconds  float64 `json:"seconds"`          // length of the measured window
+	CPU      float64 `json:"cpu_seconds"`      // the load's control group, both sides
+	Softirqd float64 `json:"softirqd_seconds"` // ksoftirqd of its CPUs
+	// All counts transactions within and without the window.
+	All int64 `json:"all"`
+}
+
+// add sums turns up.
+func (t *Turn) add(o Turn) {
+	t.Count += o.Count
+	t.Bytes += o.Bytes
+	t.Seconds += o.Seconds
+	t.CPU += o.CPU
+	t.Softirqd += o.Softirqd
+	t.All += o.All
+}
+
+// Result is the JSON line that a client ends with: the sum of its turns.
 type Result struct {
-	Mode     Mode     `json:"mode"`
-	Count    int64    `json:"count"`   // transactions, or reads of a stream
-	Bytes    int64    `json:"bytes"`   // payload, counted at the receiver
-	Seconds  float64  `json:"seconds"` // length of the measured window
-	CC       string   `json:"cc,omitempty"`
-	CPU      float64  `json:"cpu_seconds"`      // the load's control group, both sides
-	Softirqd float64  `json:"softirqd_seconds"` // ksoftirqd of its CPUs
-	Latency  *Latency `json:"latency_ns,omitempty"`
+	Turn
+	CC      string   `json:"cc,omitempty"`
+	Latency *Latency `json:"latency_ns,omitempty"` // of all transactions within the windows
 	// PortWaits counts how often a CRR client found no free source port and
 	// napped for a millisecond; Lost counts datagrams that were sent again.
 	PortWaits int64 `json:"port_waits,omitempty"`
@@ -84,13 +106,14 @@ func latencyOf(h *hdrhistogram.Histogram) *Latency {
 	}
 }
 
-// Ready is the line that a server prints once it listens.
+// Ready is the line that a server prints once it listens, and a client once it
+// is connected.
 const Ready = `{"ready":true}`
 
-// Main runs the load program with its own command line, writes the result to
-// stdout, and returns the error to print. It changes the calling thread for
-// good (namespace, CPU): the process is expected to end after it.
-func Main(args []string, stdout io.Writer) error {
+// Main runs the load program with its own command line, and returns the error to
+// print. It changes the calling thread for good (namespace, CPU): the process is
+// expected to end after it. The end of stdin ends either side.
+func Main(args []string, stdin *os.File, stdout io.Writer) error {
 	if len(args) > 0 && args[0] == "exec" {
 		return mainExec(args[1:])
 	}
@@ -105,16 +128,11 @@ func Main(args []string, stdout io.Writer) error {
 		return err
 	}
 	o.Place.tune(o.CC)
-	var r Result
+	ready := func() { fmt.Fprintln(stdout, Ready) }
 	if o.Server {
-		r, err = serve(o, func() { fmt.Fprintln(stdout, Ready) })
-	} else {
-		r, err = dial(o)
+		return serve(o, int(stdin.Fd()), ready)
 	}
-	if err != nil {
-		return err
-	}
-	return json.NewEncoder(stdout).Encode(r)
+	return dial(o, stdin, stdout, ready)
 }
 
 func parse(args []string) (Options, error) {
@@ -126,11 +144,13 @@ func parse(args []string) (Options, error) {
 	fs := flag.NewFlagSet("bench-load "+args[0], flag.ContinueOnError)
 	fs.SetOutput(os.Stderr)
 	o.Place.flags(fs)
-	mode := fs.String("mode", "rr", "stream, rr, crr or udp-rr")
+	mode := fs.String("mode", "rr", "stream, rr, crr, udp-rr or tail")
+	fs.IntVar(&o.Rate, "rate", 0, "tail: requests a second")
 	addr := fs.String("addr", "", "address and port to listen on or connect to")
-	fs.DurationVar(&o.Duration, "duration", time.Second, "measured window")
-	fs.DurationVar(&o.Warmup, "warmup", 100*time.Millisecond, "time before the window")
+	fs.DurationVar(&o.Duration, "duration", time.Second, "measured window of a turn")
+	fs.DurationVar(&o.Warmup, "warmup", 0, "time before the window in each turn")
 	fs.DurationVar(&o.Timeout, "timeout", 3*time.Second, "no progress for this long is an error")
+	fs.Float64Var(&o.Slow, "slow", 0, "share by which the client makes itself slower")
 	fs.StringVar(&o.CC, "cc", "", "TCP congestion control")
 	fs.StringVar(&o.CPU.Kind, "cpu-kind", "", "kind of CPU accounting")
 	fs.StringVar(&o.CPU.Dir, "cpu-dir", "", "control group to read CPU time from")
@@ -141,6 +161,10 @@ func parse(args []string) (Options, error) {
 	o.Mode = Mode(*mode)
 	switch o.Mode {
 	case Stream, RR, CRR, UDPRR:
+	case Tail:
+		if !o.Server && o.Rate < 1 {
+			return o, errors.New("bench-load: --mode tail needs --rate, in requests a second")
+		}
 	default:
 		return o, fmt.Errorf("bench-load: unknown mode %q", *mode)
 	}
@@ -161,6 +185,12 @@ func (o Options) Args() []string {
 	args := []string{role, "--mode", string(o.Mode), "--addr", o.Addr.String(),
 		"--duration", o.Duration.String(), "--warmup", o.Warmup.String(), "--timeout", o.Timeout.String()}
 	args = append(args, o.Place.args()...)
+	if o.Rate > 0 {
+		args = append(args, "--rate", strconv.Itoa(o.Rate))
+	}
+	if o.Slow > 0 {
+		args = append(args, "--slow", strconv.FormatFloat(o.Slow, 'g', -1, 64))
+	}
 	for _, f := range [][2]string{
 		{"--cc", o.CC}, {"--cpu-kind", o.CPU.Kind}, {"--cpu-dir", o.CPU.Dir}, {"--softirqd", joinPIDs(o.CPU.Softirqd)},
 	} {

@@ -56,7 +56,7 @@ func (p Place) Enter() error {
 		}
 	}
 	if p.CPU >= 0 {
-		if err := pinProcess(p.CPU); err != nil {
+		if err := pinThread(p.CPU); err != nil {
 			return err
 		}
 	}
@@ -87,23 +87,13 @@ func holdOffPreemption() error {
 	return nil
 }
 
-// pinProcess pins every thread that the runtime has made so far; later ones
-// inherit from those.
-func pinProcess(n int) error {
+// pinThread pins the calling thread alone. The threads of the Go runtime, which
+// has its own work to do whenever the load wakes, may go to another CPU.
+func pinThread(n int) error {
 	var set unix.CPUSet
 	set.Set(n)
-	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return fmt.Errorf("list own threads: %w", err)
-	}
-	for _, t := range tasks {
-		tid, err := strconv.Atoi(t.Name())
-		if err != nil {
-			continue
-		}
-		if err := unix.SchedSetaffinity(tid, &set); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("pin to CPU %d: %w", n, err)
-		}
+	if err := unix.SchedSetaffinity(0, &set); err != nil {
+		return fmt.Errorf("pin to CPU %d: %w", n, err)
 	}
 	return nil
 }
@@ -127,6 +117,8 @@ func (p Place) tune(cc string) {
 		"net/ipv4/tcp_tw_reuse":        "1",
 		"net/ipv4/ip_local_port_range": "10000 65535", // above the server's port
 		"net/ipv4/tcp_max_tw_buckets":  "262144",
+		// A connection that slept between turns goes on where it was.
+		"net/ipv4/tcp_slow_start_after_idle": "0",
 	}
 	if cc != "" { // refused for an algorithm that is not allowed; see dialCRR
 		knobs["net/ipv4/tcp_congestion_control"] = cc

@@ -2,7 +2,10 @@
 
 package load
 
+// The server: it answers within turns, and sleeps between them.
+
 import (
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -11,135 +14,195 @@ import (
 // streamBuffer is the size of one write and one read of a stream, in bytes.
 const streamBuffer = 128 << 10
 
-// serve listens, calls ready, and serves one client. The result matters for a
-// stream only, which is counted here, at the receiver.
-func serve(o Options, ready func()) (Result, error) {
+// errEnd says that the launcher closed the server's standard input.
+var errEnd = errors.New("end of input")
+
+// server is one that listens.
+type server struct {
+	o     Options
+	fd    int // the listening socket
+	stdin int
+}
+
+// serve listens, calls ready, and serves one client (CRR: one after the other)
+// until that closes its connection or stdin ends.
+func serve(o Options, stdin int, ready func()) error {
 	kind := unix.SOCK_STREAM
 	if o.Mode == UDPRR {
 		kind = unix.SOCK_DGRAM
 	}
 	fd, err := listen(o, kind)
 	if err != nil {
-		return Result{}, err
+		return err
 	}
 	defer rawClose(fd)
 	ready()
+	s := server{o, fd, stdin}
 	switch o.Mode {
 	case UDPRR:
-		return serveUDP(fd)
+		err = s.udp()
 	case CRR:
-		return serveCRR(fd)
+		err = s.crr()
+	default:
+		err = s.connection()
 	}
-	conn, e := rawAccept(fd)
-	if e != 0 {
-		return Result{}, fmt.Errorf("server %s: no client came: %w", o.Addr, errno(e))
+	if errors.Is(err, errEnd) {
+		return nil
 	}
-	defer rawClose(conn)
-	if err := setDeadlines(conn, o.Timeout); err != nil {
-		return Result{}, err
-	}
-	if o.Mode == Stream {
-		return receiveStream(conn, o)
-	}
-	return serveRR(conn)
+	return err
 }
 
-// serveRR answers each byte with a byte until the client closes.
-func serveRR(conn int) (Result, error) {
-	r := Result{Mode: RR, CC: setCC(conn, "")}
+// rest sleeps until fd has something, without a deadline: the turns of other
+// loads come between. It waits in a call that the Go runtime knows of, so that
+// the runtime sleeps too.
+func (s server) rest(fd int) error {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(s.stdin), Events: unix.POLLIN}}
+	for {
+		switch _, err := unix.Poll(fds, -1); {
+		case err == unix.EINTR:
+		case err != nil:
+			return fmt.Errorf("server: wait for a turn: %w", err)
+		case fds[0].Revents != 0:
+			return nil
+		case fds[1].Revents != 0:
+			return errEnd
+		}
+	}
+}
+
+// connection serves RR or a stream on one connection.
+func (s server) connection() error {
+	if err := s.rest(s.fd); err != nil {
+		return err
+	}
+	conn, e := rawAccept(s.fd)
+	if e != 0 {
+		return fmt.Errorf("server: accept: %w", errno(e))
+	}
+	defer rawClose(conn)
+	if err := setDeadlines(conn, s.o.Timeout); err != nil {
+		return err
+	}
+	if err := s.rest(conn); err != nil {
+		return err
+	}
+	if s.o.Mode == Stream {
+		return s.receive(conn)
+	}
+	return s.answer(conn)
+}
+
+// answer answers each byte with a byte until the client closes.
+func (s server) answer(conn int) error {
 	buf := make([]byte, 1)
 	for {
 		n, e := rawRead(conn, buf)
 		if e != 0 {
-			return r, fmt.Errorf("server: read request: %w", errno(e))
+			return fmt.Errorf("server: read request: %w", errno(e))
 		}
 		if n == 0 {
-			return r, nil
+			return nil
 		}
 		if _, e := rawWrite(conn, buf); e != 0 {
-			return r, fmt.Errorf("server: write response: %w", errno(e))
+			return fmt.Errorf("server: write response: %w", errno(e))
 		}
-		r.Count++
+		if buf[0] == rest {
+			if err := s.rest(conn); err != nil {
+				return err
+			}
+		}
 	}
 }
 
-// serveCRR serves one connection after the other until no client has come for
-// the deadline, or until the launcher ends the process. A connection that
-// fails is the client's to report: it sees the same failure, with its name.
-func serveCRR(fd int) (Result, error) {
-	r := Result{Mode: CRR}
+// receive reads a stream until the client closes. Its answers tell the client
+// that all it wrote has been read.
+func (s server) receive(conn int) error {
+	buf := make([]byte, streamBuffer)
+	for {
+		n, e := rawRead(conn, buf)
+		if e != 0 {
+			return fmt.Errorf("server: the stream stalled: %w", errno(e))
+		}
+		if n == 0 {
+			return nil
+		}
+		last := buf[n-1]
+		if last == more {
+			continue
+		}
+		if _, e := rawWrite(conn, buf[n-1:n]); e != 0 {
+			return fmt.Errorf("server: answer: %w", errno(e))
+		}
+		if last == rest {
+			if err := s.rest(conn); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// crr serves one connection after the other until no client has come for the
+// deadline within a turn. A connection that fails is the client's to report: it
+// sees the same failure, with its name.
+func (s server) crr() error {
+	if err := s.rest(s.fd); err != nil {
+		return err
+	}
 	buf := make([]byte, 1)
 	for {
-		conn, e := rawAccept(fd)
+		conn, e := rawAccept(s.fd)
 		if e != 0 {
 			if errno(e) == errTimeout {
-				return r, nil
+				return nil
 			}
-			return r, fmt.Errorf("server: accept: %w", e)
+			return fmt.Errorf("server: accept: %w", e)
 		}
+		last := byte(more)
 		if n, e := rawRead(conn, buf); n == 1 && e == 0 {
+			last = buf[0]
 			if _, e := rawWrite(conn, buf); e == 0 {
 				// The client closes first: its end, not ours, keeps TIME_WAIT.
 				_, _ = rawRead(conn, buf)
-				r.Count++
 			}
 		}
 		rawClose(conn)
-	}
-}
-
-// receiveStream counts what arrives after the warm-up, up to the end of the
-// connection.
-func receiveStream(conn int, o Options) (Result, error) {
-	r := Result{Mode: Stream, CC: setCC(conn, "")}
-	buf := make([]byte, streamBuffer)
-	w := newWindow(o)
-	for {
-		n, e := rawRead(conn, buf)
-		if e != 0 {
-			return r, fmt.Errorf("server: the stream stalled: %w", errno(e))
-		}
-		if n == 0 {
-			break
-		}
-		if w.isOpen {
-			r.Bytes += int64(n)
-			r.Count++
-		} else if w.now() >= w.opensAt {
-			if err := w.open(); err != nil {
-				return r, err
+		if last == rest {
+			if err := s.rest(s.fd); err != nil {
+				return err
 			}
 		}
 	}
-	if !w.isOpen {
-		return r, fmt.Errorf("server: the stream ended within its warm-up")
-	}
-	return r, w.close(&r)
 }
 
-// serveUDP echoes datagrams to whoever sent them until none comes for the
-// deadline, or until the launcher ends the process. It connects to its first
-// client, so that each answer needs no address lookup, as the client's does.
-func serveUDP(fd int) (Result, error) {
-	r := Result{Mode: UDPRR}
+// udp echoes datagrams until none comes for the deadline within a turn. It
+// connects to its first client, so that each answer needs no address lookup, as
+// the client's does.
+func (s server) udp() error {
+	if err := s.rest(s.fd); err != nil {
+		return err
+	}
 	buf := make([]byte, 1)
-	_, from, err := unix.Recvfrom(fd, buf, 0)
+	_, from, err := unix.Recvfrom(s.fd, buf, 0)
 	if err != nil {
-		return r, fmt.Errorf("server: no datagram came: %w", err)
+		return fmt.Errorf("server: no datagram came: %w", err)
 	}
-	if err := unix.Connect(fd, from); err != nil {
-		return r, fmt.Errorf("server: connect to the client: %w", err)
+	if err := unix.Connect(s.fd, from); err != nil {
+		return fmt.Errorf("server: connect to the client: %w", err)
 	}
 	for {
-		if _, e := rawWrite(fd, buf); e != 0 && e != unix.ECONNREFUSED {
-			return r, fmt.Errorf("server: answer: %w", errno(e))
+		if _, e := rawWrite(s.fd, buf); e != 0 && e != unix.ECONNREFUSED {
+			return fmt.Errorf("server: answer: %w", errno(e))
 		}
-		r.Count++
-		if _, e := rawRead(fd, buf); e != 0 {
-			if errno(e) == errTimeout || e == unix.ECONNREFUSED {
-				return r, nil
+		if buf[0] == rest {
+			if err := s.rest(s.fd); err != nil {
+				return err
 			}
-			return r, fmt.Errorf("server: read: %w", e)
+		}
+		if _, e := rawRead(s.fd, buf); e != 0 {
+			if errno(e) == errTimeout || e == unix.ECONNREFUSED {
+				return nil
+			}
+			return fmt.Errorf("server: read: %w", e)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/mustang-net/mustang/bench/cpu"
 )
 
-// window is the measured part of a sample: it opens after the warm-up and
+// window is the measured part of a turn: it opens after the warm-up and
 // reads the CPU time at both ends.
 type window struct {
 	o        Options
@@ -37,14 +37,24 @@ func (w *window) open() error {
 	return nil
 }
 
-// close ends it and fills the result's time and CPU time.
-func (w *window) close(r *Result) error {
-	r.Seconds = (w.now() - w.opened).Seconds()
+// close ends it and fills the turn's time and CPU time.
+func (w *window) close(t *Turn) error {
+	t.Seconds = (w.now() - w.opened).Seconds()
 	u, err := w.o.CPU.Read()
 	if err != nil {
 		return err
 	}
 	used := u.Sub(w.before)
-	r.CPU, r.Softirqd = used.Load.Seconds(), used.Softirqd.Seconds()
+	t.CPU, t.Softirqd = used.Load.Seconds(), used.Softirqd.Seconds()
 	return nil
+}
+
+// spin keeps the CPU busy until what took from start to end has taken so long as
+// it would on a path that is slower by Options.Slow, and returns the new end.
+func (w *window) spin(start, end time.Duration) time.Duration {
+	until := start + time.Duration(float64(end-start)/(1-w.o.Slow))
+	for end < until {
+		end = w.now()
+	}
+	return end
 }

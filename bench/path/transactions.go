@@ -109,10 +109,10 @@ func (t *Transaction) measure(ctx context.Context, o Options, l runner.Launcher,
 		return nil
 	}
 	var err error
-	l.Warmup = 0 // every transaction is to be counted, but for the first, which opens the window
+	l.Warmup = 0
 	t.Programs, err = shares(o, func() (int64, error) {
 		s, err := l.Sample(ctx, target, t.Scenario)
-		return s.Count + 1, err
+		return s.All, err
 	})
 	return err
 }

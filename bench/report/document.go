@@ -43,6 +43,12 @@ const (
 	BigTCP   = "big-tcp"
 )
 
+// Places of the Service under test among rules that are scanned one by one.
+const (
+	Middle = "middle" // the mean of all
+	Last   = "last"
+)
+
 // Subjects that are always there.
 const (
 	Base      = "loopback"          // what everything is divided by
@@ -71,11 +77,15 @@ type Settings struct {
 	Modes      []string `json:"modes"`
 	ServicesBy []string `json:"services_by"`
 	Services   []int    `json:"services"`
-	Rounds     int      `json:"rounds"`
+	Rounds     int      `json:"rounds"` // 0: as many as fit into a budget
 	Duration   float64  `json:"duration_seconds"`
+	Turns      int      `json:"turns"`               // of a sample; streams by iperf3 have one
+	Calibrate  int      `json:"calibrate,omitempty"` // pairs of loopbacks that were compared, instead of pods
 	Cores      []string `json:"cores"`
 	Seed       uint64   `json:"seed"`
 	IPv6       bool     `json:"ipv6"`
+	UDP        bool     `json:"udp,omitempty"`
+	TailRate   int      `json:"tail_rate,omitempty"` // requests a second of the tail scenario; 0: not measured
 	MTU        int      `json:"mtu"`
 	Tunes      []string `json:"tunes,omitempty"`
 	StreamBy   string   `json:"stream_by"`
@@ -116,10 +126,20 @@ type Subject struct {
 	Services   int    `json:"services,omitempty"`
 	Tune       string `json:"tune,omitempty"` // "" is as MTU says, with the kernel's bundles of 64 KiB
 	Via        string `json:"via"`
+	Position   string `json:"position,omitempty"` // of the Service's rule; "" where there is one, or a table is looked up
 	// Backend names what implements it, with its version; ProgramSet is what
 	// `mustang status -o json` printed there.
 	Backend    string          `json:"backend,omitempty"`
 	ProgramSet json.RawMessage `json:"program_set,omitempty"`
+}
+
+// FinishedRounds is how many rounds the document has.
+func (d *Document) FinishedRounds() int {
+	n := 0
+	for _, s := range d.Samples {
+		n = max(n, s.Round)
+	}
+	return n
 }
 
 // Write writes the document beside path and renames it, so that an

@@ -72,6 +72,32 @@ func TestFailedSamplesLeaveTheirRoundOut(t *testing.T) {
 	}
 }
 
+func TestRatioOfTurnsBearsAStolenTurnAndSaysWhenTurnsAreUneven(t *testing.T) {
+	d := sampleDocument(15)
+	for i := range d.Samples {
+		s := &d.Samples[i]
+		for turn := range 10 {
+			speed := 1 + float64((turn*7+s.Round)%10)/10 // of the machine in this cycle, the same for all
+			s.TurnRates = append(s.TurnRates, speed*s.Rate)
+			s.TurnCosts = append(s.TurnCosts, 1/s.Rate)
+		}
+		if s.Subject == "veth mustang-tc, pod IP" && s.Scenario == "rr" {
+			s.TurnRates[4] /= 10
+			s.Rate *= 0.91
+		}
+	}
+	f := NewFigures(d)
+	if got := f.Ratio("veth mustang-tc, pod IP", Base, RRRate, "same").Ratio.Median; !near(got, 0.92) {
+		t.Errorf("ratio %v, want 0.92: one turn of ten was stolen in each round", got)
+	}
+	d.Compute()
+	var b bytes.Buffer
+	d.Render(&b, false)
+	if want := "UNEVEN: veth mustang-tc, pod IP, RR, same core"; strings.Count(b.String(), "UNEVEN") != 1 || !strings.Contains(b.String(), want) {
+		t.Errorf("the report must say that a turn in ten was slow, and nothing else is uneven:\n%s", b.String())
+	}
+}
+
 func TestBars(t *testing.T) {
 	for _, c := range []struct {
 		rounds int
@@ -86,7 +112,7 @@ func TestBars(t *testing.T) {
 		{15, "veth CPU per GB ÷ loopback", stats.Pass},
 		{15, "macvlan RR ÷ loopback", stats.NotShown},
 		{15, "veth CRR by ClusterIP ÷ iptables-nft, Services: 1", stats.Pass},
-		{15, "veth CRR by ClusterIP ÷ iptables-nft, Services: 5000", stats.NotShown},
+		{15, "veth CRR by ClusterIP ÷ iptables-nft, Services: 5000, last rule", stats.NotShown},
 		{5, "veth RR ÷ loopback", stats.NotShown},
 	} {
 		d := sampleDocument(c.rounds)

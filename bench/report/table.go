@@ -20,14 +20,20 @@ import (
 func (d *Document) Render(w io.Writer, color bool) {
 	f := NewFigures(d)
 	d.renderHead(w)
-	if d.finishedRounds() == 0 {
+	if d.FinishedRounds() == 0 {
 		fmt.Fprintln(w, "no round was finished: there is nothing to show")
+		d.renderFailures(w)
+		return
+	}
+	if d.Settings.Calibrate > 0 {
+		d.renderCalibration(w, color)
 		d.renderFailures(w)
 		return
 	}
 	for _, cores := range d.Settings.Cores {
 		d.renderLoopback(w, f, cores)
 		d.renderCluster(w, f, cores)
+		d.renderTails(w, f, cores)
 		d.renderSeed(w, f, cores)
 	}
 	d.renderBars(w, color)
@@ -36,13 +42,17 @@ func (d *Document) Render(w io.Writer, color bool) {
 
 func (d *Document) renderHead(w io.Writer) {
 	s := d.Settings
-	fmt.Fprintf(w, "mustang bench samehost: kernel %s, %d CPUs (%s)\n", d.Machine.Kernel, d.Machine.CPUs, d.Machine.CPU)
+	command := "samehost"
+	if s.Calibrate > 0 {
+		command = "calibrate"
+	}
+	fmt.Fprintf(w, "mustang bench %s: kernel %s, %d CPUs (%s)\n", command, d.Machine.Kernel, d.Machine.CPUs, d.Machine.CPU)
 	family := "IPv4"
 	if s.IPv6 {
 		family = "IPv6"
 	}
-	fmt.Fprintf(w, "%d rounds of %g s samples, %s, %s, streams by %s, CPU time from %s, seed %d\n",
-		d.finishedRounds(), s.Duration, family, cmp.Or(s.CC, "default congestion control"), s.StreamBy, s.CPUSource, s.Seed)
+	fmt.Fprintf(w, "%d rounds of %g s samples in %d turns, %s, %s, streams by %s, CPU time from %s, seed %d\n",
+		d.FinishedRounds(), s.Duration, max(1, s.Turns), family, cmp.Or(s.CC, "default congestion control"), s.StreamBy, s.CPUSource, s.Seed)
 	switch d.Machine.Emulated {
 	case EmulatedInstructions:
 		fmt.Fprintln(w, "EMULATED: the clock counts instructions, 4 ns each. Ratios are those of instructions: no cache, no cost of")
@@ -51,23 +61,16 @@ func (d *Document) renderHead(w io.Writer) {
 		fmt.Fprintln(w, "EMULATED, without counting instructions: these figures mean nothing (test/vm/run --icount)")
 	}
 	if !d.Complete {
-		fmt.Fprintf(w, "INTERRUPTED: %d of %d rounds finished\n", d.finishedRounds(), s.Rounds)
+		fmt.Fprintf(w, "INTERRUPTED after %d rounds; --resume goes on\n", d.FinishedRounds())
 	}
 	if n := d.NoisyShare(); n > 0.2 {
 		fmt.Fprintf(w, "NOISY: others used the load's CPUs in %.0f %% of the samples\n", n*100)
 	}
 }
 
-func (d *Document) finishedRounds() int {
-	n := 0
-	for _, s := range d.Samples {
-		n = max(n, s.Round)
-	}
-	return n
-}
-
 var heads = map[Metric]string{
 	StreamRate: "stream", RRRate: "RR", CRRRate: "CRR", UDPRRRate: "UDP RR",
+	TailP50: "tail p50", TailP99: "tail p99", TailP999: "tail p99.9",
 	CPUPerGB: "CPU s/GB", CPUPerRR: "CPU/1000 RR", CPUPerCRR: "CPU/1000 CRR",
 }
 
@@ -75,7 +78,7 @@ var heads = map[Metric]string{
 func (d *Document) present(f *Figures, cores string) []Metric {
 	var out []Metric
 	for _, m := range Metrics {
-		if !math.IsNaN(f.Median(Base, m, cores)) {
+		if !m.Tail() && !math.IsNaN(f.Median(Base, m, cores)) {
 			out = append(out, m)
 		}
 	}
@@ -119,6 +122,30 @@ func (d *Document) renderCluster(w io.Writer, f *Figures, cores string) {
 		for _, m := range metrics {
 			row = append(row, interval(f.Ratio(s.ID, pod.ID, m, cores).Ratio))
 		}
+		t.rows = append(t.rows, row)
+	}
+	t.write(w)
+}
+
+// renderTails prints latencies of the open loop, and their ratios to loopback's.
+func (d *Document) renderTails(w io.Writer, f *Figures, cores string) {
+	if math.IsNaN(f.Median(Base, TailP50, cores)) {
+		return
+	}
+	t := table{head: []string{fmt.Sprintf("%d requests/s, µs from when due, %s core", d.Settings.TailRate, cores),
+		"p50", "p99", "p99.9", "p50 ÷ loopback", "p99 ÷ loopback", "p99.9 ÷ loopback"}}
+	for _, s := range d.Subjects {
+		var own, ratios []string
+		for _, m := range []Metric{TailP50, TailP99, TailP999} {
+			own = append(own, absolute(f.Median(s.ID, m, cores), m))
+			if s.ID != Base {
+				ratios = append(ratios, interval(f.Ratio(s.ID, Base, m, cores).Ratio))
+			}
+		}
+		if math.IsNaN(f.Median(s.ID, TailP50, cores)) {
+			continue
+		}
+		row := append([]string{s.ID}, append(own, ratios...)...)
 		t.rows = append(t.rows, row)
 	}
 	t.write(w)
@@ -172,6 +199,7 @@ func (d *Document) renderBars(w io.Writer, color bool) {
 func (d *Document) renderFoot(w io.Writer, f *Figures) {
 	fmt.Fprintln(w)
 	d.renderControl(w)
+	d.renderUneven(w, f)
 	fmt.Fprintln(w, "Figures are medians of per-round ratios with a bootstrap 95 % interval. A bar passes when the interval")
 	fmt.Fprintf(w, "passes it as a whole, over at least %d rounds. CPU: less is better.\n", stats.MinRounds)
 	seen := map[string]bool{}
@@ -193,6 +221,14 @@ func (d *Document) renderFoot(w io.Writer, f *Figures) {
 		fmt.Fprintf(w, "CRR clients waited %d times for a free source port: their rates are too low\n", waits)
 	}
 	d.renderFailures(w)
+}
+
+// Implementation names what is behind a subject: its programs, or its backend.
+func (s Subject) Implementation() string {
+	if len(s.ProgramSet) > 0 {
+		return programs(s.ProgramSet)
+	}
+	return cmp.Or(s.Backend, s.Contestant)
 }
 
 // programs is one line of what `mustang status -o json` says about the loaded
@@ -220,7 +256,7 @@ func (d *Document) renderFailures(w io.Writer) {
 // renderControl says when loopback differs from itself: then the machine, not
 // the contestants, makes differences of that size.
 func (d *Document) renderControl(w io.Writer) {
-	if n := d.finishedRounds(); n < stats.MinControl {
+	if n := d.FinishedRounds(); n < stats.MinControl {
 		fmt.Fprintf(w, "A/A control: not judged, %d rounds are too few (%d)\n", n, stats.MinControl)
 		return
 	}
@@ -228,6 +264,20 @@ func (d *Document) renderControl(w io.Writer) {
 		if !stats.ControlHolds(c.Ratio) {
 			fmt.Fprintf(w, "A/A CONTROL FAILS: %s, %s core: loopback differs from itself by %s; trust no difference smaller than that\n",
 				heads[c.Metric], c.Cores, interval(c.Ratio))
+		}
+	}
+}
+
+// renderUneven names what the typical turn hides.
+func (d *Document) renderUneven(w io.Writer, f *Figures) {
+	for _, cores := range d.Settings.Cores {
+		for _, s := range d.Subjects {
+			for _, m := range []Metric{StreamRate, RRRate, CRRRate, UDPRRRate} {
+				if sums, uneven := f.Uneven(s.ID, Base, m, cores); uneven {
+					fmt.Fprintf(w, "UNEVEN: %s, %s, %s core: some turns differ much from the others; by the sum of all turns the ratio is %.2f\n",
+						s.ID, heads[m], cores, sums)
+				}
+			}
 		}
 	}
 }
@@ -241,6 +291,8 @@ func absolute(v float64, m Metric) string {
 		return fmt.Sprintf("%.1f Gbit/s", v/1e9)
 	case m == CPUPerGB:
 		return fmt.Sprintf("%.3f s", v)
+	case m.Tail():
+		return fmt.Sprintf("%.0f", v/1e3)
 	case m.Lower():
 		return fmt.Sprintf("%.1f ms", v*1e3)
 	}

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/mustang-net/mustang/bench/cpu"
 )
@@ -43,9 +44,35 @@ type iperf3Report struct {
 	} `json:"end"`
 }
 
+// iperf3Load is a stream by iperf3. Its whole seconds are the shortest it can do,
+// so it has one turn, which is all of it.
+type iperf3Load struct {
+	l Launcher
+	t Target
+	s Sample
+}
+
+// Turn implements Load.
+func (i *iperf3Load) Turn(ctx context.Context) (Turn, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, i.l.Duration+time.Second+slack, errDeadline)
+	defer cancel()
+	if err := i.l.iperf3(ctx, i.t, &i.s); err != nil {
+		return Turn{}, err
+	}
+	if i.s.Bytes == 0 {
+		return Turn{}, errors.New("nothing was transferred")
+	}
+	return Turn{Rate: i.s.Rate, Cost: (i.s.CPU + i.s.Softirqd) / float64(i.s.Bytes)}, nil
+}
+
+// Finish implements Load.
+func (i *iperf3Load) Finish() (Sample, error) { return i.s, nil }
+
+// Kill implements Load: nothing runs between turns.
+func (i *iperf3Load) Kill() {}
+
 // iperf3 measures one stream of one flow. CPU time is that of both processes
-// from start to end: iperf3 has no hook at the ends of its window. Its whole
-// seconds are the shortest it can do.
+// from start to end: iperf3 has no hook at the ends of its window.
 func (l Launcher) iperf3(ctx context.Context, t Target, s *Sample) error {
 	before, err := l.Group.Read()
 	if err != nil {
@@ -62,18 +89,16 @@ func (l Launcher) iperf3(ctx context.Context, t Target, s *Sample) error {
 		args = append(args, "-C", l.CC)
 	}
 	client := clientPlace.ExecArgs(args...)
-	var r iperf3Report
-	usage, err := l.pair(ctx, server, client, "Server listening", func(_, out []byte) error {
-		if err := json.Unmarshal(out, &r); err != nil {
-			return fmt.Errorf("read iperf3's report: %w", err)
-		}
-		if r.Error != "" {
-			return errors.New("iperf3: " + r.Error)
-		}
-		return nil
-	}, true)
+	usage, out, err := l.pair(ctx, server, client, "Server listening")
 	if err != nil {
 		return err
+	}
+	var r iperf3Report
+	if err := json.Unmarshal(out, &r); err != nil {
+		return fmt.Errorf("read iperf3's report: %w", err)
+	}
+	if r.Error != "" {
+		return errors.New("iperf3: " + r.Error)
 	}
 	after, err := l.Group.Read()
 	if err != nil {

@@ -29,23 +29,25 @@ type Target struct {
 	Dial               netip.AddrPort // where the client connects to
 	Listen             netip.AddrPort // where the server listens
 	Cgroup             string         // the environment's v2 control group, "" for none
+	Slow               float64        // load.Options.Slow
 }
 
-// Launcher takes samples by starting a server and a client, each in its
-// namespace, on its CPU, in the run's control group.
+// Launcher starts a server and a client for each load, each in its namespace, on
+// its CPU, in the run's control group.
 type Launcher struct {
 	Self      []string // command that runs the load program
 	Group     *cpu.Group
 	ClientCPU int
 	ServerCPU int
-	Duration  time.Duration
-	Warmup    time.Duration
+	Duration  time.Duration // of a turn
+	Warmup    time.Duration // before it
 	CC        string
+	TailRate  int  // requests a second of the tail scenario
 	Iperf3    bool // streams by iperf3, else by the load program
 }
 
-// slack is what a sample may take beyond its own time before it is ended:
-// process starts on a busy machine, and one socket deadline.
+// slack is what a turn may take beyond its own time before it is ended: process
+// starts on a busy machine, and one socket deadline.
 const slack = 8 * time.Second
 
 // socketDeadline is after what time without progress a load gives up. It is
@@ -53,42 +55,47 @@ const slack = 8 * time.Second
 // an error.
 const socketDeadline = 4 * time.Second
 
-// Sample measures one scenario over a target.
+var errDeadline = errors.New("no end by its deadline")
+
+// Open starts the load of one scenario over a target.
+func (l Launcher) Open(ctx context.Context, t Target, scenario string) (Load, error) {
+	if scenario == string(load.Stream) && l.Iperf3 {
+		return &iperf3Load{l: l, t: t}, nil
+	}
+	own, err := l.own(ctx, t, load.Mode(scenario))
+	if err != nil {
+		return nil, err // not own: an interface that holds nil is not nil
+	}
+	return own, nil
+}
+
+// Sample takes one turn of one load.
 func (l Launcher) Sample(ctx context.Context, t Target, scenario string) (Sample, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, l.Duration+l.Warmup+slack, errors.New("no end by its deadline"))
-	defer cancel()
-	s := Sample{Start: time.Now(), Load1: load1()}
+	ld, err := l.Open(ctx, t, scenario)
+	if err != nil {
+		return Sample{}, err
+	}
+	defer ld.Kill()
+	if _, err := ld.Turn(ctx); err != nil {
+		return Sample{}, err
+	}
+	return ld.Finish()
+}
+
+// Watch returns a function that says which share of the load's CPUs others have
+// used since Watch was called.
+func (l Launcher) Watch() func() (foreign float64) {
 	cpus := slices.Compact([]int{l.ClientCPU, l.ServerCPU})
 	busy, began := busyTime(cpus), time.Now()
 	before, err := l.Group.Read()
-	if err != nil {
-		return s, err
+	return func() float64 {
+		after, err2 := l.Group.Read()
+		if err != nil || err2 != nil || l.Group.Kind == cpu.Getrusage {
+			return 0 // the load's own share is not known
+		}
+		own := after.Sub(before).Total().Seconds()
+		return max(0, (busyTime(cpus)-busy-own)/(time.Since(began).Seconds()*float64(len(cpus))))
 	}
-	if scenario == string(load.Stream) && l.Iperf3 {
-		err = l.iperf3(ctx, t, &s)
-	} else {
-		err = l.ownLoad(ctx, t, load.Mode(scenario), &s)
-	}
-	if err != nil {
-		return s, err
-	}
-	after, err := l.Group.Read()
-	if err != nil {
-		return s, err
-	}
-	// The load's own share over the whole run, process starts included, is
-	// what the busy time is compared with.
-	own := after.Sub(before).Total().Seconds()
-	wall := time.Since(began).Seconds() * float64(len(cpus))
-	s.Foreign = max(0, (busyTime(cpus)-busy-own)/wall)
-	if l.Group.Kind == cpu.Getrusage {
-		s.Foreign = 0 // own is not known here
-	}
-	s.Noisy = s.Foreign > NoisyShare
-	if s.Rate <= 0 {
-		return s, errors.New("nothing was transferred")
-	}
-	return s, nil
 }
 
 func (l Launcher) places(t Target) (client, server load.Place) {
@@ -97,64 +104,135 @@ func (l Launcher) places(t Target) (client, server load.Place) {
 		load.Place{Netns: t.ServerNS, CPU: l.ServerCPU, Cgroups: joins}
 }
 
-func (l Launcher) ownLoad(ctx context.Context, t Target, mode load.Mode, s *Sample) error {
+// ownLoad is the load program's server and client.
+type ownLoad struct {
+	l              Launcher
+	mode           load.Mode
+	server, client *process
+}
+
+func (l Launcher) own(ctx context.Context, t Target, mode load.Mode) (*ownLoad, error) {
 	o := load.Options{Mode: mode, Duration: l.Duration, Warmup: l.Warmup, Timeout: socketDeadline, CC: l.CC, CPU: l.Group.Source}
 	server, client := o, o
-	server.Server, server.Addr, client.Addr = true, t.Listen, t.Dial
-	client.Place, server.Place = l.places(t)
-	var r load.Result
-	usage, err := l.pair(ctx, server.Args(), client.Args(), load.Ready, func(serverOut, clientOut []byte) error {
-		out := clientOut
-		if mode == load.Stream {
-			out = serverOut // bytes count at the receiver
-		}
-		return json.Unmarshal(out, &r)
-	}, mode == load.Stream)
-	if err != nil {
-		return err
+	server.Server, server.Addr, client.Addr, client.Slow = true, t.Listen, t.Dial, t.Slow
+	if mode == load.Tail {
+		client.Rate = l.TailRate
 	}
-	s.Count, s.Bytes, s.Seconds, s.CC = r.Count, r.Bytes, r.Seconds, r.CC
+	client.Place, server.Place = l.places(t)
+	own := &ownLoad{l: l, mode: mode}
+	start := func(o load.Options) (*process, error) {
+		p, err := l.start(ctx, o.Args())
+		if err != nil {
+			return nil, err
+		}
+		if err := p.within(ctx, slack, func() error { return p.await(load.Ready) }); err != nil {
+			p.kill()
+			return nil, err
+		}
+		return p, nil
+	}
+	var err error
+	if own.server, err = start(server); err != nil {
+		return nil, fmt.Errorf("server: %w", err)
+	}
+	if own.client, err = start(client); err != nil {
+		own.Kill()
+		return nil, fmt.Errorf("client: %w", err)
+	}
+	return own, nil
+}
+
+// Turn implements Load.
+func (o *ownLoad) Turn(ctx context.Context) (Turn, error) {
+	var t load.Turn
+	err := o.client.within(ctx, o.l.Duration+o.l.Warmup+slack, func() error {
+		if _, err := io.WriteString(o.client.stdin, "\n"); err != nil {
+			return o.client.failure(err)
+		}
+		return o.client.decode(&t)
+	})
+	if err != nil {
+		return Turn{}, fmt.Errorf("client: %w", err)
+	}
+	if t.Count == 0 || t.Seconds <= 0 {
+		return Turn{}, errors.New("nothing was transferred")
+	}
+	work := float64(t.Count)
+	out := Turn{Rate: work / t.Seconds}
+	if o.mode == load.Stream {
+		work = float64(t.Bytes)
+		out.Rate = 8 * work / t.Seconds
+	}
+	out.Cost = (t.CPU + t.Softirqd) / work
+	return out, nil
+}
+
+// Finish implements Load.
+func (o *ownLoad) Finish() (s Sample, err error) {
+	var r load.Result
+	err = o.client.within(context.Background(), slack, func() error {
+		o.client.stdin.Close()
+		if err := o.client.decode(&r); err != nil {
+			return err
+		}
+		return o.client.wait()
+	})
+	if err != nil {
+		return s, fmt.Errorf("client: %w", err)
+	}
+	// By the end of its input: the kernel may not yet have told it that the
+	// client is gone.
+	err = o.server.within(context.Background(), slack, func() error {
+		o.server.stdin.Close()
+		return o.server.wait()
+	})
+	if err != nil {
+		return s, fmt.Errorf("server: %w", err)
+	}
+	s.Count, s.Bytes, s.Seconds, s.All, s.CC = r.Count, r.Bytes, r.Seconds, r.All, r.CC
 	s.CPU, s.Softirqd, s.Latency = r.CPU, r.Softirqd, r.Latency
 	s.PortWaits, s.Lost = r.PortWaits, r.Lost
 	s.Rate = float64(r.Count) / r.Seconds
-	if mode == load.Stream {
+	if o.mode == load.Stream {
 		s.Rate = float64(r.Bytes) * 8 / r.Seconds
 	}
-	if l.Group.Kind == cpu.Getrusage {
-		s.CPU = usage.Seconds() // with process start: the best there is here
+	if o.l.Group.Kind == cpu.Getrusage {
+		s.CPU = (o.client.cpuTime() + o.server.cpuTime()).Seconds() // with process start: the best there is here
 	}
-	return nil
+	return s, nil
 }
 
-// pair runs a server until it is ready, then a client to its end, then ends
-// the server: by itself when the server has a result of its own, else by
-// signal. It returns the CPU time of both by getrusage.
-func (l Launcher) pair(ctx context.Context, serverArgs, clientArgs []string, ready string,
-	parse func(server, client []byte) error, serverEnds bool) (time.Duration, error) {
+// Kill implements Load.
+func (o *ownLoad) Kill() {
+	if o.client != nil {
+		o.client.kill()
+	}
+	o.server.kill()
+}
+
+// pair runs a server until it is ready, then a client to its end, then waits for
+// the server's. It returns the CPU time of both by getrusage.
+func (l Launcher) pair(ctx context.Context, serverArgs, clientArgs []string, ready string) (time.Duration, []byte, error) {
 	server, err := l.start(ctx, serverArgs)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	defer server.kill()
 	if err := server.await(ready); err != nil {
-		return 0, fmt.Errorf("server: %w", err)
+		return 0, nil, fmt.Errorf("server: %w", err)
 	}
 	client, err := l.start(ctx, clientArgs)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	defer client.kill()
 	if err := client.wait(); err != nil {
-		return 0, fmt.Errorf("client: %w", describe(ctx, err))
+		return 0, nil, fmt.Errorf("client: %w", describe(ctx, err))
 	}
-	if serverEnds {
-		if err := server.wait(); err != nil {
-			return 0, fmt.Errorf("server: %w", describe(ctx, err))
-		}
-	} else {
-		server.kill()
+	if err := server.wait(); err != nil {
+		return 0, nil, fmt.Errorf("server: %w", describe(ctx, err))
 	}
-	return server.cpuTime() + client.cpuTime(), parse(server.output(), client.output())
+	return server.cpuTime() + client.cpuTime(), client.out, nil
 }
 
 // describe puts the deadline's cause before the bare "signal: killed".
@@ -168,6 +246,7 @@ func describe(ctx context.Context, err error) error {
 // process is a started load with its output.
 type process struct {
 	cmd    *exec.Cmd
+	stdin  io.WriteCloser
 	lines  *bufio.Reader
 	stderr bytes.Buffer
 	out    []byte // what followed the ready line
@@ -190,6 +269,9 @@ func (l Launcher) start(ctx context.Context, args []string) (*process, error) {
 		return nil, err
 	}
 	p.lines = bufio.NewReader(out)
+	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", argv[0], err)
 	}
@@ -204,12 +286,39 @@ func (p *process) await(text string) error {
 			return nil
 		}
 		if err != nil {
-			if werr := p.wait(); werr != nil {
-				err = werr
-			}
-			return fmt.Errorf("not ready: %w", err)
+			return p.failure(fmt.Errorf("not ready: %w", err))
 		}
 	}
+}
+
+// decode reads one line of JSON.
+func (p *process) decode(v any) error {
+	line, err := p.lines.ReadBytes('\n')
+	if err != nil {
+		return p.failure(err)
+	}
+	return json.Unmarshal(line, v)
+}
+
+// failure waits for the end of a process that went silent and returns its own
+// words, or err if it has none.
+func (p *process) failure(err error) error {
+	if werr := p.wait(); werr != nil {
+		return werr
+	}
+	return err
+}
+
+// within ends the process when do has not returned in time.
+func (p *process) within(ctx context.Context, limit time.Duration, do func() error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errDeadline)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })
+	defer stop()
+	if err := do(); err != nil {
+		return describe(ctx, err)
+	}
+	return nil
 }
 
 // wait collects the output and waits for the end.
@@ -235,8 +344,6 @@ func (p *process) kill() {
 		_ = p.wait()
 	}
 }
-
-func (p *process) output() []byte { return p.out }
 
 func (p *process) cpuTime() time.Duration {
 	st := p.cmd.ProcessState

@@ -13,7 +13,7 @@ import (
 type Printer struct {
 	W        io.Writer
 	Terminal bool
-	Rounds   int
+	Rounds   int // 0: as many as fit
 	round    int
 }
 
@@ -41,6 +41,9 @@ func (p *Printer) Sample(done, total, round int, s Sample, left time.Duration) {
 func (p *Printer) name(round int) string {
 	if round == 0 {
 		return "warm-up"
+	}
+	if p.Rounds == 0 {
+		return fmt.Sprintf("round %d", round)
 	}
 	return fmt.Sprintf("round %d of %d", round, p.Rounds)
 }

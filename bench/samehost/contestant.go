@@ -51,6 +51,7 @@ type loopback struct {
 	mtu  int // 0 leaves the kernel's 65536
 	v6   bool
 	only []string
+	slow float64 // see runner.Target
 }
 
 // NewLoopback is the contestant that others are divided by.
@@ -78,7 +79,7 @@ func (l loopback) Up(_ context.Context, cgroup string) (Env, error) {
 	at := netip.AddrPortFrom(addr, Port)
 	return &loopbackEnv{ns, Path{
 		Subject: report.Subject{ID: l.name, Contestant: l.name, Via: report.Loopback},
-		Target:  runner.Target{ClientNS: path, ServerNS: path, Dial: at, Listen: at, Cgroup: cgroup},
+		Target:  runner.Target{ClientNS: path, ServerNS: path, Dial: at, Listen: at, Cgroup: cgroup, Slow: l.slow},
 		Only:    l.only,
 	}}, nil
 }

@@ -94,17 +94,21 @@ func (p pods) Up(ctx context.Context, cgroup string) (env Env, err error) {
 	if p.v6 {
 		addr = server.IPv6
 	}
-	listen := netip.AddrPortFrom(addr, Port)
 	e := &podsEnv{lab: l}
-	target := runner.Target{ClientNS: client.NetNS, ServerNS: server.NetNS, Dial: listen, Listen: listen, Cgroup: cgroup}
-	e.add(p, report.PodIP, target)
+	target := runner.Target{ClientNS: client.NetNS, ServerNS: server.NetNS, Cgroup: cgroup}
+	// Both servers are up at once: each has a port of its own.
+	target.Listen = netip.AddrPortFrom(addr, Port+1)
+	target.Dial = target.Listen
+	e.add(p, report.PodIP, "", target)
 	if p.by != lab.NoServices {
-		services, vip := p.serviceList(listen)
+		services, tested := p.serviceList(addr)
 		if err := l.Node().AddServices(ctx, services); err != nil {
 			return nil, err
 		}
-		target.Dial = vip
-		e.add(p, report.ClusterIP, target)
+		for _, t := range tested {
+			target.Dial, target.Listen = t.vip, t.backend
+			e.add(p, report.ClusterIP, t.position, target)
+		}
 	}
 	if !kernelServices(p.by) && p.by != lab.NoServices {
 		// A mustang without status is still a contestant.
@@ -115,37 +119,59 @@ func (p pods) Up(ctx context.Context, cgroup string) (env Env, err error) {
 	return e, nil
 }
 
-func (e *podsEnv) add(p pods, via string, t runner.Target) {
-	s := report.Subject{ID: p.Name(), Contestant: p.Name(), Mode: p.mode, By: string(p.by), Tune: p.tune, Via: via, Backend: p.backend}
+func (e *podsEnv) add(p pods, via, position string, t runner.Target) {
+	s := report.Subject{ID: p.Name(), Contestant: p.Name(), Mode: p.mode, By: string(p.by), Tune: p.tune, Via: via, Position: position, Backend: p.backend}
 	if p.by != lab.NoServices {
 		s.Services = p.services
 	}
 	s.ID += map[string]string{report.PodIP: ", pod IP", report.ClusterIP: ", ClusterIP"}[via]
+	if position != "" {
+		s.ID += ", " + position + " rule"
+	}
 	e.paths = append(e.paths, Path{Subject: s, Target: t})
 }
 
-// serviceList returns all Services and the one under test, which stands in the
-// middle: rules that are scanned one by one cost a Service its place in the
-// list, and the middle is the mean.
-func (p pods) serviceList(backend netip.AddrPort) (all []lab.Service, vip netip.AddrPort) {
+// testedService is one of many that is measured.
+type testedService struct {
+	vip, backend netip.AddrPort
+	position     string // report's; "" where it makes no difference
+}
+
+// serviceList returns all Services and those under test. Rules that are scanned
+// one by one cost a Service its place in the list: there the middle, which is
+// the mean, and the last are tested. Each has a port of its own at the backend.
+func (p pods) serviceList(backend netip.Addr) (all []lab.Service, tested []testedService) {
 	address := lab.VIP4
 	if p.v6 {
 		address = lab.VIP6
 	}
-	at := p.services/2 + 1
+	middle, last := p.services/2+1, 0
+	position := ""
+	if p.services > 1 && scanned(p.by) {
+		position, last = report.Middle, p.services
+	}
 	for i := 1; i <= p.services; i++ {
-		s := lab.Service{VIP: address(i), Port: Port, Protocol: "tcp", Backends: []netip.AddrPort{backend}}
+		at := netip.AddrPortFrom(backend, Port)
+		vip := netip.AddrPortFrom(address(i), Port)
+		switch i {
+		case middle:
+			tested = append(tested, testedService{vip, at, position})
+		case last:
+			at = netip.AddrPortFrom(backend, Port+2)
+			tested = append(tested, testedService{vip, at, report.Last})
+		}
+		s := lab.Service{VIP: vip.Addr(), Port: Port, Protocol: "tcp", Backends: []netip.AddrPort{at}}
 		all = append(all, s)
-		if i == at {
-			vip = netip.AddrPortFrom(s.VIP, s.Port)
-			if p.udp {
-				s.Protocol = "udp"
-				all = append(all, s)
-			}
+		if p.udp && (i == middle || i == last) {
+			s.Protocol = "udp"
+			all = append(all, s)
 		}
 	}
-	return all, vip
+	return all, tested
 }
+
+// scanned says whether Services are rules that are compared one by one.
+func scanned(by lab.ServiceBy) bool { return by == lab.IptablesNFT || by == lab.IptablesLegacy }
 
 func (e *podsEnv) Paths() []Path               { return e.paths }
 func (e *podsEnv) ProgramSet() json.RawMessage { return e.programs }

@@ -20,19 +20,37 @@ type Options struct {
 	ServicesBy []string
 	Services   []int // numbers of Services; each is a contestant of its own
 	Rounds     int
-	Duration   time.Duration
-	Warmup     time.Duration // within each sample
+	Budget     time.Duration // instead of Rounds: as many as fit, with the building; 0 for none
+	Duration   time.Duration // of a sample, which is the sum of its turns
+	Turns      int           // of a sample; iperf3's have one
+	Warmup     time.Duration // before the window of each turn
 	Cores      string        // same, cross or both
 	Seed       uint64
 	IPv6       bool
 	UDP        bool // also UDP request/response
+	TailRate   int  // also requests at this rate, a second; 0 for none
 	StreamBy   string
 	MTU        int
 	NoStream   bool     // where copying costs nothing a stream says nothing
+	Calibrate  int      // pairs of loopbacks instead of pods: see Calibration
 	Tune       []string // each makes mustang's contestants once more; parts joined by +
+
+	// Resume is an interrupted run to go on with; the options that made it must be
+	// its own: see Resumed. Nil for a new run.
+	Resume *report.Document
+	// Keep is given the document after each round; nil for nobody.
+	Keep func(*report.Document) error
 
 	Binary string   // mustang, for the labs
 	Self   []string // command that runs the load program
+}
+
+// Calibration is a run that judges the bench itself: equal paths must come out as
+// equal, and one that is slower by report.Planted as slower.
+func Calibration() Options {
+	o := Defaults()
+	o.Modes, o.ServicesBy, o.StreamBy, o.Rounds, o.Calibrate = nil, nil, StreamOwn, 15, 7
+	return o
 }
 
 // Known values of the options, in the order of the tables.
@@ -66,7 +84,7 @@ func Defaults() Options {
 	o := realDefaults()
 	if emulation() == report.EmulatedInstructions {
 		o.NoStream, o.StreamBy = true, StreamOwn
-		o.Rounds, o.Duration, o.Warmup = 3, 60*time.Millisecond, 30*time.Millisecond
+		o.Rounds, o.Duration, o.Turns, o.Warmup = 3, 60*time.Millisecond, 1, 30*time.Millisecond
 	}
 	return o
 }
@@ -74,7 +92,7 @@ func Defaults() Options {
 func realDefaults() Options {
 	return Options{
 		Modes: EveryMachine, ServicesBy: AllBy[:5], Services: []int{1},
-		Rounds: 15, Duration: time.Second, Warmup: 100 * time.Millisecond,
+		Rounds: 20, Duration: 300 * time.Millisecond, Turns: 20, Warmup: 2 * time.Millisecond,
 		Cores: "same", Seed: 1, StreamBy: StreamIperf3, MTU: 1500,
 	}
 }
@@ -84,8 +102,7 @@ func realDefaults() Options {
 func Quick() Options {
 	o := Defaults()
 	o.ServicesBy = []string{"iptables-nft", "mustang-tc"}
-	o.Rounds, o.Duration, o.Warmup = 5, 200*time.Millisecond, 50*time.Millisecond
-	o.StreamBy = StreamOwn
+	o.Rounds, o.StreamBy = 5, StreamOwn
 	return o
 }
 
@@ -111,10 +128,16 @@ func (o Options) validate() error {
 	switch {
 	case len(o.Services) == 0:
 		return errors.New("--services: want at least one number")
-	case o.Rounds < 1:
+	case o.Rounds < 1 && o.Budget == 0:
 		return errors.New("--rounds: want at least 1")
+	case o.Budget < 0:
+		return errors.New("--budget: want a time, as 5m")
+	case o.TailRate < 0 || o.TailRate > 1_000_000:
+		return fmt.Errorf("--tails: %d requests a second: use 1 to 1,000,000", o.TailRate)
 	case o.Duration < 50*time.Millisecond:
 		return errors.New("--duration: want at least 50ms, CPU time is not exact below")
+	case o.Turns < 1 || o.Duration/time.Duration(o.Turns) < 5*time.Millisecond:
+		return fmt.Errorf("--turns: want 1 to %d, so that a turn of a sample of %s has 5ms", o.Duration/(5*time.Millisecond), o.Duration)
 	case o.cores() == nil:
 		return fmt.Errorf("--cores %q is unknown: use same, cross or both", o.Cores)
 	case o.StreamBy != StreamIperf3 && o.StreamBy != StreamOwn:
@@ -135,15 +158,32 @@ func (o Options) scenarios() []string {
 	if o.UDP {
 		s = append(s, string(load.UDPRR))
 	}
+	if o.TailRate > 0 {
+		s = append(s, string(load.Tail))
+	}
 	return s
+}
+
+// turns is how many turns a sample of a scenario has.
+func (o Options) turns(scenario string) int {
+	if scenario == string(load.Stream) && o.StreamBy == StreamIperf3 {
+		return 1
+	}
+	return o.Turns
 }
 
 // contestants lists everything to measure. Loopback is there twice: the second
 // is the A/A control. A third has the pods' MTU, for streams alone.
 func (o Options) contestants() []Contestant {
 	list := []Contestant{
-		loopback{name: report.Base, v6: o.IPv6},
-		loopback{name: report.BaseAgain, v6: o.IPv6},
+		loopback{name: report.LoopbackNumber(0), v6: o.IPv6},
+		loopback{name: report.LoopbackNumber(1), v6: o.IPv6},
+	}
+	if o.Calibrate > 0 {
+		for i := 2; i < 2*o.Calibrate; i++ {
+			list = append(list, loopback{name: report.LoopbackNumber(i), v6: o.IPv6})
+		}
+		return append(list, loopback{name: report.BaseSlow, v6: o.IPv6, slow: report.Planted})
 	}
 	if !o.NoStream {
 		list = append(list, loopback{name: report.BaseMTU, v6: o.IPv6, mtu: o.MTU, only: []string{string(load.Stream)}})

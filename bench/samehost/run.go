@@ -65,11 +65,22 @@ func Run(ctx context.Context, o Options, log Log) (doc *report.Document, err err
 	s := &session{o: o, log: log, paths: map[string]Path{},
 		group: cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), slices.Compact([]int{client, server}))}
 	defer func() { err = errors.Join(err, s.close()) }()
+	began := time.Now()
 	s.doc = s.newDocument(client, server)
+	if o.Resume != nil {
+		if err := sameMachine(o.Resume, s.doc); err != nil {
+			return nil, err
+		}
+	}
 	if err := s.up(ctx); err != nil {
 		return nil, err
 	}
-	return s.doc, s.measure(ctx)
+	if o.Resume != nil {
+		if err := s.resume(); err != nil {
+			return nil, err
+		}
+	}
+	return s.doc, s.measure(ctx, began)
 }
 
 func lock() (unlock func(), err error) {
@@ -89,9 +100,10 @@ func (s *session) newDocument(client, server int) *report.Document {
 	o := s.o
 	return &report.Document{
 		Schema: report.Schema, Started: time.Now().UTC(), Machine: describeMachine(), Failures: map[string]string{},
+		Samples: []runner.Sample{}, // not nil: in JSON it is a list, even when empty
 		Settings: report.Settings{
-			Modes: o.Modes, ServicesBy: o.ServicesBy, Services: o.Services, Rounds: o.Rounds, Duration: o.Duration.Seconds(),
-			Cores: o.cores(), Seed: o.Seed, IPv6: o.IPv6, MTU: o.MTU, Tunes: o.Tune, StreamBy: o.StreamBy, CC: load.ProbeCC("cubic"),
+			Modes: o.Modes, ServicesBy: o.ServicesBy, Services: o.Services, Rounds: o.Rounds, Duration: o.Duration.Seconds(), Turns: o.Turns, Calibrate: o.Calibrate,
+			Cores: o.cores(), Seed: o.Seed, IPv6: o.IPv6, UDP: o.UDP, TailRate: o.TailRate, MTU: o.MTU, Tunes: o.Tune, StreamBy: o.StreamBy, CC: load.ProbeCC("cubic"),
 			CPUSource: s.group.Kind, ClientCPU: client, ServerCPU: server,
 		},
 	}
@@ -163,43 +175,84 @@ func (s *session) say(format string, args ...any) {
 	}
 }
 
-func (s *session) measure(ctx context.Context) error {
-	set := runner.Settings{Rounds: s.o.Rounds, Warmup: true, Seed: s.o.Seed}
-	progress := &runner.Printer{W: s.log.W, Terminal: s.log.Terminal, Rounds: s.o.Rounds}
-	samples, err := runner.Run(ctx, s.cases, set, s.sample, progress)
+// resume puts the earlier run's document in the place of the new one.
+func (s *session) resume() error {
+	old := s.o.Resume
+	if err := sameSubjects(old.Subjects, s.doc.Subjects); err != nil {
+		return err
+	}
+	for name, text := range s.doc.Failures {
+		old.Failures[name] = text
+	}
+	old.Settings.Rounds = s.o.Rounds
+	s.doc = old
+	return nil
+}
+
+func (s *session) measure(ctx context.Context, began time.Time) error {
+	set := runner.Settings{Rounds: s.o.Rounds, Warmup: true, Seed: s.o.Seed, Turns: s.o.turns, Done: s.doc.FinishedRounds(), Kept: s.kept}
+	if s.o.Budget > 0 {
+		set.Rounds, set.Until = 0, began.Add(s.o.Budget)
+	}
+	s.doc.Complete = false
+	progress := &runner.Printer{W: s.log.W, Terminal: s.log.Terminal, Rounds: set.Rounds}
+	samples, err := runner.Run(ctx, s.cases, set, s, progress)
 	if err != nil {
 		s.say("") // the progress line
 	}
-	s.doc.Samples, s.doc.Finished, s.doc.Complete = samples, time.Now().UTC(), err == nil
-	for _, sample := range samples {
-		if sample.Error != "" && s.doc.Failures[sample.Subject] == "" {
-			s.doc.Failures[sample.Subject] = sample.Error
-		}
-	}
+	s.doc.Finished, s.doc.Complete = time.Now().UTC(), err == nil
 	s.doc.Compute()
 	if err != nil {
-		return fmt.Errorf("the run was cut short, %d samples of finished rounds are kept: %w", len(samples), err)
+		return fmt.Errorf("the run was cut short, %d samples of finished rounds are kept: %w", len(s.doc.Samples), err)
 	}
+	s.say("%d samples in %s", len(samples), time.Since(began).Round(time.Second))
 	if n := len(s.doc.Failures); n > 0 {
 		return fmt.Errorf("%d contestants failed: see FAILED in the report", n)
 	}
 	return nil
 }
 
-func (s *session) sample(ctx context.Context, c runner.Case) (runner.Sample, error) {
+// kept adds a round to the document.
+func (s *session) kept(_ int, samples []runner.Sample) error {
+	s.doc.Samples = append(s.doc.Samples, samples...)
+	for _, sample := range samples {
+		if sample.Error != "" && s.doc.Failures[sample.Subject] == "" {
+			s.doc.Failures[sample.Subject] = sample.Error
+		}
+	}
+	if s.o.Keep == nil {
+		return nil
+	}
+	return s.o.Keep(s.doc)
+}
+
+func (s *session) launcher(c runner.Case) runner.Launcher {
 	set := s.doc.Settings
 	l := runner.Launcher{
 		Self: s.o.Self, Group: s.group, ClientCPU: set.ClientCPU, ServerCPU: set.ClientCPU,
-		Duration: s.o.Duration, Warmup: s.o.Warmup, CC: set.CC, Iperf3: s.o.StreamBy == StreamIperf3,
+		Duration: s.o.Duration / time.Duration(s.o.Turns), Warmup: s.o.Warmup, CC: set.CC, TailRate: s.o.TailRate, Iperf3: s.o.StreamBy == StreamIperf3,
 	}
 	if c.Cores == "cross" {
 		l.ServerCPU = set.ServerCPU
 	}
-	sample, err := l.Sample(ctx, s.paths[c.Subject].Target, c.Scenario)
-	if s.doc.Machine.Emulated == report.EmulatedInstructions {
-		sample.Noisy = false // others cannot lengthen a path that is counted
+	return l
+}
+
+// Open implements runner.Opener.
+func (s *session) Open(ctx context.Context, c runner.Case) (runner.Load, error) {
+	l := s.launcher(c)
+	if s.o.turns(c.Scenario) == 1 {
+		l.Duration = s.o.Duration
 	}
-	return sample, err
+	return l.Open(ctx, s.paths[c.Subject].Target, c.Scenario)
+}
+
+// Watch implements runner.Opener.
+func (s *session) Watch(c runner.Case) func() float64 {
+	if s.doc.Machine.Emulated == report.EmulatedInstructions {
+		return func() float64 { return 0 } // others cannot lengthen a path that is counted
+	}
+	return s.launcher(c).Watch()
 }
 
 // close takes everything down, the last built first, whatever became of ctx.

@@ -28,7 +28,7 @@ import (
 // The load program must be a process of its own, so the test binary becomes it.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "bench-load" {
-		if err := load.Main(os.Args[2:], os.Stdout); err != nil {
+		if err := load.Main(os.Args[2:], os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -44,7 +44,7 @@ func short(t *testing.T) Options {
 		t.Skip("needs root")
 	}
 	o := Quick()
-	o.Modes, o.Rounds, o.Duration, o.Warmup = nil, 2, 60*time.Millisecond, 20*time.Millisecond
+	o.Modes, o.Rounds, o.Duration, o.Turns = nil, 2, 60*time.Millisecond, 4
 	o.Self = []string{os.Args[0], "bench-load"}
 	return o
 }
@@ -63,13 +63,13 @@ func testRun(t *testing.T, ctx context.Context, o Options) (*report.Document, er
 
 func TestLoopbackAgainstItself(t *testing.T) {
 	o := short(t)
-	o.UDP = true
+	o.UDP, o.TailRate = true, 2000
 	doc, err := testRun(t, t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Two loopbacks with four scenarios, one with the stream alone.
-	if want := o.Rounds * (2*4 + 1); len(doc.Samples) != want || !doc.Complete {
+	// Two loopbacks with five scenarios, one with the stream alone.
+	if want := o.Rounds * (2*5 + 1); len(doc.Samples) != want || !doc.Complete {
 		t.Errorf("%d samples, want %d; complete: %v", len(doc.Samples), want, doc.Complete)
 	}
 	for _, s := range doc.Samples {
@@ -136,6 +136,51 @@ func TestInterruptedRunKeepsFinishedRounds(t *testing.T) {
 	}
 }
 
+func TestResumedRunHasAllRounds(t *testing.T) {
+	o := short(t)
+	o.Rounds, o.TailRate = 1, 2000
+	path := filepath.Join(t.TempDir(), "run.json")
+	o.Keep = func(d *report.Document) error { return d.Write(path) }
+	if _, err := testRun(t, t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	half, err := report.Read(path) // as a killed run leaves it
+	if err != nil || half.FinishedRounds() != 1 {
+		t.Fatalf("%v", err)
+	}
+	r := Resumed(half)
+	r.Self, r.Rounds = o.Self, 3
+	doc, err := testRun(t, t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := 3 * (2*4 + 1); len(doc.Samples) != want || !doc.Complete || doc.Settings.Rounds != 3 {
+		t.Errorf("%d samples, want %d; complete: %v", len(doc.Samples), want, doc.Complete)
+	}
+	var b bytes.Buffer
+	doc.Render(&b, false)
+	if !strings.Contains(b.String(), "2000 requests/s") {
+		t.Errorf("the report lacks the tails:\n%s", b.String())
+	}
+	for name, spoil := range map[string]func(*report.Document){
+		"kernel":  func(d *report.Document) { d.Machine.Kernel = "6.1" },
+		"CPU":     func(d *report.Document) { d.Machine.CPUs++ },
+		"not in":  func(d *report.Document) { d.Subjects = d.Subjects[:1] },
+		"was nft": func(d *report.Document) { d.Subjects[0].Backend = "nft" },
+	} {
+		other, err := report.Read(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spoil(other)
+		r := Resumed(other)
+		r.Self, r.Rounds = o.Self, 2
+		if _, err := testRun(t, t.Context(), r); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: resumed with %v", name, err)
+		}
+	}
+}
+
 // cancelAt cancels when a text is written.
 type cancelAt struct {
 	text   string
@@ -164,7 +209,8 @@ func TestPlainPodsAndIptables(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %v", err, doc)
 	}
-	for _, id := range []string{"veth iptables-nft (3 Services), pod IP", "veth iptables-nft (3 Services), ClusterIP", "bridge-nf-off, pod IP"} {
+	for _, id := range []string{"veth iptables-nft (3 Services), pod IP", "veth iptables-nft (3 Services), ClusterIP, middle rule",
+		"veth iptables-nft (3 Services), ClusterIP, last rule", "bridge-nf-off, pod IP"} {
 		if !slices.ContainsFunc(doc.Samples, func(s runner.Sample) bool { return s.Subject == id && s.Usable() }) {
 			t.Errorf("no usable sample of %q", id)
 		}
@@ -187,7 +233,7 @@ func TestDeadDatapathIsAnError(t *testing.T) {
 	s.group = cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), nil)
 	defer s.group.Close()
 	began := time.Now()
-	if _, err := s.sample(t.Context(), runner.Case{Subject: "dead", Scenario: "rr", Cores: "same"}); err == nil {
+	if _, err := s.Open(t.Context(), runner.Case{Subject: "dead", Scenario: "rr", Cores: "same"}); err == nil {
 		t.Fatal("no error without a route")
 	} else if !strings.Contains(err.Error(), "192.0.2.1") {
 		t.Errorf("the error does not say where: %v", err)
@@ -197,17 +243,32 @@ func TestDeadDatapathIsAnError(t *testing.T) {
 	}
 }
 
-func TestServiceUnderTestStandsInTheMiddle(t *testing.T) {
-	backend := netip.MustParseAddrPort("10.1.0.3:5201")
-	for _, n := range []int{1, 2, 1000} {
-		all, vip := pods{services: n}.serviceList(backend)
-		at := slices.IndexFunc(all, func(s lab.Service) bool { return s.VIP == vip.Addr() })
-		if len(all) != n || at != n/2 {
-			t.Errorf("%d Services: the one under test is number %d of %d", n, at, len(all))
+func TestServicesUnderTestStandInTheMiddleAndLast(t *testing.T) {
+	backend := netip.MustParseAddr("10.1.0.3")
+	for _, c := range []struct {
+		by   lab.ServiceBy
+		n    int
+		udp  bool
+		all  int
+		want map[string]int // position: index
+	}{
+		{lab.IptablesNFT, 1, false, 1, map[string]int{"": 0}},
+		{lab.IptablesNFT, 2, false, 2, map[string]int{report.Middle: 1}}, // which is the last
+		{lab.IptablesLegacy, 1000, false, 1000, map[string]int{report.Middle: 500, report.Last: 999}},
+		{lab.IptablesNFT, 10, true, 12, map[string]int{report.Middle: 5, report.Last: 10}}, // UDP stands beside TCP
+		{lab.NFT, 1000, false, 1000, map[string]int{"": 500}},
+		{lab.MustangTC, 10, true, 11, map[string]int{"": 5}},
+	} {
+		all, tested := pods{services: c.n, by: c.by, udp: c.udp}.serviceList(backend)
+		got := map[string]int{}
+		ports := map[uint16]bool{}
+		for _, one := range tested {
+			got[one.position] = slices.IndexFunc(all, func(s lab.Service) bool { return s.VIP == one.vip.Addr() && s.Backends[0] == one.backend })
+			ports[one.backend.Port()] = true
 		}
-	}
-	if all, _ := (pods{services: 10, udp: true}).serviceList(backend); len(all) != 11 {
-		t.Errorf("%d Services with UDP, want one more", len(all))
+		if diff := cmp.Diff(c.want, got); diff != "" || len(all) != c.all || len(ports) != len(tested) {
+			t.Errorf("%d Services by %s: %d in all, want %d; ports %v; under test (-want +got):\n%s", c.n, c.by, len(all), c.all, ports, diff)
+		}
 	}
 }
 
@@ -258,8 +319,10 @@ func TestOptionsAreValidated(t *testing.T) {
 	for name, change := range map[string]func(*Options){
 		"mode": func(o *Options) { o.Modes = []string{"carrier-pigeon"} }, "by": func(o *Options) { o.ServicesBy = []string{"ipvs"} },
 		"services": func(o *Options) { o.Services = []int{0} }, "rounds": func(o *Options) { o.Rounds = 0 },
+		"budget": func(o *Options) { o.Budget = -1 }, "tails": func(o *Options) { o.TailRate = -1 },
 		"cores": func(o *Options) { o.Cores = "all" }, "stream": func(o *Options) { o.StreamBy = "netperf" },
 		"duration": func(o *Options) { o.Duration = time.Millisecond }, "none": func(o *Options) { o.Services = nil },
+		"turns": func(o *Options) { o.Turns = 0 }, "short turns": func(o *Options) { o.Turns = 100 },
 		"tune": func(o *Options) { o.Tune = []string{"local-mtu+wings"} },
 	} {
 		o := Defaults()

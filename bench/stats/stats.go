@@ -70,6 +70,36 @@ func Ratios(pairs []Pair) []float64 {
 	return out
 }
 
+// Trim is the share of a round's turns that TurnRatio leaves out at either end.
+const Trim = 0.2
+
+// TurnRatio is the ratio of two samples that took turns: the mean of the ratios
+// of turns of one cycle, on a logarithmic scale, without the lowest and highest
+// fifth. Two turns of one cycle saw the same state of the machine, so their ratio
+// is steadier than that of sums; and what hits a single turn (another's burst, a
+// processor taken away for milliseconds) is left out, whichever side it hit.
+//
+// It is NaN when the two have different numbers of turns, or a turn without a value.
+func TurnRatio(values, base []float64) float64 {
+	if len(values) == 0 || len(values) != len(base) {
+		return math.NaN()
+	}
+	logs := make([]float64, len(values))
+	for i, v := range values {
+		if !(v > 0 && base[i] > 0) {
+			return math.NaN()
+		}
+		logs[i] = math.Log(v / base[i])
+	}
+	slices.Sort(logs)
+	cut := int(Trim * float64(len(logs)))
+	sum, kept := 0.0, logs[cut:len(logs)-cut]
+	for _, l := range kept {
+		sum += l
+	}
+	return math.Exp(sum / float64(len(kept)))
+}
+
 // Of estimates the median of values with a percentile-bootstrap interval.
 func Of(values []float64, seed uint64) Estimate {
 	e := Estimate{Median: Median(values), Spread: Spread(values), N: len(values)}
@@ -82,7 +112,10 @@ func Of(values []float64, seed uint64) Estimate {
 // both halves, and the ratio stays.
 func OfRatios(pairs []Pair, seed uint64) Estimate { return Of(Ratios(pairs), seed) }
 
-// bootstrap returns the ends of the 95 % percentile interval of the median.
+// bootstrap returns the ends of the 95 % percentile interval of the median. Of
+// few values that interval is too narrow; it is expanded as Student's t expands
+// the normal one (Hesterberg 2015, "What Teachers Should Know About the
+// Bootstrap", expanded percentile intervals).
 func bootstrap(values []float64, seed uint64) (low, high float64) {
 	if len(values) == 0 {
 		return math.NaN(), math.NaN()
@@ -98,7 +131,22 @@ func bootstrap(values []float64, seed uint64) (low, high float64) {
 		medians[i] = sortedQuantile(sample, 0.5)
 	}
 	slices.Sort(medians)
-	return sortedQuantile(medians, 0.025), sortedQuantile(medians, 0.975)
+	tail := tailOf(len(values))
+	return sortedQuantile(medians, tail), sortedQuantile(medians, 1-tail)
+}
+
+// tailOf is the share that a 95 % interval of n values leaves out at either end:
+// what a normal distribution has beyond the quantile of Student's with n-1
+// degrees of freedom; 0.025 for many values.
+func tailOf(n int) float64 {
+	if n < 2 {
+		return 0
+	}
+	const z = 1.959963984540054 // 97.5 % of a normal distribution
+	z2, v := z*z, float64(n-1)
+	// The quantile by its expansion in 1/v (Abramowitz and Stegun 26.7.5).
+	t := z * (1 + (z2+1)/(4*v) + (5*z2*z2+16*z2+3)/(96*v*v) + (3*z2*z2*z2+19*z2*z2+17*z2-15)/(384*v*v*v))
+	return math.Erfc(t/math.Sqrt2) / 2
 }
 
 // Verdict is what an estimate says about a bar.

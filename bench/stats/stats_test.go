@@ -4,6 +4,7 @@ package stats
 
 import (
 	"math"
+	"math/rand/v2"
 	"testing"
 )
 
@@ -44,6 +45,33 @@ func TestRatiosLeaveOutMissingSamples(t *testing.T) {
 	}
 }
 
+func TestTurnRatioBearsStolenTurns(t *testing.T) {
+	// The machine's speed wanders from cycle to cycle; the ratio is 0.9. Two
+	// turns of either side lost half their time to others.
+	var values, base []float64
+	for i := range 20 {
+		speed := 1 + 0.3*math.Sin(float64(i))
+		values, base = append(values, 0.9*speed), append(base, speed)
+	}
+	if got := TurnRatio(values, base); math.Abs(got-0.9) > 1e-12 {
+		t.Errorf("ratio %v, want 0.9", got)
+	}
+	values[3] /= 2
+	values[11] /= 2
+	base[7] /= 2
+	if got := TurnRatio(values, base); math.Abs(got-0.9) > 1e-12 {
+		t.Errorf("ratio with stolen turns %v, want 0.9", got)
+	}
+	if got := TurnRatio([]float64{3}, []float64{2}); got != 1.5 {
+		t.Errorf("ratio of one turn %v, want 1.5", got)
+	}
+	for _, bad := range [][2][]float64{{nil, nil}, {{1}, {1, 2}}, {{1, 0}, {1, 1}}, {{1, 1}, {1, math.NaN()}}} {
+		if got := TurnRatio(bad[0], bad[1]); !math.IsNaN(got) {
+			t.Errorf("TurnRatio%v = %v, want NaN", bad, got)
+		}
+	}
+}
+
 func TestBootstrapIsSeededAndCoversTheMedian(t *testing.T) {
 	values := []float64{0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 1.00}
 	a, b := Of(values, 7), Of(values, 7)
@@ -61,6 +89,65 @@ func TestBootstrapIsSeededAndCoversTheMedian(t *testing.T) {
 	one := Of([]float64{2}, 1)
 	if one.Low != 2 || one.High != 2 {
 		t.Errorf("interval of one value = %v…%v, want 2…2", one.Low, one.High)
+	}
+}
+
+func TestIntervalsAreWiderOfFewValues(t *testing.T) {
+	// Tails beyond Student's quantiles, from tables: t(9) = 2.262, t(14) = 2.145.
+	for n, want := range map[int]float64{10: 0.01185, 15: 0.01598, 100000: 0.025} {
+		if got := tailOf(n); math.Abs(got-want) > 0.0001 {
+			t.Errorf("tail of %d values = %.5f, want %.5f", n, got, want)
+		}
+	}
+}
+
+// machine is a run of two equal contestants, one of them slowed, on a machine
+// whose speed wanders within each round and jumps between rounds, and takes the
+// processor away now and then.
+func machine(rng *rand.Rand, rounds int, slowed float64) (ratios []float64) {
+	for range rounds {
+		speed := 1 + 0.3*rng.NormFloat64()
+		luck := 1 + 0.008*rng.NormFloat64() // of the connections of this round
+		var a, b []float64
+		for range 20 {
+			speed = max(0.3, speed+0.05*rng.NormFloat64())
+			turn := func() float64 {
+				v := speed * (1 + 0.03*rng.NormFloat64())
+				if rng.IntN(15) == 0 {
+					v *= 0.4 + 0.5*rng.Float64() // stolen time
+				}
+				return v
+			}
+			a, b = append(a, turn()*luck*(1-slowed)), append(b, turn())
+		}
+		ratios = append(ratios, TurnRatio(a, b))
+	}
+	return ratios
+}
+
+func TestEqualContestantsComeOutEqual(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for _, rounds := range []int{6, 15, 20} {
+		const runs = 300
+		missed := 0
+		for i := range runs {
+			if e := Of(machine(rng, rounds, 0), uint64(i)); !ControlHolds(e) {
+				missed++
+			}
+		}
+		if share := float64(missed) / runs; share > 0.07 {
+			t.Errorf("%d rounds: %.1f %% of the 95 %% intervals exclude 1", rounds, 100*share)
+		}
+	}
+}
+
+func TestPlantedSlowdownIsFound(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 1))
+	for i := range 100 {
+		e := Of(machine(rng, MinRounds, 0.05), uint64(i))
+		if e.High >= 1 || e.Low > 0.96 || e.High < 0.94 {
+			t.Errorf("run %d: 0.95 came out as %.3f [%.3f %.3f]", i, e.Median, e.Low, e.High)
+		}
 	}
 }
 

@@ -61,8 +61,9 @@ inline_fn __u32 now_seconds(void)
 inline_fn void addr_from_ipv4(struct addr *a, __be32 ip)
 {
 	a->quads[0] = 0;
-	a->words[2] = bpf_htonl(0xffff);
-	a->words[3] = ip;
+	/* In one piece (the programs are built little-endian): read as a quad right after it was
+	 * written as words, it would have to wait until both are in the cache. */
+	a->quads[1] = (__u64)ip << 32 | bpf_htonl(0xffff);
 }
 
 inline_fn bool addr_is_ipv4(const struct addr *a)
@@ -78,6 +79,12 @@ inline_fn bool addr_is_zero(const struct addr *a)
 inline_fn bool addr_equal(const struct addr *a, const struct addr *b)
 {
 	return a->quads[0] == b->quads[0] && a->quads[1] == b->quads[1];
+}
+
+inline_fn bool tuple_equal(const struct tuple *a, const struct tuple *b)
+{
+	return addr_equal(&a->src, &b->src) && addr_equal(&a->dst, &b->dst) && a->sport == b->sport &&
+	       a->dport == b->dport;
 }
 
 inline_fn void tuple_reverse(struct tuple *to, const struct tuple *from)

@@ -7,11 +7,14 @@
  * translating is rewriting a packet's tuple to the other half's.
  *
  * Half-open flows live in a small table of their own until a packet of the
- * opener follows a reply; then both halves move.
+ * opener follows a reply; then both halves move. A flow that ends leaves its
+ * entry there, dead, and the next one on its tuple moves into it: a client that
+ * uses its ports in turn costs the big table no insertion.
  */
 #pragma once
 
 #include "common.h"
+#include "fast.h"
 #include "parse.h"
 
 /* A flow as one packet finds it. */
@@ -168,8 +171,7 @@ global_fn int ct_tuple(struct tuple *t, const struct ct_key *k, const struct ct_
 global_fn int ct_is_half(const struct ct_entry *half, const struct ct_entry *e, const struct tuple *mine)
 {
 	return half && e && mine && half->role != CT_DIRECT && half->role != e->role &&
-	       addr_equal(&half->other.src, &mine->src) && addr_equal(&half->other.dst, &mine->dst) &&
-	       half->other.sport == mine->sport && half->other.dport == mine->dport;
+	       tuple_equal(&half->other, mine);
 }
 
 /**
@@ -240,6 +242,19 @@ slow_fn int ct_close(struct flow *f, struct pkt *p)
 	return 0;
 }
 
+/* Enter an answered half, in the place of one that is dead: nobody reads that any more. */
+inline_fn long ct_settle(const struct ct_key *key, const struct ct_entry *e, __u32 now)
+{
+	struct ct_entry *old = bpf_map_lookup_elem(&mst_ct_v1, key);
+
+	if (!old || ct_alive(old, now))
+		return bpf_map_update_elem(&mst_ct_v1, key, e, BPF_ANY);
+	__builtin_memcpy(&old->role, &e->role, sizeof(*e) - __builtin_offsetof(struct ct_entry, role));
+	barrier();
+	old->expires = e->expires;
+	return 0;
+}
+
 /**
  * ct_promote - move an answered flow, both halves of it, to the table of answered flows
  */
@@ -259,7 +274,7 @@ slow_fn int ct_promote(struct flow *f, struct pkt *p)
 		half = *other;
 		half.seen_reply = 1;
 		half.expires = f->now + ct_lifetime(&half, p->proto, true);
-		if (bpf_map_update_elem(&mst_ct_v1, &key, &half, BPF_ANY))
+		if (ct_settle(&key, &half, f->now))
 			return 0;
 		bpf_map_delete_elem(&mst_ct_new_v1, &key);
 	} else if (!copy.seen_reply) {
@@ -267,7 +282,7 @@ slow_fn int ct_promote(struct flow *f, struct pkt *p)
 	}
 	copy.seen_reply = 1;
 	copy.expires = f->now + ct_lifetime(&copy, p->proto, true);
-	if (!bpf_map_update_elem(&mst_ct_v1, &f->key, &copy, BPF_ANY))
+	if (!ct_settle(&f->key, &copy, f->now))
 		bpf_map_delete_elem(&mst_ct_new_v1, &f->key);
 	return 1;
 }
@@ -308,26 +323,29 @@ inline_fn bool ct_closed(const struct ct_entry *e)
 	return (e->closing_orig | e->closing_reply) & CT_RST || (e->closing_orig && e->closing_reply);
 }
 
-/* From both tables, for an expired entry may be in the other. */
-inline_fn void ct_delete(const struct ct_key *key)
+inline_fn void ct_end(struct ct_entry *e, const struct ct_key *key, __u32 now)
 {
-	bpf_map_delete_elem(&mst_ct_v1, key);
-	bpf_map_delete_elem(&mst_ct_new_v1, key);
+	e->expires = now - 1;
+	fast_forget(key->lo.words[3], key->hi.words[3], key->lo_port, key->hi_port);
 }
 
 /**
- * ct_forget - remove a flow, both halves
+ * ct_forget - end a flow, both halves; the entries lie dead where they are
  */
 slow_fn int ct_forget(struct flow *f, __u8 proto)
 {
+	struct ct_entry *half;
 	struct ct_key key;
 	struct tuple mine = {};
 
 	if (!f->e)
 		return 0;
-	if (f->e->role != CT_DIRECT && ct_half(f, f->e, proto, &key, &mine))
-		ct_delete(&key);
-	ct_delete(&f->key);
+	if (f->e->role != CT_DIRECT) {
+		half = ct_half(f, f->e, proto, &key, &mine);
+		if (half)
+			ct_end(half, &key, f->now);
+	}
+	ct_end(f->e, &f->key, f->now);
 	f->e = NULL;
 	return 0;
 }

@@ -52,6 +52,13 @@ enum tcp_flag {
 	TCP_ACK = 0x10,
 };
 
+/* How much of a packet a glance could read. */
+enum pkt_shape {
+	SHAPE_UNKNOWN = 0, /* nothing: parse() must */
+	SHAPE_PARSED = 1,  /* all, but packets like it open or close a flow */
+	SHAPE_USUAL = 2,   /* all, and packets like it may take the short way */
+};
+
 struct pkt {
 	struct tuple t;
 	__u32 l4_off;  /* bytes from the link header to the transport header */
@@ -63,8 +70,11 @@ struct pkt {
 	__u8 frag;      /* enum pkt_frag */
 	__u8 tcp_flags; /* enum tcp_flag, of any TCP packet with a header */
 	__u8 icmp_type;
-	__u8 pad[2];
+	__u8 shape;       /* enum pkt_shape */
+	__u8 pad;
+	__u32 generation; /* of what is kept of its flow, when it came (fast.h) */
 };
+_Static_assert(sizeof(struct pkt) == 64, "pkt");
 
 /**
  * headers - make the first @len bytes readable

@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// The runtime does not look for a cgroup's limits of CPUs: that would be a good
+// part of the start.
+
+//go:debug containermaxprocs=0
+//go:debug updatemaxprocs=0
+
 // Command mustang-cni is the CNI plugin: container runtimes call it.
 package main
 

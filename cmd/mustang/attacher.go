@@ -9,7 +9,6 @@ import (
 	"errors"
 
 	"github.com/mustang-net/mustang/internal/engine"
-	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -25,11 +24,8 @@ func init() {
 
 type engineAttacher struct{ *engine.Engine }
 
-func (a engineAttacher) AddEndpoint(ctx context.Context, spec EndpointSpec) error {
-	_, err := a.Engine.AddEndpoint(ctx, engine.EndpointSpec{
-		Netns: spec.NetNS, IfName: spec.IfName, Owner: state.OwnerCLI, ServicePath: state.ServicePath(spec.ServicePath),
-		InPod: spec.Mode == link.HostDevice, // which may itself be one end of a pair
-	})
+func (a engineAttacher) AddEndpoint(ctx context.Context, made state.Endpoint, path state.ServicePath) error {
+	_, err := a.Engine.AddEndpoint(ctx, engine.EndpointSpec{Owner: state.OwnerCLI, ServicePath: path, Made: &made})
 	return err
 }
 

@@ -23,7 +23,7 @@ import (
 
 func newBenchCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure pods and Services on this machine"}
-	cmd.AddCommand(newBenchSamehostCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchShowCmd())
+	cmd.AddCommand(newBenchSamehostCmd(g), newBenchCalibrateCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchShowCmd())
 	return cmd
 }
 
@@ -32,15 +32,16 @@ func newBenchCmd(g *globals) *cobra.Command {
 func newBenchLoadCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "bench-load", Hidden: true, DisableFlagParsing: true,
-		RunE: func(cmd *cobra.Command, args []string) error { return load.Main(args, cmd.OutOrStdout()) },
+		RunE: func(cmd *cobra.Command, args []string) error { return load.Main(args, os.Stdin, cmd.OutOrStdout()) },
 	}
 }
 
 // benchFlags are samehost's own flags; unset ones keep the run's defaults.
 type benchFlags struct {
-	o     samehost.Options
-	quick bool
-	json  string
+	o      samehost.Options
+	quick  bool
+	json   string
+	resume string
 }
 
 func (f *benchFlags) register(cmd *cobra.Command) {
@@ -49,15 +50,19 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.StringSliceVar(&f.o.ServicesBy, "services-by", d.ServicesBy, "what implements Services; also: mustang (both, as shipped)")
 	fl.IntSliceVar(&f.o.Services, "services", d.Services, "numbers of Services, each a contestant of its own: 1,1000,5000,100000")
 	fl.IntVar(&f.o.Rounds, "rounds", d.Rounds, "a claim needs 15")
+	fl.DurationVar(&f.o.Budget, "budget", 0, "instead of --rounds: as many as fit into this time, 5m")
 	fl.DurationVar(&f.o.Duration, "duration", d.Duration, "of each sample; iperf3 rounds to seconds")
+	fl.IntVar(&f.o.Turns, "turns", d.Turns, "how many turns make a sample: all contestants take turns")
 	fl.StringVar(&f.o.Cores, "cores", d.Cores, "client and server on the same core, across two, or both")
 	fl.Uint64Var(&f.o.Seed, "seed", d.Seed, "of the order of samples and of the bootstrap")
 	fl.BoolVar(&f.o.IPv6, "ipv6", false, "over IPv6")
 	fl.BoolVar(&f.o.UDP, "udp", false, "also UDP request/response")
+	fl.IntVar(&f.o.TailRate, "tails", 0, "also latencies of requests at this rate, a second (20000)")
 	fl.StringVar(&f.o.StreamBy, "stream-by", d.StreamBy, "iperf3, or own: the bench's load program")
 	fl.StringSliceVar(&f.o.Tune, "tune", nil, "mustang's pods once more with "+strings.Join(samehost.Tunes, ", ")+", or several joined by +")
 	fl.BoolVar(&f.quick, "quick", false, "a look in under two minutes; no claims")
-	fl.StringVar(&f.json, "json", "", "write every raw round to this file")
+	fl.StringVar(&f.json, "json", "", "write every raw round to this file, after each round")
+	fl.StringVar(&f.resume, "resume", "", "go on with the run of this file; only --rounds and --budget may be given with it")
 }
 
 // options merges --quick with what was set by hand, which wins.
@@ -72,6 +77,7 @@ func (f *benchFlags) options(cmd *cobra.Command) samehost.Options {
 		"services":    func() { o.Services = f.o.Services },
 		"rounds":      func() { o.Rounds = f.o.Rounds },
 		"duration":    func() { o.Duration = f.o.Duration },
+		"turns":       func() { o.Turns = f.o.Turns },
 		"cores":       func() { o.Cores = f.o.Cores },
 		"seed":        func() { o.Seed = f.o.Seed },
 		"stream-by":   func() { o.StreamBy = f.o.StreamBy },
@@ -80,7 +86,7 @@ func (f *benchFlags) options(cmd *cobra.Command) samehost.Options {
 			set()
 		}
 	}
-	o.IPv6, o.UDP, o.Tune = f.o.IPv6, f.o.UDP, f.o.Tune
+	o.IPv6, o.UDP, o.Tune, o.TailRate, o.Budget = f.o.IPv6, f.o.UDP, f.o.Tune, f.o.TailRate, f.o.Budget
 	return o
 }
 
@@ -100,26 +106,95 @@ docs/bench-samehost.md for the method and the file of --json.`,
 	return cmd
 }
 
-func (f *benchFlags) run(cmd *cobra.Command, g *globals) error {
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find the mustang binary: %w", err)
+func newBenchCalibrateCmd(g *globals) *cobra.Command {
+	o, file := samehost.Calibration(), ""
+	cmd := &cobra.Command{
+		Use:   "calibrate",
+		Short: "Judge the bench on this machine: equal paths, and one that is 5 % slower",
+		Long: `Measure loopback against itself, many times over, and against a loopback that is
+made slower by 5 %. At most one in eight intervals of equal paths may exclude 1,
+and the slower one must be found. Exit status is not 0 otherwise.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			doc, err := benchRun(cmd, g, o, file)
+			if err == nil && !doc.Calibrated() {
+				err = errors.New("this machine, as it is now, does not give figures to trust")
+			}
+			return err
+		},
 	}
-	o := f.options(cmd)
-	o.Binary, o.Self = self, []string{self, "bench-load"}
+	fl := cmd.Flags()
+	fl.IntVar(&o.Calibrate, "pairs", o.Calibrate, "of equal loopbacks; each gives six intervals")
+	fl.IntVar(&o.Rounds, "rounds", o.Rounds, "as many as the runs to be judged have")
+	fl.Uint64Var(&o.Seed, "seed", o.Seed, "of the order of turns and of the bootstrap")
+	fl.StringVar(&file, "json", "", "write every raw round to this file")
+	return cmd
+}
+
+func (f *benchFlags) run(cmd *cobra.Command, g *globals) error {
 	if _, err := lab.GC(); err != nil { // a killed bench's
 		return err
+	}
+	o := f.options(cmd)
+	if f.resume != "" {
+		var err error
+		if o, err = f.resumed(cmd); err != nil {
+			return err
+		}
+		f.json = f.resume
+	}
+	_, err := benchRun(cmd, g, o, f.json)
+	return err
+}
+
+// fixedInARun are the flags that a run that goes on has from its file.
+var fixedInARun = []string{"modes", "services-by", "services", "duration", "turns", "cores", "seed", "ipv6", "udp", "tails", "stream-by", "tune", "quick", "json"}
+
+// resumed are the options of the file's run, with what may be changed in it.
+func (f *benchFlags) resumed(cmd *cobra.Command) (samehost.Options, error) {
+	doc, err := report.Read(f.resume)
+	if err != nil {
+		return samehost.Options{}, err
+	}
+	if doc.Settings.Calibrate > 0 {
+		return samehost.Options{}, fmt.Errorf("resume: %s is of mustang bench calibrate: run that again", f.resume)
+	}
+	o := samehost.Resumed(doc)
+	for _, name := range fixedInARun {
+		if cmd.Flags().Changed(name) {
+			return o, fmt.Errorf("--%s cannot be changed in a run that goes on: leave it out of --resume", name)
+		}
+	}
+	if cmd.Flags().Changed("rounds") {
+		o.Rounds = f.o.Rounds
+	}
+	o.Budget = f.o.Budget
+	if o.Budget == 0 && doc.FinishedRounds() >= o.Rounds {
+		return o, fmt.Errorf("resume: %s has %d rounds of %d: say more by --rounds or --budget", f.resume, doc.FinishedRounds(), o.Rounds)
+	}
+	return o, nil
+}
+
+// benchRun measures, writes the file and prints the report.
+func benchRun(cmd *cobra.Command, g *globals, o samehost.Options, file string) (*report.Document, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find the mustang binary: %w", err)
+	}
+	o.Binary, o.Self = self, []string{self, "bench-load"}
+	if file != "" {
+		o.Keep = func(d *report.Document) error { return d.Write(file) }
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
 	defer stop()
 	doc, err := samehost.Run(ctx, o, samehost.Log{W: cmd.ErrOrStderr(), Terminal: benchTerminal(os.Stderr)})
 	if doc == nil {
-		return err
+		return nil, err
 	}
-	if f.json != "" {
-		err = errors.Join(err, doc.Write(f.json))
+	if file != "" {
+		err = errors.Join(err, doc.Write(file))
 	}
-	return errors.Join(benchPrint(cmd, g.Output, doc), err)
+	return doc, errors.Join(benchPrint(cmd, g.Output, doc), err)
 }
 
 func benchPrint(cmd *cobra.Command, output string, doc *report.Document) error {

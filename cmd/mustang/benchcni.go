@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -60,6 +61,7 @@ func newBenchCNICmd(g *globals) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.Plugin, "plugin", "", "the CNI plugin (default: "+pluginFile+" beside this tool)")
 	f.StringVar(&o.Reference, "reference", "/usr/lib/cni", "directory of the reference plugins")
+	f.StringSliceVar(&o.Contestants, "contestants", nil, "some of: "+strings.Join(cni.Names(), ", ")+" (default: all; "+cni.Base+" always)")
 	f.IntVar(&o.Rounds, "rounds", 15, "a claim needs 15")
 	f.IntVar(&o.Full, "full-rounds", 2, "rounds that fill a node with 110 pods")
 	f.Uint64Var(&o.Seed, "seed", 1, "of the order of contestants")

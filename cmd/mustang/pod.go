@@ -22,25 +22,15 @@ import (
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/record"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
-// EndpointSpec is what the datapath learns about a connected pod.
-type EndpointSpec struct {
-	Name        string
-	Mode        string // one of link.Modes
-	NetNS       string // path
-	IfName      string // in the pod
-	HostIfName  string // the host's end, the shim, or the device's name on the host
-	IPv4, IPv6  netip.Addr
-	ServicePath string // both, socket, tc or none
-	Link        link.Result
-}
-
-// endpointAttacher puts the datapath on a pod's link and takes it off again.
+// endpointAttacher puts the datapath on a pod's new link, which is not up yet,
+// and takes it off again.
 // Removing what is absent is success, also when the namespace is gone. One
 // that is also an io.Closer is closed after use.
 type endpointAttacher interface {
-	AddEndpoint(ctx context.Context, spec EndpointSpec) error
+	AddEndpoint(ctx context.Context, made state.Endpoint, path state.ServicePath) error
 	RemoveEndpoint(ctx context.Context, netnsPath, ifname string) error
 }
 
@@ -194,14 +184,10 @@ func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podR
 			return link.Result{}, err
 		}
 	}
-	res, err := link.Add(spec)
-	if err != nil || att == nil {
-		return res, err
+	if att != nil {
+		spec.Attach = func(made state.Endpoint) error { return att.AddEndpoint(ctx, made, state.ServicePath(rec.Datapath)) }
 	}
-	return res, att.AddEndpoint(ctx, EndpointSpec{
-		Name: rec.Name, Mode: rec.Mode, NetNS: rec.NetNS, IfName: rec.IfName, HostIfName: rec.HostIfName,
-		IPv4: rec.IPv4.Addr(), IPv6: rec.IPv6.Addr(), ServicePath: rec.Datapath, Link: res,
-	})
+	return link.Add(spec)
 }
 
 // podUndo removes all of a pod but its record. It works on any half of one.
@@ -215,11 +201,24 @@ func podUndo(ctx context.Context, g *globals, att endpointAttacher, rec podRecor
 		defer func() { err = errors.Join(err, done()) }()
 		att = opened
 	}
-	var errs []error
-	if att != nil && rec.Datapath != podPlain {
-		errs = append(errs, att.RemoveEndpoint(ctx, rec.NetNS, rec.IfName))
+	// The interface goes before its programs do, so that it is never up without
+	// them; but a device that comes back must not bring them along.
+	steps := []func() error{
+		func() error { return link.Delete(rec.linkSpec()) },
+		func() error {
+			if att == nil || rec.Datapath == podPlain {
+				return nil
+			}
+			return att.RemoveEndpoint(ctx, rec.NetNS, rec.IfName)
+		},
 	}
-	errs = append(errs, link.Delete(rec.linkSpec()))
+	if rec.Mode == link.HostDevice {
+		slices.Reverse(steps)
+	}
+	var errs []error
+	for _, step := range steps {
+		errs = append(errs, step())
+	}
 	if rec.OwnNetNS {
 		errs = append(errs, netns.Delete(rec.NetNS))
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/record"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // podNode is a node to run mustang pod on, in this process.
@@ -105,8 +106,8 @@ type recordingAttacher struct {
 	calls []string
 }
 
-func (a *recordingAttacher) AddEndpoint(_ context.Context, s EndpointSpec) error {
-	a.calls = append(a.calls, fmt.Sprintf("add %s %s %s %s", s.Mode, s.IPv4, s.IPv6, s.ServicePath))
+func (a *recordingAttacher) AddEndpoint(_ context.Context, ep state.Endpoint, path state.ServicePath) error {
+	a.calls = append(a.calls, fmt.Sprintf("add %s %s %s %s", ep.HostIf, ep.IP4, ep.IP6, path))
 	return a.fail
 }
 
@@ -134,7 +135,7 @@ func TestPodAddLsRm(t *testing.T) {
 	}
 	n.must("rm", name)
 	n.must("rm", name)
-	if d := cmp.Diff([]string{"add veth 10.1.0.2 fd00::2 tc", "remove eth0"}, a.calls); d != "" {
+	if d := cmp.Diff([]string{"add " + link.HostName(name) + " 10.1.0.2 fd00::2 tc", "remove eth0"}, a.calls); d != "" {
 		t.Errorf("the datapath was told:\n%s", d)
 	}
 	if d := cmp.Diff(before, n.traces()); d != "" {

@@ -5,7 +5,6 @@ package cni
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -90,6 +89,7 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	spec.Attach = func(ep state.Endpoint) error { return p.attach(a, engine.EndpointSpec{Made: &ep}) }
 	made, err := link.Add(spec)
 	if err != nil {
 		return nil, linkError(*a, err)
@@ -104,7 +104,7 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 	if err := p.masqueradeAdd(*a); err != nil {
 		return nil, err
 	}
-	return result, p.attach(a, p.Mode == link.HostDevice)
+	return result, nil
 }
 
 // linkError gives the codes that runtimes know.
@@ -115,32 +115,20 @@ func linkError(a attachment, err error) error {
 	return err
 }
 
-// attach puts the datapath on the interface.
-func (p *plugin) attach(a *attachment, inPod bool) error {
-	return p.engine(false, func(e *engine.Engine) error {
-		ep, err := e.AddEndpoint(p.ctx, engine.EndpointSpec{
-			Netns: a.NetNS, IfName: a.IfName, Owner: state.OwnerCNI, ServicePath: state.ServicePath(p.ServicePath), Labels: p.labels(),
-			InPod: inPod,
-		})
+// attach puts the datapath on the interface, of which s says more.
+func (p *plugin) attach(a *attachment, s engine.EndpointSpec) error {
+	s.Netns, s.IfName, s.Owner, s.ServicePath = a.NetNS, a.IfName, state.OwnerCNI, state.ServicePath(p.ServicePath)
+	s.Labels, s.Pod, s.OwnQdiscs = p.Args.CNI.Lbl, p.pod(), len(a.Bandwidth) > 0
+	ep, err := p.node(request{Op: opAdd, Spec: s})
+	if err == nil {
 		a.Endpoint, a.Addrs = ep.ID, ep.Addrs()
-		return err
-	})
+	}
+	return err
 }
 
-// labels are what the runtime tells of the pod.
-func (p *plugin) labels() map[string]string {
-	out := maps.Clone(p.Args.CNI.Lbl)
-	for arg, label := range map[string]string{
-		"K8S_POD_NAMESPACE": "io.kubernetes.pod.namespace", "K8S_POD_NAME": "io.kubernetes.pod.name", "K8S_POD_UID": "io.kubernetes.pod.uid",
-	} {
-		if v := p.cniArgs[arg]; v != "" {
-			if out == nil {
-				out = make(map[string]string)
-			}
-			out[label] = v
-		}
-	}
-	return out
+// pod is what the runtime tells of whose container it is.
+func (p *plugin) pod() state.PodRef {
+	return state.PodRef{Namespace: p.cniArgs["K8S_POD_NAMESPACE"], Name: p.cniArgs["K8S_POD_NAME"], UID: p.cniArgs["K8S_POD_UID"]}
 }
 
 // addresses are what IPAM gave, own or delegated.
@@ -235,14 +223,10 @@ func (p *plugin) linkSpec(a attachment, g addresses) (link.Spec, error) {
 	if err != nil {
 		return s, err
 	}
-	uplink, err := p.uplink()
-	if err != nil {
-		return s, err
-	}
 	v4, v6 := g.of(true), g.of(false)
-	s.MAC, s.MTU, s.IPv4, s.IPv6 = mac, p.mtu(uplink), v4.Prefix, v6.Prefix
-	if link.NeedsUplink(p.Mode) {
-		s.Uplink = uplink
+	s.MAC, s.IPv4, s.IPv6 = mac, v4.Prefix, v6.Prefix
+	if s.Uplink, s.MTU, err = p.uplinkAndMTU(); err != nil {
+		return s, err
 	}
 	if !link.Routed(p.Mode) {
 		s.Gateway4, s.Gateway6 = v4.Gateway, v6.Gateway

@@ -45,9 +45,9 @@ func (p *plugin) makeChained(a *attachment) (*types100.Result, error) {
 			return nil, err
 		}
 	}
-	err = p.attach(a, false)
+	err = p.attach(a, engine.EndpointSpec{})
 	if errors.Is(err, engine.ErrElsewhere) { // one end of a pair, as host-device may move it
-		err = p.attach(a, true)
+		err = p.attach(a, engine.EndpointSpec{InPod: true})
 	}
 	return nil, err
 }

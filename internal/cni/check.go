@@ -149,16 +149,10 @@ func (p *pod) hasRouteAnywhere(dst netip.Prefix) (bool, error) {
 
 // checkEndpoint asks the engine.
 func (p *plugin) checkEndpoint(a attachment, f *faults) {
-	err := p.engine(true, func(e *engine.Engine) error {
-		id, err := e.EndpointOf(engine.Whereabouts{ID: a.Endpoint, Netns: p.env.netns, IfName: p.env.ifname, Owner: state.OwnerCNI})
-		if errors.Is(err, engine.ErrNotFound) {
-			return errors.New("the interface is not an endpoint: it has no Services and no policy")
-		}
-		if err != nil {
-			return err
-		}
-		return e.CheckEndpoint(id)
-	})
+	_, err := p.node(request{Op: opCheck, Where: engine.Whereabouts{ID: a.Endpoint, Netns: p.env.netns, IfName: p.env.ifname, Owner: state.OwnerCNI}})
+	if errors.Is(err, engine.ErrNotFound) {
+		err = errors.New("the interface is not an endpoint: it has no Services and no policy")
+	}
 	if err != nil {
 		f.add("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}

@@ -44,12 +44,23 @@ func (p *plugin) undo(a attachment) error {
 			a.NetNS = ""
 		}
 	}
-	errs := []error{p.detach(a)}
-	if a.Mode != Chained {
-		errs = append(errs, link.Delete(a.linkSpec()))
-	}
+	errs := p.disconnect(a)
 	errs = append(errs, p.masqueradeRemove(a), p.release(a))
 	return errors.Join(errs...)
+}
+
+// disconnect removes interface and endpoint. An interface of ours goes before
+// its programs do, so that it is never up without them; but a device that comes
+// back to the node must not bring them along.
+func (p *plugin) disconnect(a attachment) []error {
+	host := hostIndex(a)
+	switch a.Mode {
+	case Chained:
+		return []error{p.detach(a, host)}
+	case link.HostDevice:
+		return []error{p.detach(a, host), link.Delete(a.linkSpec())}
+	}
+	return []error{link.Delete(a.linkSpec()), p.detach(a, host)}
 }
 
 // isAnothers says that the interface which a names is another container's: its
@@ -62,17 +73,10 @@ func (p *plugin) isAnothers(a attachment) (bool, error) {
 }
 
 // detach takes the datapath off, by the endpoint's id, or by where it is.
-func (p *plugin) detach(a attachment) error {
-	return p.engine(true, func(e *engine.Engine) error {
-		id, err := e.EndpointOf(engine.Whereabouts{ID: a.Endpoint, Netns: a.NetNS, IfName: a.IfName, HostIfIndex: hostIndex(a), Owner: state.OwnerCNI})
-		if errors.Is(err, engine.ErrNotFound) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		return e.RemovePod(id)
-	})
+func (p *plugin) detach(a attachment, host int) error {
+	_, err := p.node(request{Op: opRemove, Where: engine.Whereabouts{
+		ID: a.Endpoint, Netns: a.NetNS, IfName: a.IfName, HostIfIndex: host, Owner: state.OwnerCNI}})
+	return err
 }
 
 // hostIndex is the interface on the node that only this attachment can have.

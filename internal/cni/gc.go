@@ -8,9 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-
-	"github.com/mustang-net/mustang/internal/engine"
-	"github.com/mustang-net/mustang/internal/state"
 )
 
 // gc removes what belongs to this network and is not in
@@ -60,23 +57,16 @@ func (p *plugin) collect(a attachment) error {
 // collectEndpoints removes those of ours whose interfaces are gone and whose
 // attachments nobody knows: adopted pods', and those of lost records.
 func (p *plugin) collectEndpoints() error {
-	return p.engine(true, func(e *engine.Engine) error {
-		dead, err := e.Dead(state.OwnerCNI)
-		if err != nil {
-			return err
-		}
-		left, err := p.store.List()
-		if err != nil {
-			return err
-		}
-		var errs []error
-		for _, ep := range dead {
-			if !slices.ContainsFunc(left, func(a attachment) bool { return a.Endpoint == ep.ID }) {
-				errs = append(errs, e.RemovePod(ep.ID))
-			}
-		}
-		return errors.Join(errs...)
-	})
+	left, err := p.store.List()
+	if err != nil {
+		return err
+	}
+	var keep []uint32
+	for _, a := range left {
+		keep = append(keep, a.Endpoint)
+	}
+	_, err = p.node(request{Op: opCollect, Keep: keep})
+	return err
 }
 
 // collectAddresses frees this network's addresses that have no attachment.

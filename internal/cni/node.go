@@ -9,42 +9,58 @@ import (
 	"os"
 	"strings"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/link"
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
-// uplink is the configured interface, or that of the node's default route; ""
-// when the node has none.
-func (c *Config) uplink() (string, error) {
-	if c.Uplink != "" || c.Mode == link.HostDevice {
-		return c.Uplink, nil // no device is moved into a pod that nobody named
+// uplink is the configured interface, or that of the node's default route; nil
+// when the node has none. A host's device is nobody's uplink but its pod's.
+func (c *Config) uplink() (netlink.Link, error) {
+	if c.Uplink != "" {
+		l, err := netlink.LinkByName(c.Uplink)
+		if err != nil {
+			return nil, codedf(types.ErrInvalidNetworkConfig, "uplink: %s: %v: name an interface of this node", c.Uplink, err)
+		}
+		return l, nil
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_DST)
+		routes, err := netns.Dump(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_DST)
+		})
 		if err != nil {
-			return "", fmt.Errorf("look for the node's default route: %w", err)
+			return nil, fmt.Errorf("look for the node's default route: %w", err)
 		}
 		for _, r := range routes {
 			if l, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
-				return l.Attrs().Name, nil
+				return l, nil
 			}
 		}
 	}
-	return "", nil
+	return nil, nil
 }
 
-// mtu is the configured one, or the uplink's. 0 leaves it to the kernel.
-func (c *Config) mtu(uplink string) int {
-	if c.MTU != 0 || uplink == "" || c.Mode == link.HostDevice {
-		return int(c.MTU)
+// uplinkAndMTU are a pod's uplink, "" where its mode needs none, and its MTU:
+// the configured ones, or the node's. MTU 0 leaves it to the kernel.
+func (c *Config) uplinkAndMTU() (uplink string, mtu int, err error) {
+	uplink, mtu = c.Uplink, int(c.MTU)
+	if c.Mode == link.HostDevice || mtu != 0 && (uplink != "" || !link.NeedsUplink(c.Mode)) {
+		return uplink, mtu, nil
 	}
-	l, err := netlink.LinkByName(uplink)
-	if err != nil {
-		return 0
+	l, err := c.uplink()
+	if err != nil || l == nil {
+		return "", mtu, err
 	}
-	return l.Attrs().MTU
+	if mtu == 0 {
+		mtu = l.Attrs().MTU
+	}
+	if link.NeedsUplink(c.Mode) {
+		uplink = l.Attrs().Name
+	}
+	return uplink, mtu, nil
 }
 
 // forward lets the node route between its interfaces: pods behind it reach the

@@ -18,8 +18,6 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
-
-	"github.com/mustang-net/mustang/internal/engine"
 )
 
 // versions of the spec that are spoken, oldest first.
@@ -146,15 +144,6 @@ func newPlugin(command string, args *skel.CmdArgs, out io.Writer) (*plugin, erro
 func (p *plugin) attachment() attachment {
 	return attachment{ContainerID: p.env.containerID, IfName: p.env.ifname, Network: p.Name, NetNS: p.env.netns, Mode: p.Mode,
 		Bridge: p.Bridge, Uplink: p.Uplink, IPAM: p.IPAM.Type, Args: p.env.args, Config: p.raw}
-}
-
-// engine opens the node, runs fn, and lets go of the node at once: others wait.
-func (p *plugin) engine(readOnly bool, fn func(*engine.Engine) error) error {
-	e, err := engine.Open(p.ctx, p.scope(), engine.Options{ReadOnly: readOnly, Notify: func(s string) { warn("%s", s) }})
-	if err != nil {
-		return err
-	}
-	return errors.Join(fn(e), e.Close())
 }
 
 // checkNetNS refuses what is no network namespace, and the node's own.

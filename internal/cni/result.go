@@ -69,30 +69,29 @@ func (p *pod) prefix(a netip.Addr) netip.Prefix {
 
 // finishPod adds the routes that IPAM asked for, and describes the pod.
 func (p *plugin) finishPod(a attachment, spec link.Spec, made link.Result, g addresses) (*types100.Result, error) {
-	pd, err := openPod(a.NetNS, a.IfName)
-	if err != nil {
-		return nil, err
-	}
-	defer pd.close()
 	r := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, DNS: p.DNS}
 	if r.DNS.IsEmpty() {
 		r.DNS = g.dns
 	}
 	r.Interfaces = append(hostInterfaces(spec, made), &types100.Interface{
-		Name: a.IfName, Mac: pd.link.Attrs().HardwareAddr.String(), Mtu: pd.link.Attrs().MTU, Sandbox: p.env.netns,
+		Name: a.IfName, Mac: made.PodMAC.String(), Mtu: made.PodMTU, Sandbox: p.env.netns,
 	})
 	gw4, gw6 := spec.Gateways()
 	for _, x := range g.ips {
-		gw := gw6
+		gw, isDefault := gw6, made.Default6
 		if x.Prefix.Addr().Is4() {
-			gw = gw4
+			gw, isDefault = gw4, made.Default4
 		}
-		has := pd.prefix(x.Prefix.Addr())
-		if !has.IsValid() {
-			return nil, fmt.Errorf("%s did not get its address %s", a.IfName, x.Prefix.Addr())
+		has := x.Prefix
+		if link.Routed(spec.Mode) {
+			has = netip.PrefixFrom(has.Addr(), has.Addr().BitLen())
 		}
 		r.IPs = append(r.IPs, &types100.IPConfig{Interface: types100.Int(len(r.Interfaces) - 1), Address: ipNet(has), Gateway: gw.AsSlice()})
-		routes, err := pd.addRoutes(x.Prefix, has, gw, g.routes)
+		if isDefault {
+			all := netip.PrefixFrom(gw, 0).Masked()
+			r.Routes = append(r.Routes, &types.Route{Dst: ipNet(all), GW: gw.AsSlice()})
+		}
+		routes, err := addRoutes(a, routesOf(x.Prefix, has, gw, isDefault, g.routes))
 		if err != nil {
 			return nil, err
 		}
@@ -103,78 +102,62 @@ func (p *plugin) finishPod(a attachment, spec link.Spec, made link.Result, g add
 
 // hostInterfaces are those on the node that came with the pod.
 func hostInterfaces(spec link.Spec, made link.Result) (out []*types100.Interface) {
-	for _, index := range []int{made.ParentIfIndex, made.HostIfIndex} {
-		if index == 0 {
-			continue
-		}
-		l, err := netlink.LinkByIndex(index)
-		if err != nil {
-			continue
-		}
-		attrs := l.Attrs()
-		if attrs.Name == spec.HostIfName || spec.Mode == link.Bridge {
-			out = append(out, &types100.Interface{Name: attrs.Name, Mac: attrs.HardwareAddr.String(), Mtu: attrs.MTU})
-		}
+	if spec.Mode == link.Bridge {
+		out = append(out, &types100.Interface{Name: spec.Bridge(), Mac: made.ParentMAC.String(), Mtu: made.ParentMTU})
+	}
+	if link.HasHostEnd(spec.Mode) {
+		out = append(out, &types100.Interface{Name: spec.HostIfName, Mac: made.HostMAC.String(), Mtu: made.HostMTU})
 	}
 	return out
 }
 
-// addRoutes adds one family's: those of IPAM, and for a second interface,
-// which has no default route, its own network. It answers all of ours.
-func (p *pod) addRoutes(network, has netip.Prefix, gw netip.Addr, wanted []*types.Route) (out []*types.Route, err error) {
-	all := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	if network.Addr().Is4() {
-		all = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	}
-	isDefault, err := p.hasRoute(all)
-	if err != nil {
-		return nil, err
-	}
-	if isDefault {
-		out = append(out, &types.Route{Dst: ipNet(all), GW: gw.AsSlice()})
-	} else if has.IsSingleIP() && !network.IsSingleIP() {
-		wanted = append([]*types.Route{{Dst: ipNet(network.Masked())}}, wanted...)
+// routesOf are the routes of one family that the pod is to have besides its
+// default: those of IPAM, and for a second interface, which has no default
+// route, its own network. has is the address as the interface has it.
+func routesOf(network, has netip.Prefix, gw netip.Addr, isDefault bool, wanted []*types.Route) (out []*types.Route) {
+	if !isDefault && has.IsSingleIP() && !network.IsSingleIP() {
+		out = append(out, &types.Route{Dst: ipNet(network.Masked()), GW: gw.AsSlice()})
 	}
 	for _, w := range wanted {
 		dst, _ := netip.AddrFromSlice(w.Dst.IP)
 		ones, _ := w.Dst.Mask.Size()
-		if dst = dst.Unmap(); dst.Is4() != network.Addr().Is4() || ones == 0 {
+		if dst.Unmap().Is4() != network.Addr().Is4() || ones == 0 {
 			continue // the other family's, or the default, which stays with the first interface
 		}
-		via := gw
-		if given, ok := netip.AddrFromSlice(w.GW); ok && has.Contains(given.Unmap()) {
-			via = given.Unmap()
+		w = w.Copy()
+		if given, ok := netip.AddrFromSlice(w.GW); !ok || !has.Contains(given.Unmap()) {
+			w.GW = gw.AsSlice()
 		}
-		r := &netlink.Route{LinkIndex: p.link.Attrs().Index, Dst: &net.IPNet{IP: dst.AsSlice(), Mask: w.Dst.Mask}, Priority: w.Priority, MTU: w.MTU, AdvMSS: w.AdvMSS}
-		if via.IsValid() {
-			r.Gw, r.Flags = via.AsSlice(), unix.RTNH_F_ONLINK
+		out = append(out, w)
+	}
+	return out
+}
+
+// addRoutes adds routes to the pod, and answers them.
+func addRoutes(a attachment, routes []*types.Route) ([]*types.Route, error) {
+	if len(routes) == 0 {
+		return nil, nil
+	}
+	pd, err := openPod(a.NetNS, a.IfName)
+	if err != nil {
+		return nil, err
+	}
+	defer pd.close()
+	for _, w := range routes {
+		r := &netlink.Route{LinkIndex: pd.link.Attrs().Index, Dst: &w.Dst, Gw: w.GW, Priority: w.Priority, MTU: w.MTU, AdvMSS: w.AdvMSS}
+		if w.GW != nil {
+			r.Flags = unix.RTNH_F_ONLINK
 		} else {
 			r.Scope = netlink.SCOPE_LINK
 		}
 		if w.Table != nil {
 			r.Table = *w.Table
 		}
-		if err := p.h.RouteReplace(r); err != nil {
-			return nil, fmt.Errorf("add route to %s by %s: %w", r.Dst, p.link.Attrs().Name, err)
+		if err := pd.h.RouteReplace(r); err != nil {
+			return nil, fmt.Errorf("add route to %s by %s: %w", r.Dst, a.IfName, err)
 		}
-		answer := w.Copy()
-		answer.GW = r.Gw
-		out = append(out, answer)
 	}
-	return out, nil
-}
-
-func (p *pod) hasRoute(dst netip.Prefix) (bool, error) {
-	family := unix.AF_INET6
-	if dst.Addr().Is4() {
-		family = unix.AF_INET
-	}
-	net := ipNet(dst)
-	list, err := p.h.RouteListFiltered(family, &netlink.Route{LinkIndex: p.link.Attrs().Index, Dst: &net}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
-	if err != nil {
-		return false, fmt.Errorf("list routes of the pod: %w", err)
-	}
-	return len(list) > 0, nil
+	return routes, nil
 }
 
 func ipNet(p netip.Prefix) net.IPNet {

@@ -8,7 +8,6 @@ import (
 	"os"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/engine"
@@ -50,11 +49,7 @@ func (p *plugin) statusNode() error {
 	if err := writable(p.StateDir); err != nil {
 		return p.unavailable(false, err)
 	}
-	err := p.engine(true, func(e *engine.Engine) error {
-		_, err := e.Endpoints()
-		return err
-	})
-	if err != nil {
+	if _, err := p.node(request{Op: opStatus}); err != nil {
 		return p.unavailable(true, err)
 	}
 	return nil
@@ -87,19 +82,15 @@ func (p *plugin) statusUplink() error {
 	if !link.NeedsUplink(p.Mode) && p.Uplink == "" {
 		return nil
 	}
-	name, err := p.uplink()
-	if err == nil && name == "" {
+	l, err := p.uplink()
+	if err == nil && l == nil {
 		err = fmt.Errorf("mode %s needs the node's interface to the network, and there is no default route: name it by uplink", p.Mode)
 	}
 	if err != nil {
 		return p.unavailable(true, err)
 	}
-	l, err := netlink.LinkByName(name)
-	if err != nil {
-		return p.unavailable(true, fmt.Errorf("uplink %s: %w", name, err))
-	}
 	if l.Attrs().Flags&net.FlagUp == 0 && p.Mode != link.HostDevice {
-		return p.unavailable(true, fmt.Errorf("uplink %s is down", name))
+		return p.unavailable(true, fmt.Errorf("uplink %s is down", l.Attrs().Name))
 	}
 	return nil
 }

@@ -19,9 +19,9 @@ import (
 
 // How an endpoint's programs are held at their interface.
 const (
-	AttachTCX    = "tcx"
-	AttachClsact = "clsact"
-	AttachNetkit = "netkit" // the device's own hooks
+	AttachTCX    = state.AttachTCX
+	AttachClsact = state.AttachClsact
+	AttachNetkit = state.AttachNetkit
 )
 
 // hook is one of an endpoint's two attachments.

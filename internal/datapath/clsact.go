@@ -70,7 +70,7 @@ func HasFilters(ep state.Endpoint) bool {
 
 // attachFilter is attachLink for kernels without tcx.
 func (d *Datapath) attachFilter(ep state.Endpoint, h hook) error {
-	prog, err := d.entryProgram(ep.ID, h.slot)
+	prog, err := d.filterProgram(h.slot)
 	if err != nil {
 		return err
 	}
@@ -88,6 +88,7 @@ func (d *Datapath) attachFilter(ep state.Endpoint, h hook) error {
 			Protocol:  unix.ETH_P_ALL,
 			Priority:  filterPriority,
 		},
+		ClassId:      ep.ID,
 		Fd:           prog.FD(),
 		Name:         filterName(ep.ID, h),
 		DirectAction: true,

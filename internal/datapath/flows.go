@@ -182,7 +182,10 @@ func (d *Datapath) ForgetFlows(dep *Departures, late bool) (forgotten int, err e
 			return forgotten, err
 		}
 	}
-	return forgotten, nil
+	if forgotten > 0 {
+		_, err = d.NewGeneration()
+	}
+	return forgotten, err
 }
 
 func forget(t *Table[ctKey, ctEntry], dep *Departures, half, late bool) (forgotten int, err error) {
@@ -214,7 +217,11 @@ func forget(t *Table[ctKey, ctEntry], dep *Departures, half, late bool) (forgott
 
 // replace writes an entry that is still there.
 func (t Table[K, V]) replace(k K, v V) error {
-	err := t.m.Update(k, v, ebpf.UpdateExist)
+	m, err := t.open()
+	if err != nil {
+		return err
+	}
+	err = m.Update(k, v, ebpf.UpdateExist)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("write table %s: %w", t.name, err)
 	}

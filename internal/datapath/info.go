@@ -22,14 +22,16 @@ type TableInfo struct {
 
 // Tables describes every table, by name.
 func (d *Datapath) Tables() ([]TableInfo, error) {
-	names := make([]string, 0, len(d.maps))
-	for name := range d.maps {
-		names = append(names, name)
+	names, err := d.pinned()
+	if err != nil {
+		return nil, err
 	}
-	slices.Sort(names)
 	out := make([]TableInfo, 0, len(names))
 	for _, name := range names {
-		m := d.maps[name]
+		m, err := d.table(name)
+		if err != nil {
+			return nil, err
+		}
 		info, err := m.Info()
 		if err != nil {
 			return nil, fmt.Errorf("describe table %s: %w", name, err)

@@ -98,7 +98,7 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	if same {
 		return nil
 	}
-	if err := errors.Join(d.upgradeSock(), d.upgradeParents()); err != nil {
+	if err := errors.Join(d.upgradeSock(), d.upgradeParents(), d.forgetFilterPrograms()); err != nil {
 		return err
 	}
 	// Last, so that a killed upgrade is done again. The engine owns the other
@@ -207,9 +207,46 @@ const (
 	placeProgram  = 0x6d73740000000002
 )
 
-// entryProgram loads the program of one attachment.
+// entryProgram loads the program of one attachment by a link.
 func (d *Datapath) entryProgram(endpoint, slot uint32) (*ebpf.Program, error) {
-	spec, err := EntrySpec(endpoint, slot, d.maps)
+	return loadEntry(EntrySpec(endpoint, slot, d.maps))
+}
+
+// filterProgram is the program of all filters that call slot. It is pinned:
+// adding a filter loads nothing.
+func (d *Datapath) filterProgram(slot uint32) (*ebpf.Program, error) {
+	pin := filepath.Join(d.dir, programsDir, filterPinPrefix+programNames[slot])
+	p, err := ebpf.LoadPinnedProgram(pin, nil)
+	if err == nil {
+		return p, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("open the filters' program: %w", err)
+	}
+	if p, err = loadEntry(entryOf(bpfgen.EntryProgFilterEntry, 0, slot, d.maps)); err != nil {
+		return nil, err
+	}
+	if err := replacePin(p, pin); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// filterPinPrefix stands before the name of the program that a filter's calls.
+const filterPinPrefix = "filter_"
+
+// forgetFilterPrograms lets new filters get this binary's; old ones keep what
+// they have.
+func (d *Datapath) forgetFilterPrograms() error {
+	var errs []error
+	for _, name := range programNames {
+		errs = append(errs, removePin(filepath.Join(d.dir, programsDir, filterPinPrefix+name)))
+	}
+	return errors.Join(errs...)
+}
+
+func loadEntry(spec *ebpf.ProgramSpec, err error) (*ebpf.Program, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -220,15 +257,19 @@ func (d *Datapath) entryProgram(endpoint, slot uint32) (*ebpf.Program, error) {
 	return p, nil
 }
 
-// EntrySpec is the program of one attachment, with the tables it uses. It goes
-// without type information, which would take ten times as long to load as the
-// program.
+// EntrySpec is the program of one attachment by a link, with the tables it uses.
 func EntrySpec(endpoint, slot uint32, tables map[string]*ebpf.Map) (*ebpf.ProgramSpec, error) {
+	return entryOf(bpfgen.EntryProgEntry, endpoint, slot, tables)
+}
+
+// entryOf fills in the placeholders of the named program. It goes without type
+// information, which would take ten times as long to load as the program.
+func entryOf(name string, endpoint, slot uint32, tables map[string]*ebpf.Map) (*ebpf.ProgramSpec, error) {
 	parsed, err := entrySpec()
 	if err != nil {
 		return nil, err
 	}
-	spec := parsed.Programs[bpfgen.EntryProgEntry]
+	spec := parsed.Programs[name]
 	insns := make(asm.Instructions, len(spec.Instructions))
 	for i, from := range spec.Instructions {
 		to := asm.Instruction{OpCode: from.OpCode, Dst: from.Dst, Src: from.Src, Offset: from.Offset, Constant: from.Constant}

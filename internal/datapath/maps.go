@@ -43,6 +43,7 @@ const (
 // Datapath is one node's tables and programs, pinned under a bpffs directory.
 type Datapath struct {
 	dir  string
+	open sync.Mutex // held while maps is looked at
 	maps map[string]*ebpf.Map
 	// sockets is the iterator over sockets, loaded at its first use.
 	sockets *ebpf.Program
@@ -127,6 +128,40 @@ func Open(dir string, sizes Sizes) (*Datapath, error) {
 	return d, nil
 }
 
+// atOnce are the tables that openKnown opens; the others are opened when they
+// are used. To add a pod takes a few of them.
+var atOnce = []string{
+	bpfgen.PodMapMstProgramsV1, bpfgen.PodMapMstEndpointsV1, bpfgen.PodMapMstDropsV1, bpfgen.PodMapMstEndpointCountersV1,
+}
+
+// table is the pinned table called name.
+func (d *Datapath) table(name string) (*ebpf.Map, error) {
+	d.open.Lock()
+	defer d.open.Unlock()
+	if m := d.maps[name]; m != nil {
+		return m, nil
+	}
+	m, err := ebpf.LoadPinnedMap(filepath.Join(d.dir, mapsDir, name), nil)
+	if err != nil {
+		return nil, fmt.Errorf("open table %s: %w", name, err)
+	}
+	d.maps[name] = m
+	return m, nil
+}
+
+// pinned are the names of all tables.
+func (d *Datapath) pinned() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(d.dir, mapsDir))
+	if err != nil {
+		return nil, fmt.Errorf("list tables: %w", err)
+	}
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name()
+	}
+	return names, nil
+}
+
 // openKnown opens a node whose programs are this build's: this build has made
 // or checked its tables before. nil: it is not one, or something is not as it
 // was, which Open finds out.
@@ -139,7 +174,7 @@ func openKnown(dir string) *Datapath {
 	d.maps[bpfgen.PodMapMstMetaV1] = meta
 	d.bind()
 	m, err := d.GetMeta()
-	if err != nil || m.Layout != bpfgen.MstLayout || !isBuild(m.Build) || d.openAll() != nil {
+	if err != nil || m.Layout != bpfgen.MstLayout || !isBuild(m.Build) || d.openAtOnce() != nil {
 		d.Close()
 		return nil
 	}
@@ -149,24 +184,21 @@ func openKnown(dir string) *Datapath {
 
 var errOtherTables = errors.New("the tables are not those of this build")
 
-// openAll opens what is pinned, which must be what tableNames says.
-func (d *Datapath) openAll() error {
-	entries, err := os.ReadDir(filepath.Join(d.dir, mapsDir))
-	if err != nil || len(entries) != len(tableNames) {
+// openAtOnce opens atOnce. All that is pinned must be what tableNames says.
+func (d *Datapath) openAtOnce() error {
+	names, err := d.pinned()
+	if err != nil || len(names) != len(tableNames) {
 		return errors.Join(err, errOtherTables)
 	}
-	for _, e := range entries {
-		if !slices.Contains(tableNames, e.Name()) {
+	for _, name := range names {
+		if !slices.Contains(tableNames, name) {
 			return errOtherTables
 		}
-		if d.maps[e.Name()] != nil {
-			continue
-		}
-		m, err := ebpf.LoadPinnedMap(filepath.Join(d.dir, mapsDir, e.Name()), nil)
-		if err != nil {
+	}
+	for _, name := range atOnce {
+		if _, err := d.table(name); err != nil {
 			return err
 		}
-		d.maps[e.Name()] = m
 	}
 	return nil
 }
@@ -182,6 +214,8 @@ var tableNames = []string{
 	bpfgen.PodMapMstEndpointCountersV1,
 	bpfgen.PodMapMstEndpointsV1,
 	bpfgen.PodMapMstFactsV1,
+	bpfgen.PodMapMstFastV1,
+	bpfgen.PodMapMstFastGenerationsV1,
 	bpfgen.PodMapMstFragsV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
@@ -272,7 +306,7 @@ func (d *Datapath) bind() {
 }
 
 func bindTable[K, V comparable](d *Datapath, name string) *Table[K, V] {
-	return &Table[K, V]{name, d.maps[name]}
+	return &Table[K, V]{name, d}
 }
 
 // GetMeta reads the meta table.
@@ -284,11 +318,32 @@ func (d *Datapath) GetMeta() (Meta, error) {
 // PutMeta writes the meta table.
 func (d *Datapath) PutMeta(m Meta) error { return d.Meta.Put([]uint32{0}, []Meta{m}) }
 
+// NewGeneration takes the next number, which is never 0, so that nothing that
+// the programs keep of a flow (bpf/lib/fast.h) outlives what it was taken from:
+// to be called after the tables of flows were written.
+func (d *Datapath) NewGeneration() (uint32, error) {
+	m, err := d.GetMeta()
+	if err != nil {
+		return 0, err
+	}
+	m.NextGeneration++
+	if m.NextGeneration == 0 { // marks a free endpoint slot
+		m.NextGeneration = 1
+	}
+	return m.NextGeneration, d.PutMeta(m)
+}
+
 // MaxEndpoints is the number of endpoint slots; slot 0 is never used.
 func (d *Datapath) MaxEndpoints() uint32 { return d.maps[bpfgen.PodMapMstEndpointsV1].MaxEntries() }
 
 // Map is the table called name, for tests and tools; nil when there is none.
-func (d *Datapath) Map(name string) *ebpf.Map { return d.maps[name] }
+func (d *Datapath) Map(name string) *ebpf.Map {
+	m, err := d.table(name)
+	if err != nil {
+		return nil
+	}
+	return m
+}
 
 // Close lets go of the tables; pinned, they stay.
 func (d *Datapath) Close() error {
@@ -307,8 +362,8 @@ func (d *Datapath) Close() error {
 // in spec are adapted to the real ones.
 func (d *Datapath) replacements(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	out := make(map[string]*ebpf.Map)
-	for name, m := range d.maps {
-		if s := spec.Maps[name]; s != nil {
+	for name, s := range spec.Maps {
+		if m := d.Map(name); m != nil {
 			s.MaxEntries = m.MaxEntries()
 			out[name] = m
 		}

@@ -34,10 +34,10 @@ func (d *Datapath) sockPin(h sockHook) string {
 	return filepath.Join(d.dir, linksDir, "sock-"+h.name)
 }
 
-// EnsureSock attaches the socket programs to the cgroup directory root, unless
-// all of them are attached. Sockets of other namespaces are left alone by the
+// EnsureSock attaches the socket programs to the cgroup directory that root
+// names, unless all of them are attached. Sockets of other namespaces are left alone by the
 // programs themselves (mst_netns).
-func (d *Datapath) EnsureSock(root string) error {
+func (d *Datapath) EnsureSock(root func() (string, error)) error {
 	// They come together and go with their cgroup together: where all are
 	// pinned, one of them speaks for all.
 	if alive, err := d.allSockPinned(); err != nil || alive {
@@ -56,13 +56,17 @@ func (d *Datapath) EnsureSock(root string) error {
 	if len(missing) == 0 {
 		return nil
 	}
+	dir, err := root()
+	if err != nil {
+		return err
+	}
 	coll, err := d.loadSock()
 	if err != nil {
 		return err
 	}
 	defer coll.Close()
 	for _, h := range missing {
-		if err := d.attachSock(root, h, coll); err != nil {
+		if err := d.attachSock(dir, h, coll); err != nil {
 			return err
 		}
 	}

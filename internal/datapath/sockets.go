@@ -89,9 +89,11 @@ func (d *Datapath) readSockets() ([]byte, error) {
 	if err := d.PrepareSockets(); err != nil {
 		return nil, err
 	}
-	it, err := link.AttachIter(link.IterOptions{
-		Program: d.sockets, Map: d.maps[bpfgen.SockMapMstSockPeersV1],
-	})
+	peers, err := d.table(bpfgen.SockMapMstSockPeersV1)
+	if err != nil {
+		return nil, err
+	}
+	it, err := link.AttachIter(link.IterOptions{Program: d.sockets, Map: peers})
 	if err != nil {
 		return nil, err
 	}

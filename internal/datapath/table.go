@@ -33,35 +33,41 @@ func (e *FullError) Error() string {
 // value stands for an absent entry.
 type Table[K, V comparable] struct {
 	name string
-	m    *ebpf.Map
+	d    *Datapath
 }
+
+func (t Table[K, V]) open() (*ebpf.Map, error) { return t.d.table(t.name) }
 
 // Put writes all pairs; keys and values correspond by position. When it fails,
 // some may have been written.
 func (t Table[K, V]) Put(keys []K, values []V) error {
+	m, err := t.open()
+	if err != nil {
+		return err
+	}
 	if len(keys) < batchMin {
-		return t.putEach(keys, values)
+		return t.putEach(m, keys, values)
 	}
 	for len(keys) > 0 {
 		n := min(len(keys), batch)
-		done, err := t.m.BatchUpdate(keys[:n], values[:n], nil)
+		done, err := m.BatchUpdate(keys[:n], values[:n], nil)
 		if errors.Is(err, ebpf.ErrNotSupported) {
-			return t.putEach(keys, values)
+			return t.putEach(m, keys, values)
 		}
 		if err != nil {
 			// Batches report some errors less exactly than single updates do.
-			return t.putEach(keys[min(done, n):], values[min(done, n):])
+			return t.putEach(m, keys[min(done, n):], values[min(done, n):])
 		}
 		keys, values = keys[n:], values[n:]
 	}
 	return nil
 }
 
-func (t Table[K, V]) putEach(keys []K, values []V) error {
+func (t Table[K, V]) putEach(m *ebpf.Map, keys []K, values []V) error {
 	for i := range keys {
-		if err := t.m.Put(keys[i], values[i]); err != nil {
+		if err := m.Put(keys[i], values[i]); err != nil {
 			if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
-				return &FullError{t.name, t.m.MaxEntries()}
+				return &FullError{t.name, m.MaxEntries()}
 			}
 			return fmt.Errorf("write table %s: %w", t.name, err)
 		}
@@ -71,12 +77,16 @@ func (t Table[K, V]) putEach(keys []K, values []V) error {
 
 // Delete removes keys; an absent one is success.
 func (t Table[K, V]) Delete(keys []K) error {
-	if t.array() {
+	m, err := t.open()
+	if err != nil {
+		return err
+	}
+	if array(m) {
 		return t.Put(keys, make([]V, len(keys)))
 	}
 	for len(keys) >= batchMin {
 		n := min(len(keys), batch)
-		done, err := t.m.BatchDelete(keys[:n], nil)
+		done, err := m.BatchDelete(keys[:n], nil)
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
 			done++ // the batch stopped at that one
 		} else if err != nil {
@@ -85,7 +95,7 @@ func (t Table[K, V]) Delete(keys []K) error {
 		keys = keys[min(done, n):]
 	}
 	for _, k := range keys {
-		if err := t.m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("delete from table %s: %w", t.name, err)
 		}
 	}
@@ -95,26 +105,34 @@ func (t Table[K, V]) Delete(keys []K) error {
 // Get reads one entry; false: it is absent.
 func (t Table[K, V]) Get(k K) (V, bool, error) {
 	var v, zero V
-	err := t.m.Lookup(k, &v)
+	m, err := t.open()
+	if err != nil {
+		return v, false, err
+	}
+	err = m.Lookup(k, &v)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return v, false, nil
 	}
 	if err != nil {
 		return v, false, fmt.Errorf("read table %s: %w", t.name, err)
 	}
-	return v, !t.array() || v != zero, nil
+	return v, !array(m) || v != zero, nil
 }
 
 // All reads the whole table.
 func (t Table[K, V]) All() (map[K]V, error) {
+	m, err := t.open()
+	if err != nil {
+		return nil, err
+	}
 	out := make(map[K]V)
 	var zero V
 	keep := func(k K, v V) {
-		if !t.array() || v != zero {
+		if !array(m) || v != zero {
 			out[k] = v
 		}
 	}
-	err := t.eachChunk(func(keys []K, values []V) error {
+	err = t.eachChunk(func(keys []K, values []V) error {
 		for i := range keys {
 			keep(keys[i], values[i])
 		}
@@ -129,9 +147,13 @@ func (t Table[K, V]) All() (map[K]V, error) {
 // eachChunk reads the whole table, some thousand entries at a time where the
 // kernel has batches. fn may delete what it is given.
 func (t Table[K, V]) eachChunk(fn func([]K, []V) error) error {
-	err := t.eachBatch(fn)
+	m, err := t.open()
+	if err != nil {
+		return err
+	}
+	err = t.eachBatch(m, fn)
 	if errors.Is(err, ebpf.ErrNotSupported) {
-		err = t.eachOne(fn)
+		err = t.eachOne(m, fn)
 	}
 	if err != nil {
 		return fmt.Errorf("read table %s: %w", t.name, err)
@@ -139,24 +161,24 @@ func (t Table[K, V]) eachChunk(fn func([]K, []V) error) error {
 	return nil
 }
 
-func (t Table[K, V]) eachOne(fn func([]K, []V) error) error {
+func (t Table[K, V]) eachOne(m *ebpf.Map, fn func([]K, []V) error) error {
 	var keys []K
 	var values []V
 	var k K
 	var v V
-	it := t.m.Iterate()
+	it := m.Iterate()
 	for it.Next(&k, &v) {
 		keys, values = append(keys, k), append(values, v)
 	}
 	return errors.Join(it.Err(), fn(keys, values))
 }
 
-func (t Table[K, V]) eachBatch(fn func([]K, []V) error) error {
-	size := batchSize(t.m)
+func (t Table[K, V]) eachBatch(m *ebpf.Map, fn func([]K, []V) error) error {
+	size := batchSize(m)
 	keys, values := make([]K, size), make([]V, size)
 	var cursor ebpf.MapBatchCursor
 	for {
-		n, err := t.m.BatchLookup(&cursor, keys, values, nil)
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
 		end := errors.Is(err, ebpf.ErrKeyNotExist)
 		if err != nil && !end {
 			return err
@@ -167,7 +189,7 @@ func (t Table[K, V]) eachBatch(fn func([]K, []V) error) error {
 	}
 }
 
-func (t Table[K, V]) array() bool { return t.m.Type() == ebpf.Array }
+func array(m *ebpf.Map) bool { return m.Type() == ebpf.Array }
 
 // PerCPU is a per-CPU array.
 type PerCPU[V any] struct {

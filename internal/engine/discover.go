@@ -33,7 +33,7 @@ func discover(spec EndpointSpec) (state.Endpoint, error) {
 		return state.Endpoint{}, fmt.Errorf("netns %s: %w; `ip netns` lists the named ones, and /proc/PID/ns/net is a process's", path, err)
 	}
 	defer ns.Close()
-	ep := state.Endpoint{Netns: path, IfName: spec.IfName, Owner: spec.Owner, ServicePath: spec.ServicePath, Labels: spec.Labels}
+	ep := state.Endpoint{Netns: path, IfName: spec.IfName, Owner: spec.Owner, ServicePath: spec.ServicePath, Labels: spec.Labels, Pod: spec.Pod}
 	var link netlink.Link
 	if err := netns.DoFile(ns, func() (err error) {
 		link, err = examine(&ep)

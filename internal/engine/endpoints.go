@@ -19,13 +19,21 @@ import (
 )
 
 // EndpointSpec names an interface of a pod that is to become an endpoint.
-// Everything else is found out.
+// Everything else is found out, unless Made says it.
 type EndpointSpec struct {
 	Netns       string // path of the pod's network namespace
 	IfName      string // inside it
 	Owner       state.Owner
 	ServicePath state.ServicePath // "" is both
 	Labels      map[string]string
+	Pod         state.PodRef
+	// Made describes the interface for whoever makes it, just now, and has not
+	// set it up yet: its indexes, addresses and MTU. Its host's end is nobody
+	// else's, see attachKind.
+	Made *state.Endpoint
+	// OwnQdiscs says that somebody is about to put a qdisc of his own on the
+	// host's end, as the bandwidth plugin does.
+	OwnQdiscs bool
 	// InPod puts the programs inside the pod also when the interface is one end
 	// of a pair: one whose other end is not this node's.
 	InPod bool
@@ -58,7 +66,7 @@ func (e *Engine) loadEndpoints() error {
 		switch {
 		case recorded:
 			ep.Netns, ep.IfName, ep.HostIf, ep.PodIndex = r.Netns, r.IfName, r.HostIf, r.PodIndex
-			ep.Labels, ep.Attach, ep.Qdisc = r.Labels, r.Attach, r.Qdisc
+			ep.Labels, ep.Pod, ep.Attach, ep.Qdisc = r.Labels, r.Pod, r.Attach, r.Qdisc
 		// The store is gone; where programs are at work, leave them.
 		case linked[id]:
 			ep.Attach = e.dp.LinkKind(id)
@@ -129,7 +137,7 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 		return state.Endpoint{}, errReadOnly
 	}
 	e.services = nil // its copy of meta is about to grow old
-	ep, err := discover(spec)
+	ep, err := examined(spec)
 	stranger := false
 	if err == nil {
 		stranger, err = e.isStranger(ep)
@@ -141,7 +149,7 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 		err = e.makeRoom(ep)
 	}
 	if ep.Attach == "" {
-		ep.Attach = e.dp.AttachKind()
+		ep.Attach = e.attachKind(spec, ep)
 	}
 	if err == nil {
 		err = e.ensurePrograms(ep)
@@ -150,7 +158,7 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 		err = e.number(&ep)
 	}
 	if err == nil {
-		ep.Qdisc, err = e.needsQdisc(ep)
+		ep.Qdisc, err = e.needsQdisc(spec, ep)
 	}
 	if err != nil {
 		return ep, privilege(err)
@@ -165,6 +173,30 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 		e.known[ep.ID] = ep
 	}
 	return ep, e.store.ClearJournal()
+}
+
+// examined is the endpoint to be: as its maker says, or as is found out.
+func examined(spec EndpointSpec) (state.Endpoint, error) {
+	if spec.Made == nil {
+		return discover(spec)
+	}
+	ep := *spec.Made
+	ep.Owner, ep.ServicePath, ep.Labels, ep.Pod = spec.Owner, spec.ServicePath, spec.Labels, spec.Pod
+	return ep, nil
+}
+
+// attachKind chooses how programs are held. A tcx attachment waits for an RCU
+// grace period while the kernel holds its routing lock: two of them are most of
+// a pod's start, and pods that start at once stand in line for them. A clsact
+// filter waits for none, and costs a packet some 60 ns more. So the host's end
+// of a new pair gets filters: nobody else has anything there, whom they would
+// have to stand before, and the pod cannot reach them. Inside a pod only tcx
+// will do, because a link cannot be detached by whoever has rights there.
+func (e *Engine) attachKind(spec EndpointSpec, ep state.Endpoint) string {
+	if spec.Made != nil && ep.Placement == state.HostEnd && !spec.OwnQdiscs {
+		return datapath.AttachClsact
+	}
+	return e.dp.AttachKind()
 }
 
 // isStranger says that no endpoint has anything of ep's, neither an address nor
@@ -260,34 +292,26 @@ func (e *Engine) ensurePrograms(ep state.Endpoint) error {
 	if ep.ServicePath != state.PathBoth && ep.ServicePath != state.PathSocket {
 		return nil
 	}
-	root, err := e.scope.cgroupRoot()
-	if err != nil {
-		return err
-	}
-	return e.dp.EnsureSock(root)
+	return e.dp.EnsureSock(e.scope.cgroupRoot)
 }
 
 // number gives ep an id and a generation. The search for a free id starts
 // where the generations stand, so that an id rests before it is used again.
 func (e *Engine) number(ep *state.Endpoint) error {
-	meta, err := e.dp.GetMeta()
+	generation, err := e.dp.NewGeneration()
 	if err != nil {
 		return err
 	}
-	meta.NextGeneration++
-	if meta.NextGeneration == 0 { // marks a free slot
-		meta.NextGeneration = 1
-	}
 	ids := e.dp.MaxEndpoints() - 1 // 0 means "not an endpoint"
 	for i := range ids {
-		id := (meta.NextGeneration-1+i)%ids + 1
+		id := (generation-1+i)%ids + 1
 		used, err := e.idUsed(id)
 		if err != nil {
 			return err
 		}
 		if !used {
-			ep.ID, ep.Generation = id, meta.NextGeneration
-			return e.dp.PutMeta(meta)
+			ep.ID, ep.Generation = id, generation
+			return nil
 		}
 	}
 	return fmt.Errorf("all %d endpoints of this node are in use; `mustang ep rm` one", ids)
@@ -302,9 +326,12 @@ func (e *Engine) idUsed(id uint32) (bool, error) {
 	return slot.Generation != 0, err
 }
 
-func (e *Engine) needsQdisc(ep state.Endpoint) (needs bool, err error) {
+func (e *Engine) needsQdisc(spec EndpointSpec, ep state.Endpoint) (needs bool, err error) {
 	if ep.Attach != datapath.AttachClsact {
 		return false, nil
+	}
+	if spec.Made != nil {
+		return true, nil // a new interface has none
 	}
 	err = e.atHook(ep, func() error {
 		has, err := datapath.HasClsact(ep.IfIndex)

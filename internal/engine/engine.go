@@ -8,10 +8,9 @@ package engine
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 
-	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/reconcile"
@@ -70,9 +69,9 @@ func Open(ctx context.Context, scope Scope, opts Options) (*Engine, error) {
 	if err := scope.checkBPFFS(); err != nil {
 		return nil, privilege(err)
 	}
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, privilege(fmt.Errorf("lift the limit of locked memory: %w", err))
-	}
+	// Before Linux 5.11, tables count as locked memory. Where the limit may not be
+	// lifted, and counts, making a table says so.
+	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 	for {
 		e, again, err := open(ctx, scope, opts)
 		if err != nil {

@@ -23,21 +23,42 @@ type Whereabouts struct {
 	Owner       state.Owner
 }
 
+// at says that ep is where w says.
+func (w Whereabouts) at(ep state.Endpoint) bool {
+	return ep.Owner == w.Owner && w.Netns != "" && ep.Netns == w.Netns && ep.IfName == w.IfName
+}
+
 // EndpointOf is the id of the endpoint that w describes.
 func (e *Engine) EndpointOf(w Whereabouts) (uint32, error) {
 	if err := e.loadEndpoints(); err != nil {
 		return 0, err
 	}
-	at := func(ep state.Endpoint) bool {
-		return ep.Owner == w.Owner && w.Netns != "" && ep.Netns == w.Netns && ep.IfName == w.IfName
-	}
-	if ep, ok := e.known[w.ID]; ok && at(ep) {
+	if ep, ok := e.known[w.ID]; ok && w.at(ep) {
 		return w.ID, nil
 	}
 	// A path may have led to a pod that is gone before it led to this one.
 	return e.pick(func(ep state.Endpoint) bool {
-		return at(ep) || ep.Owner == w.Owner && w.HostIfIndex != 0 && ep.Placement == state.HostEnd && ep.IfIndex == w.HostIfIndex
+		return w.at(ep) || ep.Owner == w.Owner && w.HostIfIndex != 0 && ep.Placement == state.HostEnd && ep.IfIndex == w.HostIfIndex
 	}, w.IfName, w.Netns)
+}
+
+// RemoveAt is RemovePod for the endpoint that w describes, and for those of
+// pods that are gone which were in the same place; absent is success.
+func (e *Engine) RemoveAt(w Whereabouts) error {
+	id, err := e.EndpointOf(w)
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	errs := []error{e.RemovePod(id)}
+	for other, ep := range e.known {
+		if other != id && w.at(ep) && !e.alive(ep) {
+			errs = append(errs, e.RemovePod(other))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // pick is the endpoint that wanted chooses, the living one of several.

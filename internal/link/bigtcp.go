@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 const (
@@ -167,7 +169,9 @@ func (b *builder) waysOut() ([]netlink.Link, error) {
 	}
 	var indexes []int
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := b.node.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN, Dst: nil}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+		routes, err := netns.Dump(func() ([]netlink.Route, error) {
+			return b.node.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN, Dst: nil}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("list the node's default routes: %w", err)
 		}

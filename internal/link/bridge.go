@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 func (b *builder) addBridge() (Result, error) {
@@ -29,6 +31,13 @@ func (b *builder) addBridge() (Result, error) {
 	if err := b.plugIn(host, br); err != nil {
 		return Result{}, err
 	}
+	// On a bridge the gateway's address is the bridge's, and so is its MAC.
+	if err := b.attachPair(eth, host, br.Attrs().HardwareAddr); err != nil {
+		return Result{}, err
+	}
+	if err := up(b.node, host); err != nil {
+		return Result{}, err
+	}
 	if err := b.podOnSegment(eth); err != nil {
 		return Result{}, err
 	}
@@ -42,7 +51,7 @@ func (b *builder) addBridge() (Result, error) {
 		}
 	}
 	res := pairResult(eth, host)
-	res.ParentIfIndex = br.Attrs().Index
+	res.setParent(br)
 	return res, nil
 }
 
@@ -98,7 +107,7 @@ func (b *builder) holdGateway(l netlink.Link) error {
 // hasIPv6 reports whether another pod already made l an IPv6 gateway, which an
 // IPv4-only pod must not switch off.
 func hasIPv6(h *netlink.Handle, l netlink.Link) bool {
-	addrs, err := h.AddrList(l, unix.AF_INET6)
+	addrs, err := netns.Dump(func() ([]netlink.Addr, error) { return h.AddrList(l, unix.AF_INET6) })
 	return err != nil || len(addrs) > 0
 }
 
@@ -114,7 +123,7 @@ func (b *builder) plugIn(host, br netlink.Link) error {
 	if err := b.node.LinkSetHairpin(host, true); err != nil {
 		return fmt.Errorf("set hairpin of %s: %w", b.HostIfName, err)
 	}
-	return up(b.node, host)
+	return nil
 }
 
 // podOnSegment finishes a pod that shares a segment with its gateway.
@@ -123,7 +132,7 @@ func (b *builder) podOnSegment(eth netlink.Link) error {
 		return err
 	}
 	for _, x := range b.gateways() {
-		if err := addDefaultRoute(b.pod, eth, x.gw, 0); err != nil {
+		if err := b.addDefaultRoute(eth, x.gw, 0); err != nil {
 			return err
 		}
 	}

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	vns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/netns"
@@ -37,6 +36,7 @@ type builder struct {
 	nodeNS, podNS *os.File // podNS is nil when the pod's namespace is gone
 	node, pod     *netlink.Handle
 	pending       []pendingAddr
+	defaults      map[int]bool // families whose default route in the pod is ours
 }
 
 // pendingAddr is an IPv6 address that was added, and does not receive yet.
@@ -48,12 +48,12 @@ type pendingAddr struct {
 // open gets handles into the current namespace and the one at podPath. An
 // empty podPath stands for a pod whose namespace is gone.
 func open(podPath string) (*builder, error) {
-	b := &builder{}
+	b := &builder{defaults: make(map[int]bool)}
 	var err error
 	if b.nodeNS, err = netns.Current(); err != nil {
 		return nil, err
 	}
-	if b.node, err = handle(b.nodeNS); err != nil {
+	if b.node, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		b.close()
 		return nil, fmt.Errorf("netlink in the node's namespace: %w", err)
 	}
@@ -64,15 +64,14 @@ func open(podPath string) (*builder, error) {
 		b.close()
 		return nil, err
 	}
-	if b.pod, err = handle(b.podNS); err != nil {
+	if err := b.inPod(func() (err error) {
+		b.pod, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	}); err != nil {
 		b.close()
 		return nil, fmt.Errorf("netlink in %s: %w", podPath, err)
 	}
 	return b, nil
-}
-
-func handle(ns *os.File) (*netlink.Handle, error) {
-	return netlink.NewHandleAt(vns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
 }
 
 func (b *builder) close() {
@@ -86,6 +85,14 @@ func (b *builder) close() {
 			f.Close()
 		}
 	}
+}
+
+// inPod runs fn with the thread, which Add has locked, in the pod's namespace.
+func (b *builder) inPod(fn func() error) error {
+	if err := netns.Visit(b.podNS, b.nodeNS, fn); err != nil {
+		return fmt.Errorf("in the pod: %w", err)
+	}
+	return nil
 }
 
 // find returns nil when there is no such link.
@@ -116,6 +123,9 @@ func (b *builder) clearHalfBuilt() error {
 	if err != nil {
 		return err
 	}
+	if l == nil && b.Mode != HostDevice {
+		return b.removeHost()
+	}
 	if l != nil {
 		if l.Attrs().Group != linkGroup && !b.halfNetkit(l) {
 			return fmt.Errorf("%s in %s is not mustang's: remove it or choose another interface name", b.IfName, b.NetNS)
@@ -139,11 +149,16 @@ func (b *builder) remove() error {
 			return a.Group == linkGroup && (a.Alias == "" || a.Alias == aliasPrefix+b.Name)
 		}))
 	}
-	// Else nothing of the pod's is on the host.
-	if traitsOf[b.Mode].pair {
-		errs = append(errs, del(b.node, b.HostIfName, func(*netlink.LinkAttrs) bool { return true }))
+	return errors.Join(append(errs, b.removeHost())...)
+}
+
+// removeHost deletes the host's end. A mode without one has nothing of the
+// pod's on the host.
+func (b *builder) removeHost() error {
+	if !traitsOf[b.Mode].pair {
+		return nil
 	}
-	return errors.Join(errs...)
+	return del(b.node, b.HostIfName, func(*netlink.LinkAttrs) bool { return true })
 }
 
 func del(h *netlink.Handle, name string, ours func(*netlink.LinkAttrs) bool) error {
@@ -158,16 +173,12 @@ func del(h *netlink.Handle, name string, ours func(*netlink.LinkAttrs) bool) err
 	return nil
 }
 
-func (b *builder) markComplete() error {
-	l, err := must(b.pod, b.IfName)
-	if err != nil {
-		return err
-	}
+func (b *builder) markComplete(index int) error {
 	alias := aliasPrefix + b.Name
 	if b.Mode == HostDevice {
 		alias += deviceMark + b.Uplink
 	}
-	if err := b.pod.LinkSetAlias(l, alias); err != nil {
+	if err := b.pod.LinkSetAlias(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, alias); err != nil {
 		return fmt.Errorf("set alias of %s: %w", b.IfName, err)
 	}
 	return nil
@@ -199,8 +210,8 @@ func randomMAC() net.HardwareAddr {
 // podBase prepares the pod's interface: sysctls before it goes up, so that its
 // IPv6 addresses are usable at once, then addresses.
 func (b *builder) podBase(eth netlink.Link, p4, p6 netip.Prefix) error {
-	if err := netns.DoFile(b.podNS, func() error { return ifSysctls(b.IfName, b.IPv6.IsValid(), endOfPod) }); err != nil {
-		return fmt.Errorf("in the pod: %w", err)
+	if err := b.inPod(func() error { return ifSysctls(b.IfName, b.IPv6.IsValid(), endOfPod) }); err != nil {
+		return err
 	}
 	if lo, err := find(b.pod, "lo"); err == nil && lo != nil && lo.Attrs().Flags&net.FlagUp == 0 {
 		if err := up(b.pod, lo); err != nil {
@@ -308,7 +319,8 @@ func addHostRoute(h *netlink.Handle, l netlink.Link, ip netip.Addr, mtu int) err
 
 // addDefaultRoute sets the pod's way out. A pod that has one by another
 // interface keeps it: this one is its second.
-func addDefaultRoute(h *netlink.Handle, l netlink.Link, gw netip.Addr, flags int) error {
+func (b *builder) addDefaultRoute(l netlink.Link, gw netip.Addr, flags int) error {
+	h := b.pod
 	all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if gw.Is6() {
 		all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
@@ -326,6 +338,7 @@ func addDefaultRoute(h *netlink.Handle, l netlink.Link, gw netip.Addr, flags int
 	if err := h.RouteReplace(r); err != nil {
 		return fmt.Errorf("add default route via %s by %s: %w", gw, l.Attrs().Name, err)
 	}
+	b.defaults[family(gw)] = true
 	return nil
 }
 

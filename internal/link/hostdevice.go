@@ -15,6 +15,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // deviceMark stands before the device's name in the alias; alone with it on a
@@ -36,13 +38,16 @@ func (b *builder) addHostDevice() (Result, error) {
 			return Result{}, fmt.Errorf("set the MAC address of %s: %w", b.Uplink, err)
 		}
 	}
-	if err := b.podOnSegment(eth); err != nil {
-		return Result{}, err
-	}
 	if eth, err = must(b.pod, b.IfName); err != nil {
 		return Result{}, err
 	}
-	return Result{PodIfIndex: eth.Attrs().Index, PodMAC: eth.Attrs().HardwareAddr}, nil
+	if err := b.attachInner(eth); err != nil {
+		return Result{}, err
+	}
+	if err := b.podOnSegment(eth); err != nil {
+		return Result{}, err
+	}
+	return Result{PodIfIndex: eth.Attrs().Index, PodMAC: eth.Attrs().HardwareAddr, PodMTU: eth.Attrs().MTU}, nil
 }
 
 // takeDevice moves the device into the pod. It is marked before it leaves, so
@@ -82,7 +87,7 @@ func (b *builder) unused(dev netlink.Link) error {
 	if a.Flags&net.FlagLoopback != 0 || a.MasterIndex != 0 {
 		return fmt.Errorf("uplink %s is a loopback or a port: name an interface that nothing else uses", b.Uplink)
 	}
-	addrs, err := b.node.AddrList(dev, unix.AF_UNSPEC)
+	addrs, err := netns.Dump(func() ([]netlink.Addr, error) { return b.node.AddrList(dev, unix.AF_UNSPEC) })
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", b.Uplink, err)
 	}

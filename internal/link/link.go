@@ -16,11 +16,13 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
-	"regexp"
 	"runtime"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // DefaultBridge is the bridge of bridge mode when Spec names none.
@@ -63,16 +65,27 @@ type Spec struct {
 	LocalMTU   int
 	LocalCIDRs []netip.Prefix
 	BigTCP     int // bytes of the largest bundle of segments; 0: the kernel's 65536
+	// Attach is told of the interface while it is still down, so that whoever
+	// puts programs on it is before the first packet; nil: nobody does. What it
+	// did is not undone when Add fails later.
+	Attach func(state.Endpoint) error
 }
 
 // Result is what was made, in the numbers that a datapath needs.
 type Result struct {
 	HostIfIndex   int              // of the host's end, or of the shim; host-device: 0
 	HostMAC       net.HardwareAddr // of that interface
-	PodIfIndex    int              // in the pod's namespace
+	HostMTU       int
+	PodIfIndex    int // in the pod's namespace
 	PodMAC        net.HardwareAddr
-	ParentIfIndex int // bridge: the bridge; macvlan, ipvlan: the uplink; else 0
-	BigTCP        BigTCP
+	PodMTU        int
+	ParentIfIndex int              // bridge: the bridge; macvlan, ipvlan: the uplink; else 0
+	ParentMAC     net.HardwareAddr // of that interface
+	ParentMTU     int
+	// Default4 and Default6 say whether the pod's default route leads by this
+	// interface: a second one leaves it to the first.
+	Default4, Default6 bool
+	BigTCP             BigTCP
 }
 
 // HostName is the name of the host's end for a pod: deterministic, so that a
@@ -83,7 +96,15 @@ func HostName(pod string) string {
 	return "mst" + hex.EncodeToString(sum[:6])
 }
 
-var ifNameOK = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,14}$`)
+// ifNameOK is by hand: a regular expression would be compiled at every start.
+func ifNameOK(name string) bool {
+	for _, c := range []byte(name) {
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '-' || c == '.') {
+			return false
+		}
+	}
+	return name != "" && len(name) <= 15 && name[0] != '.'
+}
 
 // withDefaults fills what the caller left open.
 func (s Spec) withDefaults() Spec {
@@ -115,6 +136,9 @@ func (s Spec) Gateways() (v4, v6 netip.Addr) {
 	return s.Gateway4, s.Gateway6
 }
 
+// Bridge is the name of the bridge, defaults filled in.
+func (s Spec) Bridge() string { return s.withDefaults().BridgeName }
+
 func gatewayOr(gw netip.Addr, ip netip.Prefix, mode string, routed netip.Addr) netip.Addr {
 	switch {
 	case gw.IsValid() || !ip.IsValid():
@@ -137,7 +161,7 @@ func (s Spec) Validate() error {
 	}
 	t := traitsOf[s.Mode]
 	for field, name := range map[string]string{"interface": s.IfName, "host interface": s.HostIfName, "bridge": s.BridgeName} {
-		if !ifNameOK.MatchString(name) {
+		if !ifNameOK(name) {
 			return fmt.Errorf("%s name %q is not usable: use 1 to 15 letters, digits, '.', '_' or '-'", field, name)
 		}
 	}
@@ -228,8 +252,9 @@ func Add(spec Spec) (Result, error) {
 		err = b.awaitAddrs()
 	}
 	if err == nil {
-		err = b.markComplete()
+		err = b.markComplete(res.PodIfIndex)
 	}
+	res.Default4, res.Default6 = b.defaults[unix.AF_INET], b.defaults[unix.AF_INET6]
 	if err != nil {
 		return Result{}, errors.Join(fmt.Errorf("connect pod %s: %w", spec.Name, err), b.remove())
 	}

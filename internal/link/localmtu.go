@@ -21,8 +21,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // MaxLocalMTU is the largest MTU, in bytes, that a route can have
@@ -74,6 +72,7 @@ func (b *builder) widenHost(host netlink.Link) error {
 	if err := b.node.LinkSetMTU(host, b.LocalMTU); err != nil {
 		return fmt.Errorf("set MTU %d of %s: %w", b.LocalMTU, b.HostIfName, err)
 	}
+	host.Attrs().MTU = b.LocalMTU
 	return nil
 }
 
@@ -112,9 +111,9 @@ func (b *builder) narrowBridge(br netlink.Link) error {
 
 // smallestPort is the smallest MTU of the bridge's ports; 0: it has none.
 func (b *builder) smallestPort(br netlink.Link) (int, error) {
-	links, err := b.node.LinkList()
+	links, err := list(b.node)
 	if err != nil {
-		return 0, fmt.Errorf("list ports of %s: %w", br.Attrs().Name, err)
+		return 0, fmt.Errorf("ports of %s: %w", br.Attrs().Name, err)
 	}
 	smallest := 0
 	for _, l := range links {
@@ -168,7 +167,7 @@ func (b *builder) findBlackHoles() error {
 	if b.Mode != Bridge {
 		return nil
 	}
-	return netns.DoFile(b.podNS, func() error {
+	return b.inPod(func() error {
 		const key = "/proc/sys/net/ipv4/tcp_mtu_probing" // also IPv6's
 		if was, err := os.ReadFile(key); err == nil && string(was) != "0\n" {
 			return nil

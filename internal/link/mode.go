@@ -58,6 +58,9 @@ var traitsOf = map[string]traits{
 // prefix length.
 func Routed(mode string) bool { return traitsOf[mode].routed }
 
+// HasHostEnd says whether one end of the pod's link is on the node.
+func HasHostEnd(mode string) bool { return traitsOf[mode].pair }
+
 // NeedsUplink says whether a mode needs an interface of the node.
 func NeedsUplink(mode string) bool { return traitsOf[mode].uplink != "" }
 

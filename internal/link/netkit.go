@@ -20,13 +20,7 @@ func (b *builder) addNetkit() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	if err := b.hostRouted(host, eth); err != nil {
-		return Result{}, err
-	}
-	if err := b.podRouted(eth, host); err != nil {
-		return Result{}, err
-	}
-	return pairResult(eth, host), nil
+	return b.routedPair(eth, host)
 }
 
 // makeNetkit creates the pair from the node, for that makes the node's end the

@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // ShimName is the host's own sub-interface on an uplink.
@@ -106,19 +108,13 @@ func (b *builder) oneKind(parent netlink.Link) error {
 	return nil
 }
 
-// list is all links, asked for again when they changed under the question.
+// list is all links.
 func list(h *netlink.Handle) ([]netlink.Link, error) {
-	for range 10 {
-		all, err := h.LinkList()
-		if errors.Is(err, netlink.ErrDumpInterrupted) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list links: %w", err)
-		}
-		return all, nil
+	all, err := netns.Dump(h.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
 	}
-	return nil, errors.New("list links: they change faster than they can be read")
+	return all, nil
 }
 
 // addSub makes a complete pod by sub-interface.
@@ -135,11 +131,14 @@ func (b *builder) addSub() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	if err := b.attachInner(eth); err != nil {
+		return Result{}, err
+	}
 	if err := b.podOnSegment(eth); err != nil {
 		return Result{}, err
 	}
 	res := pairResult(eth, shim)
-	res.ParentIfIndex = parent.Attrs().Index
+	res.setParent(parent)
 	return res, nil
 }
 

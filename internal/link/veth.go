@@ -20,6 +20,17 @@ func (b *builder) addVeth() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	return b.routedPair(eth, host)
+}
+
+// routedPair finishes a pair whose host end is the pod's router.
+func (b *builder) routedPair(eth, host netlink.Link) (Result, error) {
+	if err := b.widenHost(host); err != nil {
+		return Result{}, err
+	}
+	if err := b.attachPair(eth, host, host.Attrs().HardwareAddr); err != nil {
+		return Result{}, err
+	}
 	if err := b.hostRouted(host, eth); err != nil {
 		return Result{}, err
 	}
@@ -46,16 +57,13 @@ func (b *builder) makePair() (eth, host netlink.Link, err error) {
 	if eth, err = must(b.pod, b.IfName); err != nil {
 		return nil, nil, err
 	}
-	if host, err = must(b.node, b.HostIfName); err != nil {
-		return nil, nil, err
-	}
-	return eth, host, nil
+	// Each end knows the other's index, and the rest was given.
+	attrs = b.attrs(b.HostIfName, veth.PeerHardwareAddr)
+	attrs.Index, attrs.MTU = eth.Attrs().ParentIndex, eth.Attrs().MTU
+	return eth, &netlink.Veth{LinkAttrs: attrs}, nil
 }
 
 func (b *builder) hostRouted(host, eth netlink.Link) error {
-	if err := b.widenHost(host); err != nil {
-		return err
-	}
 	if err := ifSysctls(b.HostIfName, b.IPv6.IsValid(), endRouted); err != nil {
 		return err
 	}
@@ -94,7 +102,7 @@ func (b *builder) podRouted(eth, host netlink.Link) error {
 				return err
 			}
 		}
-		if err := addDefaultRoute(b.pod, eth, x.gw, unix.RTNH_F_ONLINK); err != nil {
+		if err := b.addDefaultRoute(eth, x.gw, unix.RTNH_F_ONLINK); err != nil {
 			return err
 		}
 		if err := addHostRoute(b.node, host, x.ip, b.hostRouteMTU()); err != nil {
@@ -106,7 +114,11 @@ func (b *builder) podRouted(eth, host netlink.Link) error {
 
 func pairResult(eth, host netlink.Link) Result {
 	return Result{
-		HostIfIndex: host.Attrs().Index, HostMAC: host.Attrs().HardwareAddr,
-		PodIfIndex: eth.Attrs().Index, PodMAC: eth.Attrs().HardwareAddr,
+		HostIfIndex: host.Attrs().Index, HostMAC: host.Attrs().HardwareAddr, HostMTU: host.Attrs().MTU,
+		PodIfIndex: eth.Attrs().Index, PodMAC: eth.Attrs().HardwareAddr, PodMTU: eth.Attrs().MTU,
 	}
+}
+
+func (r *Result) setParent(l netlink.Link) {
+	r.ParentIfIndex, r.ParentMAC, r.ParentMTU = l.Attrs().Index, l.Attrs().HardwareAddr, l.Attrs().MTU
 }

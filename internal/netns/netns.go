@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -80,6 +81,21 @@ func DoFile(ns *os.File, fn func() error) error {
 	})
 }
 
+// Visit runs fn in an open namespace on the calling thread, and goes back home.
+// The caller has locked its thread. One that cannot go back stays locked
+// whatever the caller unlocks, and ends with its goroutine.
+func Visit(there, home *os.File, fn func() error) error {
+	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace %s: %w", there.Name(), err)
+	}
+	err := fn()
+	if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
+		runtime.LockOSThread()
+		err = errors.Join(err, fmt.Errorf("return from network namespace %s: %w", there.Name(), back))
+	}
+	return err
+}
+
 // onThread runs fn, which may change its thread's namespace, and puts the
 // thread back. A thread that cannot go back stays locked when its goroutine
 // ends, so that the runtime destroys it.
@@ -101,6 +117,33 @@ func onThread(fn func() error) error {
 		done <- err
 	}()
 	return <-done
+}
+
+// Cookie identifies the namespace of the calling thread, for as long as the
+// machine runs (SO_NETNS_COOKIE).
+func Cookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open a socket to ask for the namespace's cookie: %w", err)
+	}
+	defer unix.Close(fd)
+	c, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("the kernel does not tell namespaces apart for sockets (SO_NETNS_COOKIE, Linux 5.14): %w", err)
+	}
+	return c, nil
+}
+
+// Dump lists by netlink, again when what is listed changed meanwhile: the
+// kernel says then that the list may lack something.
+func Dump[T any](list func() ([]T, error)) (all []T, err error) {
+	for range 20 {
+		all, err = list()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return all, err
 }
 
 // Create makes a new namespace and names it by a bind mount at path. A plain

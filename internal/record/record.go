@@ -2,7 +2,8 @@
 
 // Package record keeps small JSON records in a directory, one file each,
 // written before what they describe is made: so that a later process finds,
-// and finishes or undoes, what a killed one began.
+// and finishes or undoes, what a killed one began. Nothing is forced to a disk:
+// what records are about ends with the machine's run.
 package record
 
 import (
@@ -73,6 +74,9 @@ func (d Dir[T]) Read(name string) (T, error) { return read[T](d.file(name)) }
 func read[T any](file string) (T, error) {
 	var v T
 	raw, err := os.ReadFile(file)
+	if err == nil && !json.Valid(raw) { // only a crash of the machine leaves such
+		err = fs.ErrNotExist
+	}
 	if err == nil {
 		err = json.Unmarshal(raw, &v)
 	}
@@ -110,8 +114,8 @@ func (d Dir[T]) List() ([]T, error) {
 	return out, nil
 }
 
-// Write replaces a record in one step: a reader, and a machine that loses
-// power, see the old one or the new one. The directory must exist.
+// Write replaces a record in one step: a reader sees the old one or the new
+// one. The directory must exist.
 func (d Dir[T]) Write(name string, v T) error {
 	raw, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -123,17 +127,13 @@ func (d Dir[T]) Write(name string, v T) error {
 		return err
 	}
 	_, err = f.Write(append(raw, '\n'))
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), d.file(name))
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()))
 	}
-	dir, err := os.Open(d.Path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return nil
 }
 
 // Forget removes a record, and what killed writers of it left; an absent one

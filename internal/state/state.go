@@ -139,6 +139,13 @@ const (
 	InPod   Placement = "pod"  // inside the pod, directions swapped
 )
 
+// How an endpoint's programs are held at their interface.
+const (
+	AttachTCX    = "tcx"
+	AttachClsact = "clsact"
+	AttachNetkit = "netkit" // the device's own hooks
+)
+
 // Endpoint is one interface of one pod. Everything up to Owner is in the
 // tables; the rest only in the store.
 type Endpoint struct {
@@ -161,9 +168,16 @@ type Endpoint struct {
 	HostIf   string // name of the host's end; "" in-pod
 	PodIndex int    // ifindex inside the pod
 	Labels   map[string]string
-	// Attach is "tcx", "clsact" or "netkit"; Qdisc says that the clsact qdisc was made by us.
+	Pod      PodRef `json:",omitzero"` // whose interface it is, when Kubernetes told
+	// Attach is one of AttachTCX and its like; Qdisc says that the clsact qdisc was made by us.
 	Attach string
 	Qdisc  bool `json:",omitempty"`
+}
+
+// PodRef names a pod of Kubernetes. The UID tells it from others that had or
+// will have its name.
+type PodRef struct {
+	Namespace, Name, UID string
 }
 
 // Addrs are the endpoint's addresses, IPv4 first.

@@ -3,7 +3,9 @@
 // Package store keeps what the maps cannot: where an endpoint's namespace is
 // and what its interface is called, and the journal of the operation under way.
 // Each file is replaced atomically, so that a tool killed at any instant leaves
-// the old content or the new.
+// the old content or the new. Nothing is forced to a disk: tables, programs and
+// namespaces, which the files are about, end with the machine's run. What a
+// crash of the machine leaves of a file is taken for absent.
 package store
 
 import (
@@ -56,7 +58,11 @@ func (s Store) Endpoints() (map[uint32]state.Endpoint, error) {
 			continue // not ours
 		}
 		var ep state.Endpoint
-		if err := readJSON(filepath.Join(dir, e.Name()), &ep); err != nil {
+		err = readJSON(filepath.Join(dir, e.Name()), &ep)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
 			return nil, fmt.Errorf("endpoint record %d: %w; remove that file to forget the endpoint", id, err)
 		}
 		ep.ID = uint32(id)
@@ -113,13 +119,18 @@ func remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
+	return nil
 }
 
+// readJSON reads a file into v. One that is no JSON is fs.ErrNotExist, and
+// removed: only a crash of the machine leaves such.
 func readJSON(path string, v any) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return err
+	}
+	if !json.Valid(text) {
+		return errors.Join(fs.ErrNotExist, os.Remove(path))
 	}
 	if err := json.Unmarshal(text, v); err != nil {
 		return fmt.Errorf("%s is damaged: %w", path, err)
@@ -127,8 +138,7 @@ func readJSON(path string, v any) error {
 	return nil
 }
 
-// write replaces path by the JSON of v: temporary file, fsync, rename, fsync of
-// the directory, so that the content outlives even a crash of the machine.
+// write replaces path by the JSON of v: temporary file, rename.
 func (s Store) write(path string, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -144,27 +154,12 @@ func (s Store) write(path string, v any) error {
 		return fmt.Errorf("write state: %w", err)
 	}
 	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
+	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
 		os.Remove(f.Name())
 		return fmt.Errorf("write state: %w", err)
 	}
-	return syncDir(dir)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return nil
 }

@@ -67,3 +67,23 @@ func TestJournalIsThereUntilCleared(t *testing.T) {
 		t.Fatal("still there")
 	}
 }
+
+func TestWhatACrashOfTheMachineLeavesIsAbsent(t *testing.T) {
+	s := At(t.TempDir())
+	if err := s.PutEndpoint(state.Endpoint{ID: 7}); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{s.endpointFile(8), filepath.Join(s.dir, journalFile)} {
+		if err := os.WriteFile(path, []byte("\x00\x00"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eps, err := s.Endpoints()
+	if err != nil || len(eps) != 1 {
+		t.Errorf("endpoints: %v, %v", eps, err)
+	}
+	var v any
+	if pending, err := s.ReadJournal(&v); pending || err != nil {
+		t.Errorf("the journal: %t, %v", pending, err)
+	}
+}

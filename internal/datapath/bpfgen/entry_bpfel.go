@@ -25,6 +25,8 @@ const (
 	EntryMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	EntryMapMstEndpointsV1        = "mst_endpoints_v1"
 	EntryMapMstFactsV1            = "mst_facts_v1"
+	EntryMapMstFastGenerationsV1  = "mst_fast_generations_v1"
+	EntryMapMstFastV1             = "mst_fast_v1"
 	EntryMapMstFragsV1            = "mst_frags_v1"
 	EntryMapMstMetaV1             = "mst_meta_v1"
 	EntryMapMstNetnsV1            = "mst_netns_v1"
@@ -36,6 +38,7 @@ const (
 	EntryMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	EntryMapMstSockPeersV1        = "mst_sock_peers_v1"
 	EntryProgEntry                = "entry"
+	EntryProgFilterEntry          = "filter_entry"
 	EntryVarAnswerKey             = "answer_key"
 	EntryVarDeliverEgress         = "deliver_egress"
 	EntryVarHasSetRetval          = "has_set_retval"
@@ -86,7 +89,8 @@ type EntrySpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type EntryProgramSpecs struct {
-	Entry *ebpf.ProgramSpec `ebpf:"entry"`
+	Entry       *ebpf.ProgramSpec `ebpf:"entry"`
+	FilterEntry *ebpf.ProgramSpec `ebpf:"filter_entry"`
 }
 
 // EntryMapSpecs contains maps before they are loaded into the kernel.
@@ -102,6 +106,8 @@ type EntryMapSpecs struct {
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -155,6 +161,8 @@ type EntryMaps struct {
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -178,6 +186,8 @@ func (m *EntryMaps) Close() error {
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
 		m.MstFactsV1,
+		m.MstFastGenerationsV1,
+		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
@@ -207,12 +217,14 @@ type EntryVariables struct {
 //
 // It can be passed to LoadEntryObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EntryPrograms struct {
-	Entry *ebpf.Program `ebpf:"entry"`
+	Entry       *ebpf.Program `ebpf:"entry"`
+	FilterEntry *ebpf.Program `ebpf:"filter_entry"`
 }
 
 func (p *EntryPrograms) Close() error {
 	return _EntryClose(
 		p.Entry,
+		p.FilterEntry,
 	)
 }
 

@@ -5,7 +5,7 @@ package bpfgen
 // enum direction
 const (
 	DirFromPod = 0
-	DirToPod   = 1
+	DirToPod   = 1 // as FAST_TO_POD
 	DirSocket  = 2
 	DirParent  = 3 // from pods' common parent link to the wire
 	DirCount   = 4
@@ -61,6 +61,14 @@ const (
 const (
 	CTFin = 1
 	CTRst = 2
+)
+
+// enum fast_flag
+const (
+	FastToPod      = 1 // the hook is to_pod, else from_pod
+	FastFromOpener = 2 // they go in the flow's original direction
+	FastDeliver    = 4 // to the endpoint at the other end; else they are left to the kernel
+	FastTranslate  = 8
 )
 
 // enum redirect_kind
@@ -156,5 +164,7 @@ const (
 	NATPortFirst = 32768
 	NATPortCount = 28232
 	CTRefresh    = 4
+	FastLifetime = 1
+	FastSlots    = 1024
 	FragLifetime = 15
 )

@@ -62,6 +62,8 @@ const (
 	IterMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	IterMapMstEndpointsV1        = "mst_endpoints_v1"
 	IterMapMstFactsV1            = "mst_facts_v1"
+	IterMapMstFastGenerationsV1  = "mst_fast_generations_v1"
+	IterMapMstFastV1             = "mst_fast_v1"
 	IterMapMstFragsV1            = "mst_frags_v1"
 	IterMapMstMetaV1             = "mst_meta_v1"
 	IterMapMstNetnsV1            = "mst_netns_v1"
@@ -139,6 +141,8 @@ type IterMapSpecs struct {
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -192,6 +196,8 @@ type IterMaps struct {
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -215,6 +221,8 @@ func (m *IterMaps) Close() error {
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
 		m.MstFactsV1,
+		m.MstFastGenerationsV1,
+		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,

@@ -40,6 +40,8 @@ const (
 	ParentMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	ParentMapMstEndpointsV1        = "mst_endpoints_v1"
 	ParentMapMstFactsV1            = "mst_facts_v1"
+	ParentMapMstFastGenerationsV1  = "mst_fast_generations_v1"
+	ParentMapMstFastV1             = "mst_fast_v1"
 	ParentMapMstFragsV1            = "mst_frags_v1"
 	ParentMapMstMetaV1             = "mst_meta_v1"
 	ParentMapMstNetnsV1            = "mst_netns_v1"
@@ -117,6 +119,8 @@ type ParentMapSpecs struct {
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -170,6 +174,8 @@ type ParentMaps struct {
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -193,6 +199,8 @@ func (m *ParentMaps) Close() error {
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
 		m.MstFactsV1,
+		m.MstFastGenerationsV1,
+		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,

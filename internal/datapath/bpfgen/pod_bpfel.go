@@ -122,6 +122,34 @@ type PodFacts struct {
 	Pad      uint32
 }
 
+type PodFastFlow struct {
+	_ structs.HostLayout
+	T struct {
+		_     structs.HostLayout
+		Src   PodAddr
+		Dst   PodAddr
+		Sport uint16
+		Dport uint16
+		Pad   uint32
+	}
+	Until          uint32
+	Generation     uint32
+	Peer           uint32
+	PeerGeneration uint32
+	Mac            [6]uint8
+	Proto          uint8
+	Flags          uint8
+	To             struct {
+		_     structs.HostLayout
+		Src   PodAddr
+		Dst   PodAddr
+		Sport uint16
+		Dport uint16
+		Pad   uint32
+	}
+	Pad [3]uint64
+}
+
 type PodFragKey struct {
 	_     structs.HostLayout
 	Src   PodAddr
@@ -234,6 +262,8 @@ const (
 	PodMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	PodMapMstEndpointsV1        = "mst_endpoints_v1"
 	PodMapMstFactsV1            = "mst_facts_v1"
+	PodMapMstFastGenerationsV1  = "mst_fast_generations_v1"
+	PodMapMstFastV1             = "mst_fast_v1"
 	PodMapMstFragsV1            = "mst_frags_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
@@ -313,6 +343,8 @@ type PodMapSpecs struct {
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -366,6 +398,8 @@ type PodMaps struct {
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -389,6 +423,8 @@ func (m *PodMaps) Close() error {
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
 		m.MstFactsV1,
+		m.MstFastGenerationsV1,
+		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,

@@ -49,6 +49,8 @@ const (
 	SockMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	SockMapMstEndpointsV1        = "mst_endpoints_v1"
 	SockMapMstFactsV1            = "mst_facts_v1"
+	SockMapMstFastGenerationsV1  = "mst_fast_generations_v1"
+	SockMapMstFastV1             = "mst_fast_v1"
 	SockMapMstFragsV1            = "mst_frags_v1"
 	SockMapMstMetaV1             = "mst_meta_v1"
 	SockMapMstNetnsV1            = "mst_netns_v1"
@@ -140,6 +142,8 @@ type SockMapSpecs struct {
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -193,6 +197,8 @@ type SockMaps struct {
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
+	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -216,6 +222,8 @@ func (m *SockMaps) Close() error {
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
 		m.MstFactsV1,
+		m.MstFastGenerationsV1,
+		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,

@@ -46,11 +46,13 @@ type Datapath struct {
 	nextService uint32
 	nextBackend uint32
 	generation  uint32
-	services    map[serviceID]uint32
-	backends    map[netip.AddrPort]map[uint8]uint32
-	fragID      uint16
-	out         []byte
-	aged        uint32
+	// flowGeneration stands in the table where the engine's next_generation does.
+	flowGeneration uint32
+	services       map[serviceID]uint32
+	backends       map[netip.AddrPort]map[uint8]uint32
+	fragID         uint16
+	out            []byte
+	aged           uint32
 }
 
 // New loads the programs for one test and closes them at its end.

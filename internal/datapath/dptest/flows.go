@@ -112,6 +112,14 @@ func (d *Datapath) DeleteFlow(t testing.TB, tuple Tuple, scope uint8) {
 	for _, table := range d.flowTables() {
 		check(t, ignoreAbsent(table.Delete(key)))
 	}
+	d.flowsChanged(t)
+}
+
+// flowsChanged makes void what the programs keep of flows, as the engine does after it wrote them.
+func (d *Datapath) flowsChanged(t testing.TB) {
+	t.Helper()
+	d.flowGeneration++
+	check(t, d.MstMetaV1.Put(uint32(0), bpfgen.PodMeta{NextGeneration: d.flowGeneration}))
 }
 
 // Age lets seconds pass for all flows and fragments: their expiry comes nearer.
@@ -133,6 +141,7 @@ func (d *Datapath) Age(t testing.TB, seconds uint32) {
 		ports.Expires -= seconds
 		check(t, d.MstFragsV1.Update(key, ports, ebpf.UpdateExist))
 	}
+	d.flowsChanged(t)
 }
 
 // ClearFlows empties the flow tables.
@@ -140,6 +149,7 @@ func (d *Datapath) ClearFlows(t testing.TB) {
 	t.Helper()
 	clearTable(t, d.MstCtV1)
 	clearTable(t, d.MstCtNewV1)
+	d.flowsChanged(t)
 }
 
 // Left is how many seconds an entry has to live.

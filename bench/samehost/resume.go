@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package samehost
+
+// Going on with a run that was cut short.
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/mustang-net/mustang/bench/report"
+)
+
+// Resumed returns the options that made a document, to go on with its run.
+func Resumed(d *report.Document) Options {
+	o, set := Defaults(), d.Settings
+	o.Modes, o.ServicesBy, o.Services, o.Tune = set.Modes, set.ServicesBy, set.Services, set.Tunes
+	o.Rounds, o.Turns, o.Calibrate, o.Seed = set.Rounds, set.Turns, set.Calibrate, set.Seed
+	o.Duration = time.Duration(set.Duration * float64(time.Second))
+	o.IPv6, o.UDP, o.TailRate, o.StreamBy, o.MTU = set.IPv6, set.UDP, set.TailRate, set.StreamBy, set.MTU
+	o.Cores = "both"
+	if len(set.Cores) == 1 {
+		o.Cores = set.Cores[0]
+	}
+	o.Resume = d
+	return o
+}
+
+// sameMachine says why rounds of now cannot stand beside those of an earlier run.
+func sameMachine(then, now *report.Document) error {
+	a, b := then.Machine, now.Machine
+	switch {
+	case a.Kernel != b.Kernel:
+		return fmt.Errorf("resume: the run was on kernel %s, this is %s: start a new one", a.Kernel, b.Kernel)
+	case a.CPU != b.CPU || a.CPUs != b.CPUs:
+		return fmt.Errorf("resume: the run was on %d CPUs (%s), here are %d (%s): start a new one", a.CPUs, a.CPU, b.CPUs, b.CPU)
+	case then.Settings.ClientCPU != now.Settings.ClientCPU || then.Settings.CPUSource != now.Settings.CPUSource:
+		return fmt.Errorf("resume: the run was on CPU %d with CPU time from %s, this would be on %d from %s: start a new one",
+			then.Settings.ClientCPU, then.Settings.CPUSource, now.Settings.ClientCPU, now.Settings.CPUSource)
+	}
+	return nil
+}
+
+// sameSubjects says whether the contestants are still those of an earlier run.
+// One that could not be built now fails in the rest, and is no reason to refuse.
+func sameSubjects(then, now []report.Subject) error {
+	for _, s := range now {
+		i := slices.IndexFunc(then, func(o report.Subject) bool { return o.ID == s.ID })
+		if i < 0 {
+			return fmt.Errorf("resume: %s was not in the run: start a new one", s.ID)
+		}
+		if was, is := then[i].Implementation(), s.Implementation(); was != is {
+			return fmt.Errorf("resume: %s was %s and is %s: start a new one", s.ID, was, is)
+		}
+	}
+	return nil
+}

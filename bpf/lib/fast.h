@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The way of a packet whose flow this CPU has just seen: what was decided then
+ * lies in a slot that is found by arithmetic, and holds while nothing that the
+ * decision rests on has changed. Anything unusual (options, fragments, flags
+ * that open or close, odd lengths) takes the long way, which alone judges,
+ * refreshes and drops.
+ *
+ * A slot is this CPU's own, so it needs no lock. What makes it void: its time;
+ * either endpoint's generation; the tables' generation, which the engine moves
+ * after it rewrote flows; and the flow's, which the programs move whenever an
+ * entry of its tuple comes or goes.
+ */
+#pragma once
+
+#include "common.h"
+#include "deliver.h"
+#include "drop.h"
+#include "nat.h"
+#include "parse.h"
+
+/* Of both directions of a flow the same; @words: the last of both addresses, mixed with ports. */
+inline_fn __u32 fast_hash(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
+{
+	__u32 mixed = a ^ b ^ ((__u32)(port_a ^ port_b) << 8);
+
+	return mixed * 0x9e3779b1u >> 22;
+}
+_Static_assert(FAST_SLOTS == 1 << 10, "fast_hash gives 10 bits");
+
+inline_fn __u32 *fast_count(__u32 hash)
+{
+	return bpf_map_lookup_elem(&mst_fast_generations_v1, &hash);
+}
+
+/* After an entry of this tuple, in either direction, came, went or changed its meaning. */
+slow_fn int fast_forget(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
+{
+	__u32 *count = fast_count(fast_hash(a, b, port_a, port_b));
+
+	if (count)
+		(*count)++;
+	return 0;
+}
+
+/* The hook of an endpoint, in one number. */
+inline_fn __u32 fast_hook(__u32 id, __u32 dir)
+{
+	return id << 1 | dir;
+}
+
+inline_fn struct fast_flow *fast_slot(__u32 hash, __u32 hook)
+{
+	__u32 slot = (hash ^ hook * 37) & (FAST_SLOTS - 1);
+
+	return bpf_map_lookup_elem(&mst_fast_v1, &slot);
+}
+
+inline_fn __u32 tuple_hash(const struct tuple *t)
+{
+	return fast_hash(t->src.words[3], t->dst.words[3], t->sport, t->dport);
+}
+
+/* Ports and flags of a packet whose transport header is at @l4. Return: enum pkt_shape. */
+inline_fn __u8 glance_l4(struct __sk_buff *skb, struct pkt *p, void *l4)
+{
+	struct tcphdr *tcp = l4;
+	struct udphdr *udp = l4;
+
+	if (p->proto == IPPROTO_TCP) {
+		if ((void *)(tcp + 1) > packet_end(skb) || tcp->doff < 5 || p->l4_off + tcp->doff * 4 > p->end)
+			return SHAPE_UNKNOWN;
+		p->t.sport = tcp->source;
+		p->t.dport = tcp->dest;
+		p->tcp_flags = ((const __u8 *)tcp)[13];
+		return p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ? SHAPE_PARSED : SHAPE_USUAL;
+	}
+	if (p->proto != IPPROTO_UDP || (void *)(udp + 1) > packet_end(skb) ||
+	    bpf_ntohs(udp->len) < sizeof(*udp) || p->l4_off + bpf_ntohs(udp->len) > p->end)
+		return SHAPE_UNKNOWN;
+	p->t.sport = udp->source;
+	p->t.dport = udp->dest;
+	return SHAPE_USUAL;
+}
+
+inline_fn __u8 glance_ipv4(struct __sk_buff *skb, struct pkt *p, struct iphdr *ip)
+{
+	__u32 total;
+
+	if ((void *)(ip + 1) > packet_end(skb))
+		return SHAPE_UNKNOWN;
+	total = bpf_ntohs(ip->tot_len);
+	if (*(__u8 *)ip != 0x45 || ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_OFFSET_MASK) ||
+	    total > skb->len - ETH_HLEN || ((__u8 *)&ip->daddr)[0] >= 0xe0)
+		return SHAPE_UNKNOWN;
+	p->proto = ip->protocol;
+	p->l4_off = ETH_HLEN + sizeof(*ip);
+	p->end = ETH_HLEN + total;
+	addr_from_ipv4(&p->t.src, ip->saddr);
+	addr_from_ipv4(&p->t.dst, ip->daddr);
+	return glance_l4(skb, p, ip + 1);
+}
+
+inline_fn __u8 glance_ipv6(struct __sk_buff *skb, struct pkt *p, struct ipv6hdr *ip)
+{
+	__u32 payload;
+
+	if ((void *)(ip + 1) > packet_end(skb))
+		return SHAPE_UNKNOWN;
+	payload = bpf_ntohs(ip->payload_len);
+	if (*(__u8 *)ip >> 4 != 6 || payload > skb->len - ETH_HLEN - sizeof(*ip))
+		return SHAPE_UNKNOWN;
+	p->proto = ip->nexthdr;
+	p->ipv6 = 1;
+	p->l4_off = ETH_HLEN + sizeof(*ip);
+	p->end = p->l4_off + payload;
+	__builtin_memcpy(&p->t.src, &ip->saddr, 16);
+	__builtin_memcpy(&p->t.dst, &ip->daddr, 16);
+	if (addr_is_ipv4(&p->t.src) || addr_is_ipv4(&p->t.dst) || p->t.dst.bytes[0] == 0xff)
+		return SHAPE_UNKNOWN;
+	return glance_l4(skb, p, ip + 1);
+}
+
+/**
+ * glance - read a packet of the usual shape, to the same end as parse() and with all its checks
+ * @p: filled; must be zeroed, and is fit for parse() whatever the result
+ *
+ * Return: enum pkt_shape.
+ */
+inline_fn __u8 glance(struct __sk_buff *skb, struct pkt *p)
+{
+	struct ethhdr *eth = packet(skb);
+
+	if ((void *)(eth + 1) > packet_end(skb) || skb->vlan_present)
+		return SHAPE_UNKNOWN;
+	if (eth->h_proto == bpf_htons(ETH_P_IP))
+		return glance_ipv4(skb, p, (void *)(eth + 1));
+	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
+		return glance_ipv6(skb, p, (void *)(eth + 1));
+	return SHAPE_UNKNOWN;
+}
+
+/**
+ * fast_generation - the generations of the tables, of the hook's endpoint and of the flow, mixed
+ *
+ * Read before the flow's entry is: what changes later makes void what is kept of it.
+ */
+inline_fn __u32 fast_generation(__u32 hash, const struct endpoint *self)
+{
+	__u32 key = hash, *flow = bpf_map_lookup_elem(&mst_fast_generations_v1, &key), now;
+	struct meta *meta;
+
+	key = 0; /* one place on the stack for both */
+	meta = bpf_map_lookup_elem(&mst_meta_v1, &key);
+	if (!flow || !meta)
+		return 0;
+	now = meta->next_generation ^ *flow * 0x9e3779b1u ^ self->generation * 0x85ebca6bu;
+	barrier();
+	return now;
+}
+
+inline_fn bool mac_equal(const __u8 *a, const __u8 *b)
+{
+	return *(__u32 *)a == *(__u32 *)b && *(__u16 *)(a + 4) == *(__u16 *)(b + 4);
+}
+
+/* Whether a packet is one of the flow at this hook. */
+inline_fn bool fast_is(const struct fast_flow *fast, const struct pkt *p, __u32 hook)
+{
+	return tuple_equal(&fast->t, &p->t) && fast->t.pad == hook && fast->proto == p->proto;
+}
+
+/* Whether the endpoint at the other end is as it was. */
+inline_fn bool fast_peer_current(const struct fast_flow *fast)
+{
+	struct endpoint *peer;
+
+	if (!fast->peer)
+		return true;
+	peer = endpoint_slot(fast->peer);
+	return peer && peer->generation == fast->peer_generation;
+}
+
+/* Whether what was decided about the flow still holds. */
+inline_fn bool fast_holds(const struct fast_flow *fast, const struct pkt *p)
+{
+	return (__s32)(fast->until - now_seconds()) >= 0 && fast->generation == p->generation &&
+	       fast_peer_current(fast);
+}
+
+#define FAST_NO (-100) /* no tc verdict: the packet must take the long way */
+
+/**
+ * fast_path - let a packet go the way that its flow's packets have just gone
+ * @p: zeroed; as glance leaves it, with its generation for fast_keep
+ * @self: whose hook this is
+ * @dir: DIR_FROM_POD or DIR_TO_POD
+ *
+ * Return: a tc verdict, or FAST_NO.
+ */
+slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 dir)
+{
+	__u32 id = skb->cb[CB_ENDPOINT], hook = fast_hook(id, dir), hash;
+	struct endpoint *to = NULL;
+	struct fast_flow *fast;
+	struct ethhdr *eth;
+	int reason;
+
+	p->shape = glance(skb, p);
+	if (p->shape != SHAPE_USUAL)
+		return FAST_NO;
+	hash = tuple_hash(&p->t);
+	p->generation = fast_generation(hash, self);
+	fast = fast_slot(hash, hook);
+	if (!fast || !fast_is(fast, p, hook) || !fast_holds(fast, p))
+		return FAST_NO;
+	eth = packet(skb);
+	if ((void *)(eth + 1) > packet_end(skb) || !mac_equal(eth->h_source, fast->mac))
+		return FAST_NO;
+
+	if (dir == DIR_FROM_POD)
+		count_from_pod(id, skb->len);
+	else
+		count_to_pod(id, skb->len);
+	if (fast->flags & FAST_TRANSLATE) {
+		reason = translate(skb, p, &fast->to);
+		if (reason)
+			return drop(skb, reason, dir);
+	}
+	if (dir == DIR_TO_POD)
+		return NEXT;
+	if (fast->flags & FAST_DELIVER)
+		to = endpoint_slot(fast->peer);
+	return to ? deliver(skb, self, to, fast->peer) : leave(skb, self);
+}
+
+/**
+ * fast_keep - keep what was decided about an answered flow for the packets that follow
+ * @p: not yet translated
+ * @e: the flow's entry
+ * @to: what packets are translated to, or NULL
+ * @how: enum fast_flag, with those that say which hook it is
+ */
+slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct ct_entry *e, const struct tuple *to,
+		      __u32 how)
+{
+	__u32 id = skb->cb[CB_ENDPOINT], dir = how & FAST_TO_POD, hook = fast_hook(id, dir);
+	/* The hook is the receiver's or the sender's. */
+	bool opener_here = !dir == !!(how & FAST_FROM_OPENER);
+	const struct ct_end *mine = opener_here ? &e->opener : &e->responder;
+	const struct ct_end *peer = opener_here ? &e->responder : &e->opener;
+	struct fast_flow *fast = fast_slot(tuple_hash(&p->t), hook);
+	struct ethhdr *eth = packet(skb);
+
+	if (!fast || mine->endpoint != id || (void *)(eth + 1) > packet_end(skb))
+		return 0;
+	fast->t = p->t;
+	fast->t.pad = hook;
+	fast->until = now_seconds() + FAST_LIFETIME;
+	fast->generation = p->generation;
+	fast->peer = peer->endpoint;
+	fast->peer_generation = peer->generation;
+	__builtin_memcpy(fast->mac, eth->h_source, ETH_ALEN);
+	fast->proto = p->proto;
+	fast->flags = how;
+	if (to)
+		fast->to = *to;
+	return 0;
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+// The plugin's side of a node's engine: the agent's, when one runs, else its
+// own.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// patience is how long a call waits for an agent that starts, stops or is busy,
+// and for other tools. Then the runtime is told to try again.
+var patience = 30 * time.Second
+
+// knock is how often a call that waits for the lock looks whether the agent
+// that holds it answers now.
+const knock = 20 * time.Millisecond
+
+// errNoAgent says that nobody listens on the agent's socket.
+var errNoAgent = errors.New("no agent listens")
+
+// node has a request done: by the agent when there is one, else with an engine
+// of its own. An agent that holds the node and does not answer is waited for.
+func (p *plugin) node(r request) (state.Endpoint, error) {
+	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	defer cancel()
+	ep, err := p.ask(ctx, r)
+	if errors.Is(err, errNoAgent) {
+		ep, err = p.askOrDo(ctx, r)
+	}
+	if cniError := (*types.Error)(nil); err != nil && ctx.Err() != nil && !errors.As(err, &cniError) {
+		return ep, codedf(types.ErrTryAgainLater, "the node is not available: %v; try again", err)
+	}
+	return ep, err
+}
+
+// askOrDo waits for whatever comes first: the node's lock, or an agent that
+// answers.
+func (p *plugin) askOrDo(ctx context.Context, r request) (state.Endpoint, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type opened struct {
+		e   *engine.Engine
+		err error
+	}
+	open := make(chan opened, 1)
+	go func() {
+		e, err := engine.Open(ctx, p.scope(), engine.Options{ReadOnly: r.readOnly(), Notify: func(s string) { warn("%s", s) }})
+		open <- opened{e, err}
+	}()
+	again := time.NewTicker(knock)
+	defer again.Stop()
+	for {
+		select {
+		case o := <-open:
+			if o.err != nil {
+				return state.Endpoint{}, o.err
+			}
+			ep, err := r.run(ctx, o.e)
+			return ep, errors.Join(err, o.e.Close())
+		case <-again.C:
+			ep, err := p.ask(ctx, r)
+			if errors.Is(err, errNoAgent) {
+				continue
+			}
+			cancel()
+			if o := <-open; o.e != nil {
+				err = errors.Join(err, o.e.Close())
+			}
+			return ep, err
+		}
+	}
+}
+
+// ask is one exchange with the agent.
+func (p *plugin) ask(ctx context.Context, r request) (state.Endpoint, error) {
+	var none state.Endpoint
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", SocketPath(p.StateDir))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
+		return none, errNoAgent
+	}
+	if err != nil {
+		return none, fmt.Errorf("ask the agent: %w", err)
+	}
+	defer conn.Close()
+	if err := checkPeer(conn.(*net.UnixConn)); err != nil {
+		return none, err
+	}
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return none, err
+	}
+	call := struct {
+		request
+		Deadline time.Time `json:"deadline"`
+	}{r, deadline.Add(-answerMargin)}
+	var answer response
+	err = json.NewEncoder(conn).Encode(call)
+	if err == nil {
+		err = json.NewDecoder(conn).Decode(&answer)
+	}
+	if err != nil {
+		// It died, or hangs: whether the request was done, only another can tell.
+		return none, codedf(types.ErrTryAgainLater, "the agent does not answer: %v; try again", err)
+	}
+	return answer.Endpoint, answer.err()
+}
+
+// answerMargin is what the agent's own "try again" has on the way.
+const answerMargin = 500 * time.Millisecond

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+// The agent's side: it holds the node's lock, so the plugin asks it for what
+// needs the engine. One connection carries one request and its response, each a
+// JSON value. docs/cni.md describes it.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// SocketPath is where the agent of a scope listens.
+func SocketPath(stateDir string) string { return filepath.Join(stateDir, "agent.sock") }
+
+// Server answers the plugin's requests in an agent.
+type Server struct {
+	// Engine runs fn with the node's engine, while nobody else uses it.
+	Engine func(ctx context.Context, fn func(*engine.Engine) error) error
+	// Labels answers a pod's labels, and waits until the agent has heard of the
+	// pod or ctx ends. nil: pods have the labels that the runtime tells.
+	Labels func(ctx context.Context, pod state.PodRef) (map[string]string, error)
+	Log    *slog.Logger // nil: silent
+}
+
+// Listen makes the scope's socket, which only its owner may use, in place of
+// one that a killed agent left. The caller holds the scope's lock: so no living
+// agent's is taken away.
+func Listen(stateDir string) (*net.UnixListener, error) {
+	if err := os.MkdirAll(stateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the state directory: %w", err)
+	}
+	path := SocketPath(stateDir)
+	// Bound beside and renamed: at its path the socket has its permissions
+	// from the first instant.
+	beside := path + ".new"
+	for _, p := range []string{beside, path} {
+		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("remove an old socket: %w", err)
+		}
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: beside, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen for the CNI plugin: %w", err)
+	}
+	l.SetUnlinkOnClose(false) // it would unlink the other name
+	if err := errors.Join(os.Chmod(beside, 0o600), os.Rename(beside, path)); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for the CNI plugin: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// Serve answers requests on l until ctx ends, and returns when the last one is
+// answered. l is closed, and its path removed, so that the plugin does not ask
+// nobody.
+func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	defer l.Close()
+	for {
+		c, err := l.AcceptUnix()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("accept the CNI plugin: %w", err)
+		}
+		calls.Go(func() {
+			defer c.Close()
+			if err := s.serve(ctx, c); err != nil {
+				s.log().Warn("CNI request failed", "error", err)
+			}
+		})
+	}
+}
+
+func (s *Server) log() *slog.Logger {
+	if s.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return s.Log
+}
+
+// readPatience is how long a peer may take to send its request.
+const readPatience = 5 * time.Second
+
+// serve answers one connection.
+func (s *Server) serve(ctx context.Context, c *net.UnixConn) error {
+	if err := checkPeer(c); err != nil {
+		return err
+	}
+	if err := c.SetReadDeadline(time.Now().Add(readPatience)); err != nil {
+		return err
+	}
+	var call struct {
+		request
+		Deadline time.Time `json:"deadline"`
+	}
+	if err := json.NewDecoder(c).Decode(&call); err != nil {
+		return fmt.Errorf("read a request: %w", err)
+	}
+	if err := c.SetReadDeadline(time.Time{}); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithDeadline(ctx, call.Deadline)
+	defer cancel()
+	go func() { // a peer that is gone waits for nothing
+		c.Read(make([]byte, 1))
+		cancel()
+	}()
+	ep, err := s.do(ctx, call.request)
+	return errors.Join(err, json.NewEncoder(c).Encode(responseOf(ep, err)))
+}
+
+func (s *Server) do(ctx context.Context, r request) (ep state.Endpoint, err error) {
+	if pod := r.Spec.Pod; r.Op == opAdd && s.Labels != nil && pod.Name != "" {
+		if r.Spec.Labels, err = s.Labels(ctx, pod); err != nil {
+			return ep, s.tryAgain(ctx, fmt.Errorf("learn the labels of pod %s/%s: %w", pod.Namespace, pod.Name, err))
+		}
+	}
+	err = s.Engine(ctx, func(e *engine.Engine) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		ep, err = r.run(ctx, e)
+		return err
+	})
+	return ep, s.tryAgain(ctx, err)
+}
+
+// tryAgain makes the end of the caller's patience, or of the agent, an error
+// that runtimes try again after.
+func (s *Server) tryAgain(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return codedf(types.ErrTryAgainLater, "%v; try again", err)
+	}
+	return err
+}
+
+// checkPeer wants the other side to be root, or this process's own user.
+func checkPeer(c *net.UnixConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return err
+	}
+	if credErr != nil {
+		return fmt.Errorf("ask who is on the other side of the agent's socket: %w", credErr)
+	}
+	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
+		return fmt.Errorf("process %d of user %d is on the other side of the agent's socket, and only root may be", cred.Pid, cred.Uid)
+	}
+	return nil
+}
