@@ -45,7 +45,7 @@ test: test-deps ## everything: on this kernel, then on 6.1 and 6.12
 	$(GO) vet ./...
 	@scripts/check-generated
 	$(GO) test -timeout 30m ./...
-	@$(MAKE) --no-print-directory test-vm-ci check-path
+	@$(MAKE) --no-print-directory -j2 test-vm-ci check-path # instructions are the same, whatever runs beside
 
 # The kernel whose instructions are recorded, and how it is reached.
 VM_KERNEL := 6.12
