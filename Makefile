@@ -39,14 +39,13 @@ check: test-deps ## quick: formatting, vet, generated code, unit tests, packets 
 	@scripts/check-generated
 	$(GO) test -short ./...
 
-# The last two run together: instructions are the same whatever runs beside.
 .PHONY: test
 test: test-deps ## everything: on this kernel, then on 6.1 and 6.12
 	@scripts/check-format
 	$(GO) vet ./...
 	@scripts/check-generated
 	$(GO) test -timeout 30m ./...
-	@$(MAKE) --no-print-directory -j2 test-vm-ci check-path
+	@$(MAKE) --no-print-directory test-vm-ci
 
 # The kernel whose instructions are recorded, and how it is reached.
 VM_KERNEL := 6.12

@@ -23,7 +23,7 @@ import (
 
 func newBenchCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure pods and Services on this machine"}
-	cmd.AddCommand(newBenchSamehostCmd(g), newBenchCalibrateCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchShowCmd())
+	cmd.AddCommand(newBenchSamehostCmd(g), newBenchCalibrateCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchNodesCmd(g), newBenchShowCmd())
 	return cmd
 }
 
