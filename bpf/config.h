@@ -11,6 +11,12 @@ const volatile __u8 in_pod = 0;
  * netkit's programs run as the pod transmits, where redirect_peer is not to be had. */
 const volatile __u8 deliver_egress = 0;
 
+/* 1: to_pod runs at the node's NIC, for a packet of another node's pod, and delivers it. */
+const volatile __u8 from_wire = 0;
+
+/* 1: bpf_fib_lookup can leave the neighbour to bpf_redirect_neigh (6.3). */
+const volatile __u8 has_fib_skip_neigh = 0;
+
 /* Marks an answer of ours that passes a hook on its way back to the pod. The loader draws it by
  * lot, so that nobody can pass another packet off as one. */
 const volatile __u32 answer_key = 0x6d737401;
@@ -41,7 +47,7 @@ const volatile struct ct_timeouts timeouts = {
 	.other = 30,
 };
 
-#define MST_LAYOUT 1
+#define MST_LAYOUT 2
 #define SECOND_SHIFT 30 /* the programs count seconds of 2^30 ns */
 #define NAT_PORT_TRIES 16
 #define NAT_PORT_FIRST 32768

@@ -64,7 +64,7 @@ struct {
 	__uint(max_entries, 262144);
 	__type(key, struct service_key);
 	__type(value, struct service);
-} mst_services_v1 SEC(".maps");
+} mst_services_v2 SEC(".maps");
 
 /* (Service, slot) → backend id. Written by the reconciler, read after mst_services.
  * Size: endpoints over all Services (set at load). */
@@ -85,6 +85,26 @@ struct {
 	__type(key, __u32);
 	__type(value, struct backend);
 } mst_backends_v1 SEC(".maps");
+
+/* (Client, Service) → backend, of Services with affinity. Written and read by the programs on a
+ * flow's first packet and at connect(). An entry lives until `expires`, which each new flow moves;
+ * LRU. Size: clients of such Services at once. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct affinity_key);
+	__type(value, struct affinity);
+} mst_affinity_v1 SEC(".maps");
+
+/* Who may use a frontend marked SVC_RANGES. Written by the reconciler, read where one is found.
+ * Lives as long as the Service. Size: ranges over all Services. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct source_key);
+	__type(value, __u8);
+} mst_sources_v1 SEC(".maps");
 
 /* Endpoint id → endpoint. Written by the reconciler, read for every packet.
  * An array, so that a lookup is an addition. Size: pods of one node, with room. */
@@ -133,6 +153,15 @@ struct {
 	__type(key, __u64);
 	__type(value, struct netns_info);
 } mst_netns_v1 SEC(".maps");
+
+/* How the node appears outside. Written by the engine, read on the first packet of a flow from
+ * outside and where a program speaks for the node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct edge_config);
+} mst_edge_v1 SEC(".maps");
 
 /* Where a connected socket really goes. Written at connect(), read by getpeername() and
  * recvmsg(); lives and dies with the socket, so it has no size. */
@@ -194,6 +223,44 @@ struct {
 	__type(key, __u32);
 	__type(value, struct facts);
 } mst_facts_v1 SEC(".maps");
+
+/* This node's own settings. Written by the engine, read by every packet to or from another node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct node_config);
+} mst_node_v1 SEC(".maps");
+
+/* Other nodes, by the lower half of their reference. Written by the engine, read by every packet
+ * to or from another node's pod. An array, so that a lookup is an addition. Size: nodes of a
+ * cluster, with room; 32 bytes each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct remote);
+} mst_remotes_v1 SEC(".maps");
+
+/* Pods' networks of other nodes → their reference. Written by the engine, read on a flow's first
+ * packet. Size: some networks for each node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct prefix);
+	__type(value, __u32);
+} mst_remote_nets_v1 SEC(".maps");
+
+/* Address on the wire → the reference of the node that has it. Written by the engine, read for
+ * every packet that comes by the tunnel. Size: two addresses for each node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 8192);
+	__type(key, struct addr);
+	__type(value, __u32);
+} mst_tunnel_peers_v1 SEC(".maps");
 
 /* Who wrote these tables, and the last numbers given out. Written and read by the engine. */
 struct {

@@ -14,14 +14,18 @@
 #include "lib/conntrack.h"
 #include "lib/deliver.h"
 #include "lib/drop.h"
+#include "lib/edge.h"
 #include "lib/fast.h"
+#include "lib/fib.h"
 #include "lib/frag.h"
 #include "lib/icmp_error.h"
 #include "lib/lb.h"
 #include "lib/nat.h"
 #include "lib/parse.h"
 #include "lib/refuse.h"
+#include "lib/remote.h"
 #include "lib/source.h"
+#include "lib/wire.h"
 
 /* An end is as it was when the flow was judged. */
 inline_fn bool end_current(const struct ct_end *end)
@@ -29,7 +33,7 @@ inline_fn bool end_current(const struct ct_end *end)
 	struct endpoint *ep;
 
 	if (!end->endpoint)
-		return true;
+		return in_pod || !end->generation || remote_of(end->generation);
 	ep = endpoint_slot(end->endpoint);
 	return ep && ep->generation == end->generation;
 }
@@ -52,8 +56,11 @@ inline_fn void end_set(struct ct_end *end, const struct addr *a)
 	end->endpoint = 0;
 	end->generation = 0;
 	ep = id ? endpoint_slot(id) : NULL;
-	if (!ep || !ep->generation)
+	if (!ep || !ep->generation) {
+		if (!in_pod) /* whose packets find their way by themselves */
+			end->generation = remote_find(a);
 		return;
+	}
 	end->generation = ep->generation;
 	end->endpoint = id;
 }
@@ -85,6 +92,14 @@ inline_fn struct endpoint *next_endpoint(const struct flow *f, __u32 *id)
 	return endpoint_slot(*id);
 }
 
+/* The node that the packet goes to: 0 when the kernel must carry it. */
+inline_fn __u32 next_remote(const struct flow *f)
+{
+	const struct ct_end *end = f->reply ? &f->e->opener : &f->e->responder;
+
+	return end->endpoint || f->e->flags & CT_VIA_STACK ? 0 : end->generation;
+}
+
 /* Where the reply's tuple is turned back depends on which hook sees it last before the client. */
 inline_fn bool reply_translated_here(struct endpoint *self, struct endpoint *to)
 {
@@ -103,26 +118,31 @@ inline_fn bool worth_keeping(const struct flow *f, const struct pkt *p)
 
 /**
  * forward_known - a packet from a pod that belongs to a known flow
+ *
+ * A function of its own: from_pod's frame is full.
  */
-inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, struct endpoint *self)
+static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, struct endpoint *self)
 {
 	struct ct_entry *e = f->e;
 	bool translated = false;
 	struct endpoint *to;
 	struct tuple t;
-	__u32 id;
+	__u32 id, remote;
 
+	if (!e)
+		return drop(skb, REASON_CT_FULL, DIR_FROM_POD);
 	if (!flow_current(f, f->reply ? &e->responder : &e->opener, skb->cb[CB_ENDPOINT]))
 		judge_again(f, p);
 	to = next_endpoint(f, &id);
 	if (e->role == CT_PRE_NAT && !f->reply) {
 		t = e->other;
 		translated = true;
-	} else if (e->role == CT_POST_NAT && f->reply && reply_translated_here(self, to)) {
+	} else if (e->role == CT_POST_NAT && f->reply && (to_edge(e) || reply_translated_here(self, to))) {
 		tuple_reverse(&t, &e->other);
 		translated = true;
 	}
-	if (worth_keeping(f, p))
+	remote = to || (f->reply && to_edge(e)) ? 0 : next_remote(f);
+	if (!remote && !(f->reply && to_edge(e)) && worth_keeping(f, p))
 		fast_keep(skb, p, e, translated ? &t : NULL,
 			  (f->reply ? 0 : FAST_FROM_OPENER) | (to ? FAST_DELIVER : 0) |
 				  (translated ? FAST_TRANSLATE : 0));
@@ -132,7 +152,9 @@ inline_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f
 		if (reason)
 			return drop(skb, reason, DIR_FROM_POD);
 	}
-	return to ? deliver(skb, self, to, id) : leave(skb, self);
+	if (f->reply && to_edge(e))
+		return EDGE_SEND;
+	return to ? deliver(skb, self, to, id) : send_out(skb, p, self, remote);
 }
 
 /* What a new flow is to become. */
@@ -154,16 +176,21 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 {
 	struct service *s;
 	struct backend *b;
+	__u16 address;
 	__u32 id = 0;
+	int reason;
 
 	if (!p || !plan)
 		return REASON_NONE;
-	s = service_find(&p->t.dst, p->t.dport, p->proto);
+	s = service_find(&p->t.dst, p->t.dport, p->proto, SCOPE_ANY, &address);
 	if (!s)
-		return service_address(&p->t.dst) ? REASON_SERVICE_PORT : REASON_NONE;
+		return address & SVC_REFUSE ? REASON_SERVICE_PORT : REASON_NONE;
 	if (p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		return REASON_MIDSTREAM_NAT;
-	b = backend_pick(s, &id);
+	reason = service_closed(s, &p->t.src);
+	if (reason)
+		return reason;
+	b = backend_pick(s, &p->t.src, flow_hash(&p->t, p->proto), &id);
 	if (!b)
 		return REASON_NO_BACKEND;
 	plan->backend = id;
@@ -175,22 +202,6 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 	if (addr_equal(&b->addr, &p->t.src))
 		plan->post.src = p->t.dst;
 	return REASON_NONE;
-}
-
-/* Whether a flow occupies the tuple that the backend would see. One that has closed ends, both
- * halves: its late packets must not be taken for the new one's. */
-global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
-{
-	struct flow f = { .now = now };
-
-	if (!t)
-		return true;
-	f.src_is_hi = ct_key_of(&f.key, t, proto, CT_SCOPE_FLOW);
-	ct_find_key(&f);
-	if (f.e && !ct_closed(f.e))
-		return true;
-	ct_forget(&f, proto);
-	return false;
 }
 
 /**
@@ -282,7 +293,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
-	return to ? deliver(skb, self, to, plan.responder.endpoint) : leave(skb, self);
+	return to ? deliver(skb, self, to, plan.responder.endpoint) : send_out(skb, p, self, plan.responder.generation);
 }
 
 /**
@@ -303,12 +314,16 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 	if (f.e->role == CT_PRE_NAT && !f.reply) {
 		tuple_reverse(&t, &f.e->other);
 		reason = translate_error(skb, p, &q, &t);
-	} else if (f.e->role == CT_POST_NAT && f.reply && reply_translated_here(self, to)) {
+	} else if (f.e->role == CT_POST_NAT && f.reply && (to_edge(f.e) || reply_translated_here(self, to))) {
 		t = f.e->other;
 		reason = translate_error(skb, p, &q, &t);
 	}
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
+	if (f.reply && to_edge(f.e)) {
+		p->t.dst = t.src;
+		return EDGE_SEND;
+	}
 	return to && to->generation ? deliver(skb, self, to, id) : NEXT;
 }
 
@@ -329,20 +344,6 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 		reason = translate_error(skb, p, &q, &t);
 	}
 	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
-}
-
-/* A SYN to a backend that is gone must not wait for the half-open entry to expire. The client's
- * half tells: a SYN on the other one's tuple is of another flow. */
-slow_fn bool backend_gone(const struct ct_entry *e)
-{
-	return e->role == CT_PRE_NAT && e->backend && !bpf_map_lookup_elem(&mst_backends_v1, &e->backend);
-}
-
-inline_fn bool begins_anew(const struct flow *f, const struct pkt *p)
-{
-	if (p->proto != IPPROTO_TCP || (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
-		return false;
-	return ct_reopens(f, p) || backend_gone(f->e);
 }
 
 SEC("tc")
@@ -371,7 +372,7 @@ int from_pod(struct __sk_buff *skb)
 	if (p.kind == PKT_CONTROL)
 		return NEXT;
 	if (p.kind == PKT_ICMP_ERROR)
-		return forward_error(skb, &p, self, f.now);
+		return edge_sent(skb, &p, forward_error(skb, &p, self, f.now));
 
 	ct_find(&f, &p, scope);
 	if (f.e && begins_anew(&f, &p))
@@ -386,12 +387,13 @@ int from_pod(struct __sk_buff *skb)
 		if (f.e && begins_anew(&f, &p))
 			ct_forget(&f, p.proto);
 	}
-	if (!f.e)
-		return forward_new(skb, &p, self, scope, f.now);
+	if (!f.e) {
+		verdict = forward_new(skb, &p, self, scope, f.now);
+		return verdict == SEND_OUT ? sent_out(skb, &p, self) : verdict;
+	}
 	ct_touch(&f, &p);
-	if (!f.e)
-		return drop(skb, REASON_CT_FULL, DIR_FROM_POD);
-	return forward_known(skb, &p, &f, self);
+	verdict = forward_known(skb, &p, &f, self);
+	return verdict == SEND_OUT ? sent_out(skb, &p, self) : edge_sent(skb, &p, verdict);
 }
 
 /**
@@ -399,16 +401,31 @@ int from_pod(struct __sk_buff *skb)
  */
 slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 now)
 {
-	struct plan plan = { .post = p->t, .role = CT_DIRECT, .flags = in_pod ? 0 : CT_VIA_STACK };
+	struct plan plan = { .post = p->t, .role = CT_DIRECT, .flags = in_pod || from_wire ? 0 : CT_VIA_STACK };
 	int reason = 0;
 
 	end_set(&plan.opener, &p->t.src);
 	if (in_pod)
 		reason = sibling_check(skb, self, plan.opener.endpoint);
+	if (from_wire)
+		reason = wire_sender(&plan.opener, skb->cb[CB_REMOTE]);
+	if (from_wire && reason)
+		return wire_verdict(skb, p, reason);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
 	fast_forget_plan(p, &plan);
-	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
+	return reason ? drop(skb, reason, DIR_TO_POD) : into_pod(skb, p, self, skb->cb[CB_ENDPOINT]);
+}
+
+/* At the NIC: whether a known flow's packet may be of its sender, and goes on from here. Before it
+ * changes the flow's entry. */
+inline_fn int wire_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, __u32 id)
+{
+	if (f->e->flags & CT_VIA_STACK)
+		return WIRE_TO_STACK;
+	if (!flow_current(f, f->reply ? &f->e->opener : &f->e->responder, id))
+		judge_again(f, p);
+	return wire_sender(f->reply ? &f->e->responder : &f->e->opener, skb->cb[CB_REMOTE]);
 }
 
 SEC("tc")
@@ -426,7 +443,7 @@ int to_pod(struct __sk_buff *skb)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_TO_POD);
 	if (is_answer(skb))
 		return NEXT;
-	verdict = fast_path(skb, &p, self, DIR_TO_POD);
+	verdict = from_wire ? FAST_NO : fast_path(skb, &p, self, DIR_TO_POD);
 	if (verdict != FAST_NO)
 		return verdict;
 	reason = p.shape ? REASON_NONE : parse(skb, &p);
@@ -434,7 +451,10 @@ int to_pod(struct __sk_buff *skb)
 		reason = frag_follow(&p, f.now);
 	if (reason)
 		return drop(skb, reason, DIR_TO_POD);
-	count_to_pod(id, skb->len);
+	if (from_wire && p.kind != PKT_FLOW)
+		return wire_to_stack(skb, &p);
+	if (!from_wire)
+		count_to_pod(id, skb->len);
 	if (p.kind == PKT_CONTROL)
 		return NEXT;
 	if (p.kind == PKT_ICMP_ERROR)
@@ -445,6 +465,11 @@ int to_pod(struct __sk_buff *skb)
 		ct_forget(&f, p.proto);
 	if (!f.e)
 		return accept_new(skb, &p, self, f.now);
+	if (from_wire) {
+		reason = wire_known(skb, &p, &f, id);
+		if (reason)
+			return wire_verdict(skb, &p, reason);
+	}
 	ct_touch(&f, &p);
 	if (!f.e)
 		return drop(skb, REASON_CT_FULL, DIR_TO_POD);
@@ -467,7 +492,7 @@ int to_pod(struct __sk_buff *skb)
 		if (reason)
 			return drop(skb, reason, DIR_TO_POD);
 	}
-	return NEXT;
+	return into_pod(skb, &p, self, id);
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

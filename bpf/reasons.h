@@ -31,5 +31,14 @@ enum drop_reason {
 	REASON_ICMP_ERROR_FLOW = 21,   /* an ICMP error about a flow that is not known */
 	REASON_UNKNOWN_CHILD = 22,     /* a child of the parent link that is no endpoint sent it: not made by mustang */
 	REASON_HOOK_BYPASSED = 23,     /* it left the pod past the program on the pod's own interface */
-	REASON_COUNT = 24,
+	REASON_WIRE_SPOOFED = 24,      /* it came in from the wire with the address of a pod of this node */
+	REASON_TUNNEL_PEER = 25,       /* it came by the tunnel from an address that is no node's; run `mustang node ls` */
+	REASON_TUNNEL_SOURCE = 26,     /* it came by the tunnel from an address that is not of the sending node's pods */
+	REASON_TUNNEL_VNI = 27,        /* it came by the tunnel with another network's number (VNI) */
+	REASON_NO_REMOTE = 28,         /* it was sent into the tunnel, and no node has its destination */
+	REASON_ENCAP = 29,             /* pushing the tunnel's headers failed */
+	REASON_NO_LOCAL_BACKEND = 30,  /* the Service's traffic policy is Local, and this node has no backend of it */
+	REASON_SOURCE_RANGE = 31,      /* the client's address is in none of the Service's loadBalancerSourceRanges */
+	REASON_NO_ROUTE = 32,          /* no route for a packet of a client outside; `ip route get` says where it would go */
+	REASON_COUNT = 33,
 };

@@ -8,6 +8,7 @@
 #include "lib/lb.h"
 
 #define ECONNREFUSED 111
+#define EHOSTUNREACH 113
 #define ALLOW 1
 #define REFUSE 0
 
@@ -46,24 +47,51 @@ inline_fn void dest_store6(struct bpf_sock_addr *ctx, const struct dest *d)
 	ctx->user_port = d->port;
 }
 
-/* The endpoint's flags, 0 for a socket that is not ours. */
-inline_fn __u32 socket_flags(struct bpf_sock_addr *ctx)
+/* The namespace of a socket that is ours and gets Services here; NULL for others. */
+inline_fn struct netns_info *socket_netns(struct bpf_sock_addr *ctx)
 {
 	__u64 cookie = bpf_get_netns_cookie(ctx);
 	struct netns_info *ns = bpf_map_lookup_elem(&mst_netns_v1, &cookie);
 
-	return ns ? ns->flags : 0;
+	return ns && ns->flags & EP_SERVICE_SOCKET ? ns : NULL;
 }
 
+/**
+ * client_of - the address that a socket's packets will have, as far as it is known here
+ * @to: where they go: the family counts
+ * @a: zero when it is not known
+ */
+slow_fn int client_of(const struct netns_info *ns, const struct addr *to, struct addr *a)
+{
+	bool v4 = addr_is_ipv4(to);
+	struct edge_config *node;
+	struct endpoint *ep;
+	__u32 zero = 0;
+
+	__builtin_memset(a, 0, sizeof(*a));
+	if (ns->flags & EP_NODE) {
+		node = bpf_map_lookup_elem(&mst_edge_v1, &zero);
+		if (node)
+			*a = v4 ? node->ip4 : node->ip6;
+		return 0;
+	}
+	ep = endpoint_slot(ns->endpoint);
+	if (ep)
+		*a = v4 ? ep->ip4 : ep->ip6;
+	return 0;
+}
+
+/* Return: REFUSE, for the program to return. */
 slow_fn int refuse(__u32 reason)
 {
 	__u32 slot = reason * DIR_COUNT + DIR_SOCKET;
 	struct counter *c = bpf_map_lookup_elem(&mst_drops_v1, &slot);
+	bool answer = reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT;
 
 	if (c)
 		c->packets++;
 	if (has_set_retval)
-		bpf_set_retval(-ECONNREFUSED);
+		bpf_set_retval(answer ? -ECONNREFUSED : -EHOSTUNREACH);
 	return REFUSE;
 }
 
@@ -84,6 +112,34 @@ inline_fn int keep(struct bpf_sock_addr *ctx)
 }
 
 /**
+ * balance - a backend of the Service that a socket means
+ * @client: the socket's address
+ * @s: the Service; NULL afterwards: leave the socket's packets alone
+ * @id: where the backend's id goes
+ *
+ * What is to be dropped without a word is left to the packet programs where there are any, so
+ * that a connection waits as it would elsewhere, and comes about when a backend does.
+ *
+ * Return: NULL when there is none; with @s it was refused.
+ */
+inline_fn struct backend *balance(const struct netns_info *ns, const struct addr *client, struct service **s,
+				  __u32 *id)
+{
+	struct backend *b;
+	int reason;
+
+	reason = service_closed(*s, client);
+	if ((reason == REASON_NO_LOCAL_BACKEND || reason == REASON_SOURCE_RANGE) && ns->flags & EP_SERVICE_TC) {
+		*s = NULL;
+		return NULL;
+	}
+	b = reason ? NULL : backend_pick(*s, client, bpf_get_prandom_u32(), id);
+	if (!b)
+		refuse(reason ? reason : REASON_NO_BACKEND);
+	return b;
+}
+
+/**
  * connect_to - choose where a connecting socket goes
  * @d: the destination; a backend's on REWRITE
  *
@@ -92,24 +148,26 @@ inline_fn int keep(struct bpf_sock_addr *ctx)
 inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 {
 	struct sock_peer peer = { .frontend = d->addr, .frontend_port = d->port }, *stored;
+	struct netns_info *ns = socket_netns(ctx);
 	struct bpf_sock *sk = ctx->sk;
+	struct addr client;
 	struct service *s;
 	struct backend *b;
+	__u16 address;
 
-	if (!(socket_flags(ctx) & EP_SERVICE_SOCKET))
+	if (!ns)
 		return KEEP;
-	s = service_find(&d->addr, d->port, ctx->protocol);
+	s = service_find(&d->addr, d->port, ctx->protocol, SCOPE_ANY, &address);
 	if (!s) {
-		if (!service_address(&d->addr))
+		if (!(address & SVC_REFUSE))
 			return keep(ctx);
 		refuse(REASON_SERVICE_PORT);
 		return REFUSED;
 	}
-	b = backend_pick(s, &peer.backend);
-	if (!b) {
-		refuse(REASON_NO_BACKEND);
-		return REFUSED;
-	}
+	client_of(ns, &d->addr, &client);
+	b = balance(ns, &client, &s, &peer.backend);
+	if (!b)
+		return s ? REFUSED : keep(ctx);
 	peer.backend_addr = b->addr;
 	peer.backend_port = b->port;
 	peer.service = s->number;
@@ -165,15 +223,17 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 {
 	struct sock_flow_key key = { .addr = d->addr, .port = d->port }, back = { .reverse = 1 };
 	struct sock_flow there = {}, here = { .addr = d->addr, .port = d->port }, *other;
-	__u32 flags = socket_flags(ctx);
+	struct netns_info *ns = socket_netns(ctx);
+	struct addr client;
 	struct service *s;
 	struct backend *b;
+	__u16 address;
 
-	if (!(flags & EP_SERVICE_SOCKET))
+	if (!ns)
 		return KEEP;
-	s = service_find(&d->addr, d->port, ctx->protocol);
+	s = service_find(&d->addr, d->port, ctx->protocol, SCOPE_ANY, &address);
 	if (!s) {
-		if (!service_address(&d->addr))
+		if (!(address & SVC_REFUSE))
 			return KEEP;
 		refuse(REASON_SERVICE_PORT);
 		return REFUSED;
@@ -181,18 +241,17 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 	key.cookie = bpf_get_socket_cookie(ctx);
 	if (flow_backend(&key, d))
 		return REWRITE;
-	b = backend_pick(s, &there.backend);
-	if (!b) {
-		refuse(REASON_NO_BACKEND);
-		return REFUSED;
-	}
+	client_of(ns, &d->addr, &client);
+	b = balance(ns, &client, &s, &there.backend);
+	if (!b)
+		return s ? REFUSED : KEEP;
 	back.cookie = key.cookie;
 	back.addr = there.addr = b->addr;
 	back.port = there.port = b->port;
 	other = bpf_map_lookup_elem(&mst_sock_flows_v1, &back);
 	/* The socket reaches this backend by another Service already: a datagram from it could
 	 * not be told apart, so this one is left to NAT, which gives it a port of its own. */
-	if (other && flags & EP_SERVICE_TC && (other->port != d->port || !addr_equal(&other->addr, &d->addr)))
+	if (other && ns->flags & EP_SERVICE_TC && (other->port != d->port || !addr_equal(&other->addr, &d->addr)))
 		return KEEP;
 	here.backend = there.backend;
 	bpf_map_update_elem(&mst_sock_flows_v1, &key, &there, BPF_ANY);

@@ -32,7 +32,8 @@ enum direction {
 	DIR_TO_POD = 1, /* as FAST_TO_POD */
 	DIR_SOCKET = 2,
 	DIR_PARENT = 3, /* from pods' common parent link to the wire */
-	DIR_COUNT = 4,
+	DIR_EDGE = 4,   /* from outside, to a Service */
+	DIR_COUNT = 5,
 };
 
 /* ---- endpoints ------------------------------------------------------- */
@@ -42,6 +43,7 @@ enum endpoint_flag {
 	EP_IN_POD = 2,         /* programs sit inside the pod, directions swapped */
 	EP_SERVICE_TC = 4,     /* Services by NAT at the tc hooks */
 	EP_SERVICE_SOCKET = 8, /* Services at connect() and sendmsg() */
+	EP_NODE = 16,          /* of a namespace: it is the node's own, no endpoint's */
 };
 
 enum owner {
@@ -102,18 +104,41 @@ struct endpoint_counters {
 
 /* ---- Services --------------------------------------------------------- */
 
-/* proto 0 and port 0: the address itself is a Service's (see SVC_ADDRESS). */
+enum frontend_scope {
+	SCOPE_ANY = 0,
+	SCOPE_OUTSIDE = 1, /* for clients outside the cluster, where they have backends of their own */
+};
+
+/* proto 0 and port 0: the address itself is a Service's (see SVC_ADDRESS). A node port has the
+ * unspecified address of its family: it is looked for behind an address marked SVC_NODE. */
 struct service_key {
 	struct addr addr;
 	__be16 port;
 	__u8 proto;
-	__u8 scope; /* 0; reserved for local-only frontends */
+	__u8 scope; /* enum frontend_scope */
 	__u32 pad;
 };
 _Static_assert(sizeof(struct service_key) == 24, "service_key");
 
 enum service_flag {
-	SVC_ADDRESS = 1, /* marks an address that has frontends; has no backends itself */
+	/* Of an address; such an entry has no backends itself. */
+	SVC_ADDRESS = 1, /* it has frontends, or is the node's */
+	SVC_REFUSE = 2,  /* it is the cluster's own: ports that are no frontend are refused */
+	SVC_NODE = 4,    /* it is the node's, and takes node ports */
+	/* Of a frontend. */
+	SVC_SPLIT = 8,        /* clients from outside: see SCOPE_OUTSIDE */
+	SVC_DROP = 16,        /* the traffic policy leaves this node no backend: drop, do not refuse */
+	SVC_RANGES = 32,      /* only clients in mst_sources may use it */
+	SVC_MAGLEV = 64,      /* the slots are a Maglev table: picked by hash, not at random */
+	SVC_KEEP_SOURCE = 128, /* a client from outside keeps its address */
+};
+
+/* Numbers of state.FrontendKind. */
+enum frontend_kind {
+	KIND_CLUSTER_IP = 0,
+	KIND_NODE_PORT = 1,
+	KIND_EXTERNAL_IP = 2,
+	KIND_LOAD_BALANCER = 3,
 };
 
 struct service {
@@ -121,10 +146,36 @@ struct service {
 	__u32 backends; /* slots 0 .. backends-1 are filled */
 	__u16 flags;    /* enum service_flag */
 	__u8 owner;     /* enum owner */
-	__u8 pad;
+	__u8 kind;      /* enum frontend_kind */
 	__u32 number;   /* what `svc ls` shows as id; stays when backends change */
+	__u64 group;    /* shared by all frontends of a Service's port: affinity and sources are kept under it */
+	__u32 affinity; /* seconds for which a client keeps its backend; 0: not at all */
+	__u32 pad;
 };
-_Static_assert(sizeof(struct service) == 16, "service");
+_Static_assert(sizeof(struct service) == 32, "service");
+
+/* Set in struct slot_key.slot: the rest is the id of a backend that the Service has. Only
+ * Services with affinity have such entries; backend ids stay below it. */
+#define SLOT_MEMBER 2147483648
+
+/* Who a client was led to, for as long as its affinity lasts. */
+struct affinity_key {
+	struct addr client; /* zero: the node itself */
+	__u64 group;        /* struct service.group */
+};
+struct affinity {
+	__u32 backend; /* id */
+	__u32 expires; /* CLOCK_MONOTONIC in units of 2^30 ns */
+};
+
+/* A range of clients that may use a group's frontends. The bits that count begin at pad. */
+struct source_key {
+	__u32 prefixlen;
+	__u32 pad;
+	__u64 group; /* struct service.group */
+	struct addr addr;
+};
+_Static_assert(sizeof(struct source_key) == 32, "source_key");
 
 struct slot_key {
 	__u32 service; /* struct service.id */
@@ -174,6 +225,7 @@ enum ct_role {
 enum ct_flag {
 	CT_ORIGIN_IS_HI = 1, /* the flow was opened by the key's `hi` end */
 	CT_VIA_STACK = 2,    /* came through the host's stack: replies go back that way */
+	CT_EDGE = 4,         /* a client outside uses a Service: replies leave by the node's NIC */
 };
 
 enum ct_closing {
@@ -181,7 +233,8 @@ enum ct_closing {
 	CT_RST = 2,
 };
 
-/* What was decided about one end of the flow, and when. endpoint 0: not on this node. */
+/* What was decided about one end of the flow, and when. endpoint 0: not on this node, and
+ * generation is the node that has it (struct remote.ref), 0: nobody that is known. */
 struct ct_end {
 	__u32 endpoint;
 	__u32 generation;
@@ -244,8 +297,8 @@ struct frag_ports {
 };
 
 struct facts {
-	__u32 shadowed; /* 1: a flow was entered with CT_SCOPE_SHADOW */
-	__u32 pad;
+	__u32 shadowed;  /* 1: a flow was entered with CT_SCOPE_SHADOW */
+	__u32 edge_turn; /* 1: of some flow from outside, the NIC's egress must turn replies back */
 };
 
 /* How many refusals were sent in a second, on one CPU. */
@@ -310,12 +363,62 @@ struct meta {
 	__u8 build[32];         /* hash of the loaded programs */
 };
 
+enum node_flag {
+	NODE_EBPF = 1, /* between pods and the wire programs forward, not the host's stack */
+};
+
+/* The one element of the node table: this node's own. */
+struct node_config {
+	__u32 flags;    /* enum node_flag */
+	__u32 overlay;  /* ifindex of the tunnel's device, 0: none */
+	__u32 vni;
+	__be16 port;    /* UDP, of the tunnel */
+	__u16 pad;
+	__u32 key;      /* by lot: marks a packet that the tunnel's device was checked for already */
+	__u32 pad2;
+	struct addr ip4; /* on the wire between nodes; zero when it has none */
+	struct addr ip6;
+};
+_Static_assert(sizeof(struct node_config) == 56, "node_config");
+
+enum remote_flag {
+	REMOTE_TUNNEL = 1, /* its pods are reached through the tunnel */
+};
+
+/* Another node. ref is its slot, and in the upper half a number that tells it from others that
+ * had the slot: never 0 while the slot is in use. */
+struct remote {
+	__u32 ref;
+	__u32 flags;      /* enum remote_flag */
+	struct addr addr; /* where the tunnel to it ends */
+	__u8 mac[6];      /* of its tunnel's device */
+	__u8 pad[2];
+};
+_Static_assert(sizeof(struct remote) == 32, "remote");
+
+/* A network; IPv4's length counts from the start of ::ffff:0:0/96. */
+struct prefix {
+	__u32 length;
+	__u8 addr[16]; /* struct addr, which would be aligned to 8 bytes */
+};
+_Static_assert(sizeof(struct prefix) == 20, "prefix");
+/* The one element of mst_edge: how the node appears outside. */
+struct edge_config {
+	struct addr ip4; /* wears it for clients that do not keep theirs; zero when it has none */
+	struct addr ip6;
+	__u16 port_first; /* source ports for that, which the host leaves alone */
+	__u16 port_count;
+	__u32 pad;
+};
+_Static_assert(sizeof(struct edge_config) == 40, "edge_config");
+
 /* Where a program decided to send a packet; exported in cb[CB_REDIRECT_KIND]. */
 enum redirect_kind {
 	REDIRECT_NONE = 0,
 	REDIRECT_PEER = 1,    /* into the pod behind a host end */
 	REDIRECT_INGRESS = 2, /* back into the interface it came from */
 	REDIRECT_EGRESS = 3,  /* out of a host end, through its own program */
+	REDIRECT_NEIGH = 4,   /* out of a NIC, to the neighbour that the routing table names */
 };
 
 /* Words of skb->cb that the programs use. */
@@ -325,6 +428,7 @@ enum cb_word {
 	CB_REDIRECT_KIND = 2,
 	CB_REASON = 3,
 	CB_ANSWER = 4, /* answer_key on an answer that goes out of the host end */
+	CB_REMOTE = 4, /* of a packet from the wire: the node that sent it by the tunnel, or 0 */
 };
 
 /* Slots of the program table that entry programs call. */
@@ -335,5 +439,6 @@ enum pod_program {
 	PROG_TO_POD_INNER = 3,
 	PROG_FROM_POD_NETKIT = 4,
 	PROG_TO_POD_NETKIT = 5,
-	PROG_COUNT = 6,
+	PROG_TO_POD_WIRE = 6, /* from a NIC straight into a pod behind a host end */
+	PROG_COUNT = 7,
 };

@@ -21,22 +21,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lab is one node, its pods, and an outside that the node has a wire to.
+// Lab is one node or several, their pods, and an outside that each node has a
+// wire to.
 type Lab struct {
 	cfg     Config
 	info    Info
-	node    *Node
+	nodes   []*Node
 	outside *Outside
 
 	mu     sync.Mutex
 	closed bool
 }
 
-// Node is the lab's node, with its uplink Uplink.
+// Node is one of the lab's nodes, with its uplink Uplink.
 type Node struct {
 	Space
-	Name       string
-	IPv4, IPv6 netip.Addr // of the uplink
+	Name             string
+	IPv4, IPv6       netip.Addr   // of the uplink
+	Wire4, Wire6     netip.Addr   // of Wire; zero when there is one node
+	PodNet4, PodNet6 netip.Prefix // its own pods'
 
 	lab      *Lab
 	mu       sync.Mutex // what follows
@@ -95,6 +98,9 @@ func (c Config) complete() (Config, error) {
 	if c.MTU == 0 {
 		c.MTU = 1500
 	}
+	if c.Nodes == 0 {
+		c.Nodes = 1
+	}
 	if err := c.validate(); err != nil {
 		return c, err
 	}
@@ -137,25 +143,33 @@ func cgroup2Root() (string, error) {
 	return "", errors.New("no cgroup v2 is mounted: mount one, socket-level Services need it")
 }
 
-// BPFFS is the lab's own BPF file system.
-func (l *Lab) BPFFS() string { return filepath.Join(l.info.dir(), "bpf") }
+// BPFFS is the first node's --bpffs, on the lab's own BPF file system.
+func (l *Lab) BPFFS() string { return l.Node().BPFFS() }
 
-// StateDir is the lab's own --state-dir.
-func (l *Lab) StateDir() string { return filepath.Join(l.info.dir(), "state") }
+// StateDir is the first node's --state-dir.
+func (l *Lab) StateDir() string { return l.Node().StateDir() }
+
+// BPFFS is the node's own --bpffs.
+func (n *Node) BPFFS() string { return filepath.Join(n.lab.bpf(), n.Name) }
+
+// StateDir is the node's own --state-dir.
+func (n *Node) StateDir() string { return filepath.Join(n.lab.info.dir(), "state", n.Name) }
+
+func (l *Lab) bpf() string { return filepath.Join(l.info.dir(), "bpf") }
 
 // makeDirs makes the lab's own state directory and BPF file system: what is
 // pinned there lives exactly as long as the lab.
 func (l *Lab) makeDirs() error {
-	for _, d := range []string{l.BPFFS(), l.StateDir()} {
+	for _, d := range []string{l.bpf(), filepath.Join(l.info.dir(), "state")} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			return err
 		}
 	}
-	if err := unix.Mount("bpf", l.BPFFS(), "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
-		return fmt.Errorf("mount bpffs at %s: %w", l.BPFFS(), err)
+	if err := unix.Mount("bpf", l.bpf(), "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+		return fmt.Errorf("mount bpffs at %s: %w", l.bpf(), err)
 	}
-	if err := unix.Mount("", l.BPFFS(), "", unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make %s private: %w", l.BPFFS(), err)
+	if err := unix.Mount("", l.bpf(), "", unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make %s private: %w", l.bpf(), err)
 	}
 	return nil
 }
@@ -163,8 +177,11 @@ func (l *Lab) makeDirs() error {
 // Name is the lab's.
 func (l *Lab) Name() string { return l.cfg.Name }
 
-// Node is the lab's node.
-func (l *Lab) Node() *Node { return l.node }
+// Node is the lab's first node.
+func (l *Lab) Node() *Node { return l.nodes[0] }
+
+// Nodes are all of them.
+func (l *Lab) Nodes() []*Node { return append([]*Node(nil), l.nodes...) }
 
 // Outside is the machine beyond the node's uplink.
 func (l *Lab) Outside() *Outside { return l.outside }
@@ -184,19 +201,27 @@ func (l *Lab) Close() error {
 	return nil
 }
 
-// MustangArgs is the command line of the binary under test with the lab's
+// MustangArgs is Node.MustangArgs of the first node.
+func (l *Lab) MustangArgs(args ...string) []string { return l.Node().MustangArgs(args...) }
+
+// Mustang is Node.Mustang of the first node.
+func (l *Lab) Mustang(ctx context.Context, args ...string) ([]byte, error) {
+	return l.Node().Mustang(ctx, args...)
+}
+
+// MustangArgs is the command line of the binary under test with the node's
 // scope: what Mustang runs, for those who run it themselves.
-func (l *Lab) MustangArgs(args ...string) []string {
-	argv := []string{l.cfg.Binary, "--bpffs", l.BPFFS(), "--state-dir", l.StateDir()}
-	if l.cfg.CgroupRoot != "" {
-		argv = append(argv, "--cgroup-root", l.cfg.CgroupRoot)
+func (n *Node) MustangArgs(args ...string) []string {
+	argv := []string{n.lab.cfg.Binary, "--bpffs", n.BPFFS(), "--state-dir", n.StateDir()}
+	if root := n.lab.cfg.CgroupRoot; root != "" {
+		argv = append(argv, "--cgroup-root", root)
 	}
 	return append(argv, args...)
 }
 
 // Mustang runs the binary in the node's namespace and returns what it prints.
-func (l *Lab) Mustang(ctx context.Context, args ...string) ([]byte, error) {
-	return runQuiet(l.node.Command(ctx, l.MustangArgs(args...)...), "mustang "+strings.Join(args, " "))
+func (n *Node) Mustang(ctx context.Context, args ...string) ([]byte, error) {
+	return runQuiet(n.Command(ctx, n.MustangArgs(args...)...), "mustang "+strings.Join(args, " "))
 }
 
 // runQuiet returns standard output; standard error goes into the error.
@@ -225,29 +250,39 @@ var podNameOK = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 // AddPod makes a pod by `mustang pod add`. A mode that the kernel lacks is an
 // errors.ErrUnsupported.
 func (n *Node) AddPod(ctx context.Context, name string) (*Pod, error) {
-	if !podNameOK.MatchString(name) || name == "n1" || name == "out" {
-		return nil, fmt.Errorf("pod name %q is not usable: use lower-case letters, digits and '-', and neither n1 nor out", name)
+	l := n.lab
+	if !podNameOK.MatchString(name) || l.reserved(name) {
+		return nil, fmt.Errorf("pod name %q is not usable: use lower-case letters, digits and '-', and neither out nor switch nor a node's name", name)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	l := n.lab
 	ns, err := createNetNS("mst-" + l.cfg.Name + "-" + name)
 	if err != nil {
 		return nil, fmt.Errorf("add pod %s: %w", name, err)
 	}
 	n.nextPod++
-	p := &Pod{Space: Space{ns, n.env}, Name: name, IPv4: nth(PodCIDR4, n.nextPod+1), IPv6: nth(PodCIDR6, n.nextPod+1)}
+	p := &Pod{Space: Space{ns, n.env}, Name: name, IPv4: nth(n.PodNet4, n.nextPod+1), IPv6: nth(n.PodNet6, n.nextPod+1)}
 	if l.cfg.Mode == HostDevice {
 		p.nic = fmt.Sprintf("nic%d", n.nextPod)
 		if err := l.plugNIC(p.nic); err != nil {
 			return nil, errors.Join(err, deleteNetNS(ns))
 		}
 	}
-	if _, err := l.Mustang(ctx, l.podArgs(p)...); err != nil {
+	if _, err := n.Mustang(ctx, n.podArgs(p)...); err != nil {
 		return nil, errors.Join(unsupported(err), l.pullNIC(p.nic), deleteNetNS(ns))
 	}
 	n.pods = append(n.pods, p)
 	return p, nil
+}
+
+// reserved says whether a namespace of the lab's own has this name.
+func (l *Lab) reserved(name string) bool {
+	for _, n := range l.nodes {
+		if n.Name == name {
+			return true
+		}
+	}
+	return name == outsideName || name == switchName
 }
 
 // unsupported marks the tool's refusal of a mode that the kernel lacks as
@@ -259,9 +294,10 @@ func unsupported(err error) error {
 	return err
 }
 
-func (l *Lab) podArgs(p *Pod) []string {
-	ip4 := netip.PrefixFrom(p.IPv4, PodCIDR4.Bits())
-	ip6 := netip.PrefixFrom(p.IPv6, PodCIDR6.Bits())
+func (n *Node) podArgs(p *Pod) []string {
+	l := n.lab
+	ip4 := netip.PrefixFrom(p.IPv4, n.PodNet4.Bits())
+	ip6 := netip.PrefixFrom(p.IPv6, n.PodNet6.Bits())
 	args := []string{"pod", "add", p.Name, "--mode=" + string(l.cfg.Mode), "--netns=" + p.NetNS,
 		"--ip=" + ip4.String() + "," + ip6.String(), fmt.Sprintf("--mtu=%d", l.cfg.MTU)}
 	switch {
@@ -270,7 +306,7 @@ func (l *Lab) podArgs(p *Pod) []string {
 	case l.cfg.Mode == HostDevice:
 		args = append(args, "--uplink="+p.nic)
 	}
-	args = append(args, l.cfg.sizeArgs()...)
+	args = append(args, l.cfg.sizeArgs(n.PodNet4, n.PodNet6)...)
 	if path := l.cfg.Services.servicePath(); path != "" {
 		return append(args, "--service-path="+path)
 	}
@@ -281,7 +317,7 @@ func (l *Lab) podArgs(p *Pod) []string {
 func (n *Node) RemovePod(ctx context.Context, p *Pod) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if _, err := n.lab.Mustang(ctx, "pod", "rm", p.Name); err != nil {
+	if _, err := n.Mustang(ctx, "pod", "rm", p.Name); err != nil {
 		return err
 	}
 	for i, q := range n.pods {

@@ -56,6 +56,7 @@ var (
 // Config describes one lab.
 type Config struct {
 	Name     string    // 1 to 6 lower-case letters and digits; prefix of every namespace
+	Nodes    int       // how many; 0 means 1. Two are joined by a wire, more by a switch
 	Mode     Mode      // how pods are connected
 	Services ServiceBy // anything but a mustang value makes plain pods; "" means NoServices
 	BridgeNF bool      // bridge mode: bridge-nf-call-iptables and -ip6tables
@@ -88,6 +89,12 @@ func (c Config) validate() error {
 	}
 	if !contains(ServiceBys, c.Services) {
 		return fmt.Errorf("services %q is unknown: use one of %v", c.Services, ServiceBys)
+	}
+	if c.Nodes < 1 || c.Nodes > MaxNodes {
+		return fmt.Errorf("%d nodes are out of range: use 1 to %d", c.Nodes, MaxNodes)
+	}
+	if c.Nodes > 1 && c.Mode == HostDevice {
+		return errors.New("with host devices the node is not in the pods' way: a lab of them has one node")
 	}
 	if c.MTU < 1280 || c.MTU > 65535 {
 		return fmt.Errorf("MTU %d is out of range: use 1280 to 65535", c.MTU)

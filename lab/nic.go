@@ -67,7 +67,7 @@ func (l *Lab) plugNIC(name string) error {
 		return err
 	}
 	defer out.Close()
-	if err := l.node.Do(func() error {
+	if err := l.Node().Do(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = name, l.cfg.MTU
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerNamespace: netlink.NsFd(out)})

@@ -5,8 +5,12 @@ package lab
 // The address plan, the same in every lab: two labs do not see each other.
 //
 //	10.1.0.0/16    fd00:10:1::/64    pods, from .2; .1 is the gateway (not with veth and netkit)
-//	10.2.0.0/16    fd00:10:2::/64    the wire between node (.1) and outside (.2)
+//	10.2.0.0/16    fd00:10:2::/64    the wire between node (.1) and outside (.2); further nodes from .3
+//	10.3.0.0/16    fd00:10:3::/64    the wire between nodes: .1, .2, …
 //	10.96.0.0/12   fd00:10:96::/108  Services, by convention; outside routes them to the node
+//
+// With several nodes each has a part of the pods' networks: n1 10.1.0.0/24 and
+// fd00:10:1::/80, n2 10.1.1.0/24 and fd00:10:1:0:1::/80, and so on.
 //
 // The outside namespace also routes pods' addresses to the node; the node's
 // default route leads outside.
@@ -21,12 +25,38 @@ var (
 	PodCIDR6     = netip.MustParsePrefix("fd00:10:1::/64")
 	WireCIDR4    = netip.MustParsePrefix("10.2.0.0/16")
 	WireCIDR6    = netip.MustParsePrefix("fd00:10:2::/64")
+	NodesCIDR4   = netip.MustParsePrefix("10.3.0.0/16")
+	NodesCIDR6   = netip.MustParsePrefix("fd00:10:3::/64")
 	ServiceCIDR4 = netip.MustParsePrefix("10.96.0.0/12")
 	ServiceCIDR6 = netip.MustParsePrefix("fd00:10:96::/108")
 )
 
 // Uplink is the node's interface to the outside; outside calls its end the same.
 const Uplink = "up0"
+
+// Wire is a node's interface to the other nodes, where there are several.
+const Wire = "wire0"
+
+// MaxNodes is how many a lab may have.
+const MaxNodes = 16
+
+// podNets are the networks of node i's pods, from 1, in a lab of so many nodes.
+func podNets(i, nodes int) (v4, v6 netip.Prefix) {
+	if nodes == 1 {
+		return PodCIDR4, PodCIDR6
+	}
+	six := PodCIDR6.Addr().As16()
+	six[9] = byte(i - 1)
+	return netip.PrefixFrom(nth(PodCIDR4, (i-1)<<8), 24), netip.PrefixFrom(netip.AddrFrom16(six), 80)
+}
+
+// upAddrs are node i's addresses on the wire to outside, which has the second.
+func upAddrs(i int) (v4, v6 netip.Addr) {
+	if i > 1 {
+		i++
+	}
+	return nth(WireCIDR4, i), nth(WireCIDR6, i)
+}
 
 // VIP4 and VIP6 are the i-th Service address, from 1.
 func VIP4(i int) netip.Addr { return nth(ServiceCIDR4, i) }

@@ -81,9 +81,9 @@ func (n *Node) addServices(ctx context.Context, by ServiceBy, services []Service
 		if len(mine) == 0 && !first {
 			continue
 		}
-		r := ruleset{v6: v6, first: first, masqueradeAll: n.lab.cfg.Mode.siblings(), podCIDR: PodCIDR4}
+		r := ruleset{v6: v6, first: first, masqueradeAll: n.lab.cfg.Mode.siblings(), podCIDR: n.PodNet4}
 		if v6 {
-			r.podCIDR = PodCIDR6
+			r.podCIDR = n.PodNet6
 		}
 		if err := n.load(ctx, by, r, mine); err != nil {
 			return err
@@ -153,7 +153,7 @@ func (n *Node) applyByMustang(ctx context.Context, services []Service) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	_, err = n.lab.Mustang(ctx, "svc", "apply", "-f", f.Name())
+	_, err = n.Mustang(ctx, "svc", "apply", "-f", f.Name())
 	return err
 }
 

@@ -26,13 +26,13 @@ func (c Config) validateSizes() error {
 	return nil
 }
 
-// sizeArgs are pod add's.
-func (c Config) sizeArgs() []string {
+// sizeArgs are pod add's on a node with these pods.
+func (c Config) sizeArgs(pods ...netip.Prefix) []string {
 	var args []string
 	if c.Services.servicePath() != "" {
 		cidrs := c.LocalCIDRs
 		if cidrs == nil {
-			cidrs = []netip.Prefix{PodCIDR4, PodCIDR6}
+			cidrs = pods
 		}
 		for _, p := range cidrs {
 			args = append(args, "--local-cidr="+p.String())

@@ -70,6 +70,7 @@ type Document struct {
 	Bars     []Bar             `json:"bars"`
 	Control  []Figure          `json:"control"` // the A/A control; each must enclose 1
 	Failures map[string]string `json:"failures,omitempty"`
+	Facts    map[string]bool   `json:"facts,omitempty"` // what happens, beside how fast
 }
 
 // Settings are what the run was asked for.
@@ -83,6 +84,8 @@ type Settings struct {
 	Calibrate  int      `json:"calibrate,omitempty"` // pairs of loopbacks that were compared, instead of pods
 	Cores      []string `json:"cores"`
 	Seed       uint64   `json:"seed"`
+	Conflists  []string `json:"conflists,omitempty"`
+	Extra      []Extra  `json:"extra,omitempty"` // contestants beside the product of modes, kinds and numbers
 	IPv6       bool     `json:"ipv6"`
 	UDP        bool     `json:"udp,omitempty"`
 	TailRate   int      `json:"tail_rate,omitempty"` // requests a second of the tail scenario; 0: not measured
@@ -93,6 +96,13 @@ type Settings struct {
 	CPUSource  string   `json:"cpu_source"`
 	ClientCPU  int      `json:"client_cpu"`
 	ServerCPU  int      `json:"server_cpu"` // of cross-core samples
+}
+
+// Extra is a contestant that was asked for by itself.
+type Extra struct {
+	Mode     string `json:"mode"`
+	By       string `json:"services_by"`
+	Services int    `json:"services"`
 }
 
 // Machine is where it ran.

@@ -63,10 +63,13 @@ func (d *Document) renderHead(w io.Writer) {
 	if !d.Complete {
 		fmt.Fprintf(w, "INTERRUPTED after %d rounds; --resume goes on\n", d.FinishedRounds())
 	}
-	if n := d.NoisyShare(); n > 0.2 {
+	if n := d.NoisyShare(); n > tooNoisy {
 		fmt.Fprintf(w, "NOISY: others used the load's CPUs in %.0f %% of the samples\n", n*100)
 	}
 }
+
+// tooNoisy is the share of noisy samples above which the report says so.
+const tooNoisy = 0.2
 
 var heads = map[Metric]string{
 	StreamRate: "stream", RRRate: "RR", CRRRate: "CRR", UDPRRRate: "UDP RR",
@@ -270,6 +273,9 @@ func (d *Document) renderControl(w io.Writer) {
 
 // renderUneven names what the typical turn hides.
 func (d *Document) renderUneven(w io.Writer, f *Figures) {
+	if d.NoisyShare() > tooNoisy {
+		return // others' doing, and said already
+	}
 	for _, cores := range d.Settings.Cores {
 		for _, s := range d.Subjects {
 			for _, m := range []Metric{StreamRate, RRRate, CRRRate, UDPRRRate} {
@@ -318,11 +324,19 @@ func number(v float64) string {
 }
 
 func paint(v stats.Verdict, color bool) string {
-	code := map[stats.Verdict]string{stats.Pass: "32", stats.Fail: "31"}[v]
-	if !color || code == "" {
+	if !color {
 		return string(v)
 	}
-	return "\x1b[" + code + "m" + string(v) + "\x1b[0m"
+	return paintAs(string(v), v)
+}
+
+// paintAs gives text the colour of a verdict.
+func paintAs(text string, v stats.Verdict) string {
+	code := map[stats.Verdict]string{stats.Pass: "32", stats.Fail: "31"}[v]
+	if code == "" {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
 // table aligns columns by what is seen: not bytes, and not colour codes, which

@@ -95,20 +95,8 @@ func (p pods) Up(ctx context.Context, cgroup string) (env Env, err error) {
 		addr = server.IPv6
 	}
 	e := &podsEnv{lab: l}
-	target := runner.Target{ClientNS: client.NetNS, ServerNS: server.NetNS, Cgroup: cgroup}
-	// Both servers are up at once: each has a port of its own.
-	target.Listen = netip.AddrPortFrom(addr, Port+1)
-	target.Dial = target.Listen
-	e.add(p, report.PodIP, "", target)
-	if p.by != lab.NoServices {
-		services, tested := p.serviceList(addr)
-		if err := l.Node().AddServices(ctx, services); err != nil {
-			return nil, err
-		}
-		for _, t := range tested {
-			target.Dial, target.Listen = t.vip, t.backend
-			e.add(p, report.ClusterIP, t.position, target)
-		}
+	if err := p.addPaths(ctx, e, runner.Target{ClientNS: client.NetNS, ServerNS: server.NetNS, Cgroup: cgroup}, addr); err != nil {
+		return nil, err
 	}
 	if !kernelServices(p.by) && p.by != lab.NoServices {
 		// A mustang without status is still a contestant.
@@ -117,6 +105,26 @@ func (p pods) Up(ctx context.Context, cgroup string) (env Env, err error) {
 		}
 	}
 	return e, nil
+}
+
+// addPaths adds the Services, and the ways to the server at addr.
+func (p pods) addPaths(ctx context.Context, e *podsEnv, target runner.Target, addr netip.Addr) error {
+	// All servers are up at once: each has a port of its own.
+	target.Listen = netip.AddrPortFrom(addr, Port+1)
+	target.Dial = target.Listen
+	e.add(p, report.PodIP, "", target)
+	if p.by == lab.NoServices {
+		return nil
+	}
+	services, tested := p.serviceList(addr)
+	if err := e.lab.Node().AddServices(ctx, services); err != nil {
+		return err
+	}
+	for _, t := range tested {
+		target.Dial, target.Listen = t.vip, t.backend
+		e.add(p, report.ClusterIP, t.position, target)
+	}
+	return nil
 }
 
 func (e *podsEnv) add(p pods, via, position string, t runner.Target) {

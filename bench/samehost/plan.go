@@ -41,6 +41,15 @@ type Options struct {
 	// Keep is given the document after each round; nil for nobody.
 	Keep func(*report.Document) error
 
+	// Conflists are files of CNI configuration lists, each a way of connecting pods;
+	// the kernel's own Services go with it. CNIPath is where its plugins are.
+	Conflists []string
+	CNIPath   []string
+
+	Extra    []Extra  // contestants beside the product of the above, where the kernel has their modes
+	Firewall []Extra  // of which FirewallFact is to be found out; By "" for no eBPF
+	Only     []string // scenarios to measure; nil for all
+
 	Binary string   // mustang, for the labs
 	Self   []string // command that runs the load program
 }
@@ -93,7 +102,7 @@ func realDefaults() Options {
 	return Options{
 		Modes: EveryMachine, ServicesBy: AllBy[:5], Services: []int{1},
 		Rounds: 20, Duration: 300 * time.Millisecond, Turns: 20, Warmup: 2 * time.Millisecond,
-		Cores: "same", Seed: 1, StreamBy: StreamIperf3, MTU: 1500,
+		Cores: "same", Seed: 1, StreamBy: StreamIperf3, MTU: 1500, CNIPath: []string{"/opt/cni/bin", "/usr/lib/cni"},
 	}
 }
 
@@ -115,6 +124,11 @@ func (o Options) validate() error {
 	for _, by := range o.ServicesBy {
 		if !slices.Contains(AllBy, by) {
 			return fmt.Errorf("services by %q is unknown: use some of %v", by, AllBy)
+		}
+	}
+	for _, e := range o.Extra {
+		if !slices.Contains(AllModes, e.Mode) || !slices.Contains(AllBy, e.By) || e.Services < 1 {
+			return fmt.Errorf("contestant %+v is unknown", e)
 		}
 	}
 	for _, n := range o.Services {
@@ -161,6 +175,9 @@ func (o Options) scenarios() []string {
 	if o.TailRate > 0 {
 		s = append(s, string(load.Tail))
 	}
+	if o.Only != nil {
+		s = slices.DeleteFunc(s, func(name string) bool { return !slices.Contains(o.Only, name) })
+	}
 	return s
 }
 
@@ -174,7 +191,7 @@ func (o Options) turns(scenario string) int {
 
 // contestants lists everything to measure. Loopback is there twice: the second
 // is the A/A control. A third has the pods' MTU, for streams alone.
-func (o Options) contestants() []Contestant {
+func (o Options) contestants() ([]Contestant, error) {
 	list := []Contestant{
 		loopback{name: report.LoopbackNumber(0), v6: o.IPv6},
 		loopback{name: report.LoopbackNumber(1), v6: o.IPv6},
@@ -183,16 +200,17 @@ func (o Options) contestants() []Contestant {
 		for i := 2; i < 2*o.Calibrate; i++ {
 			list = append(list, loopback{name: report.LoopbackNumber(i), v6: o.IPv6})
 		}
-		return append(list, loopback{name: report.BaseSlow, v6: o.IPv6, slow: report.Planted})
+		return append(list, loopback{name: report.BaseSlow, v6: o.IPv6, slow: report.Planted}), nil
 	}
 	if !o.NoStream {
 		list = append(list, loopback{name: report.BaseMTU, v6: o.IPv6, mtu: o.MTU, only: []string{string(load.Stream)}})
 	}
-	add := func(p pods) {
+	made := func(p pods) pods {
 		p.labName = fmt.Sprintf("bn%d", len(list))
 		p.mtu, p.binary, p.v6, p.udp = o.MTU, o.Binary, o.IPv6, o.UDP
-		list = append(list, p)
+		return p
 	}
+	add := func(p pods) { list = append(list, made(p)) }
 	for _, mode := range o.Modes {
 		if mode == report.BridgeNFOff || len(o.ServicesBy) == 0 {
 			// The kernel's Services do not work without bridge-nf: replies
@@ -212,5 +230,57 @@ func (o Options) contestants() []Contestant {
 			}
 		}
 	}
-	return list
+	for _, p := range o.extras() {
+		add(p)
+	}
+	for _, file := range o.Conflists {
+		for _, p := range o.besideCNI() {
+			c, err := readConflist(made(p), file, o.CNIPath)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, c)
+		}
+	}
+	return list, nil
+}
+
+// besideCNI are the Services that go with foreign pods.
+func (o Options) besideCNI() (out []pods) {
+	for _, by := range o.ServicesBy {
+		if !kernelServices(lab.ServiceBy(by)) {
+			continue
+		}
+		for _, n := range o.Services {
+			out = append(out, pods{by: lab.ServiceBy(by), services: n, backend: backendVersion(by)})
+		}
+	}
+	if len(out) == 0 {
+		out = []pods{{by: lab.NoServices}}
+	}
+	return out
+}
+
+// extras are contestants beside the product of modes, kinds and numbers.
+func (o Options) extras() (out []pods) {
+	for _, e := range o.Extra {
+		out = append(out, pods{mode: e.Mode, by: lab.ServiceBy(e.By), services: e.Services, backend: backendVersion(e.By)})
+	}
+	return out
+}
+
+func (o Options) isExtra(c Contestant) bool {
+	p, ok := c.(pods)
+	return ok && slices.Contains(o.Extra, Extra{Mode: p.mode, By: string(p.by), Services: p.services})
+}
+
+// Extra is a contestant beside the product of modes, kinds and numbers.
+type Extra = report.Extra
+
+func (o Options) mostServices() int {
+	most := slices.Max(o.Services)
+	for _, e := range o.Extra {
+		most = max(most, e.Services)
+	}
+	return most
 }

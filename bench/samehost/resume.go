@@ -17,6 +17,7 @@ func Resumed(d *report.Document) Options {
 	o, set := Defaults(), d.Settings
 	o.Modes, o.ServicesBy, o.Services, o.Tune = set.Modes, set.ServicesBy, set.Services, set.Tunes
 	o.Rounds, o.Turns, o.Calibrate, o.Seed = set.Rounds, set.Turns, set.Calibrate, set.Seed
+	o.Conflists, o.Extra = set.Conflists, set.Extra
 	o.Duration = time.Duration(set.Duration * float64(time.Second))
 	o.IPv6, o.UDP, o.TailRate, o.StreamBy, o.MTU = set.IPv6, set.UDP, set.TailRate, set.StreamBy, set.MTU
 	o.Cores = "both"

@@ -272,12 +272,21 @@ func TestServicesUnderTestStandInTheMiddleAndLast(t *testing.T) {
 	}
 }
 
+func planned(t *testing.T, o Options) []Contestant {
+	t.Helper()
+	list, err := o.contestants()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
 func TestContestantsOfAFullRun(t *testing.T) {
 	o := Defaults()
 	o.Services = []int{1, 5000}
 	var names []string
 	labs := map[string]bool{}
-	for _, c := range o.contestants() {
+	for _, c := range planned(t, o) {
 		names = append(names, c.Name())
 		if p, ok := c.(pods); ok {
 			if len(p.labName) > 6 || labs[p.labName] {
@@ -301,7 +310,7 @@ func TestTunedContestants(t *testing.T) {
 	o.Modes, o.ServicesBy = []string{"veth", "macvlan"}, []string{"nft", "mustang-socket"}
 	o.Tune = []string{"local-mtu", "big-tcp", "local-mtu+big-tcp"}
 	sizes := map[string]string{}
-	for _, c := range o.contestants()[3:] {
+	for _, c := range planned(t, o)[3:] {
 		cfg := c.(pods).config("")
 		sizes[c.Name()] = fmt.Sprint(cfg.LocalMTU, cfg.BigTCP)
 	}

@@ -120,6 +120,14 @@ func bootstrap(values []float64, seed uint64) (low, high float64) {
 	if len(values) == 0 {
 		return math.NaN(), math.NaN()
 	}
+	medians := resampled(values, seed)
+	slices.Sort(medians)
+	tail := tailOf(len(values), z95)
+	return sortedQuantile(medians, tail), sortedQuantile(medians, 1-tail)
+}
+
+// resampled returns the medians of resamples.
+func resampled(values []float64, seed uint64) []float64 {
 	rng := rand.New(rand.NewPCG(seed, uint64(len(values))))
 	medians := make([]float64, Resamples)
 	sample := make([]float64, len(values))
@@ -130,19 +138,39 @@ func bootstrap(values []float64, seed uint64) (low, high float64) {
 		slices.Sort(sample)
 		medians[i] = sortedQuantile(sample, 0.5)
 	}
-	slices.Sort(medians)
-	tail := tailOf(len(values))
-	return sortedQuantile(medians, tail), sortedQuantile(medians, 1-tail)
+	return medians
 }
 
-// tailOf is the share that a 95 % interval of n values leaves out at either end:
-// what a normal distribution has beyond the quantile of Student's with n-1
-// degrees of freedom; 0.025 for many values.
-func tailOf(n int) float64 {
+// Change estimates by what factor the median of now differs from that of old, two
+// runs that share no rounds, with a 99 % interval. N is the smaller number.
+func Change(old, now []float64, seed uint64) Estimate {
+	e := Estimate{N: min(len(old), len(now)), Median: Median(now) / Median(old), Spread: max(Spread(old), Spread(now))}
+	if e.N == 0 {
+		return Estimate{}
+	}
+	a, b := resampled(old, seed), resampled(now, seed+1)
+	for i := range b {
+		b[i] /= a[i]
+	}
+	slices.Sort(b)
+	tail := tailOf(e.N, z99)
+	e.Low, e.High = sortedQuantile(b, tail), sortedQuantile(b, 1-tail)
+	return e
+}
+
+// Quantiles of a normal distribution that leave out 2.5 % and 0.5 % beyond them.
+const (
+	z95 = 1.959963984540054
+	z99 = 2.575829303548901
+)
+
+// tailOf is the share that an interval of n values leaves out at either end: what
+// a normal distribution has beyond the quantile of Student's with n-1 degrees of
+// freedom. z is that quantile of many values.
+func tailOf(n int, z float64) float64 {
 	if n < 2 {
 		return 0
 	}
-	const z = 1.959963984540054 // 97.5 % of a normal distribution
 	z2, v := z*z, float64(n-1)
 	// The quantile by its expansion in 1/v (Abramowitz and Stegun 26.7.5).
 	t := z * (1 + (z2+1)/(4*v) + (5*z2*z2+16*z2+3)/(96*v*v) + (3*z2*z2*z2+19*z2*z2+17*z2-15)/(384*v*v*v))

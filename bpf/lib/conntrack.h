@@ -361,6 +361,20 @@ inline_fn bool ct_reopens(const struct flow *f, const struct pkt *p)
 	return f->e->closing_orig | f->e->closing_reply;
 }
 
+/* A SYN to a backend that is gone must not wait for the half-open entry to expire. The client's
+ * half tells: a SYN on the other one's tuple is of another flow. */
+slow_fn bool backend_gone(const struct ct_entry *e)
+{
+	return e->role == CT_PRE_NAT && e->backend && !bpf_map_lookup_elem(&mst_backends_v1, &e->backend);
+}
+
+inline_fn bool begins_anew(const struct flow *f, const struct pkt *p)
+{
+	if (p->proto != IPPROTO_TCP || (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+		return false;
+	return ct_reopens(f, p) || backend_gone(f->e);
+}
+
 /**
  * ct_create - a new half-open entry
  * @e: complete but for flags' orientation and expiry
@@ -374,4 +388,20 @@ inline_fn long ct_create(const struct tuple *t, __u8 proto, __u8 scope, struct c
 	e->flags = (e->flags & ~CT_ORIGIN_IS_HI) | (ct_key_of(&key, t, proto, scope) ? CT_ORIGIN_IS_HI : 0);
 	e->expires = now + ct_lifetime(e, proto, false);
 	return bpf_map_update_elem(&mst_ct_new_v1, &key, e, BPF_ANY);
+}
+
+/* Whether a flow occupies the tuple that the backend would see. One that has closed ends,
+ * both halves: its late packets must not be taken for the new one's. */
+global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
+{
+	struct flow f = { .now = now };
+
+	if (!t)
+		return true;
+	f.src_is_hi = ct_key_of(&f.key, t, proto, CT_SCOPE_FLOW);
+	ct_find_key(&f);
+	if (f.e && !ct_closed(f.e))
+		return true;
+	ct_forget(&f, proto);
+	return false;
 }

@@ -6,39 +6,104 @@
 
 /**
  * service_find - the Service behind an address, port and protocol
+ * @scope: SCOPE_OUTSIDE for a client outside the cluster
+ * @address: where the flags of the address go, 0 when it has no frontend
+ *
  * Return: NULL when there is none.
  */
-inline_fn struct service *service_find(const struct addr *a, __be16 port, __u8 proto)
+inline_fn struct service *service_find(const struct addr *a, __be16 port, __u8 proto, __u8 scope,
+				       __u16 *address)
 {
-	struct service_key key = { .addr = *a, .port = port, .proto = proto };
+	struct service_key key = { .addr = *a, .port = port, .proto = proto }, whole = { .addr = *a };
+	struct service *s = bpf_map_lookup_elem(&mst_services_v2, &key), *mark;
 
-	return bpf_map_lookup_elem(&mst_services_v1, &key);
+	*address = 0;
+	if (!s) {
+		mark = bpf_map_lookup_elem(&mst_services_v2, &whole);
+		if (!mark)
+			return NULL;
+		*address = mark->flags;
+		if (!(*address & SVC_NODE))
+			return NULL;
+		if (addr_is_ipv4(a))
+			key.addr.words[3] = 0;
+		else
+			key.addr.quads[0] = key.addr.quads[1] = 0;
+		s = bpf_map_lookup_elem(&mst_services_v2, &key);
+	}
+	if (!s || scope != SCOPE_OUTSIDE || !(s->flags & SVC_SPLIT))
+		return s;
+	key.scope = SCOPE_OUTSIDE;
+	return bpf_map_lookup_elem(&mst_services_v2, &key);
 }
 
-/* Return: whether any Service has this address. */
-inline_fn bool service_address(const struct addr *a)
+/* Whether the client may use the Service, as far as its address goes. */
+slow_fn bool source_allowed(const struct service *s, const struct addr *client)
 {
-	return service_find(a, 0, 0);
+	struct source_key key = { .prefixlen = 32 + 64 + 128, .group = s->group, .addr = *client };
+
+	return bpf_map_lookup_elem(&mst_sources_v1, &key);
 }
 
 /**
- * backend_pick - a backend of a Service, at random
- * @id: where the backend's id goes
- *
- * A slot can be missing for the instant in which the set shrinks; slot 0 is the last to go.
- * Return: NULL when the Service has none.
+ * service_closed - why a Service takes nobody, or not this client
+ * Return: enum drop_reason. For REASON_NO_BACKEND the client is told, else not.
  */
-inline_fn struct backend *backend_pick(const struct service *s, __u32 *id)
+inline_fn int service_closed(const struct service *s, const struct addr *client)
 {
-	struct slot_key key = { .service = s->id };
-	__u32 n = s->backends, *found;
+	if (s->flags & SVC_RANGES && !source_allowed(s, client))
+		return REASON_SOURCE_RANGE;
+	if (s->flags & SVC_DROP)
+		return REASON_NO_LOCAL_BACKEND;
+	return s->backends ? REASON_NONE : REASON_NO_BACKEND;
+}
 
-	if (!n)
+/* Return: a number that is the same on every node for a flow's first packet. */
+inline_fn __u32 flow_hash(const struct tuple *t, __u8 proto)
+{
+	__u64 h = proto;
+
+	h = (h ^ t->src.quads[0]) * 0x9e3779b97f4a7c15;
+	h = (h ^ h >> 32 ^ t->src.quads[1]) * 0x9e3779b97f4a7c15;
+	h = (h ^ h >> 32 ^ t->dst.quads[0]) * 0x9e3779b97f4a7c15;
+	h = (h ^ h >> 32 ^ t->dst.quads[1]) * 0x9e3779b97f4a7c15;
+	h = (h ^ h >> 32 ^ ((__u32)t->sport << 16 | t->dport)) * 0x9e3779b97f4a7c15;
+	return h >> 32;
+}
+
+/* When an affinity that starts now ends. */
+inline_fn __u32 affinity_end(const struct service *s, __u32 now)
+{
+	return now + ((__u64)s->affinity * 1000000000 >> SECOND_SHIFT) + 1;
+}
+
+/* The backend that a client was led to, while the affinity lasts and the Service has it. */
+slow_fn struct backend *affinity_find(const struct service *s, const struct affinity_key *key, __u32 *id)
+{
+	struct affinity *mine = bpf_map_lookup_elem(&mst_affinity_v1, key);
+	struct slot_key member = { .service = s->id };
+	__u32 now = now_seconds();
+	struct backend *b;
+
+	if (!mine || (__s32)(mine->expires - now) < 0)
 		return NULL;
-	if (n > 1)
-		key.slot = bpf_get_prandom_u32() % n;
-	found = bpf_map_lookup_elem(&mst_slots_v1, &key);
-	if (!found && key.slot) {
+	member.slot = SLOT_MEMBER | mine->backend;
+	if (!bpf_map_lookup_elem(&mst_slots_v1, &member))
+		return NULL;
+	*id = mine->backend;
+	b = bpf_map_lookup_elem(&mst_backends_v1, id);
+	if (b)
+		mine->expires = affinity_end(s, now);
+	return b;
+}
+
+slow_fn struct backend *slot_backend(const struct service *s, __u32 slot, __u32 *id)
+{
+	struct slot_key key = { .service = s->id, .slot = slot };
+	__u32 *found = bpf_map_lookup_elem(&mst_slots_v1, &key);
+
+	/* One can be missing for the instant in which the set shrinks; slot 0 is the last to go. */
+	if (!found && slot) {
 		key.slot = 0;
 		found = bpf_map_lookup_elem(&mst_slots_v1, &key);
 	}
@@ -46,4 +111,38 @@ inline_fn struct backend *backend_pick(const struct service *s, __u32 *id)
 		return NULL;
 	*id = *found;
 	return bpf_map_lookup_elem(&mst_backends_v1, id);
+}
+
+/**
+ * backend_pick - a backend of a Service for a new flow
+ * @client: whose affinity counts
+ * @hash: of the flow, for Maglev
+ * @id: where the backend's id goes
+ *
+ * Return: NULL when the Service has none.
+ */
+inline_fn struct backend *backend_pick(const struct service *s, const struct addr *client, __u32 hash,
+				       __u32 *id)
+{
+	struct affinity_key key = { .client = *client, .group = s->group };
+	struct affinity mine = {};
+	__u32 n = s->backends, slot = 0;
+	struct backend *b;
+
+	if (!n)
+		return NULL;
+	if (s->affinity) {
+		b = affinity_find(s, &key, id);
+		if (b)
+			return b;
+	}
+	if (n > 1)
+		slot = (s->flags & SVC_MAGLEV ? hash : bpf_get_prandom_u32()) % n;
+	b = slot_backend(s, slot, id);
+	if (b && s->affinity) {
+		mine.backend = *id;
+		mine.expires = affinity_end(s, now_seconds());
+		bpf_map_update_elem(&mst_affinity_v1, &key, &mine, BPF_ANY);
+	}
+	return b;
 }

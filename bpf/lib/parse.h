@@ -70,9 +70,12 @@ struct pkt {
 	__u8 frag;      /* enum pkt_frag */
 	__u8 tcp_flags; /* enum tcp_flag, of any TCP packet with a header */
 	__u8 icmp_type;
-	__u8 shape;       /* enum pkt_shape */
+	__u8 shape;     /* enum pkt_shape */
 	__u8 pad;
-	__u32 generation; /* of what is kept of its flow, when it came (fast.h) */
+	union {
+		__u32 generation; /* of what is kept of its flow, when it came (fast.h) */
+		__u32 remote;     /* later, where send_out says so: the node that it goes to */
+	};
 };
 _Static_assert(sizeof(struct pkt) == 64, "pkt");
 

@@ -202,6 +202,21 @@ inline_fn bool refusal_allowed(__u32 now)
 }
 
 /**
+ * answer - turn a refused packet into the answer to it
+ * Return: whether there is one.
+ */
+inline_fn bool answer(struct __sk_buff *skb, struct pkt *p, __u32 now)
+{
+	if (p->frag || p->tcp_flags & TCP_RST || !refusal_allowed(now))
+		return false;
+	if (p->proto == IPPROTO_TCP)
+		return !(p->ipv6 ? reset_ipv6(skb, p) : reset_ipv4(skb, p));
+	if (p->proto == IPPROTO_UDP)
+		return !(p->ipv6 ? unreach_ipv6(skb, p) : unreach_ipv4(skb, p));
+	return false;
+}
+
+/**
  * refuse - drop a pod's packet and tell the pod
  * @self: the endpoint it came from
  * @reason: under which it is counted
@@ -210,15 +225,7 @@ inline_fn bool refusal_allowed(__u32 now)
  */
 slow_fn int refuse(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 reason, __u32 now)
 {
-	int err, verdict = drop(skb, reason, DIR_FROM_POD);
+	int verdict = drop(skb, reason, DIR_FROM_POD);
 
-	if (p->frag || p->tcp_flags & TCP_RST || !refusal_allowed(now))
-		return verdict;
-	if (p->proto == IPPROTO_TCP)
-		err = p->ipv6 ? reset_ipv6(skb, p) : reset_ipv4(skb, p);
-	else if (p->proto == IPPROTO_UDP)
-		err = p->ipv6 ? unreach_ipv6(skb, p) : unreach_ipv4(skb, p);
-	else
-		return verdict;
-	return err ? verdict : reflect(skb, self);
+	return answer(skb, p, now) ? reflect(skb, self) : verdict;
 }

@@ -23,7 +23,8 @@ import (
 
 func newBenchCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure pods and Services on this machine"}
-	cmd.AddCommand(newBenchSamehostCmd(g), newBenchCalibrateCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchShowCmd())
+	cmd.AddCommand(newBenchSamehostCmd(g), newBenchSeedCmd(g), newBenchAdviseCmd(g), newBenchCalibrateCmd(g), newBenchPathCmd(g), newBenchCNICmd(g),
+		newBenchNodesCmd(g), newBenchServicesCmd(g), newBenchShowCmd(g), newBenchCompareCmd(g))
 	return cmd
 }
 
@@ -60,6 +61,8 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.IntVar(&f.o.TailRate, "tails", 0, "also latencies of requests at this rate, a second (20000)")
 	fl.StringVar(&f.o.StreamBy, "stream-by", d.StreamBy, "iperf3, or own: the bench's load program")
 	fl.StringSliceVar(&f.o.Tune, "tune", nil, "mustang's pods once more with "+strings.Join(samehost.Tunes, ", ")+", or several joined by +")
+	fl.StringSliceVar(&f.o.Conflists, "conflist", nil, "also pods that these CNI configuration lists connect")
+	fl.StringSliceVar(&f.o.CNIPath, "cni-path", d.CNIPath, "where their plugins are")
 	fl.BoolVar(&f.quick, "quick", false, "a look in under two minutes; no claims")
 	fl.StringVar(&f.json, "json", "", "write every raw round to this file, after each round")
 	fl.StringVar(&f.resume, "resume", "", "go on with the run of this file; only --rounds and --budget may be given with it")
@@ -86,6 +89,7 @@ func (f *benchFlags) options(cmd *cobra.Command) samehost.Options {
 			set()
 		}
 	}
+	o.Conflists, o.CNIPath = f.o.Conflists, f.o.CNIPath
 	o.IPv6, o.UDP, o.Tune, o.TailRate, o.Budget = f.o.IPv6, f.o.UDP, f.o.Tune, f.o.TailRate, f.o.Budget
 	return o
 }
@@ -148,7 +152,7 @@ func (f *benchFlags) run(cmd *cobra.Command, g *globals) error {
 }
 
 // fixedInARun are the flags that a run that goes on has from its file.
-var fixedInARun = []string{"modes", "services-by", "services", "duration", "turns", "cores", "seed", "ipv6", "udp", "tails", "stream-by", "tune", "quick", "json"}
+var fixedInARun = []string{"modes", "services-by", "services", "duration", "turns", "cores", "seed", "ipv6", "udp", "tails", "stream-by", "tune", "conflist", "quick", "json"}
 
 // resumed are the options of the file's run, with what may be changed in it.
 func (f *benchFlags) resumed(cmd *cobra.Command) (samehost.Options, error) {
@@ -160,6 +164,7 @@ func (f *benchFlags) resumed(cmd *cobra.Command) (samehost.Options, error) {
 		return samehost.Options{}, fmt.Errorf("resume: %s is of mustang bench calibrate: run that again", f.resume)
 	}
 	o := samehost.Resumed(doc)
+	o.CNIPath = f.o.CNIPath
 	for _, name := range fixedInARun {
 		if cmd.Flags().Changed(name) {
 			return o, fmt.Errorf("--%s cannot be changed in a run that goes on: leave it out of --resume", name)
@@ -203,22 +208,6 @@ func benchPrint(cmd *cobra.Command, output string, doc *report.Document) error {
 	}
 	doc.Render(cmd.OutOrStdout(), benchTerminal(os.Stdout))
 	return nil
-}
-
-func newBenchShowCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:   "show FILE",
-		Short: "Print the report of a file that --json wrote, recomputed from its rounds",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			doc, err := report.Read(args[0])
-			if err != nil {
-				return err
-			}
-			doc.Compute()
-			return benchPrint(cmd, "table", doc)
-		},
-	}
 }
 
 func benchTerminal(f *os.File) bool {

@@ -38,6 +38,7 @@ func newEpAddCmd(g *globals) *cobra.Command {
 			if !slices.Contains(servicePathValues, state.ServicePath(path)) {
 				return usagef("service-path %q is none of both, socket, tc, none", path)
 			}
+			spec.Netns = g.path(spec.Netns)
 			spec.Owner, spec.ServicePath = state.OwnerCLI, state.ServicePath(path)
 			return attach(cmd.Context(), g, spec)
 		},
@@ -62,7 +63,7 @@ func attach(ctx context.Context, g *globals, spec engine.EndpointSpec) error {
 
 // detach removes the endpoint of an interface; an absent one is success.
 func detach(ctx context.Context, g *globals, netns, ifname string) error {
-	path, err := filepath.Abs(netns)
+	path, err := filepath.Abs(g.path(netns))
 	if err != nil {
 		return err
 	}
@@ -171,7 +172,7 @@ everything; ` + "`ip link set HOST-END type netkit forward peer forward`" + ` op
 				return usagef("name what to remove by --netns and --ifname, or by ids")
 			}
 			return g.with(cmd.Context(), true, func(e *engine.Engine) error {
-				ids, err := endpointIDs(e, netns, ifname, args)
+				ids, err := endpointIDs(e, g.path(netns), ifname, args)
 				for _, id := range ids {
 					err = errors.Join(err, e.RemoveEndpoint(id))
 				}

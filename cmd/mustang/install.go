@@ -135,7 +135,7 @@ func (f *installFlags) list(g *globals) ([]byte, error) {
 			continue
 		}
 		ours = true
-		c, err := cni.Parse(p, func(field string) { notify(fmt.Sprintf("unknown field %q in the network list", field)) })
+		c, err := cni.Parse(p, func(field string) { g.notify(fmt.Sprintf("unknown field %q in the network list", field)) })
 		if err == nil {
 			err = c.Validate()
 		}

@@ -31,7 +31,8 @@ const (
 type labFlags struct {
 	cfg            lab.Config
 	mode, services string
-	pods           int
+	pods           int // on each node
+	join           lab.Join
 }
 
 func newLabCmd(g *globals) *cobra.Command {
@@ -45,7 +46,10 @@ func (f *labFlags) register(cmd *cobra.Command) {
 	fl.StringVar(&f.cfg.Name, "name", "demo", "1 to 6 lower-case letters and digits")
 	fl.StringVar(&f.mode, "mode", string(lab.Veth), fmt.Sprintf("how pods are connected: one of %v", lab.Modes))
 	fl.StringVar(&f.services, "services", string(lab.Mustang), fmt.Sprintf("what implements Services: one of %v", lab.ServiceBys))
-	fl.IntVar(&f.pods, "pods", 2, "how many, named p1, p2, …")
+	fl.IntVar(&f.pods, "pods", 2, "how many on each node, named p1, p2, …")
+	fl.IntVar(&f.cfg.Nodes, "nodes", 1, "how many, named n1, n2, …; two are joined by a wire, more by a switch")
+	fl.StringVar(&f.join.Mode, "join", "direct", "how several nodes reach each other's pods: direct or vxlan")
+	fl.StringVar(&f.join.HostRouting, "host-routing", "ebpf", "several nodes: who forwards between pods and the wire: ebpf or legacy")
 	fl.IntVar(&f.cfg.MTU, "mtu", 1500, "of all links, in bytes")
 	fl.StringVar(&f.cfg.LocalMTU, "local-mtu", "auto", "between pods with mustang's Services: auto, off or bytes")
 	fl.IntVar(&f.cfg.BigTCP, "big-tcp", 0, "bundle TCP segments to this many bytes; 0: the kernel's 65536")
@@ -166,12 +170,19 @@ func (f *labFlags) withLab(cmd *cobra.Command, fn func(context.Context, *lab.Lab
 // fill makes the pods, and one Service a family in front of them.
 func (f *labFlags) fill(ctx context.Context, l *lab.Lab, progress io.Writer) error {
 	last := time.Now()
-	for i := range f.pods {
-		if _, err := l.Node().AddPod(ctx, fmt.Sprintf("p%d", i+1)); err != nil {
+	if f.cfg.Nodes > 1 {
+		f.join.Kernel = f.plain()
+		if err := l.Join(ctx, f.join); err != nil {
+			return err
+		}
+	}
+	for i := range f.pods * f.cfg.Nodes {
+		// Nodes in turn: p1 on the first, p2 on the second, …
+		if _, err := l.Nodes()[i%f.cfg.Nodes].AddPod(ctx, fmt.Sprintf("p%d", i+1)); err != nil {
 			return err
 		}
 		if time.Since(last) > 2*time.Second {
-			fmt.Fprintf(progress, "%d of %d pods\n", i+1, f.pods)
+			fmt.Fprintf(progress, "%d of %d pods\n", i+1, f.pods*f.cfg.Nodes)
 			last = time.Now()
 		}
 	}
@@ -180,14 +191,32 @@ func (f *labFlags) fill(ctx context.Context, l *lab.Lab, progress io.Writer) err
 	}
 	s4 := lab.Service{VIP: lab.VIP4(1), Port: labVIPPort, Protocol: "tcp"}
 	s6 := lab.Service{VIP: lab.VIP6(1), Port: labVIPPort, Protocol: "tcp"}
-	for i, p := range l.Node().Pods() {
-		if i == 0 && f.pods > 1 {
-			continue // p1 is the client
+	for _, p := range podsOf(l) {
+		if p.Name == "p1" && f.pods*f.cfg.Nodes > 1 {
+			continue // the client
 		}
 		s4.Backends = append(s4.Backends, netip.AddrPortFrom(p.IPv4, labBackendPort))
 		s6.Backends = append(s6.Backends, netip.AddrPortFrom(p.IPv6, labBackendPort))
 	}
-	return l.Node().AddServices(ctx, []lab.Service{s4, s6})
+	for _, n := range l.Nodes() {
+		if err := n.AddServices(ctx, []lab.Service{s4, s6}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// plain says that pods are without mustang.
+func (f *labFlags) plain() bool {
+	return f.cfg.Services != lab.Mustang && f.cfg.Services != lab.MustangTC && f.cfg.Services != lab.MustangSocket
+}
+
+// podsOf are the pods of all nodes.
+func podsOf(l *lab.Lab) (out []*lab.Pod) {
+	for _, n := range l.Nodes() {
+		out = append(out, n.Pods()...)
+	}
+	return out
 }
 
 // labSpace is a line of what lab up prints.
@@ -200,8 +229,12 @@ type labSpace struct {
 
 func labDescribe(w io.Writer, g *globals, l *lab.Lab, f labFlags) error {
 	n, out := l.Node(), l.Outside()
-	spaces := []labSpace{{"node", n.NetNS, n.IPv4, n.IPv6}, {"outside", out.NetNS, out.IPv4, out.IPv6}}
-	for _, p := range n.Pods() {
+	spaces := []labSpace{{"outside", out.NetNS, out.IPv4, out.IPv6}}
+	for _, n := range l.Nodes() {
+		spaces = append(spaces, labSpace{"node " + n.Name, n.NetNS, n.IPv4, n.IPv6})
+	}
+	pods := podsOf(l)
+	for _, p := range pods {
 		spaces = append(spaces, labSpace{p.Name, p.NetNS, p.IPv4, p.IPv6})
 	}
 	err := g.print(w, spaces, func(w io.Writer) {
@@ -214,10 +247,10 @@ func labDescribe(w io.Writer, g *globals, l *lab.Lab, f labFlags) error {
 		return err
 	}
 	fmt.Fprintf(w, "\nlab %s is up: pods by %s, Services by %s. Ctrl-C removes it.\n", l.Name(), f.mode, f.services)
-	if len(n.Pods()) == 0 {
+	if len(pods) == 0 {
 		return nil
 	}
-	client, server := n.Pods()[0], n.Pods()[len(n.Pods())-1]
+	client, server := pods[0], pods[len(pods)-1]
 	fmt.Fprintf(w, "\nA server, in another terminal:\n  ip netns exec %s python3 -m http.server %d --bind ::\n", filepath.Base(server.NetNS), labBackendPort)
 	fmt.Fprintf(w, "By pod address, and from outside:\n  ip netns exec %s curl http://%s:%d/\n  ip netns exec %s curl 'http://[%s]:%d/'\n",
 		filepath.Base(client.NetNS), server.IPv4, labBackendPort, filepath.Base(out.NetNS), server.IPv6, labBackendPort)
@@ -236,7 +269,7 @@ func labEnv(l *lab.Lab) []string {
 		"LAB_VIP6=" + netip.AddrPortFrom(lab.VIP6(1), labVIPPort).String(),
 	}
 	names := []string{}
-	for _, p := range l.Node().Pods() {
+	for _, p := range podsOf(l) {
 		key := "LAB_" + strings.ToUpper(p.Name)
 		env = append(env, key+"_NETNS="+p.NetNS, key+"_IPV4="+p.IPv4.String(), key+"_IPV6="+p.IPv6.String())
 		names = append(names, p.Name)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"strings"
@@ -20,6 +21,12 @@ import (
 // globals are the flags that every subcommand shares.
 type globals struct {
 	BPFFS, StateDir, CgroupRoot, Output string
+
+	// In an agent that runs a call of the tool:
+	shared   *engine.Engine    // the agent's
+	files    map[string][]byte // what the tool has read; also in a tool that has asked an agent in vain
+	dir      string            // where the tool was called
+	warnings io.Writer         // the tool's standard error
 }
 
 func (g *globals) scope() engine.Scope {
@@ -28,7 +35,10 @@ func (g *globals) scope() engine.Scope {
 
 // open opens this node's scope. Warnings go to standard error.
 func (g *globals) open(ctx context.Context, readOnly bool) (*engine.Engine, error) {
-	return engine.Open(ctx, g.scope(), engine.Options{ReadOnly: readOnly, Notify: notify})
+	if g.shared != nil {
+		return g.shared.Lend(g.notify), nil
+	}
+	return engine.Open(ctx, g.scope(), engine.Options{ReadOnly: readOnly, Notify: g.notify})
 }
 
 // with runs fn on the open scope.
@@ -40,7 +50,7 @@ func (g *globals) with(ctx context.Context, readOnly bool, fn func(*engine.Engin
 	return errors.Join(fn(e), e.Close())
 }
 
-func notify(sentence string) { fmt.Fprintln(os.Stderr, "mustang:", sentence) }
+func (g *globals) notify(sentence string) { fmt.Fprintln(g.warnings, "mustang:", sentence) }
 
 // usageError is wrong usage: exit status 2.
 type usageError struct{ error }
@@ -50,15 +60,19 @@ func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-func newRootCmd() *cobra.Command {
-	g := &globals{}
+func newRootCmd() *cobra.Command { return newRoot(&globals{warnings: os.Stderr}) }
+
+func newRoot(g *globals) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "mustang",
 		Short:         "An eBPF pod network",
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		PersistentPreRunE: func(*cobra.Command, []string) error {
-			return g.checkOutput()
+		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
+			if err := g.checkOutput(); err != nil {
+				return err
+			}
+			return g.delegate(cmd, args)
 		},
 	}
 	f := root.PersistentFlags()
@@ -66,8 +80,8 @@ func newRootCmd() *cobra.Command {
 	f.StringVar(&g.StateDir, "state-dir", engine.DefaultStateDir, "directory for what tables cannot hold; one for each node on this machine")
 	f.StringVar(&g.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose sockets get Services (default: where cgroup2 is mounted)")
 	f.StringVarP(&g.Output, "output", "o", "table", "table, json or yaml; wide for more columns")
-	root.AddCommand(newSvcCmd(g), newEpCmd(g), newStatusCmd(g), newResetCmd(g), newPodCmd(g), newLabCmd(g),
-		newBenchCmd(g), newBenchLoadCmd(), newInstallCNICmd(g), newUninstallCNICmd(g))
+	root.AddCommand(newSvcCmd(g), newEdgeCmd(g), newEpCmd(g), newStatusCmd(g), newResetCmd(g), newPodCmd(g), newNodeCmd(g), newLabCmd(g),
+		newBenchCmd(g), newBenchLoadCmd(), newInstallCNICmd(g), newUninstallCNICmd(g), newAgentCmd(g))
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usagef("%w; `%s --help` lists the flags", err, cmd.CommandPath())
 	})
@@ -78,14 +92,26 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	err := newRootCmd().ExecuteContext(ctx)
 	stop()
+	if by := (answered{}); errors.As(err, &by) {
+		os.Stdout.Write(by.Out)
+		os.Stderr.Write(by.Err)
+		os.Exit(by.Code)
+	}
+	if code := tell(os.Stderr, err); code != 0 {
+		os.Exit(code)
+	}
+}
+
+// tell reports an error, and answers the exit status that goes with it.
+func tell(w io.Writer, err error) int {
 	if err == nil {
-		return
+		return 0
 	}
 	// Several errors come joined by newlines: one line each.
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		fmt.Fprintln(os.Stderr, "mustang:", line)
+		fmt.Fprintln(w, "mustang:", line)
 	}
-	os.Exit(exitCode(err))
+	return exitCode(err)
 }
 
 // exitCode is 2 for wrong usage, else 1.

@@ -124,7 +124,7 @@ func newPodLsCmd(g *globals) *cobra.Command {
 
 // podAdd validates everything before it changes anything.
 func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Writer) (err error) {
-	spec, err := f.spec(name)
+	spec, err := f.spec(g, name)
 	if err != nil {
 		return usageError{err}
 	}
@@ -284,7 +284,7 @@ func attacherFor(g *globals, plain bool) (endpointAttacher, func() error, error)
 
 // spec turns flags into a valid link.Spec. It reads the node, and changes
 // nothing.
-func (f podFlags) spec(name string) (link.Spec, error) {
+func (f podFlags) spec(g *globals, name string) (link.Spec, error) {
 	s := link.Spec{Name: name, Mode: f.mode, NetNS: f.netns, IfName: link.DefaultIfName, HostIfName: link.HostName(name),
 		MTU: f.mtu, Uplink: f.uplink, BridgeName: f.bridge, Open: f.plain}
 	if !podNameOK.MatchString(name) {
@@ -325,7 +325,7 @@ func (f podFlags) spec(name string) (link.Spec, error) {
 	}
 	if s.NetNS == "" {
 		s.NetNS = netns.Path(name)
-	} else if s.NetNS, err = filepath.Abs(s.NetNS); err != nil || !netns.Is(s.NetNS) {
+	} else if s.NetNS, err = filepath.Abs(g.path(s.NetNS)); err != nil || !netns.Is(s.NetNS) {
 		return s, fmt.Errorf("--netns: %s is not a network namespace: make it with `ip netns add`, or leave the flag out", f.netns)
 	}
 	return s, nil

@@ -14,7 +14,7 @@ func newResetCmd(g *globals) *cobra.Command {
 		Short: "Remove every trace of mustang from this node: programs, tables, Services, endpoints",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return engine.Reset(cmd.Context(), g.scope(), notify)
+			return engine.Reset(cmd.Context(), g.scope(), g.notify)
 		},
 	}
 }

@@ -56,6 +56,9 @@ func statusTable(w io.Writer, s statusView) {
 		row(w, "Services", s.Services)
 		row(w, "Endpoints", fmt.Sprintf("%d on the host's end, %d in the pod", s.Endpoints["host"], s.Endpoints["pod"]))
 	}
+	if n := s.Nodes; n != nil {
+		row(w, "Nodes", nodesText(n))
+	}
 	row(w, "Sockets", "cgroup "+s.CgroupRoot)
 	f := s.Features
 	row(w, "Kernel", fmt.Sprintf("tcx %s, netkit %s, redirect_peer %s, netns cookie %s, coarse clock %s, set_retval %s, socket storage %s, LRU %s, BTF %s",
@@ -103,6 +106,21 @@ func statusTable(w io.Writer, s statusView) {
 	for _, line := range s.Warnings {
 		row(w, "\nWarning: "+line)
 	}
+}
+
+func nodesText(n *engine.NodesStatus) string {
+	self := n.Self
+	if self == "" {
+		self = "unnamed"
+	}
+	text := fmt.Sprintf("this is %s; %d others direct, %d by vxlan; host routing %s", self, n.Direct, n.VXLAN, n.HostRouting)
+	if len(n.Devices) > 0 {
+		text += " at " + strings.Join(n.Devices, ", ")
+	}
+	if n.PodMTU > 0 {
+		text += fmt.Sprintf("; pods send them up to %d bytes", n.PodMTU)
+	}
+	return text
 }
 
 func ruleText(r engine.ForwardRules) string {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 
@@ -28,10 +27,11 @@ func newSvcAddCmd(g *globals) *cobra.Command {
 	var spec service.Spec
 	var replace, reset bool
 	cmd := &cobra.Command{
-		Use:     "add",
-		Short:   "Add a Service",
-		Example: "  mustang svc add --service 10.96.0.100:5201 --backend 192.168.10.10:5201",
-		Args:    cobra.NoArgs,
+		Use:   "add",
+		Short: "Add a Service",
+		Example: "  mustang svc add --service 10.96.0.100:5201 --backend 192.168.10.10:5201\n" +
+			"  mustang svc add --service 10.96.0.101:80 --protocol tcp --backend 192.168.10.10:8080 --node-port 30080 --affinity 3h",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			list, err := service.Parse(spec)
 			if err != nil {
@@ -51,7 +51,15 @@ func newSvcAddCmd(g *globals) *cobra.Command {
 	f.StringVar(&spec.Service, "service", "", "address and port that clients use")
 	f.StringSliceVar(&spec.Backends, "backend", nil, "address and port of a backend; may be repeated, or absent: then connections are refused")
 	f.StringVar(&spec.Protocol, "protocol", "", "tcp or udp (default: both)")
-	f.BoolVar(&replace, "replace", false, "give an existing Service these backends")
+	f.Uint16Var(&spec.NodePort, "node-port", 0, "this port of the node's addresses, too (see mustang edge)")
+	f.StringSliceVar(&spec.ExternalIPs, "external-ip", nil, "this address, too, which something outside routes to the node")
+	f.StringSliceVar(&spec.LoadBalancerIPs, "lb-ip", nil, "this address of a load balancer, too")
+	f.StringSliceVar(&spec.SourceRanges, "source-range", nil, "clients of --lb-ip must be in this CIDR (default: anybody)")
+	f.StringVar(&spec.Affinity, "affinity", "", "a client keeps its backend for this long, as 3h (default: it does not)")
+	f.StringVar(&spec.InternalPolicy, "internal-policy", "", "Local: only backends on this node (default: Cluster, any)")
+	f.StringVar(&spec.ExternalPolicy, "external-policy", "", "Local: from outside only to backends on this node, which see the client's address (default: Cluster)")
+	f.StringVar(&spec.Algorithm, "algorithm", "", "maglev: every node leads a flow to the same backend (default: random)")
+	f.BoolVar(&replace, "replace", false, "change an existing Service to this")
 	resetFlag(cmd, &reset)
 	cobra.CheckErr(cmd.MarkFlagRequired("service"))
 	return cmd
@@ -68,31 +76,65 @@ func own(list []state.Service) {
 	}
 }
 
-// serviceView is a Service as it is printed.
+// serviceView is one frontend of a Service as it is printed.
 type serviceView struct {
-	ID       uint32         `json:"id"`
-	Protocol state.Protocol `json:"protocol"`
-	Service  string         `json:"service"` // address
-	Port     uint16         `json:"port"`
-	Backends []string       `json:"backends"`
-	Owner    state.Owner    `json:"owner"`
+	ID       uint32             `json:"id"`
+	Protocol state.Protocol     `json:"protocol"`
+	Service  string             `json:"service"` // address
+	Port     uint16             `json:"port"`
+	Backends []string           `json:"backends"`
+	Owner    state.Owner        `json:"owner"`
+	Name     string             `json:"name"`
+	Kind     state.FrontendKind `json:"kind"`
+	// Outside are the backends of clients outside the cluster, where they have others.
+	Outside      *[]string       `json:"outside,omitempty"`
+	Affinity     string          `json:"affinity,omitempty"`
+	Algorithm    state.Algorithm `json:"algorithm"`
+	SourceRanges []string        `json:"sourceRanges,omitempty"`
+	Drop         bool            `json:"drop,omitempty"` // instead of refusing: there are backends, but none that this node may use
 }
 
-func viewService(s state.Service) serviceView {
+func viewService(b state.Binding) serviceView {
 	v := serviceView{
-		ID: s.Number, Protocol: s.Frontend.Protocol, Owner: s.Owner, Backends: []string{},
-		Service: s.Frontend.AddrPort.Addr().String(), Port: s.Frontend.AddrPort.Port(),
+		ID: b.Number, Protocol: b.Frontend.Protocol, Owner: b.Owner, Backends: texts(b.Backends),
+		Service: b.Frontend.AddrPort.Addr().String(), Port: b.Frontend.AddrPort.Port(),
+		Name: b.Service.String(), Kind: b.Kind, Algorithm: b.Algorithm, Drop: b.Drop,
 	}
-	for _, b := range s.Backends {
-		v.Backends = append(v.Backends, b.String())
+	if b.Affinity > 0 {
+		v.Affinity = b.Affinity.String()
+	}
+	if len(b.SourceRanges) > 0 {
+		v.SourceRanges = texts(b.SourceRanges)
 	}
 	return v
+}
+
+func texts[T fmt.Stringer](list []T) []string {
+	out := make([]string, len(list))
+	for i, v := range list {
+		out[i] = v.String()
+	}
+	return out
+}
+
+// viewServices puts what clients from outside get beside the rest of a frontend.
+func viewServices(list []state.Binding) []serviceView {
+	out := make([]serviceView, 0, len(list))
+	for _, b := range list {
+		if n := len(out) - 1; b.Outside && n >= 0 && out[n].ID == b.Number {
+			backends := texts(b.Backends)
+			out[n].Outside = &backends
+			continue
+		}
+		out = append(out, viewService(b))
+	}
+	return out
 }
 
 func newSvcLsCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "ls",
-		Short: "List Services",
+		Short: "List Services; -o wide says more of each",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return g.with(cmd.Context(), true, func(e *engine.Engine) error {
@@ -100,22 +142,40 @@ func newSvcLsCmd(g *globals) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				views := make([]serviceView, len(list))
-				for i, s := range list {
-					views[i] = viewService(s)
-				}
-				if g.Output == "table" && len(list) > 0 {
+				views := viewServices(list)
+				if (g.Output == "table" || g.Output == "wide") && len(list) > 0 {
 					fmt.Fprintln(cmd.ErrOrStderr(), "Services restored from maps")
 				}
-				return g.print(cmd.OutOrStdout(), views, func(w io.Writer) {
-					row(w, "ID", "PRO", "SERVICE", "PORT", "BACKENDS")
-					for _, v := range views {
-						row(w, v.ID, v.Protocol, v.Service, v.Port, strings.Join(v.Backends, ","))
-					}
-				})
+				return g.print(cmd.OutOrStdout(), views, func(w io.Writer) { printServices(w, views, g.Output == "wide") })
 			})
 		},
 	}
+}
+
+func printServices(w io.Writer, views []serviceView, wide bool) {
+	if !wide {
+		row(w, "ID", "PRO", "SERVICE", "PORT", "BACKENDS")
+		for _, v := range views {
+			row(w, v.ID, v.Protocol, v.Service, v.Port, strings.Join(v.Backends, ","))
+		}
+		return
+	}
+	row(w, "ID", "PRO", "SERVICE", "PORT", "KIND", "OWNER", "NAME", "AFFINITY", "PICKS", "SOURCES", "BACKENDS", "FROM OUTSIDE")
+	for _, v := range views {
+		outside := "same"
+		if v.Outside != nil {
+			outside = orDash(strings.Join(*v.Outside, ","))
+		}
+		row(w, v.ID, v.Protocol, v.Service, v.Port, v.Kind, v.Owner, v.Name, orDash(v.Affinity), v.Algorithm,
+			orDash(strings.Join(v.SourceRanges, ",")), orDash(strings.Join(v.Backends, ",")), outside)
+	}
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
 }
 
 func newSvcRmCmd(g *globals) *cobra.Command {
@@ -220,11 +280,13 @@ func newSvcApplyCmd(g *globals) *cobra.Command {
 		Use:   "apply",
 		Short: "Add or replace the Services of a YAML or JSON list; others stay",
 		Long: `Reads a list of {service: ADDRESS:PORT, protocol: tcp|udp, backends: [ADDRESS:PORT…]},
-in YAML or JSON. Everything is checked before the first change, and all changes
-take effect or none.`,
+in YAML or JSON; also nodePort, externalIPs, loadBalancerIPs, sourceRanges,
+affinity, internalTrafficPolicy, externalTrafficPolicy and algorithm, as svc add
+has them. Everything is checked before the first change, and all changes take
+effect or none.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			specs, err := readSpecs(file, cmd.InOrStdin())
+			specs, err := readSpecs(g, file, cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
@@ -245,20 +307,14 @@ take effect or none.`,
 	return cmd
 }
 
-func readSpecs(file string, stdin io.Reader) ([]service.Spec, error) {
-	var text []byte
-	var err error
-	if file == "-" {
-		text, err = io.ReadAll(stdin)
-	} else {
-		text, err = os.ReadFile(file)
-	}
+func readSpecs(g *globals, file string, stdin io.Reader) ([]service.Spec, error) {
+	text, err := g.readFile(file, stdin)
 	if err != nil {
 		return nil, usagef("read Services: %w", err)
 	}
 	var specs []service.Spec
 	if err := yaml.UnmarshalStrict(text, &specs); err != nil {
-		return nil, usagef("%s is not a list of {service, protocol, backends}: %w", file, err)
+		return nil, usagef("%s is not a list of {service, protocol, backends, …}: %w", file, err)
 	}
 	return specs, nil
 }

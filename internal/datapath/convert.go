@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"math"
 	"net/netip"
+	"time"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/state"
@@ -18,9 +19,14 @@ type (
 	Frontend     = bpfgen.PodService
 	SlotKey      = bpfgen.PodSlotKey
 	Backend      = bpfgen.PodBackend
+	SourceKey    = bpfgen.PodSourceKey
+	EdgeConfig   = bpfgen.PodEdgeConfig
 	EndpointSlot = bpfgen.PodEndpoint
 	NetnsInfo    = bpfgen.PodNetnsInfo
 	Meta         = bpfgen.PodMeta
+	NodeConfig   = bpfgen.PodNodeConfig
+	Remote       = bpfgen.PodRemote
+	Prefix       = bpfgen.PodPrefix
 )
 
 // Port is p in network byte order, as the tables hold it.
@@ -47,17 +53,105 @@ func ToAddr(a Addr) netip.Addr {
 	return netip.AddrFrom16(a.Bytes).Unmap()
 }
 
-// KeyOf is the key of a frontend.
-func KeyOf(f state.Frontend) FrontendKey {
-	return FrontendKey{Addr: FromAddr(f.AddrPort.Addr()), Port: Port(f.AddrPort.Port()), Proto: uint8(f.Protocol)}
+// PrefixOf is the key of a network.
+func PrefixOf(p netip.Prefix) Prefix {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	return Prefix{Length: uint32(bits), Addr: p.Addr().As16()}
 }
 
-// FrontendOf is the reverse of KeyOf.
-func FrontendOf(k FrontendKey) state.Frontend {
-	return state.Frontend{
-		AddrPort: netip.AddrPortFrom(ToAddr(k.Addr), Port(k.Port)),
-		Protocol: state.Protocol(k.Proto),
+// KeyOf is the key of a binding.
+func KeyOf(k state.BindingKey) FrontendKey {
+	out := FrontendKey{Addr: FromAddr(k.Frontend.AddrPort.Addr()), Port: Port(k.Frontend.AddrPort.Port()), Proto: uint8(k.Frontend.Protocol)}
+	if k.Outside {
+		out.Scope = bpfgen.ScopeOutside
 	}
+	return out
+}
+
+// KeyFrom is the reverse of KeyOf.
+func KeyFrom(k FrontendKey) state.BindingKey {
+	addr := ToAddr(k.Addr)
+	if !addr.IsValid() {
+		addr = netip.IPv6Unspecified() // of a node port
+	}
+	return state.BindingKey{
+		Frontend: state.Frontend{AddrPort: netip.AddrPortFrom(addr, Port(k.Port)), Protocol: state.Protocol(k.Proto)},
+		Outside:  k.Scope == bpfgen.ScopeOutside,
+	}
+}
+
+// frontendFlags is what of a binding each flag holds.
+func frontendFlags(b *state.Binding) []struct {
+	flag uint16
+	is   *bool
+} {
+	return []struct {
+		flag uint16
+		is   *bool
+	}{{bpfgen.SvcSplit, &b.SplitOutside}, {bpfgen.SvcDrop, &b.Drop}, {bpfgen.SvcKeepSource, &b.KeepSource}}
+}
+
+// FrontendOf is b's entry, but for what the tables give it: ids, slots, number.
+func FrontendOf(b state.Binding) Frontend {
+	f := Frontend{Owner: uint8(b.Owner), Kind: uint8(b.Kind), Group: b.Group, Affinity: uint32(b.Affinity / time.Second)}
+	for _, v := range frontendFlags(&b) {
+		if *v.is {
+			f.Flags |= v.flag
+		}
+	}
+	if b.Algorithm == state.Maglev {
+		f.Flags |= bpfgen.SvcMaglev
+	}
+	if len(b.SourceRanges) > 0 {
+		f.Flags |= bpfgen.SvcRanges
+	}
+	return f
+}
+
+// BindingFrom is what an entry says; backends and source ranges are in other
+// tables.
+func BindingFrom(k FrontendKey, f Frontend) state.Binding {
+	key := KeyFrom(k)
+	b := state.Binding{
+		Number: f.Number, Owner: state.Owner(f.Owner), Frontend: key.Frontend, Outside: key.Outside,
+		Kind: state.FrontendKind(f.Kind), Group: f.Group, Affinity: time.Duration(f.Affinity) * time.Second,
+	}
+	for _, v := range frontendFlags(&b) {
+		*v.is = f.Flags&v.flag != 0
+	}
+	if f.Flags&bpfgen.SvcMaglev != 0 {
+		b.Algorithm = state.Maglev
+	}
+	return b
+}
+
+// sourceFixed is how many bits of a SourceKey come before its address, and
+// v4Mapped how many of an address before an IPv4 one.
+const (
+	sourceFixed = 32 + 64
+	v4Mapped    = 96
+)
+
+// SourceKeyOf is the entry of a range of clients of a group.
+func SourceKeyOf(group uint64, p netip.Prefix) SourceKey {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += v4Mapped
+	}
+	return SourceKey{Prefixlen: uint32(sourceFixed + bits), Group: group, Addr: FromAddr(p.Masked().Addr())}
+}
+
+// SourceRange is the reverse of SourceKeyOf.
+func SourceRange(k SourceKey) netip.Prefix {
+	bits := int(k.Prefixlen) - sourceFixed
+	addr := netip.AddrFrom16(k.Addr.Bytes)
+	if addr.Is4In6() && bits >= v4Mapped {
+		return netip.PrefixFrom(addr.Unmap(), bits-v4Mapped)
+	}
+	return netip.PrefixFrom(addr, bits)
 }
 
 // BackendOf is a backend's entry.

@@ -98,6 +98,14 @@ const (
 	ends
 )
 
+// anyAddress is the unspecified address of a's family.
+func anyAddress(a Addr) Addr {
+	if ToAddr(a).Is4() {
+		return FromAddr(netip.IPv4Unspecified())
+	}
+	return FromAddr(netip.IPv6Unspecified())
+}
+
 func (d *Departures) fate(front, back end, proto uint8) fate {
 	if len(d.gone) > 0 {
 		host := end{addr: back.addr}
@@ -106,6 +114,9 @@ func (d *Departures) fate(front, back end, proto uint8) fate {
 		}
 	}
 	reset, left := d.pairs[pairKey{front, back, proto}]
+	if !left {
+		reset, left = d.pairs[pairKey{end{anyAddress(front.addr), front.port}, back, proto}] // a node port
+	}
 	switch {
 	case !left:
 		return stays

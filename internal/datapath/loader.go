@@ -25,14 +25,18 @@ import (
 
 // variant is one way in which the pod programs are loaded.
 type variant struct {
-	inPod, deliverEgress uint8  // load-time constants, bpf/config.h
-	fromPod, toPod       uint32 // slots of mst_programs
+	inPod, deliverEgress, fromWire uint8  // load-time constants, bpf/config.h
+	fromPod, toPod                 uint32 // slots of mst_programs
 }
 
+// noSlot: the variant has no such direction.
+const noSlot = bpfgen.ProgCount
+
 var (
-	hostVariant   = variant{0, 0, bpfgen.ProgFromPodHost, bpfgen.ProgToPodHost}
-	innerVariant  = variant{1, 0, bpfgen.ProgFromPodInner, bpfgen.ProgToPodInner}
-	netkitVariant = variant{0, 1, bpfgen.ProgFromPodNetkit, bpfgen.ProgToPodNetkit}
+	hostVariant   = variant{fromPod: bpfgen.ProgFromPodHost, toPod: bpfgen.ProgToPodHost}
+	innerVariant  = variant{inPod: 1, fromPod: bpfgen.ProgFromPodInner, toPod: bpfgen.ProgToPodInner}
+	netkitVariant = variant{deliverEgress: 1, fromPod: bpfgen.ProgFromPodNetkit, toPod: bpfgen.ProgToPodNetkit}
+	wireVariant   = variant{fromWire: 1, fromPod: noSlot, toPod: bpfgen.ProgToPodWire}
 )
 
 // variantOf is what ep's hooks call.
@@ -55,15 +59,16 @@ var programNames = [bpfgen.ProgCount]string{
 
 	bpfgen.ProgFromPodNetkit: "from_pod_netkit",
 	bpfgen.ProgToPodNetkit:   "to_pod_netkit",
+	bpfgen.ProgToPodWire:     "to_pod_wire",
 }
 
 // Build identifies the programs of this binary on this kernel: a hash of the
 // objects and of the constants they are loaded with.
-func Build() [32]byte { return buildWith(Probe().SetRetval) }
+func Build() [32]byte { return buildWith(Probe().SetRetval, Probe().FIBSkipNeigh) }
 
-func buildWith(setRetval bool) [32]byte {
+func buildWith(setRetval, skipNeigh bool) [32]byte {
 	sum := objectsHash()
-	return sha256.Sum256(fmt.Appendf(sum[:], "set_retval=%t", setRetval))
+	return sha256.Sum256(fmt.Appendf(sum[:], "set_retval=%t fib_skip_neigh=%t", setRetval, skipNeigh))
 }
 
 // objectsHash is by checksums of the objects, two of each: every start of the
@@ -79,7 +84,14 @@ var objectsHash = sync.OnceValue(func() [32]byte {
 
 // isBuild says whether build is this binary's. It asks the kernel nothing: as
 // long as a node's tables live, its kernel is the same, and so are the constants.
-func isBuild(build [32]byte) bool { return build == buildWith(true) || build == buildWith(false) }
+func isBuild(build [32]byte) bool {
+	for _, setRetval := range []bool{true, false} {
+		if build == buildWith(setRetval, true) || build == buildWith(setRetval, false) {
+			return true
+		}
+	}
+	return false
+}
 
 // EnsurePrograms loads the shared programs that are missing, and replaces all
 // of them in place when another build left its own: entry programs call by
@@ -92,8 +104,8 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 		return err
 	}
 	same := isBuild(meta.Build)
-	for _, v := range []variant{hostVariant, innerVariant, netkitVariant} {
-		filled := d.slotFilled(v.fromPod) && d.slotFilled(v.toPod)
+	for _, v := range []variant{hostVariant, innerVariant, netkitVariant, wireVariant} {
+		filled := d.filled(v)
 		wanted := filled || v == hostVariant || v == variantOf(ep)
 		if !wanted || filled && same {
 			continue
@@ -105,13 +117,17 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	if same {
 		return nil
 	}
-	if err := errors.Join(d.upgradeSock(), d.upgradeParents(), d.forgetFilterPrograms()); err != nil {
+	if err := errors.Join(d.upgradeSock(), d.upgradeParents(), d.upgradeWire(), d.upgradeEdges(), d.forgetFilterPrograms()); err != nil {
 		return err
 	}
 	// Last, so that a killed upgrade is done again. The engine owns the other
 	// fields; nothing changed them since.
 	meta.Build = Build()
 	return d.PutMeta(meta)
+}
+
+func (d *Datapath) filled(v variant) bool {
+	return (v.fromPod == noSlot || d.slotFilled(v.fromPod)) && d.slotFilled(v.toPod)
 }
 
 func (d *Datapath) slotFilled(slot uint32) bool {
@@ -129,18 +145,25 @@ func (d *Datapath) loadVariant(v variant) error {
 	if err := setVariables(spec, map[string]any{
 		bpfgen.PodVarInPod:         v.inPod,
 		bpfgen.PodVarDeliverEgress: v.deliverEgress,
+		bpfgen.PodVarFromWire:      v.fromWire,
 		bpfgen.PodVarAnswerKey:     rand.Uint32(),
 	}); err != nil {
 		return err
 	}
-	var p bpfgen.PodPrograms
-	opts := &ebpf.CollectionOptions{MapReplacements: d.replacements(spec)}
-	if err := spec.LoadAndAssign(&p, opts); err != nil {
+	if v.fromPod == noSlot {
+		delete(spec.Programs, bpfgen.PodProgFromPod)
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: d.replacements(spec)})
+	if err != nil {
 		return loadError("pod programs", err)
 	}
-	defer p.Close()
+	defer coll.Close()
 	table := d.maps[bpfgen.PodMapMstProgramsV1]
-	for slot, prog := range map[uint32]*ebpf.Program{v.fromPod: p.FromPod, v.toPod: p.ToPod} {
+	for name, slot := range map[string]uint32{bpfgen.PodProgFromPod: v.fromPod, bpfgen.PodProgToPod: v.toPod} {
+		prog := coll.Programs[name]
+		if prog == nil {
+			continue
+		}
 		if slot >= table.MaxEntries() {
 			return layoutError(bpfgen.PodMapMstProgramsV1, fmt.Errorf("%d slots", table.MaxEntries()))
 		}
@@ -156,8 +179,10 @@ func (d *Datapath) loadVariant(v variant) error {
 
 // setVariables sets load-time constants; has_set_retval wherever it exists.
 func setVariables(spec *ebpf.CollectionSpec, values map[string]any) error {
-	if Probe().SetRetval && spec.Variables["has_set_retval"] != nil {
-		values["has_set_retval"] = uint8(1)
+	for name, has := range map[string]bool{"has_set_retval": Probe().SetRetval, "has_fib_skip_neigh": Probe().FIBSkipNeigh} {
+		if has && spec.Variables[name] != nil {
+			values[name] = uint8(1)
+		}
 	}
 	for name, value := range values {
 		v := spec.Variables[name]
@@ -334,7 +359,7 @@ type ProgramInfo struct {
 // Programs describes the loaded programs, in the order of their slots, then
 // those at the cgroup. current says that they are this binary's.
 func (d *Datapath) Programs() (list []ProgramInfo, current bool, err error) {
-	hooks := [bpfgen.ProgCount]string{"host end, tc ingress", "host end, tc egress", "in pod, tc egress", "in pod, tc ingress", "netkit, peer", "netkit, primary"}
+	hooks := [bpfgen.ProgCount]string{"host end, tc ingress", "host end, tc egress", "in pod, tc egress", "in pod, tc ingress", "netkit, peer", "netkit, primary", "NIC, tc ingress"}
 	for slot, name := range programNames {
 		var id uint32
 		err := d.maps[bpfgen.PodMapMstProgramsV1].Lookup(uint32(slot), &id)

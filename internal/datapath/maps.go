@@ -27,7 +27,7 @@ func (s Sizes) of(name string) uint32 {
 	return map[string]uint32{
 		bpfgen.PodMapMstCtV1:       s.CT,
 		bpfgen.PodMapMstCtNewV1:    s.CTNew,
-		bpfgen.PodMapMstServicesV1: s.Services,
+		bpfgen.PodMapMstServicesV2: s.Services,
 		bpfgen.PodMapMstSlotsV1:    s.Slots,
 		bpfgen.PodMapMstBackendsV1: s.Backends,
 	}[name]
@@ -53,12 +53,18 @@ type Datapath struct {
 	Frontends *Table[FrontendKey, Frontend]
 	Slots     *Table[SlotKey, uint32]
 	Backends  *Table[uint32, Backend]
+	Sources   *Table[SourceKey, uint8]
+	Edge      *Table[uint32, EdgeConfig]
 	Endpoints *Table[uint32, EndpointSlot]
 	Addrs     *Table[Addr, uint32]
 	Netns     *Table[uint64, NetnsInfo]
 	Parents   *Table[uint32, Parent]
 	Children  *Table[ChildKey, uint32]
 	Meta      *Table[uint32, Meta]
+	Node      *Table[uint32, NodeConfig]
+	Remotes   *Table[uint32, Remote]
+	Nets      *Table[Prefix, uint32]
+	Peers     *Table[Addr, uint32]
 	Drops     *PerCPU[bpfgen.PodCounter]
 	Counters  *PerCPU[bpfgen.PodEndpointCounters]
 }
@@ -67,16 +73,19 @@ type Datapath struct {
 // node that is set up needs none of them, and what adds a pod to it the entry
 // program alone.
 var (
-	podSpec    = sync.OnceValues(bpfgen.LoadPod)
-	sockSpec   = sync.OnceValues(bpfgen.LoadSock)
-	entrySpec  = sync.OnceValues(bpfgen.LoadEntry)
-	parentSpec = sync.OnceValues(bpfgen.LoadParent)
+	podSpec     = sync.OnceValues(bpfgen.LoadPod)
+	sockSpec    = sync.OnceValues(bpfgen.LoadSock)
+	entrySpec   = sync.OnceValues(bpfgen.LoadEntry)
+	parentSpec  = sync.OnceValues(bpfgen.LoadParent)
+	netdevSpec  = sync.OnceValues(bpfgen.LoadNetdev)
+	overlaySpec = sync.OnceValues(bpfgen.LoadOverlay)
+	edgeSpec    = sync.OnceValues(bpfgen.LoadEdge)
 )
 
 // tableSpecs are the specs of every pinned map, by name.
 func tableSpecs() (map[string]*ebpf.MapSpec, error) {
 	out := make(map[string]*ebpf.MapSpec)
-	for _, load := range []func() (*ebpf.CollectionSpec, error){podSpec, sockSpec, entrySpec, parentSpec} {
+	for _, load := range []func() (*ebpf.CollectionSpec, error){podSpec, sockSpec, entrySpec, parentSpec, netdevSpec, overlaySpec, edgeSpec} {
 		c, err := load()
 		if err != nil {
 			return nil, fmt.Errorf("read the compiled programs: %w", err)
@@ -205,11 +214,13 @@ func (d *Datapath) openAtOnce() error {
 
 // tableNames are the keys of tableSpecs, known without parsing anything.
 var tableNames = []string{
+	bpfgen.PodMapMstAffinityV1,
 	bpfgen.PodMapMstBackendsV1,
 	bpfgen.PodMapMstChildrenV1,
 	bpfgen.PodMapMstCtNewV1,
 	bpfgen.PodMapMstCtV1,
 	bpfgen.PodMapMstDropsV1,
+	bpfgen.PodMapMstEdgeV1,
 	bpfgen.PodMapMstEndpointAddrsV1,
 	bpfgen.PodMapMstEndpointCountersV1,
 	bpfgen.PodMapMstEndpointsV1,
@@ -219,13 +230,18 @@ var tableNames = []string{
 	bpfgen.PodMapMstFragsV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
+	bpfgen.PodMapMstNodeV1,
 	bpfgen.PodMapMstParentsV1,
 	bpfgen.PodMapMstProgramsV1,
 	bpfgen.PodMapMstRefusalsV1,
-	bpfgen.PodMapMstServicesV1,
+	bpfgen.PodMapMstRemoteNetsV1,
+	bpfgen.PodMapMstRemotesV1,
+	bpfgen.PodMapMstServicesV2,
 	bpfgen.PodMapMstSlotsV1,
 	bpfgen.PodMapMstSockFlowsV1,
 	bpfgen.PodMapMstSockPeersV1,
+	bpfgen.PodMapMstSourcesV1,
+	bpfgen.PodMapMstTunnelPeersV1,
 }
 
 // openMap opens a pinned map, or creates it with size entries.
@@ -292,15 +308,21 @@ func (d *Datapath) checkLayout() error {
 }
 
 func (d *Datapath) bind() {
-	d.Frontends = bindTable[FrontendKey, Frontend](d, bpfgen.PodMapMstServicesV1)
+	d.Frontends = bindTable[FrontendKey, Frontend](d, bpfgen.PodMapMstServicesV2)
 	d.Slots = bindTable[SlotKey, uint32](d, bpfgen.PodMapMstSlotsV1)
 	d.Backends = bindTable[uint32, Backend](d, bpfgen.PodMapMstBackendsV1)
+	d.Sources = bindTable[SourceKey, uint8](d, bpfgen.PodMapMstSourcesV1)
+	d.Edge = bindTable[uint32, EdgeConfig](d, bpfgen.EdgeMapMstEdgeV1)
 	d.Endpoints = bindTable[uint32, EndpointSlot](d, bpfgen.PodMapMstEndpointsV1)
 	d.Addrs = bindTable[Addr, uint32](d, bpfgen.PodMapMstEndpointAddrsV1)
 	d.Netns = bindTable[uint64, NetnsInfo](d, bpfgen.PodMapMstNetnsV1)
 	d.Parents = bindTable[uint32, Parent](d, bpfgen.ParentMapMstParentsV1)
 	d.Children = bindTable[ChildKey, uint32](d, bpfgen.ParentMapMstChildrenV1)
 	d.Meta = bindTable[uint32, Meta](d, bpfgen.PodMapMstMetaV1)
+	d.Node = bindTable[uint32, NodeConfig](d, bpfgen.PodMapMstNodeV1)
+	d.Remotes = bindTable[uint32, Remote](d, bpfgen.PodMapMstRemotesV1)
+	d.Nets = bindTable[Prefix, uint32](d, bpfgen.PodMapMstRemoteNetsV1)
+	d.Peers = bindTable[Addr, uint32](d, bpfgen.PodMapMstTunnelPeersV1)
 	d.Drops = &PerCPU[bpfgen.PodCounter]{bpfgen.PodMapMstDropsV1, d.maps[bpfgen.PodMapMstDropsV1]}
 	d.Counters = &PerCPU[bpfgen.PodEndpointCounters]{bpfgen.PodMapMstEndpointCountersV1, d.maps[bpfgen.PodMapMstEndpointCountersV1]}
 }
@@ -335,6 +357,9 @@ func (d *Datapath) NewGeneration() (uint32, error) {
 
 // MaxEndpoints is the number of endpoint slots; slot 0 is never used.
 func (d *Datapath) MaxEndpoints() uint32 { return d.maps[bpfgen.PodMapMstEndpointsV1].MaxEntries() }
+
+// MaxRemotes is the number of slots for other nodes; slot 0 is never used.
+func (d *Datapath) MaxRemotes() uint32 { return d.maps[bpfgen.PodMapMstRemotesV1].MaxEntries() }
 
 // Map is the table called name, for tests and tools; nil when there is none.
 func (d *Datapath) Map(name string) *ebpf.Map {

@@ -136,7 +136,6 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	if e.dp == nil {
 		return state.Endpoint{}, errReadOnly
 	}
-	e.services = nil // its copy of meta is about to grow old
 	ep, err := examined(spec)
 	stranger := false
 	if err == nil {
@@ -172,7 +171,11 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	if e.known != nil {
 		e.known[ep.ID] = ep
 	}
-	return ep, e.store.ClearJournal()
+	err = e.store.ClearJournal()
+	if err == nil {
+		e.relocate()
+	}
+	return ep, err
 }
 
 // examined is the endpoint to be: as its maker says, or as is found out.
@@ -355,7 +358,10 @@ func (e *Engine) install(ep state.Endpoint) error {
 	if err := e.guardParent(ep); err != nil {
 		return err
 	}
-	return e.atHook(ep, func() error { return e.dp.Attach(ep) })
+	if err := e.atHook(ep, func() error { return e.dp.Attach(ep) }); err != nil {
+		return err
+	}
+	return e.narrowPod(ep)
 }
 
 // finishAdd is install for a killed tool. A pod that died meanwhile gets its
@@ -431,7 +437,11 @@ func (e *Engine) remove(ep state.Endpoint, gone bool) error {
 	}
 	delete(e.known, ep.ID)
 	e.settle(op.Departures)
-	return e.store.ClearJournal()
+	if err := e.store.ClearJournal(); err != nil {
+		return err
+	}
+	e.relocate()
+	return nil
 }
 
 func (e *Engine) finishRemove(ep state.Endpoint) error {

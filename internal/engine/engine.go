@@ -14,6 +14,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/reconcile"
+	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 	"github.com/mustang-net/mustang/internal/store"
 )
@@ -30,6 +31,8 @@ type Options struct {
 	Sizes    datapath.Sizes // of tables that are created
 	Notify   func(string)   // gets progress and warnings, a sentence each
 	NoTCX    bool           // attach by clsact, as on kernels without tcx
+	// Node is this node's name and zone, which hints of backends speak of.
+	Node service.Node
 
 	// faults stands between the engine and the Services' tables, in tests.
 	faults func(reconcile.ServiceTables) reconcile.ServiceTables
@@ -44,7 +47,9 @@ type Engine struct {
 	lock     *os.File
 	dp       *datapath.Datapath // nil: read-only, and there is nothing
 	services *reconcile.Services
+	catalog  *service.Catalog
 	known    map[uint32]state.Endpoint
+	lender   func(string) // its owner's Notify, while somebody else has it
 
 	// ResetRemoved says that what the next changes remove from Services is
 	// gone: its established TCP is reset. Otherwise it goes on, as it must for
@@ -123,6 +128,9 @@ func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool
 
 // Close releases the scope. What was applied stays.
 func (e *Engine) Close() error {
+	if e.giveBack() {
+		return nil
+	}
 	var errs []error
 	if e.dp != nil {
 		errs = append(errs, e.dp.Close())
@@ -158,7 +166,10 @@ func (e *Engine) reset() error {
 	for _, ep := range records {
 		errs = append(errs, e.detachFilters(ep))
 	}
-	errs = append(errs, datapath.Remove(e.scope.BPFFS), e.store.Remove())
+	if e.dp == nil || e.dp.AttachKind() == datapath.AttachClsact {
+		errs = append(errs, detachEdgeFilters())
+	}
+	errs = append(errs, e.forgetNodes(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
 	return errors.Join(errs...)
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/reconcile"
 	"github.com/mustang-net/mustang/internal/state"
+	"github.com/mustang-net/mustang/internal/store"
 )
 
 // Kinds of operations.
@@ -17,17 +18,23 @@ const (
 	opRemoveEndpoint = "remove endpoint"
 	opReset          = "reset"
 	opGone           = "end connections"
+	opNodes          = "nodes"
 )
 
 // operation is what the journal holds while a change is under way: enough to
 // do it again from its beginning, whatever of it was done.
 type operation struct {
 	Kind     string
-	Upserts  []state.Service  `json:",omitempty"`
-	Removes  []state.Frontend `json:",omitempty"`
-	Endpoint *state.Endpoint  `json:",omitempty"`
+	Upserts  []state.Binding    `json:",omitempty"`
+	Removes  []state.BindingKey `json:",omitempty"`
+	Records  []state.Service    `json:",omitempty"` // to write
+	Forget   []state.ServiceID  `json:",omitempty"` // records to remove
+	Endpoint *state.Endpoint    `json:",omitempty"`
 	// What the change takes away.
 	Departures departures `json:",omitzero"`
+	// The list of nodes that is to be, and the one that was.
+	Nodes       *store.Nodes `json:",omitempty"`
+	NodesBefore *store.Nodes `json:",omitempty"`
 }
 
 // pending reads the operation that a killed tool left.
@@ -51,6 +58,8 @@ func (e *Engine) recover(op operation) error {
 	case opRemoveEndpoint:
 		err = e.finishRemove(*op.Endpoint)
 	case opGone:
+	case opNodes:
+		err = e.applyNodes(op)
 	default:
 		return fmt.Errorf("the journal in %s holds a %q operation, which this mustang does not know; use the version that wrote it", e.scope.StateDir, op.Kind)
 	}

@@ -8,11 +8,13 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -45,9 +47,14 @@ func (d departures) set() *datapath.Departures {
 
 // left adds the backends of old that are not in now.
 func (d *departures) left(f state.Frontend, old, now []netip.AddrPort) {
+	stay := make(map[netip.AddrPort]bool, len(now))
+	for _, b := range now {
+		stay[b] = true
+	}
 	var gone []netip.AddrPort
 	for _, b := range old {
-		if !slices.Contains(now, b) {
+		if !stay[b] {
+			stay[b] = true
 			gone = append(gone, b)
 		}
 	}
@@ -56,30 +63,47 @@ func (d *departures) left(f state.Frontend, old, now []netip.AddrPort) {
 	}
 }
 
-// departing is what op takes away from the Services as they are.
+// departing is what op takes away from the Services as they are. A backend that
+// one of a frontend's bindings still has stays, whichever led there.
 func (e *Engine) departing(op operation) departures {
 	d := departures{Reset: e.ResetRemoved}
-	kept := make(map[state.Frontend]bool, len(op.Upserts))
-	for _, s := range op.Upserts {
-		kept[s.Frontend] = true
-		if old, ok := e.services.Get(s.Frontend); ok {
-			d.left(s.Frontend, old.Backends, s.Backends)
+	now := make(map[state.Frontend][]netip.AddrPort)
+	changed := make(map[state.BindingKey]bool, len(op.Upserts)+len(op.Removes))
+	for _, b := range op.Upserts {
+		changed[b.Key()] = true
+		now[b.Frontend] = append(now[b.Frontend], b.Backends...)
+	}
+	for _, k := range op.Removes {
+		changed[k] = true
+	}
+	old := make(map[state.Frontend][]netip.AddrPort)
+	var order []state.Frontend
+	for _, k := range slices.SortedFunc(maps.Keys(changed), compareKeys) {
+		other := state.BindingKey{Frontend: k.Frontend, Outside: !k.Outside}
+		if b, ok := e.services.Get(other); ok && !changed[other] {
+			now[k.Frontend] = append(now[k.Frontend], b.Backends...)
+		}
+		if b, ok := e.services.Get(k); ok {
+			if _, known := old[k.Frontend]; !known {
+				order = append(order, k.Frontend)
+			}
+			old[k.Frontend] = append(old[k.Frontend], b.Backends...)
 		}
 	}
-	for _, f := range op.Removes {
-		if old, ok := e.services.Get(f); ok && !kept[f] {
-			d.left(f, old.Backends, nil)
-		}
+	for _, f := range order {
+		d.left(f, old[f], now[f])
 	}
 	return d
 }
 
+func compareKeys(a, b state.BindingKey) int { return a.Frontend.Compare(b.Frontend) }
+
 // undeparting is what undoing op takes away again.
 func (e *Engine) undeparting(op operation) departures {
 	var d departures
-	for _, s := range op.Upserts {
-		old, _ := e.services.Get(s.Frontend)
-		d.left(s.Frontend, s.Backends, old.Backends)
+	for _, b := range op.Upserts {
+		old, _ := e.services.Get(b.Key())
+		d.left(b.Frontend, b.Backends, old.Backends)
 	}
 	return d
 }
@@ -176,6 +200,9 @@ func (e *Engine) endSockets(set *datapath.Departures, conns map[datapath.Connect
 		clients[c.Local.Addr()] = true
 	}
 	var errs []error
+	if home, err := netns.Cookie(); err == nil && len(byNetns[home]) > 0 { // the node's own: this thread's
+		errs = append(errs, datapath.EndSockets(byNetns[home]))
+	}
 	for _, ep := range e.known {
 		sockets, client := byNetns[ep.NetnsCookie], clients[ep.IP4] || clients[ep.IP6]
 		delete(byNetns, ep.NetnsCookie) // a pod may have several endpoints

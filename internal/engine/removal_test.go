@@ -124,9 +124,7 @@ func countFlows(e *Engine) (int, error) {
 }
 
 func udp(front string, backends ...string) state.Service {
-	s := svc(front, backends...)
-	s.Frontend.Protocol = state.UDP
-	return s
+	return plain(state.UDP, front, backends...)
 }
 
 func TestRemovedBackendTouchesItsOwnFlowsOnly(t *testing.T) {
@@ -214,7 +212,7 @@ func TestAKilledToolsRemovalIsFinished(t *testing.T) {
 	n.must(func(e *Engine) error { return e.AddServices(s) })
 	n.enter(f)
 	n.must(func(e *Engine) error {
-		op := operation{Kind: opServices, Upserts: []state.Service{udp("10.96.0.1:80", "10.9.0.3:80")}}
+		op := operation{Kind: opServices, Upserts: []state.Binding{bound(t, udp("10.96.0.1:80", "10.9.0.3:80"))}}
 		if err := e.loadServices(); err != nil {
 			return err
 		}
@@ -274,7 +272,7 @@ func TestWhatUnconnectedSocketsWereToldIsForgotten(t *testing.T) {
 				}
 			}
 		}
-		return e.RemoveServices(udp("10.96.0.1:80").Frontend)
+		return e.RemoveServices(front(udp("10.96.0.1:80")))
 	})
 	n.must(func(e *Engine) error {
 		var k bpfgen.SockSockFlowKey
@@ -347,10 +345,10 @@ func TestRemovalAmongManyFlows(t *testing.T) {
 	remove := func(list []state.Service) (took time.Duration, gone int) {
 		var fronts []state.Frontend
 		for _, s := range list {
-			fronts = append(fronts, s.Frontend)
+			fronts = append(fronts, front(s))
 		}
 		n.must(func(e *Engine) error {
-			if err := e.loadServices(); err != nil {
+			if err := e.loadCatalog(); err != nil {
 				return err
 			}
 			start := time.Now()
@@ -444,7 +442,7 @@ func TestOnlySocketsConnectedThroughTheServiceEnd(t *testing.T) {
 			return err
 		}
 		start := time.Now()
-		err := e.RemoveServices(gone.Frontend, gone6.Frontend)
+		err := e.RemoveServices(front(gone), front(gone6))
 		t.Logf("%d of %d sockets ended: %v", len(ends), len(ends)+len(stays), time.Since(start))
 		return err
 	})

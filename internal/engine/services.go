@@ -5,18 +5,21 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	"github.com/mustang-net/mustang/internal/reconcile"
+	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
-// loadServices reads the Services from the tables at their first use, and
-// prunes what belongs to none.
+// loadServices reads the Services from the tables and the store at their first
+// use, and prunes what belongs to none.
 func (e *Engine) loadServices() error {
 	if e.services != nil || e.dp == nil {
 		return nil
 	}
-	t := reconcile.ServiceTables{Frontends: e.dp.Frontends, Slots: e.dp.Slots, Backends: e.dp.Backends, Meta: e.dp.Meta}
+	t := reconcile.ServiceTables{Frontends: e.dp.Frontends, Slots: e.dp.Slots, Backends: e.dp.Backends, Sources: e.dp.Sources, Meta: e.dp.Meta}
 	if e.opts.faults != nil {
 		t = e.opts.faults(t)
 	}
@@ -31,67 +34,229 @@ func (e *Engine) loadServices() error {
 	return nil
 }
 
+// loadCatalog reads the Services whole, at the first use.
+func (e *Engine) loadCatalog() error {
+	if err := e.loadServices(); err != nil || e.catalog != nil || e.services == nil {
+		return err
+	}
+	records, err := e.store.Services()
+	if err != nil {
+		return err
+	}
+	if err := e.locate(records); err != nil {
+		return err
+	}
+	e.catalog = service.NewCatalog(e.opts.Node, e.services.List(), records)
+	return nil
+}
+
+// locate says of backends without a node whether they are on this one: those at
+// an endpoint's address are.
+func (e *Engine) locate(list []state.Service) error {
+	if !slices.ContainsFunc(list, func(s state.Service) bool { return s.Owner == state.OwnerCLI }) {
+		return nil
+	}
+	if err := e.loadEndpoints(); err != nil {
+		return err
+	}
+	here := make(map[netip.Addr]bool)
+	for _, ep := range e.known {
+		for _, a := range ep.Addrs() {
+			here[a] = true
+		}
+	}
+	for i, s := range list {
+		if s.Owner != state.OwnerCLI {
+			continue
+		}
+		list[i].Ports = slices.Clone(s.Ports)
+		for j, p := range list[i].Ports {
+			backends := slices.Clone(p.Backends)
+			for k := range backends {
+				backends[k].Local = here[backends[k].AddrPort.Addr()]
+			}
+			list[i].Ports[j].Backends = backends
+		}
+	}
+	return nil
+}
+
 // errReadOnly is a mistake of the caller's: a write to a scope that was opened
 // for reading, and that does not exist.
 var errReadOnly = errors.New("the scope was opened for reading")
 
-// Services are all Services, by number.
-func (e *Engine) Services() ([]state.Service, error) {
-	if err := e.loadServices(); err != nil || e.services == nil {
+// Services are all bindings of frontends, by number, with the Services that they
+// belong to, as far as those are known.
+func (e *Engine) Services() ([]state.Binding, error) {
+	if err := e.loadCatalog(); err != nil || e.services == nil {
 		return nil, err
 	}
-	return e.services.List(), nil
+	list := e.services.List()
+	for i, b := range list {
+		list[i].Service, _ = e.catalog.Holder(b.Key())
+	}
+	return list, nil
 }
 
-// AddServices adds Services that must not exist yet. All take effect or none.
+// ReplaceServices makes list the Services of owner: others of its are removed,
+// those of other owners are left alone. Only what differs is written, and a
+// frontend that passes from one Service to another is never away. Of two that
+// claim one frontend, the first has it: give older Services first.
+//
+// What of a Service cannot be brought into force is a Problem, and the rest of
+// it is in force; the list is of all of owner's problems as they now are. An
+// error is about the whole: then nothing has changed.
+func (e *Engine) ReplaceServices(owner state.Owner, list []state.Service) ([]service.Problem, error) {
+	return e.replan(owner, func() (service.Change, error) {
+		return e.catalog.Replace(owner, list), nil
+	})
+}
+
+// ChangeServices sets and removes single Services of an owner; others stay. A
+// Service that is to be removed and does not exist is no error. Problems are as
+// with ReplaceServices.
+func (e *Engine) ChangeServices(owner state.Owner, upserts []state.Service, removes []state.ServiceID) ([]service.Problem, error) {
+	return e.replan(owner, func() (service.Change, error) {
+		for _, s := range upserts {
+			if s.Owner != owner {
+				return service.Change{}, fmt.Errorf("service %s belongs to %v, not to %v", s, s.Owner, owner)
+			}
+		}
+		for _, id := range removes {
+			if id.Owner != owner {
+				return service.Change{}, fmt.Errorf("service %s belongs to %v, not to %v", id, id.Owner, owner)
+			}
+		}
+		return e.catalog.Plan(upserts, removes), nil
+	})
+}
+
+// SetLocality says what this node is called and which zone it is in, when that is
+// learnt or changes: hints of backends speak of it.
+func (e *Engine) SetLocality(node service.Node) error {
+	if node == e.opts.Node {
+		return nil
+	}
+	if err := e.loadCatalog(); err != nil {
+		return err
+	}
+	if e.services == nil {
+		return errReadOnly
+	}
+	e.opts.Node = node
+	return e.change(e.catalog.Move(node), operation{})
+}
+
+func (e *Engine) replan(owner state.Owner, plan func() (service.Change, error)) ([]service.Problem, error) {
+	if err := e.loadCatalog(); err != nil {
+		return nil, err
+	}
+	if e.services == nil {
+		return nil, errReadOnly
+	}
+	change, err := plan()
+	if err != nil {
+		return nil, err
+	}
+	if err := e.change(change, operation{}); err != nil {
+		return nil, err
+	}
+	return e.catalog.Problems(owner), nil
+}
+
+// AddServices adds Services of the command line, which must not exist yet. All
+// take effect or none.
 func (e *Engine) AddServices(list ...state.Service) error {
-	if err := e.loadServices(); err != nil {
+	if err := e.loadCatalog(); err != nil {
 		return err
 	}
 	if e.services == nil {
 		return errReadOnly
 	}
 	for _, s := range list {
-		if _, exists := e.services.Get(s.Frontend); exists {
-			return fmt.Errorf("duplicate service %s exists already; give --replace to change its backends, or remove it first", s.Frontend)
+		if e.catalog.Has(s.ServiceID) {
+			return fmt.Errorf("duplicate service %s exists already; give --replace to change it, or remove it first", s.Name)
 		}
 	}
-	return e.change(operation{Kind: opServices, Upserts: list})
+	return e.UpsertServices(list)
 }
 
-// UpsertServices gives each Service the backends that it names, adding those
-// that do not exist; other Services stay. All take effect or none.
+// UpsertServices makes each Service of the command line what it says there,
+// adding those that do not exist; other Services stay. All take effect or none.
 func (e *Engine) UpsertServices(list []state.Service) error {
-	if err := e.loadServices(); err != nil {
+	if err := e.loadCatalog(); err != nil {
 		return err
 	}
-	return e.change(operation{Kind: opServices, Upserts: list})
-}
-
-// RemoveServices removes Services; ErrNotFound when one of them does not
-// exist, and then none is removed.
-func (e *Engine) RemoveServices(list ...state.Frontend) error {
-	if err := e.loadServices(); err != nil {
-		return err
-	}
-	for _, f := range list {
-		if e.services == nil {
-			return fmt.Errorf("service %s: %w; `mustang svc ls` lists those that exist", f, ErrNotFound)
-		}
-		if _, ok := e.services.Get(f); !ok {
-			return fmt.Errorf("service %s: %w; `mustang svc ls` lists those that exist", f, ErrNotFound)
-		}
-	}
-	return e.change(operation{Kind: opServices, Removes: list})
-}
-
-// change journals and applies op.
-func (e *Engine) change(op operation) error {
 	if e.services == nil {
 		return errReadOnly
 	}
-	if err := e.checkOwners(op.Upserts); err != nil {
+	list = slices.Clone(list)
+	if err := e.locate(list); err != nil {
 		return err
+	}
+	change := e.catalog.Plan(list, nil)
+	if err := change.Refused(); err != nil {
+		return err
+	}
+	var op operation
+	for _, s := range list {
+		if service.Plain(s) {
+			if _, recorded := e.catalog.Service(s.ServiceID); recorded {
+				op.Forget = append(op.Forget, s.ServiceID)
+			}
+		} else {
+			op.Records = append(op.Records, s)
+		}
+	}
+	return e.change(change, op)
+}
+
+// RemoveServices removes the Services that have these frontends, whole;
+// ErrNotFound when one of them does not exist, and then none is removed.
+func (e *Engine) RemoveServices(list ...state.Frontend) error {
+	if err := e.loadCatalog(); err != nil {
+		return err
+	}
+	var op operation
+	seen := make(map[state.ServiceID]bool, len(list))
+	var ids []state.ServiceID
+	for _, f := range list {
+		id, ok := state.ServiceID{}, false
+		if e.services != nil {
+			id, ok = e.catalog.Holder(state.BindingKey{Frontend: f})
+		}
+		if !ok {
+			return fmt.Errorf("service %s: %w; `mustang svc ls` lists those that exist", f, ErrNotFound)
+		}
+		if id.Owner != state.OwnerCLI {
+			return fmt.Errorf("service %s belongs to %s, and only it may remove the Service", f, id.Owner)
+		}
+		if seen[id] {
+			continue
+		}
+		seen[id] = true
+		ids = append(ids, id)
+		if _, recorded := e.catalog.Service(id); recorded {
+			op.Forget = append(op.Forget, id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	return e.change(e.catalog.Plan(nil, ids), op)
+}
+
+// change journals and applies ch, and what op says of records.
+func (e *Engine) change(ch service.Change, op operation) error {
+	op.Kind, op.Removes = opServices, ch.Removes
+	for _, b := range ch.Upserts {
+		if !e.services.Holds(b) {
+			op.Upserts = append(op.Upserts, b)
+		}
+	}
+	if len(op.Upserts)+len(op.Removes)+len(op.Records)+len(op.Forget) == 0 {
+		e.catalog.Commit(ch)
+		return nil
 	}
 	op.Departures = e.departing(op)
 	if err := e.store.WriteJournal(op); err != nil {
@@ -101,6 +266,7 @@ func (e *Engine) change(op operation) error {
 	inverse := e.inverse(op)
 	err := e.applyServices(op)
 	if err == nil {
+		e.catalog.Commit(ch)
 		e.settle(op.Departures)
 	}
 	if undo := (*reconcile.UndoError)(nil); errors.As(err, &undo) {
@@ -120,15 +286,19 @@ func (e *Engine) applyServices(op operation) error {
 	if cleanup := (*reconcile.CleanupError)(nil); errors.As(err, &cleanup) {
 		e.services = nil
 		e.opts.Notify("the change is in force, but " + cleanup.Error() + "; the next change tries again")
-		return nil
+		err = nil
 	}
-	return err
-}
-
-func (e *Engine) checkOwners(list []state.Service) error {
-	for _, s := range list {
-		if old, ok := e.services.Get(s.Frontend); ok && old.Owner != s.Owner {
-			return fmt.Errorf("service %s belongs to %s, and only it may change the Service", s.Frontend, old.Owner)
+	if err != nil {
+		return err
+	}
+	for _, s := range op.Records {
+		if err := e.store.PutService(s); err != nil {
+			return err
+		}
+	}
+	for _, id := range op.Forget {
+		if err := e.store.DeleteService(id); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -137,17 +307,33 @@ func (e *Engine) checkOwners(list []state.Service) error {
 // inverse is the operation that undoes op.
 func (e *Engine) inverse(op operation) operation {
 	inv := operation{Kind: opServices, Departures: e.undeparting(op)}
-	for _, s := range op.Upserts {
-		if old, ok := e.services.Get(s.Frontend); ok {
+	for _, b := range op.Upserts {
+		if old, ok := e.services.Get(b.Key()); ok {
 			inv.Upserts = append(inv.Upserts, old)
 		} else {
-			inv.Removes = append(inv.Removes, s.Frontend)
+			inv.Removes = append(inv.Removes, b.Key())
 		}
 	}
-	for _, f := range op.Removes {
-		if old, ok := e.services.Get(f); ok {
+	for _, k := range op.Removes {
+		if old, ok := e.services.Get(k); ok {
 			inv.Upserts = append(inv.Upserts, old)
 		}
 	}
 	return inv
+}
+
+// relocate plans the Services of the command line anew, after endpoints came or
+// went: which backends are local may have changed. The endpoint's change is in
+// force whatever becomes of this.
+func (e *Engine) relocate() {
+	records, err := e.store.Services()
+	records = slices.DeleteFunc(records, func(s state.Service) bool {
+		return s.Internal != state.PolicyLocal && s.External != state.PolicyLocal
+	})
+	if err == nil && len(records) > 0 {
+		err = e.UpsertServices(records)
+	}
+	if err != nil {
+		e.opts.Notify("Services with the traffic policy Local may still lead as before: " + err.Error())
+	}
 }

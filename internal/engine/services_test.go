@@ -16,6 +16,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/reconcile"
+	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -23,8 +24,9 @@ var compareAddrs = cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }
 
 func TestServicesAreRestoredFromTheTables(t *testing.T) {
 	n := newNode(t)
-	want := []state.Service{svc("10.96.0.1:80", "10.9.0.1:80", "10.9.0.2:80"), svc("[fd00::1]:80", "[fd09::1]:80"), svc("10.96.0.1:81")}
-	n.must(func(e *Engine) error { return e.AddServices(want...) })
+	list := []state.Service{svc("10.96.0.1:80", "10.9.0.1:80", "10.9.0.2:80"), svc("[fd00::1]:80", "[fd09::1]:80"), svc("10.96.0.1:81")}
+	n.must(func(e *Engine) error { return e.AddServices(list...) })
+	want := []state.Binding{bound(t, list[0]), bound(t, list[1]), bound(t, list[2])}
 	for i := range want {
 		want[i].Number = uint32(i + 1)
 	}
@@ -36,7 +38,7 @@ func TestServicesAreRestoredFromTheTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.must(func(e *Engine) error { return e.RemoveServices(want[1].Frontend) })
-	if d := cmp.Diff([]state.Service{want[0], want[2]}, n.services(), compareAddrs); d != "" {
+	if d := cmp.Diff([]state.Binding{want[0], want[2]}, n.services(), compareAddrs); d != "" {
 		t.Fatal(d)
 	}
 	err = n.do(func(e *Engine) error { return e.RemoveServices(want[1].Frontend) })
@@ -78,6 +80,7 @@ func (b *breaking) wrap(t reconcile.ServiceTables) reconcile.ServiceTables {
 		Frontends: breakingTable[datapath.FrontendKey, datapath.Frontend]{t.Frontends, b},
 		Slots:     breakingTable[datapath.SlotKey, uint32]{t.Slots, b},
 		Backends:  breakingTable[uint32, datapath.Backend]{t.Backends, b},
+		Sources:   breakingTable[datapath.SourceKey, uint8]{t.Sources, b},
 		Meta:      breakingTable[uint32, datapath.Meta]{t.Meta, b},
 	}
 }
@@ -203,4 +206,94 @@ func TestManyServicesTakeSeconds(t *testing.T) {
 	if added > 20*time.Second {
 		t.Errorf("%v", added)
 	}
+}
+
+// The policy Local of a command-line Service follows the endpoints.
+func TestWhatIsLocalFollowsTheEndpoints(t *testing.T) {
+	n := newNode(t)
+	list, err := service.Parse(service.Spec{Service: "10.96.0.1:80", Protocol: "tcp", Backends: []string{"10.9.0.2:80", "192.0.2.9:80"}, InternalPolicy: "Local"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list[0].Owner = state.OwnerCLI
+	n.must(func(e *Engine) error { return e.AddServices(list...) })
+	leads := func(want string, drops bool) {
+		t.Helper()
+		got := n.services()
+		if len(got) != 1 || fmt.Sprint(got[0].Backends) != want || got[0].Drop != drops {
+			t.Fatalf("%+v, want %s", got, want)
+		}
+	}
+	leads("[]", true)
+	ep, err := n.add(n.pod(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	leads("[10.9.0.2:80]", false)
+	n.must(func(e *Engine) error { return e.RemoveEndpoint(ep.ID) })
+	leads("[]", true)
+}
+
+// Another owner's whole set leaves the command line's Services alone, also when
+// it wants one of their frontends, and after a restart.
+func TestNobodyPrunesAnothersServices(t *testing.T) {
+	n := newNode(t)
+	n.must(func(e *Engine) error { return e.AddServices(svc("10.96.0.1:80", "10.9.0.1:80")) })
+	theirs := func(name, f string) state.Service {
+		s := svc(f, "10.9.0.2:80")
+		s.ServiceID = state.ServiceID{Owner: state.OwnerKubernetes, Namespace: "default", Name: name}
+		return s
+	}
+	replace := func(problems int, list ...state.Service) {
+		t.Helper()
+		n.must(func(e *Engine) error {
+			got, err := e.ReplaceServices(state.OwnerKubernetes, list)
+			if len(got) != problems || problems > 0 && !strings.Contains(got[0].Error(), "service default/thief: tcp 10.96.0.1:80 belongs to cli's") {
+				t.Errorf("%v", got)
+			}
+			return err
+		})
+	}
+	replace(1, theirs("web", "10.96.0.2:80"), theirs("thief", "10.96.0.1:80"))
+	err := n.do(func(e *Engine) error { return e.UpsertServices([]state.Service{svc("10.96.0.2:80", "10.9.0.1:80")}) })
+	if err == nil || !strings.Contains(err.Error(), "belongs to kubernetes") {
+		t.Error(err)
+	}
+	err = n.do(func(e *Engine) error { return e.RemoveServices(front(svc("10.96.0.2:80"))) })
+	if err == nil || !strings.Contains(err.Error(), "belongs to kubernetes") {
+		t.Error(err)
+	}
+	replace(0)
+	if got := n.services(); len(got) != 1 || got[0].Owner != state.OwnerCLI || fmt.Sprint(got[0].Backends) != "[10.9.0.1:80]" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// One change of one backend is a few writes, and none of what is as it was.
+func TestOnlyWhatDiffersIsWritten(t *testing.T) {
+	n := newNode(t)
+	var list []state.Service
+	for i := range 200 {
+		s := svc(fmt.Sprintf("10.96.1.%d:80", i), "10.9.0.1:80", "10.9.0.2:80", "10.9.0.3:80")
+		s.Owner = state.OwnerKubernetes
+		list = append(list, s)
+	}
+	n.must(func(e *Engine) error {
+		_, err := e.ReplaceServices(state.OwnerKubernetes, list)
+		return err
+	})
+	count := &breaking{left: 1 << 30}
+	n.opts.faults = count.wrap
+	defer func() { n.opts.faults = nil }()
+	n.must(func(e *Engine) error {
+		if _, err := e.ReplaceServices(state.OwnerKubernetes, list); err != nil || count.left != 1<<30 {
+			t.Errorf("the same again: %d writes, %v", 1<<30-count.left, err)
+		}
+		list[7].Ports[0].Backends = list[7].Ports[0].Backends[1:]
+		_, err := e.ReplaceServices(state.OwnerKubernetes, list)
+		if writes := 1<<30 - count.left; writes == 0 || writes > 6 {
+			t.Errorf("one backend less: %d writes", writes)
+		}
+		return err
+	})
 }

@@ -35,6 +35,7 @@ type Status struct {
 	Current    bool                   `json:"current"` // the loaded programs are this binary's
 	Services   int                    `json:"services"`
 	Endpoints  map[string]int         `json:"endpoints"` // by placement
+	Nodes      *NodesStatus           `json:"nodes,omitempty"`
 	Programs   []datapath.ProgramInfo `json:"programs"`
 	Tables     []datapath.TableInfo   `json:"tables"`
 	Features   datapath.Features      `json:"features"`
@@ -72,6 +73,11 @@ func (e *Engine) Status() (Status, error) {
 	for _, ep := range endpoints {
 		s.Endpoints[string(ep.Placement)]++
 	}
+	nodes, warnings, err := e.nodesStatus()
+	if err != nil {
+		return s, err
+	}
+	s.Nodes, s.Warnings = nodes, append(s.Warnings, warnings...)
 	programs, current, err := e.dp.Programs()
 	if err != nil {
 		return s, err
@@ -85,7 +91,11 @@ func (e *Engine) Status() (Status, error) {
 	}
 	if s.Endpoints[string(state.HostEnd)] > 0 && len(rules) > 0 {
 		s.Bypassed = rules
-		s.Warnings = append(s.Warnings, "packets that eBPF forwards do not pass the host's FORWARD chains, which have rules or policy drop")
+		between := "between pods of this node"
+		if s.Nodes != nil && s.Nodes.HostRouting == state.RoutingEBPF {
+			between += ", and to and from pods of other nodes (`mustang node set --host-routing legacy` lets those pass)"
+		}
+		s.Warnings = append(s.Warnings, "packets that eBPF forwards, "+between+", do not pass the host's FORWARD chains, which have rules or policy drop")
 	}
 	if len(s.Programs) > 0 && !s.Current {
 		s.Warnings = append(s.Warnings, "the loaded programs are another build's; the next `mustang ep add` replaces them in place")

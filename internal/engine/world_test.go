@@ -19,6 +19,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -195,9 +196,9 @@ func (n *node) must(fn func(e *Engine) error) {
 	}
 }
 
-func (n *node) services() []state.Service {
+func (n *node) services() []state.Binding {
 	n.t.Helper()
-	var list []state.Service
+	var list []state.Binding
 	n.must(func(e *Engine) (err error) { list, err = e.Services(); return err })
 	return list
 }
@@ -218,10 +219,29 @@ func (n *node) add(path string) (ep state.Endpoint, err error) {
 	return ep, err
 }
 
-func svc(front string, backends ...string) state.Service {
-	s := state.Service{Owner: state.OwnerCLI, Frontend: state.Frontend{AddrPort: netip.MustParseAddrPort(front), Protocol: state.TCP}}
+func svc(front string, backends ...string) state.Service { return plain(state.TCP, front, backends...) }
+
+// plain is a Service of the command line with one frontend.
+func plain(p state.Protocol, front string, backends ...string) state.Service {
+	f := state.Frontend{AddrPort: netip.MustParseAddrPort(front), Protocol: p}
+	port := state.ServicePort{Protocol: p, Frontends: []state.ServiceFrontend{{AddrPort: f.AddrPort}}}
 	for _, b := range backends {
-		s.Backends = append(s.Backends, netip.MustParseAddrPort(b))
+		port.Backends = append(port.Backends, state.ServiceBackend{AddrPort: netip.MustParseAddrPort(b), Ready: true, Serving: true})
 	}
-	return s
+	return state.Service{ServiceID: service.PlainID(state.OwnerCLI, f), Ports: []state.ServicePort{port}}
+}
+
+// bound is a Service's only binding.
+func bound(t *testing.T, s state.Service) state.Binding {
+	t.Helper()
+	list, errs := service.Bind(s, service.Node{})
+	if len(list) != 1 || len(errs) > 0 {
+		t.Fatalf("%v: %v, %v", s, list, errs)
+	}
+	return list[0]
+}
+
+// front is a Service's first frontend.
+func front(s state.Service) state.Frontend {
+	return state.Frontend{AddrPort: s.Ports[0].Frontends[0].AddrPort, Protocol: s.Ports[0].Protocol}
 }

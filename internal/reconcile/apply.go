@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -33,43 +34,50 @@ type inPlace struct {
 }
 
 // transaction is everything one change writes, in the order in which it is
-// written: backends, slots, markers, frontends; then what is no longer wanted,
-// frontends first.
+// written: backends, slots, source ranges, marks of addresses, frontends; then
+// what is no longer wanted, frontends first.
 type transaction struct {
 	s           *Services
 	backends    []uint32
 	slotKeys    []datapath.SlotKey
 	slotValues  []uint32
-	markers     []datapath.Addr
+	newSources  []datapath.SourceKey
+	gained      []mark
 	flips       []flip
 	inPlace     []inPlace
 	removed     []flip
-	unmarked    []datapath.Addr
+	lost        []mark
 	deadSlots   []datapath.SlotKey
+	deadSources []datapath.SourceKey
 	touched     []uint32 // backends that lost a reference
+	addresses   map[datapath.Addr]bool
+	sources     map[datapath.SourceKey]bool // true: it is in the table
 	undo        []func() error
 	metaChanged bool
 }
 
-// Apply makes every Service of upserts what it says there, and removes the
-// frontends of removes; absent ones are no error. All take effect or, when an
-// error other than CleanupError returns, none.
-func (s *Services) Apply(upserts []state.Service, removes []state.Frontend) error {
-	before := s.meta
-	tx := &transaction{s: s}
-	kept := make(map[state.Frontend]bool, len(upserts))
-	for _, svc := range upserts {
-		kept[svc.Frontend] = true
+// Apply makes every binding of upserts what it says there, and removes those of
+// removes; absent ones are no error. All take effect or, when an error other
+// than CleanupError returns, none.
+func (s *Services) Apply(upserts []state.Binding, removes []state.BindingKey) error {
+	if err := s.readMeta(); err != nil {
+		return err
 	}
-	for _, f := range removes {
-		if !kept[f] {
-			tx.planRemove(datapath.KeyOf(f))
+	before := s.meta
+	tx := &transaction{s: s, addresses: make(map[datapath.Addr]bool), sources: make(map[datapath.SourceKey]bool)}
+	kept := make(map[state.BindingKey]bool, len(upserts))
+	for _, b := range upserts {
+		kept[b.Key()] = true
+	}
+	for _, k := range removes {
+		if !kept[k] {
+			tx.planRemove(datapath.KeyOf(k))
 		}
 	}
-	for _, svc := range upserts {
-		tx.planUpsert(svc)
+	for _, b := range upserts {
+		tx.planUpsert(b)
 	}
-	tx.planMarkers()
+	tx.planShared()
 	tx.metaChanged = s.meta != before
 	if err := tx.write(); err != nil {
 		return errors.Join(tx.revert(err), s.reload())
@@ -80,6 +88,16 @@ func (s *Services) Apply(upserts []state.Service, removes []state.Frontend) erro
 	return nil
 }
 
+// touch notes what k shares with others, for planShared.
+func (tx *transaction) touch(k datapath.FrontendKey, f frontend) {
+	tx.addresses[k.Addr] = true
+	for _, key := range f.sources {
+		if _, noted := tx.sources[key]; !noted {
+			_, tx.sources[key] = tx.s.sources[key]
+		}
+	}
+}
+
 func (tx *transaction) planRemove(k datapath.FrontendKey) {
 	s := tx.s
 	f, ok := s.frontends[k]
@@ -87,11 +105,15 @@ func (tx *transaction) planRemove(k datapath.FrontendKey) {
 		return
 	}
 	tx.removed = append(tx.removed, flip{key: k, had: true, old: f.value})
+	tx.touch(k, f)
 	tx.dropSlots(f)
+	s.release(k, f)
 	delete(s.frontends, k)
+	if k.Scope != bpfgen.ScopeAny {
+		return // it only shared its number
+	}
 	delete(s.numbers, f.value.Number)
 	s.next = min(s.next, max(f.value.Number, 1))
-	s.addresses[k.Addr]--
 }
 
 // dropSlots notes every slot of f for deletion.
@@ -100,6 +122,13 @@ func (tx *transaction) dropSlots(f frontend) {
 		tx.deadSlots = append(tx.deadSlots, datapath.SlotKey{Service: f.value.Id, Slot: uint32(i)})
 		tx.unref(id)
 	}
+	for _, id := range f.members {
+		tx.deadSlots = append(tx.deadSlots, memberKey(f.value.Id, id))
+	}
+}
+
+func memberKey(service, backend uint32) datapath.SlotKey {
+	return datapath.SlotKey{Service: service, Slot: bpfgen.SlotMember | backend}
 }
 
 func (tx *transaction) unref(id uint32) {
@@ -107,43 +136,131 @@ func (tx *transaction) unref(id uint32) {
 	tx.touched = append(tx.touched, id)
 }
 
-func (tx *transaction) planUpsert(svc state.Service) {
+func (tx *transaction) planUpsert(b state.Binding) {
 	s := tx.s
-	k := datapath.KeyOf(svc.Frontend)
+	k := datapath.KeyOf(b.Key())
 	old, had := s.frontends[k]
-	want := s.backendIDs(svc.Backends, svc.Frontend.Protocol, &tx.backends)
-	value := datapath.Frontend{Id: old.value.Id, Backends: uint32(len(want)), Owner: uint8(svc.Owner), Number: old.value.Number}
-	plan := service.PlanSlots(old.slots, want)
-	if had && !plan.Fresh && len(plan.Writes) == 0 && value == old.value {
+	f := frontend{value: datapath.FrontendOf(b)}
+	f.value.Id, f.value.Number = old.value.Id, old.value.Number
+	for _, r := range b.SourceRanges {
+		f.sources = append(f.sources, datapath.SourceKeyOf(b.Group, r))
+	}
+	ids := s.backendIDs(b.Backends, b.Frontend.Protocol, &tx.backends)
+	if b.Affinity > 0 {
+		f.members = ids
+	}
+	plan := planSlots(old, f, b, ids)
+	f.slots, f.value.Backends = plan.Slots, uint32(len(plan.Slots))
+	if had && !plan.Fresh && len(plan.Writes) == 0 && f.value == old.value && sameSet(f.sources, old.sources) {
 		return
 	}
 	if !had {
-		value.Number = s.number(svc.Number)
-		s.addresses[k.Addr]++
+		f.value.Number = tx.numberOf(k, b.Number)
 	}
+	tx.touch(k, old)
+	tx.touch(k, f)
+	if had {
+		s.release(k, old)
+	}
+	s.hold(k, f)
 	if !had || plan.Fresh {
-		value.Id = s.nextService()
-		for i, id := range want {
-			tx.slotKeys = append(tx.slotKeys, datapath.SlotKey{Service: value.Id, Slot: uint32(i)})
-			tx.slotValues = append(tx.slotValues, id)
-			s.refs[id]++
-		}
-		tx.flips = append(tx.flips, flip{k, had, old.value, value})
-		tx.dropSlots(old)
-		s.frontends[k] = frontend{value, want}
-		return
+		tx.planFresh(k, had, old, &f)
+	} else {
+		tx.planInPlace(k, old, f, plan)
 	}
-	for _, id := range plan.Slots {
-		s.refs[id]++
+	s.frontends[k] = f
+}
+
+// planSlots turns the slots of old into those that b needs.
+func planSlots(old, f frontend, b state.Binding, ids []uint32) service.Plan {
+	var plan service.Plan
+	if b.Algorithm == state.Maglev {
+		table := make([]uint32, 0, service.MaglevSize(len(ids)))
+		for _, i := range service.Maglev(b.Backends) {
+			table = append(table, ids[i])
+		}
+		plan = service.PlanTable(old.slots, table)
+	} else {
+		plan = service.PlanSlots(old.slots, ids)
+	}
+	// Slots that would be read in another way, and entries of members that a killed
+	// tool did not write, take fresh ones.
+	unlike := (old.value.Affinity == 0) != (f.value.Affinity == 0)
+	missing := len(f.members) > 0 && !sameSet(distinct(old.slots), old.members)
+	if unlike || missing || (old.value.Flags^f.value.Flags)&bpfgen.SvcMaglev != 0 {
+		plan.Fresh = true
+	}
+	return plan
+}
+
+// sameSet compares lists without repetitions.
+func sameSet[T comparable](a, b []T) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	return len(without(a, b)) == 0
+}
+
+// without is those of a that are not in b.
+func without[T comparable](a, b []T) (out []T) {
+	in := make(map[T]bool, len(b))
+	for _, v := range b {
+		in[v] = true
+	}
+	for _, v := range a {
+		if !in[v] {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// planFresh writes all slots under a fresh id, so that one write of the
+// frontend leads to all of them.
+func (tx *transaction) planFresh(k datapath.FrontendKey, had bool, old frontend, f *frontend) {
+	f.value.Id = tx.s.nextService()
+	for i, id := range f.slots {
+		tx.putSlot(datapath.SlotKey{Service: f.value.Id, Slot: uint32(i)}, id)
+		tx.s.refs[id]++
+	}
+	for _, id := range f.members {
+		tx.putSlot(memberKey(f.value.Id, id), id)
+	}
+	tx.flips = append(tx.flips, flip{k, had, old.value, f.value})
+	tx.dropSlots(old)
+}
+
+func (tx *transaction) putSlot(k datapath.SlotKey, backend uint32) {
+	tx.slotKeys, tx.slotValues = append(tx.slotKeys, k), append(tx.slotValues, backend)
+}
+
+func (tx *transaction) planInPlace(k datapath.FrontendKey, old, f frontend, plan service.Plan) {
+	for _, id := range f.slots {
+		tx.s.refs[id]++
 	}
 	for _, id := range old.slots {
 		tx.unref(id)
 	}
 	for _, slot := range plan.Tail {
-		tx.deadSlots = append(tx.deadSlots, datapath.SlotKey{Service: value.Id, Slot: slot})
+		tx.deadSlots = append(tx.deadSlots, datapath.SlotKey{Service: f.value.Id, Slot: slot})
 	}
-	tx.inPlace = append(tx.inPlace, inPlace{flip{k, true, old.value, value}, old.slots, plan.Writes})
-	s.frontends[k] = frontend{value, plan.Slots}
+	for _, id := range without(f.members, old.members) {
+		tx.putSlot(memberKey(f.value.Id, id), id)
+	}
+	for _, id := range without(old.members, f.members) {
+		tx.deadSlots = append(tx.deadSlots, memberKey(f.value.Id, id))
+	}
+	tx.inPlace = append(tx.inPlace, inPlace{flip{k, true, old.value, f.value}, old.slots, plan.Writes})
+}
+
+// numberOf is a new binding's number: what is for clients from outside has that
+// of the binding beside it.
+func (tx *transaction) numberOf(k datapath.FrontendKey, wish uint32) uint32 {
+	if k.Scope != bpfgen.ScopeAny {
+		k.Scope = bpfgen.ScopeAny
+		return tx.s.frontends[k].value.Number
+	}
+	return tx.s.number(wish)
 }
 
 // number is the wished number when it is free, else the lowest free one.
@@ -155,21 +272,35 @@ func (s *Services) number(wish uint32) uint32 {
 	return s.freeNumber()
 }
 
-// planMarkers finds the addresses that got their first frontend or lost their
-// last.
-func (tx *transaction) planMarkers() {
+// planShared finds out what becomes of the addresses and source ranges that
+// frontends have in common. An address has its new flags before it loses old
+// ones.
+func (tx *transaction) planShared() {
 	s := tx.s
-	for _, f := range tx.flips {
-		if a := f.key.Addr; !s.marked[a] {
-			tx.markers = append(tx.markers, a)
-			s.marked[a] = true
+	for addr := range tx.addresses {
+		a := s.addresses[addr]
+		if a == nil {
+			continue
+		}
+		both := a.marked | a.flags()
+		if both != a.marked {
+			tx.gained = append(tx.gained, mark{addr, a.marked, both})
+		}
+		if both != a.flags() {
+			tx.lost = append(tx.lost, mark{addr, both, a.flags()})
+		}
+		if both == 0 {
+			delete(s.addresses, addr)
 		}
 	}
-	for _, f := range tx.removed {
-		if a := f.key.Addr; s.addresses[a] == 0 && s.marked[a] {
-			tx.unmarked = append(tx.unmarked, a)
-			delete(s.marked, a)
-			delete(s.addresses, a)
+	for key, present := range tx.sources {
+		switch wanted := s.sources[key] > 0; {
+		case wanted && !present:
+			tx.newSources = append(tx.newSources, key)
+		case !wanted && present:
+			tx.deadSources = append(tx.deadSources, key)
+		case !wanted:
+			delete(s.sources, key)
 		}
 	}
 }
@@ -189,14 +320,16 @@ func (tx *transaction) write() error {
 			func() error { return t.Backends.Delete(tx.backends) }},
 		{func() error { return t.Slots.Put(tx.slotKeys, tx.slotValues) },
 			func() error { return t.Slots.Delete(tx.slotKeys) }},
-		{func() error { return s.putMarkers(tx.markers) },
-			func() error { return t.Frontends.Delete(markers(tx.markers)) }},
-		{func() error { return t.Frontends.Put(values(tx.flips, false)) }, tx.undoFlips},
+		{func() error { return t.Sources.Put(tx.newSources, make([]uint8, len(tx.newSources))) },
+			func() error { return t.Sources.Delete(tx.newSources) }},
+		{func() error { return s.writeMarks(tx.gained, false) },
+			func() error { return s.writeMarks(tx.gained, true) }},
+		{func() error { return t.Frontends.Put(flipValues(tx.flips, false)) }, tx.undoFlips},
 		{tx.writeInPlace, tx.undoInPlace},
 		{func() error { return t.Frontends.Delete(keys(tx.removed)) },
-			func() error { return t.Frontends.Put(values(tx.removed, true)) }},
-		{func() error { return t.Frontends.Delete(markers(tx.unmarked)) },
-			func() error { return s.putMarkers(tx.unmarked) }},
+			func() error { return t.Frontends.Put(flipValues(tx.removed, true)) }},
+		{func() error { return s.writeMarks(tx.lost, false) },
+			func() error { return s.writeMarks(tx.lost, true) }},
 	}
 	for _, step := range steps {
 		tx.undo = append(tx.undo, step.undo)
@@ -223,7 +356,7 @@ func keys(flips []flip) []datapath.FrontendKey {
 	return out
 }
 
-func values(flips []flip, old bool) ([]datapath.FrontendKey, []datapath.Frontend) {
+func flipValues(flips []flip, old bool) ([]datapath.FrontendKey, []datapath.Frontend) {
 	out := make([]datapath.Frontend, len(flips))
 	for i, f := range flips {
 		out[i] = f.new
@@ -243,21 +376,23 @@ func (tx *transaction) undoFlips() error {
 			added = append(added, f)
 		}
 	}
-	return errors.Join(tx.s.t.Frontends.Put(values(changed, true)), tx.s.t.Frontends.Delete(keys(added)))
+	return errors.Join(tx.s.t.Frontends.Put(flipValues(changed, true)), tx.s.t.Frontends.Delete(keys(added)))
 }
 
 // writeInPlace writes slots before the count that shows them.
 func (tx *transaction) writeInPlace() error {
 	for _, c := range tx.inPlace {
-		for _, w := range c.writes {
-			if err := tx.s.t.Slots.Put([]datapath.SlotKey{{Service: c.new.Id, Slot: w.Slot}}, []uint32{w.Backend}); err != nil {
-				return err
-			}
+		keys, values := make([]datapath.SlotKey, len(c.writes)), make([]uint32, len(c.writes))
+		for i, w := range c.writes {
+			keys[i], values[i] = datapath.SlotKey{Service: c.new.Id, Slot: w.Slot}, w.Backend
+		}
+		if err := tx.s.t.Slots.Put(keys, values); err != nil {
+			return err
 		}
 		if c.new == c.old {
 			continue
 		}
-		if err := tx.s.t.Frontends.Put(values([]flip{c.flip}, false)); err != nil {
+		if err := tx.s.t.Frontends.Put(flipValues([]flip{c.flip}, false)); err != nil {
 			return err
 		}
 	}
@@ -267,7 +402,7 @@ func (tx *transaction) writeInPlace() error {
 func (tx *transaction) undoInPlace() error {
 	var errs []error
 	for _, c := range tx.inPlace {
-		errs = append(errs, tx.s.t.Frontends.Put(values([]flip{c.flip}, true)))
+		errs = append(errs, tx.s.t.Frontends.Put(flipValues([]flip{c.flip}, true)))
 		for _, w := range c.writes {
 			key := []datapath.SlotKey{{Service: c.new.Id, Slot: w.Slot}}
 			if int(w.Slot) < len(c.oldSlots) {
@@ -293,8 +428,11 @@ func (tx *transaction) revert(cause error) error {
 // cleanup deletes what nothing refers to any more.
 func (tx *transaction) cleanup() error {
 	s := tx.s
-	if err := s.t.Slots.Delete(tx.deadSlots); err != nil {
+	if err := errors.Join(s.t.Slots.Delete(tx.deadSlots), s.t.Sources.Delete(tx.deadSources)); err != nil {
 		return err
+	}
+	for _, key := range tx.deadSources {
+		delete(s.sources, key)
 	}
 	for _, f := range tx.removed {
 		delete(s.services, f.old.Id)

@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -114,6 +115,9 @@ func (e Endpoints) Prune(known map[uint32]state.Endpoint) error {
 	}
 	var deadNetns []uint64
 	for cookie, info := range netns {
+		if info.Flags&bpfgen.EPNode != 0 {
+			continue // the node's own
+		}
 		if ep, ok := known[info.Endpoint]; !ok || ep.NetnsCookie != cookie {
 			deadNetns = append(deadNetns, cookie)
 		}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -23,6 +24,7 @@ type world struct {
 	frontends map[datapath.FrontendKey]datapath.Frontend
 	slots     map[datapath.SlotKey]uint32
 	backends  map[uint32]datapath.Backend
+	sources   map[datapath.SourceKey]uint8
 	meta      map[uint32]datapath.Meta
 	writes    int
 	failAt    int  // 0: never
@@ -75,6 +77,7 @@ func newWorld() *world {
 		frontends: map[datapath.FrontendKey]datapath.Frontend{},
 		slots:     map[datapath.SlotKey]uint32{},
 		backends:  map[uint32]datapath.Backend{},
+		sources:   map[datapath.SourceKey]uint8{},
 		meta:      map[uint32]datapath.Meta{},
 		watch:     func() {},
 	}
@@ -83,7 +86,7 @@ func newWorld() *world {
 func (w *world) clone() *world {
 	c := newWorld()
 	c.frontends, c.slots = maps.Clone(w.frontends), maps.Clone(w.slots)
-	c.backends, c.meta = maps.Clone(w.backends), maps.Clone(w.meta)
+	c.backends, c.meta, c.sources = maps.Clone(w.backends), maps.Clone(w.meta), maps.Clone(w.sources)
 	return c
 }
 
@@ -92,6 +95,7 @@ func (w *world) tables() ServiceTables {
 		Frontends: memTable[datapath.FrontendKey, datapath.Frontend]{w, w.frontends},
 		Slots:     memTable[datapath.SlotKey, uint32]{w, w.slots},
 		Backends:  memTable[uint32, datapath.Backend]{w, w.backends},
+		Sources:   memTable[datapath.SourceKey, uint8]{w, w.sources},
 		Meta:      memTable[uint32, datapath.Meta]{w, w.meta},
 	}
 }
@@ -105,8 +109,8 @@ func (w *world) load(t *testing.T) *Services {
 	return s
 }
 
-// view is what the programs see: frontend to sorted set of backends, by
-// following the tables as they do.
+// view is what the programs see: each binding's sorted backends and properties,
+// by following the tables as they do.
 func (w *world) view() map[string][]string {
 	out := map[string][]string{}
 	for k, v := range w.frontends {
@@ -121,71 +125,127 @@ func (w *world) view() map[string][]string {
 				set[fmt.Sprintf("BROKEN slot %d", i)] = true
 				continue
 			}
+			if _, member := w.slots[memberKey(v.Id, id)]; v.Affinity != 0 && !member {
+				set[fmt.Sprintf("BROKEN member %d", id)] = true
+			}
 			set[datapath.BackendAddr(b).String()] = true
 		}
-		out[datapath.FrontendOf(k).String()] = slices.Sorted(maps.Keys(set))
-		if out[datapath.FrontendOf(k).String()] == nil {
-			out[datapath.FrontendOf(k).String()] = []string{}
+		for _, p := range properties(datapath.BindingFrom(k, v)) {
+			set[p] = true
 		}
+		for key := range w.sources {
+			if v.Flags&bpfgen.SvcRanges != 0 && key.Group == v.Group {
+				set["from "+datapath.SourceRange(key).String()] = true
+			}
+		}
+		out[name(datapath.KeyFrom(k))] = slices.Sorted(maps.Keys(set))
 	}
 	return out
 }
 
-// clean reports entries that nothing refers to, and missing markers.
+func name(k state.BindingKey) string { return fmt.Sprint(k.Frontend, " ", k.Outside) }
+
+// properties are what a binding says beside its backends.
+func properties(b state.Binding) []string {
+	return []string{fmt.Sprintf("kind %v split %v drop %v keep %v", b.Kind, b.SplitOutside, b.Drop, b.KeepSource),
+		fmt.Sprintf("affinity %v", b.Affinity), fmt.Sprintf("picks %v", b.Algorithm), fmt.Sprintf("group %d", b.Group)}
+}
+
+// clean reports entries that nothing refers to, and wrong marks of addresses.
 func (w *world) clean(t *testing.T) {
 	t.Helper()
-	used, slots, addrs := map[uint32]bool{}, 0, map[datapath.Addr]bool{}
+	used, slots, marks, groups := map[uint32]bool{}, 0, map[datapath.Addr]uint16{}, map[uint64]bool{}
 	for k, v := range w.frontends {
 		if v.Flags&bpfgen.SvcAddress != 0 {
 			continue
 		}
-		addrs[k.Addr] = true
+		if v.Kind != bpfgen.KindNodePort && k.Scope == bpfgen.ScopeAny {
+			marks[k.Addr] |= bpfgen.SvcAddress
+			if v.Kind == bpfgen.KindClusterIp {
+				marks[k.Addr] |= bpfgen.SvcRefuse
+			}
+		}
+		groups[v.Group] = groups[v.Group] || v.Flags&bpfgen.SvcRanges != 0
+		members := map[uint32]bool{}
 		for i := range v.Backends {
-			used[w.slots[datapath.SlotKey{Service: v.Id, Slot: i}]] = true
+			id := w.slots[datapath.SlotKey{Service: v.Id, Slot: i}]
+			used[id], members[id] = true, true
 			slots++
+		}
+		if v.Affinity != 0 {
+			slots += len(members)
 		}
 	}
 	if slots != len(w.slots) || len(used) != len(w.backends) {
 		t.Errorf("%d slots for %d, %d backends for %d", len(w.slots), slots, len(w.backends), len(used))
 	}
-	for a := range addrs {
-		if w.frontends[datapath.FrontendKey{Addr: a}].Flags != bpfgen.SvcAddress {
-			t.Errorf("no marker for %v", datapath.ToAddr(a))
+	for key := range w.sources {
+		if !groups[key.Group] {
+			t.Errorf("nobody has the range %v", datapath.SourceRange(key))
 		}
 	}
-	if markers := len(w.frontends) - len(w.view()); markers != len(addrs) {
-		t.Errorf("%d markers for %d addresses", markers, len(addrs))
-	}
-}
-
-// change is a random one: some Services set, some removed.
-type change struct {
-	upserts []state.Service
-	removes []state.Frontend
-}
-
-func randomFrontend(r *rand.Rand) state.Frontend {
-	a := netip.AddrFrom4([4]byte{10, 96, 0, byte(r.IntN(3))})
-	return state.Frontend{AddrPort: netip.AddrPortFrom(a, uint16(1+r.IntN(2))), Protocol: []state.Protocol{state.TCP, state.UDP}[r.IntN(2)]}
-}
-
-func randomChange(r *rand.Rand) change {
-	var c change
-	seen := map[state.Frontend]bool{}
-	for range r.IntN(4) {
-		f := randomFrontend(r)
-		if seen[f] {
+	for k, v := range w.frontends {
+		if v.Flags&bpfgen.SvcAddress == 0 {
 			continue
 		}
-		seen[f] = true
-		s := state.Service{Owner: state.OwnerCLI, Frontend: f}
-		for _, i := range r.Perm(6)[:r.IntN(6)] {
-			s.Backends = append(s.Backends, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), 80))
+		if v.Flags != marks[k.Addr] {
+			t.Errorf("mark of %v is %d, want %d", datapath.ToAddr(k.Addr), v.Flags, marks[k.Addr])
 		}
-		c.upserts = append(c.upserts, s)
+		delete(marks, k.Addr)
+	}
+	for a := range marks {
+		t.Errorf("no mark of %v", datapath.ToAddr(a))
+	}
+}
+
+// change is a random one: some bindings set, some removed.
+type change struct {
+	upserts []state.Binding
+	removes []state.BindingKey
+}
+
+func randomKey(r *rand.Rand) state.BindingKey {
+	a := netip.AddrFrom4([4]byte{10, 96, 0, byte(r.IntN(3))})
+	f := state.Frontend{AddrPort: netip.AddrPortFrom(a, uint16(1+r.IntN(2))), Protocol: []state.Protocol{state.TCP, state.UDP}[r.IntN(2)]}
+	return state.BindingKey{Frontend: f, Outside: r.IntN(4) == 0}
+}
+
+// randomBinding has properties now and then; maglev: its algorithm, too, which
+// takes a thousand writes.
+func randomBinding(r *rand.Rand, k state.BindingKey, maglev bool) state.Binding {
+	b := state.Binding{
+		Owner: state.OwnerCLI, Frontend: k.Frontend, Outside: k.Outside, KeepSource: k.Outside,
+		Group: uint64(r.IntN(2)), Kind: state.FrontendKind(r.IntN(4)), SplitOutside: r.IntN(4) == 0,
+	}
+	if r.IntN(2) == 0 {
+		b.Affinity = time.Duration(1+r.IntN(2)) * time.Hour
+	}
+	if maglev && r.IntN(8) == 0 {
+		b.Algorithm = state.Maglev
+	}
+	if r.IntN(3) == 0 {
+		b.Group = uint64(10 + k.Frontend.AddrPort.Port())
+		b.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}
+	}
+	for _, i := range r.Perm(6)[:r.IntN(6)] {
+		b.Backends = append(b.Backends, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), 80))
+	}
+	b.Drop = len(b.Backends) == 0
+	return b
+}
+
+func randomChange(r *rand.Rand, maglev bool) change {
+	var c change
+	seen := map[state.BindingKey]bool{}
+	for range r.IntN(4) {
+		k := randomKey(r)
+		if !seen[k] {
+			seen[k] = true
+			c.upserts = append(c.upserts, randomBinding(r, k, maglev))
+		}
 	}
 	for range r.IntN(3) {
-		c.removes = append(c.removes, randomFrontend(r))
+		c.removes = append(c.removes, randomKey(r))
 	}
 	return c
 }
@@ -193,16 +253,19 @@ func randomChange(r *rand.Rand) change {
 // model is the obvious evaluator.
 func (c change) model(before map[string][]string) map[string][]string {
 	out := maps.Clone(before)
-	for _, f := range c.removes {
-		delete(out, f.String())
+	for _, k := range c.removes {
+		delete(out, name(k))
 	}
-	for _, s := range c.upserts {
-		set := []string{}
-		for _, b := range s.Backends {
-			set = append(set, b.String())
+	for _, b := range c.upserts {
+		set := properties(b)
+		for _, a := range b.Backends {
+			set = append(set, a.String())
+		}
+		for _, p := range b.SourceRanges {
+			set = append(set, "from "+p.String())
 		}
 		slices.Sort(set)
-		out[s.Frontend.String()] = set
+		out[name(b.Key())] = set
 	}
 	return out
 }
@@ -211,8 +274,8 @@ func TestApplyAgreesWithTheModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	w := newWorld()
 	s := w.load(t)
-	for range 3000 {
-		c := randomChange(r)
+	for range 1000 {
+		c := randomChange(r, true)
 		want := c.model(w.view())
 		if err := s.Apply(c.upserts, c.removes); err != nil {
 			t.Fatal(err)
@@ -222,16 +285,15 @@ func TestApplyAgreesWithTheModel(t *testing.T) {
 		}
 		w.clean(t)
 		again := w.load(t)
-		if d := cmp.Diff(again.List(), s.List(), cmp.Comparer(sameService)); d != "" {
+		if d := cmp.Diff(again.List(), s.List(), cmp.Comparer(sameBinding)); d != "" {
 			t.Fatalf("a new tool restores another list: %s", d)
 		}
 	}
 }
 
-func sameService(a, b state.Service) bool {
-	key := func(x, y netip.AddrPort) int { return x.Compare(y) }
-	return a.Number == b.Number && a.Frontend == b.Frontend && a.Owner == b.Owner &&
-		slices.Equal(slices.SortedFunc(slices.Values(a.Backends), key), slices.SortedFunc(slices.Values(b.Backends), key))
+func sameBinding(a, b state.Binding) bool {
+	return a.Number == b.Number && a.Key() == b.Key() && a.Owner == b.Owner && sameSet(properties(a), properties(b)) &&
+		sameSet(a.Backends, b.Backends) && sameSet(a.SourceRanges, b.SourceRanges)
 }
 
 // At every instant a frontend that the change leaves alone is untouched, and
@@ -240,7 +302,7 @@ func TestEveryInstantIsValid(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	w := newWorld()
 	for range 500 {
-		c := randomChange(r)
+		c := randomChange(r, false)
 		before := w.view()
 		after := c.model(before)
 		w.watch = func() {
@@ -269,7 +331,7 @@ func TestAFailedWriteLeavesThePreviousState(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	w := newWorld()
 	for range 200 {
-		c := randomChange(r)
+		c := randomChange(r, false)
 		before := w.view()
 		after := c.model(before)
 		for n := 1; ; n++ {
@@ -305,7 +367,7 @@ func TestAKilledChangeIsRolledForward(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	w := newWorld()
 	for range 200 {
-		c := randomChange(r)
+		c := randomChange(r, false)
 		after := c.model(w.view())
 		for n := 1; ; n++ {
 			try := w.clone()
@@ -335,20 +397,20 @@ func TestAKilledChangeIsRolledForward(t *testing.T) {
 // One backend more or less costs the same in a Service of any size.
 func TestOneBackendOfManyIsAFewWrites(t *testing.T) {
 	w := newWorld()
-	svc := state.Service{Owner: state.OwnerCLI, Frontend: state.Frontend{AddrPort: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: state.TCP}}
+	svc := state.Binding{Owner: state.OwnerCLI, Affinity: time.Hour, Frontend: state.Frontend{AddrPort: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: state.TCP}}
 	for i := range 5000 {
 		svc.Backends = append(svc.Backends, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 80))
 	}
 	s := w.load(t)
-	if err := s.Apply([]state.Service{svc}, nil); err != nil {
+	if err := s.Apply([]state.Binding{svc}, nil); err != nil {
 		t.Fatal(err)
 	}
 	w.writes = 0
 	svc.Backends = slices.Delete(slices.Clone(svc.Backends), 7, 8)
-	if err := s.Apply([]state.Service{svc}, nil); err != nil {
+	if err := s.Apply([]state.Binding{svc}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if w.writes > 6 {
+	if w.writes > 7 {
 		t.Errorf("%d writes", w.writes)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -23,6 +24,15 @@ type Spec struct {
 	Service  string   `json:"service"`            // "10.96.0.100:80", "[fd00::1]:80"
 	Protocol string   `json:"protocol,omitempty"` // "tcp", "udp"; "" is both
 	Backends []string `json:"backends"`
+
+	NodePort        uint16   `json:"nodePort,omitempty"`
+	ExternalIPs     []string `json:"externalIPs,omitempty"`
+	LoadBalancerIPs []string `json:"loadBalancerIPs,omitempty"`
+	SourceRanges    []string `json:"sourceRanges,omitempty"` // of clients of LoadBalancerIPs
+	ExternalPolicy  string   `json:"externalTrafficPolicy,omitempty"`
+	InternalPolicy  string   `json:"internalTrafficPolicy,omitempty"`
+	Affinity        string   `json:"affinity,omitempty"` // a duration; "" is none
+	Algorithm       string   `json:"algorithm,omitempty"`
 }
 
 // InvalidError is input that can never work. It is the caller's mistake, so the
@@ -85,47 +95,138 @@ func splitHostPort(s string) (host, port string, ok bool) {
 	return s[:i], s[i+1:], true
 }
 
+// parser collects mistakes, so that all are reported together.
+type parser struct {
+	spec Spec
+	errs []error
+}
+
+func (p *parser) note(err error) bool {
+	if err != nil {
+		p.errs = append(p.errs, err)
+	}
+	return err == nil
+}
+
 // Parse turns s into one Service a protocol, validated. All mistakes are
 // reported together.
 func Parse(s Spec) ([]state.Service, error) {
-	var errs []error
-	note := func(err error) bool {
-		if err != nil {
-			errs = append(errs, err)
-		}
-		return err == nil
-	}
+	p := &parser{spec: s}
 	protocols, err := ParseProtocols(s.Protocol)
-	note(err)
+	p.note(err)
 	front, err := ParseAddrPort("service", s.Service)
-	if note(err) {
-		note(CheckFrontend(front))
+	if p.note(err) {
+		p.note(CheckFrontend(front))
 	}
 	if len(s.Backends) > MaxBackends {
-		note(invalid("service %s has %d backends; at most %d are possible", s.Service, len(s.Backends), MaxBackends))
-		return nil, errors.Join(errs...)
+		p.note(invalid("service %s has %d backends; at most %d are possible", s.Service, len(s.Backends), MaxBackends))
+		return nil, errors.Join(p.errs...)
 	}
-	backends := make([]netip.AddrPort, 0, len(s.Backends))
-	seen := make(map[netip.AddrPort]bool, len(s.Backends))
-	for _, text := range s.Backends {
+	svc := p.options()
+	port := state.ServicePort{Frontends: p.frontends(front), Backends: p.backends(front)}
+	if len(p.errs) > 0 {
+		return nil, errors.Join(p.errs...)
+	}
+	out := make([]state.Service, len(protocols))
+	for i, proto := range protocols {
+		port.Protocol = proto
+		out[i] = svc
+		out[i].Name = state.Frontend{AddrPort: front, Protocol: proto}.String()
+		out[i].Ports = []state.ServicePort{port}
+	}
+	return out, nil
+}
+
+func (p *parser) backends(front netip.AddrPort) []state.ServiceBackend {
+	out := make([]state.ServiceBackend, 0, len(p.spec.Backends))
+	seen := make(map[netip.AddrPort]bool, len(p.spec.Backends))
+	for _, text := range p.spec.Backends {
 		b, err := ParseAddrPort("backend", text)
-		if !note(err) || !note(checkBackend(front, b, s.Service)) {
+		if !p.note(err) || !p.note(checkBackend(front, b, p.spec.Service)) {
 			continue
 		}
 		if seen[b] {
-			note(invalid("service %s names backend %s twice; give it once", s.Service, b))
+			p.note(invalid("service %s names backend %s twice; give it once", p.spec.Service, b))
 		}
 		seen[b] = true
-		backends = append(backends, b)
+		out = append(out, state.ServiceBackend{AddrPort: b, Ready: true, Serving: true})
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
+	return out
+}
+
+// frontends are front, and the others that share its port and family.
+func (p *parser) frontends(front netip.AddrPort) []state.ServiceFrontend {
+	out := []state.ServiceFrontend{{Kind: state.ClusterIP, AddrPort: front}}
+	if p.spec.NodePort != 0 {
+		any := netip.IPv4Unspecified()
+		if front.Addr().Is6() {
+			any = netip.IPv6Unspecified()
+		}
+		out = append(out, state.ServiceFrontend{Kind: state.NodePort, AddrPort: netip.AddrPortFrom(any, p.spec.NodePort)})
 	}
-	out := make([]state.Service, len(protocols))
-	for i, p := range protocols {
-		out[i] = state.Service{Frontend: state.Frontend{AddrPort: front, Protocol: p}, Backends: backends}
+	more := func(what string, kind state.FrontendKind, list []string) {
+		for _, text := range list {
+			a, err := netip.ParseAddr(text)
+			if err != nil {
+				p.note(invalid("%s %q of service %s is not an IP address; its port is the Service's", what, text, p.spec.Service))
+				continue
+			}
+			a = a.Unmap()
+			if front.IsValid() && a.Is4() != front.Addr().Is4() {
+				p.note(invalid("%s %s of service %s is %s; add a Service of that family for it", what, a, p.spec.Service, familyName(a)))
+				continue
+			}
+			f := state.ServiceFrontend{Kind: kind, AddrPort: netip.AddrPortFrom(a, front.Port())}
+			if front.IsValid() && p.note(checkFrontend(f)) {
+				out = append(out, f)
+			}
+		}
 	}
-	return out, nil
+	more("external IP", state.ExternalIP, p.spec.ExternalIPs)
+	more("load balancer IP", state.LoadBalancer, p.spec.LoadBalancerIPs)
+	for i, f := range out {
+		for _, g := range out[:i] {
+			if f.AddrPort == g.AddrPort {
+				p.note(invalid("service %s names the address %s twice; give it once", p.spec.Service, f.AddrPort))
+			}
+		}
+	}
+	return out
+}
+
+// options are what is said of the Service as a whole.
+func (p *parser) options() state.Service {
+	var s state.Service
+	text := func(to interface{ UnmarshalText([]byte) error }, field, value string) {
+		if value == "" {
+			return
+		}
+		if err := to.UnmarshalText([]byte(value)); err != nil {
+			p.note(invalid("%s of service %s: %v", field, p.spec.Service, err))
+		}
+	}
+	text(&s.External, "externalTrafficPolicy", p.spec.ExternalPolicy)
+	text(&s.Internal, "internalTrafficPolicy", p.spec.InternalPolicy)
+	text(&s.Algorithm, "algorithm", p.spec.Algorithm)
+	if p.spec.Affinity != "" {
+		d, err := time.ParseDuration(p.spec.Affinity)
+		if err != nil || d < time.Second || d > MaxAffinity {
+			p.note(invalid("affinity %q of service %s is not a time between 1s and 24h, as 3h", p.spec.Affinity, p.spec.Service))
+		}
+		s.Affinity = d
+	}
+	for _, r := range p.spec.SourceRanges {
+		prefix, err := netip.ParsePrefix(r)
+		if err != nil {
+			p.note(invalid("source range %q of service %s is not a CIDR, as 192.0.2.0/24", r, p.spec.Service))
+			continue
+		}
+		s.SourceRanges = append(s.SourceRanges, prefix.Masked())
+	}
+	if len(s.SourceRanges) > 0 && len(p.spec.LoadBalancerIPs) == 0 {
+		p.note(invalid("service %s has source ranges, but no load balancer IP that they could be for", p.spec.Service))
+	}
+	return s
 }
 
 // ParseAll parses every spec before any takes effect, and refuses a frontend
@@ -133,7 +234,7 @@ func Parse(s Spec) ([]state.Service, error) {
 func ParseAll(specs []Spec) ([]state.Service, error) {
 	var errs []error
 	out := make([]state.Service, 0, len(specs))
-	seen := make(map[state.Frontend]int, len(specs))
+	seen := make(map[state.ServiceID]int, len(specs))
 	for i, spec := range specs {
 		services, err := Parse(spec)
 		if err != nil {
@@ -141,10 +242,10 @@ func ParseAll(specs []Spec) ([]state.Service, error) {
 			continue
 		}
 		for _, s := range services {
-			if first, ok := seen[s.Frontend]; ok {
-				errs = append(errs, invalid("entry %d: service %s is also entry %d; merge them into one", i+1, s.Frontend, first))
+			if first, ok := seen[s.ServiceID]; ok {
+				errs = append(errs, invalid("entry %d: service %s is also entry %d; merge them into one", i+1, s, first))
 			}
-			seen[s.Frontend] = i + 1
+			seen[s.ServiceID] = i + 1
 		}
 		out = append(out, services...)
 	}
@@ -170,15 +271,41 @@ func CheckFrontend(f netip.AddrPort) error {
 	return nil
 }
 
-func checkBackend(front, b netip.AddrPort, service string) error {
+// checkFrontend is CheckFrontend for a frontend of any kind.
+func checkFrontend(f state.ServiceFrontend) error {
+	switch {
+	case f.AddrPort.Port() == 0:
+		return invalid("its %v %s has no port; a port is from 1 to 65535", f.Kind, f.AddrPort)
+	case f.Kind != state.NodePort:
+		return CheckFrontend(f.AddrPort)
+	case !f.AddrPort.Addr().IsUnspecified():
+		return invalid("its NodePort names the address %s; a node port is of every address of the node", f.AddrPort.Addr())
+	}
+	return nil
+}
+
+// checkEndpoint refuses addresses that no backend can have.
+func checkEndpoint(b netip.AddrPort) error {
 	a := b.Addr()
 	switch {
 	case a.IsUnspecified(), a.IsMulticast(), isBroadcast(a):
-		return invalid("backend %s of service %s is not a unicast address; give the address of a pod or server", b, service)
+		return invalid("backend %s is not a unicast address; give the address of a pod or server", b)
 	case a.IsLoopback():
-		return invalid("backend %s of service %s is a loopback address, which is another machine's for each pod; give the address of a pod or server", b, service)
+		return invalid("backend %s is a loopback address, which is another machine's for each pod; give the address of a pod or server", b)
+	case b.Port() == 0:
+		return invalid("backend %s has no port; a port is from 1 to 65535", b)
+	}
+	return nil
+}
+
+func checkBackend(front, b netip.AddrPort, service string) error {
+	a := b.Addr()
+	if err := checkEndpoint(b); err != nil {
+		return invalid("service %s: %v", service, err)
+	}
+	switch {
 	case front.IsValid() && front.Addr().Is4() != a.Is4():
-		return invalid("backend %s of service %s is %s; give a backend of the Service's family, or add a Service with an %s address", b, service, family(a), family(a))
+		return invalid("backend %s of service %s is %s; give a backend of the Service's family, or add a Service with an %s address", b, service, familyName(a), familyName(a))
 	case front == b:
 		return invalid("backend %s is the service itself; give the address of a pod or server", b)
 	}
@@ -187,7 +314,7 @@ func checkBackend(front, b netip.AddrPort, service string) error {
 
 func isBroadcast(a netip.Addr) bool { return a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) }
 
-func family(a netip.Addr) string {
+func familyName(a netip.Addr) string {
 	if a.Is4() {
 		return "IPv4"
 	}

@@ -10,35 +10,39 @@ import (
 	"testing"
 )
 
+func spec(service, protocol string, backends []string) Spec {
+	return Spec{Service: service, Protocol: protocol, Backends: backends}
+}
+
 func TestInvalidInputNamesFieldAndMend(t *testing.T) {
 	ok := []string{"192.168.10.10:5201"}
 	for name, tc := range map[string]struct {
 		spec Spec
 		want []string
 	}{
-		"no port":            {Spec{"10.96.0.100", "tcp", ok}, []string{"service", "ADDRESS:PORT"}},
-		"port zero":          {Spec{"10.96.0.100:0", "tcp", ok}, []string{"service", "1 to 65535"}},
-		"port too large":     {Spec{"10.96.0.100:65536", "tcp", ok}, []string{"service", "1 to 65535"}},
-		"a name":             {Spec{"web:80", "tcp", ok}, []string{"service", "give the address itself"}},
-		"empty":              {Spec{"", "tcp", ok}, []string{"service", "ADDRESS:PORT"}},
-		"zone":               {Spec{"[fe80::1%eth0]:80", "tcp", nil}, []string{"service", "without %eth0"}},
-		"no brackets":        {Spec{"fd00::1:80", "tcp", nil}, []string{"service", "brackets"}},
-		"brackets on IPv4":   {Spec{"[10.0.0.1]:80", "tcp", nil}, []string{"service", "brackets"}},
-		"unspecified":        {Spec{"0.0.0.0:80", "tcp", ok}, []string{"service", "choose an unused unicast"}},
-		"multicast":          {Spec{"224.0.0.1:80", "tcp", ok}, []string{"service", "choose an unused unicast"}},
-		"broadcast":          {Spec{"255.255.255.255:80", "tcp", ok}, []string{"service", "choose an unused unicast"}},
-		"loopback":           {Spec{"127.0.0.1:80", "tcp", ok}, []string{"service", "choose an unused unicast"}},
-		"protocol":           {Spec{"10.96.0.100:80", "sctp", ok}, []string{"protocol", "neither tcp nor udp"}},
-		"family":             {Spec{"10.96.0.100:80", "tcp", []string{"[fd00::1]:80"}}, []string{"backend", "10.96.0.100:80", "family"}},
-		"duplicate backend":  {Spec{"10.96.0.100:80", "tcp", []string{ok[0], ok[0]}}, []string{"backend", "twice", "once"}},
-		"backend port zero":  {Spec{"10.96.0.100:80", "tcp", []string{"10.0.0.1:0"}}, []string{"backend", "1 to 65535"}},
-		"backend is itself":  {Spec{"10.96.0.100:80", "tcp", []string{"10.96.0.100:80"}}, []string{"backend", "itself"}},
-		"backend multicast":  {Spec{"10.96.0.100:80", "tcp", []string{"224.0.0.1:80"}}, []string{"backend", "unicast"}},
-		"several at once":    {Spec{"0.0.0.0:80", "x", []string{"10.0.0.1"}}, []string{"protocol", "unspecified", "backend"}},
-		"too many backends":  {Spec{"10.96.0.100:80", "tcp", make([]string, MaxBackends+1)}, []string{"at most 65535"}},
-		"mapped and v4 dup":  {Spec{"10.96.0.100:80", "tcp", []string{"10.0.0.1:80", "[::ffff:10.0.0.1]:80"}}, []string{"twice"}},
-		"negative port":      {Spec{"10.96.0.100:-1", "tcp", ok}, []string{"1 to 65535"}},
-		"link-local service": {Spec{"[fe80::1]:80", "tcp", nil}, []string{"link-local"}},
+		"no port":            {spec("10.96.0.100", "tcp", ok), []string{"service", "ADDRESS:PORT"}},
+		"port zero":          {spec("10.96.0.100:0", "tcp", ok), []string{"service", "1 to 65535"}},
+		"port too large":     {spec("10.96.0.100:65536", "tcp", ok), []string{"service", "1 to 65535"}},
+		"a name":             {spec("web:80", "tcp", ok), []string{"service", "give the address itself"}},
+		"empty":              {spec("", "tcp", ok), []string{"service", "ADDRESS:PORT"}},
+		"zone":               {spec("[fe80::1%eth0]:80", "tcp", nil), []string{"service", "without %eth0"}},
+		"no brackets":        {spec("fd00::1:80", "tcp", nil), []string{"service", "brackets"}},
+		"brackets on IPv4":   {spec("[10.0.0.1]:80", "tcp", nil), []string{"service", "brackets"}},
+		"unspecified":        {spec("0.0.0.0:80", "tcp", ok), []string{"service", "choose an unused unicast"}},
+		"multicast":          {spec("224.0.0.1:80", "tcp", ok), []string{"service", "choose an unused unicast"}},
+		"broadcast":          {spec("255.255.255.255:80", "tcp", ok), []string{"service", "choose an unused unicast"}},
+		"loopback":           {spec("127.0.0.1:80", "tcp", ok), []string{"service", "choose an unused unicast"}},
+		"protocol":           {spec("10.96.0.100:80", "sctp", ok), []string{"protocol", "neither tcp nor udp"}},
+		"family":             {spec("10.96.0.100:80", "tcp", []string{"[fd00::1]:80"}), []string{"backend", "10.96.0.100:80", "family"}},
+		"duplicate backend":  {spec("10.96.0.100:80", "tcp", []string{ok[0], ok[0]}), []string{"backend", "twice", "once"}},
+		"backend port zero":  {spec("10.96.0.100:80", "tcp", []string{"10.0.0.1:0"}), []string{"backend", "1 to 65535"}},
+		"backend is itself":  {spec("10.96.0.100:80", "tcp", []string{"10.96.0.100:80"}), []string{"backend", "itself"}},
+		"backend multicast":  {spec("10.96.0.100:80", "tcp", []string{"224.0.0.1:80"}), []string{"backend", "unicast"}},
+		"several at once":    {spec("0.0.0.0:80", "x", []string{"10.0.0.1"}), []string{"protocol", "unspecified", "backend"}},
+		"too many backends":  {spec("10.96.0.100:80", "tcp", make([]string, MaxBackends+1)), []string{"at most 65535"}},
+		"mapped and v4 dup":  {spec("10.96.0.100:80", "tcp", []string{"10.0.0.1:80", "[::ffff:10.0.0.1]:80"}), []string{"twice"}},
+		"negative port":      {spec("10.96.0.100:-1", "tcp", ok), []string{"1 to 65535"}},
+		"link-local service": {spec("[fe80::1]:80", "tcp", nil), []string{"link-local"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Parse(tc.spec)
@@ -59,7 +63,7 @@ func TestInvalidInputNamesFieldAndMend(t *testing.T) {
 
 func TestParseBothProtocolsWhenNoneIsGiven(t *testing.T) {
 	got, err := Parse(Spec{Service: "[fd00::1]:80", Backends: []string{"[fd00::2]:8080"}})
-	if err != nil || len(got) != 2 || got[0].Frontend.String() != "tcp [fd00::1]:80" || got[1].Frontend.String() != "udp [fd00::1]:80" {
+	if err != nil || len(got) != 2 || got[0].Name != "tcp [fd00::1]:80" || got[1].Name != "udp [fd00::1]:80" {
 		t.Fatalf("%v, %v", got, err)
 	}
 }

@@ -54,6 +54,21 @@ func PlanSlots(old, want []uint32) Plan {
 	return p
 }
 
+// PlanTable turns the slots old into want, where each has its meaning: a flow
+// only ever looks at one of them, so every instant is valid however many change.
+func PlanTable(old, want []uint32) Plan {
+	if len(old) != len(want) {
+		return Plan{Fresh: true, Slots: want}
+	}
+	p := Plan{Slots: want}
+	for i, id := range want {
+		if old[i] != id {
+			p.Writes = append(p.Writes, SlotWrite{uint32(i), id})
+		}
+	}
+	return p
+}
+
 // fillSlots replaces the unwanted of slots by added ones, and what is left of
 // either by moving the tail forward or by appending.
 func fillSlots(slots []uint32, wanted map[uint32]bool, added []uint32) Plan {

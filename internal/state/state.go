@@ -6,11 +6,9 @@
 package state
 
 import (
-	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 )
 
 // Protocol is a transport protocol by its IANA number.
@@ -82,43 +80,6 @@ func (o *Owner) UnmarshalText(b []byte) error {
 		}
 	}
 	return fmt.Errorf("owner %q is none of cli, cni, kubernetes", b)
-}
-
-// Frontend is what clients connect to. IPv4 addresses are plain, never mapped
-// into IPv6.
-type Frontend struct {
-	AddrPort netip.AddrPort
-	Protocol Protocol
-}
-
-func (f Frontend) String() string { return f.Protocol.String() + " " + f.AddrPort.String() }
-
-// Compare orders frontends by address, port, protocol.
-func (f Frontend) Compare(g Frontend) int {
-	return cmp.Or(f.AddrPort.Compare(g.AddrPort), cmp.Compare(f.Protocol, g.Protocol))
-}
-
-// Service is a frontend and where its connections go. The order of backends is
-// that of the slots; it carries no meaning.
-type Service struct {
-	Number   uint32 // what people call it by; 0 before it is given one
-	Owner    Owner
-	Frontend Frontend
-	Backends []netip.AddrPort
-}
-
-// Backend is where a Service's connections go. Port 0 is every port of the
-// address, protocol 0 every protocol.
-type Backend struct {
-	AddrPort netip.AddrPort
-	Protocol Protocol `json:",omitempty"`
-}
-
-// SortServices orders services by number, then by frontend.
-func SortServices(s []Service) {
-	slices.SortFunc(s, func(a, b Service) int {
-		return cmp.Or(cmp.Compare(a.Number, b.Number), a.Frontend.Compare(b.Frontend))
-	})
 }
 
 // ServicePath says where an endpoint's Services are translated.

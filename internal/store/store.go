@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package store keeps what the maps cannot: where an endpoint's namespace is
-// and what its interface is called, and the journal of the operation under way.
+// and what its interface is called, Services that are more than their
+// frontends, and the journal of the operation under way.
 // Each file is replaced atomically, so that a tool killed at any instant leaves
 // the old content or the new. Nothing is forced to a disk: tables, programs and
 // namespaces, which the files are about, end with the machine's run. What a
@@ -13,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -24,6 +26,8 @@ import (
 const (
 	journalFile  = "journal.json"
 	endpointsDir = "endpoints"
+	nodesFile    = "nodes.json"
+	servicesDir  = "services"
 	tempPrefix   = ".new-"
 )
 
@@ -83,6 +87,44 @@ func (s Store) endpointFile(id uint32) string {
 	return filepath.Join(s.dir, endpointsDir, strconv.FormatUint(uint64(id), 10)+".json")
 }
 
+// Services reads every record of a Service, by name.
+func (s Store) Services() ([]state.Service, error) {
+	dir := filepath.Join(s.dir, servicesDir)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read records of Services: %w", err)
+	}
+	var out []state.Service
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if strings.HasPrefix(e.Name(), tempPrefix) {
+			os.Remove(path)
+			continue
+		}
+		var svc state.Service
+		if err := readJSON(path, &svc); err != nil {
+			return nil, fmt.Errorf("record of a Service: %w; remove that file to keep only its frontends", err)
+		}
+		out = append(out, svc)
+	}
+	return out, nil
+}
+
+// PutService writes the record of svc.
+func (s Store) PutService(svc state.Service) error {
+	return s.write(s.serviceFile(svc.ServiceID), svc)
+}
+
+// DeleteService removes a record; an absent one is success.
+func (s Store) DeleteService(id state.ServiceID) error { return remove(s.serviceFile(id)) }
+
+func (s Store) serviceFile(id state.ServiceID) string {
+	return filepath.Join(s.dir, servicesDir, url.PathEscape(id.Owner.String()+" "+id.String())+".json")
+}
+
 // ReadJournal reads the operation that was under way into v; false: none was.
 // What a killed tool was about to make the journal is removed.
 func (s Store) ReadJournal(v any) (bool, error) {
@@ -103,10 +145,10 @@ func (s Store) ClearJournal() error { return remove(filepath.Join(s.dir, journal
 // Remove deletes the store: its own files, and its directory when nothing else
 // is in it.
 func (s Store) Remove() error {
-	err := os.RemoveAll(filepath.Join(s.dir, endpointsDir))
+	err := errors.Join(os.RemoveAll(filepath.Join(s.dir, endpointsDir)), os.RemoveAll(filepath.Join(s.dir, servicesDir)))
 	entries, _ := os.ReadDir(s.dir)
 	for _, e := range entries {
-		if e.Name() == journalFile || strings.HasPrefix(e.Name(), tempPrefix) {
+		if e.Name() == journalFile || e.Name() == nodesFile || strings.HasPrefix(e.Name(), tempPrefix) {
 			err = errors.Join(err, remove(filepath.Join(s.dir, e.Name())))
 		}
 	}

@@ -8,15 +8,17 @@ const (
 	DirToPod   = 1 // as FAST_TO_POD
 	DirSocket  = 2
 	DirParent  = 3 // from pods' common parent link to the wire
-	DirCount   = 4
+	DirEdge    = 4 // from outside, to a Service
+	DirCount   = 5
 )
 
 // enum endpoint_flag
 const (
-	EPHostEnd       = 1 // programs sit on the host's end; redirect_peer delivers
-	EPInPod         = 2 // programs sit inside the pod, directions swapped
-	EPServiceTc     = 4 // Services by NAT at the tc hooks
-	EPServiceSocket = 8 // Services at connect() and sendmsg()
+	EPHostEnd       = 1  // programs sit on the host's end; redirect_peer delivers
+	EPInPod         = 2  // programs sit inside the pod, directions swapped
+	EPServiceTc     = 4  // Services by NAT at the tc hooks
+	EPServiceSocket = 8  // Services at connect() and sendmsg()
+	EPNode          = 16 // of a namespace: it is the node's own, no endpoint's
 )
 
 // enum owner
@@ -27,9 +29,30 @@ const (
 	OwnerKubernetes = 3
 )
 
+// enum frontend_scope
+const (
+	ScopeAny     = 0
+	ScopeOutside = 1 // for clients outside the cluster, where they have backends of their own
+)
+
 // enum service_flag
 const (
-	SvcAddress = 1 // marks an address that has frontends; has no backends itself
+	SvcAddress    = 1   // it has frontends, or is the node's
+	SvcRefuse     = 2   // it is the cluster's own: ports that are no frontend are refused
+	SvcNode       = 4   // it is the node's, and takes node ports
+	SvcSplit      = 8   // clients from outside: see SCOPE_OUTSIDE
+	SvcDrop       = 16  // the traffic policy leaves this node no backend: drop, do not refuse
+	SvcRanges     = 32  // only clients in mst_sources may use it
+	SvcMaglev     = 64  // the slots are a Maglev table: picked by hash, not at random
+	SvcKeepSource = 128 // a client from outside keeps its address
+)
+
+// enum frontend_kind
+const (
+	KindClusterIp    = 0
+	KindNodePort     = 1
+	KindExternalIp   = 2
+	KindLoadBalancer = 3
 )
 
 // enum backend_id
@@ -55,6 +78,7 @@ const (
 const (
 	CTOriginIsHi = 1 // the flow was opened by the key's `hi` end
 	CTViaStack   = 2 // came through the host's stack: replies go back that way
+	CTEdge       = 4 // a client outside uses a Service: replies leave by the node's NIC
 )
 
 // enum ct_closing
@@ -71,12 +95,23 @@ const (
 	FastTranslate  = 8
 )
 
+// enum node_flag
+const (
+	NodeEbpf = 1 // between pods and the wire programs forward, not the host's stack
+)
+
+// enum remote_flag
+const (
+	RemoteTunnel = 1 // its pods are reached through the tunnel
+)
+
 // enum redirect_kind
 const (
 	RedirectNone    = 0
 	RedirectPeer    = 1 // into the pod behind a host end
 	RedirectIngress = 2 // back into the interface it came from
 	RedirectEgress  = 3 // out of a host end, through its own program
+	RedirectNeigh   = 4 // out of a NIC, to the neighbour that the routing table names
 )
 
 // enum cb_word
@@ -86,6 +121,7 @@ const (
 	CbRedirectKind    = 2
 	CbReason          = 3
 	CbAnswer          = 4 // answer_key on an answer that goes out of the host end
+	CbRemote          = 4 // of a packet from the wire: the node that sent it by the tunnel, or 0
 )
 
 // enum pod_program
@@ -96,7 +132,8 @@ const (
 	ProgToPodInner    = 3
 	ProgFromPodNetkit = 4
 	ProgToPodNetkit   = 5
-	ProgCount         = 6
+	ProgToPodWire     = 6 // from a NIC straight into a pod behind a host end
+	ProgCount         = 7
 )
 
 // enum drop_reason
@@ -125,7 +162,16 @@ const (
 	ReasonICMPErrorFlow  = 21 // an ICMP error about a flow that is not known
 	ReasonUnknownChild   = 22 // a child of the parent link that is no endpoint sent it: not made by mustang
 	ReasonHookBypassed   = 23 // it left the pod past the program on the pod's own interface
-	ReasonCount          = 24
+	ReasonWireSpoofed    = 24 // it came in from the wire with the address of a pod of this node
+	ReasonTunnelPeer     = 25 // it came by the tunnel from an address that is no node's; run `mustang node ls`
+	ReasonTunnelSource   = 26 // it came by the tunnel from an address that is not of the sending node's pods
+	ReasonTunnelVni      = 27 // it came by the tunnel with another network's number (VNI)
+	ReasonNoRemote       = 28 // it was sent into the tunnel, and no node has its destination
+	ReasonEncap          = 29 // pushing the tunnel's headers failed
+	ReasonNoLocalBackend = 30 // the Service's traffic policy is Local, and this node has no backend of it
+	ReasonSourceRange    = 31 // the client's address is in none of the Service's loadBalancerSourceRanges
+	ReasonNoRoute        = 32 // no route for a packet of a client outside; `ip route get` says where it would go
+	ReasonCount          = 33
 )
 
 // Reasons is the table of drop reasons, by number.
@@ -154,11 +200,21 @@ var Reasons = [ReasonCount]Reason{
 	ReasonICMPErrorFlow:  {21, "icmp_error_flow", "an ICMP error about a flow that is not known"},
 	ReasonUnknownChild:   {22, "unknown_child", "a child of the parent link that is no endpoint sent it: not made by mustang"},
 	ReasonHookBypassed:   {23, "hook_bypassed", "it left the pod past the program on the pod's own interface"},
+	ReasonWireSpoofed:    {24, "wire_spoofed", "it came in from the wire with the address of a pod of this node"},
+	ReasonTunnelPeer:     {25, "tunnel_peer", "it came by the tunnel from an address that is no node's; run `mustang node ls`"},
+	ReasonTunnelSource:   {26, "tunnel_source", "it came by the tunnel from an address that is not of the sending node's pods"},
+	ReasonTunnelVni:      {27, "tunnel_vni", "it came by the tunnel with another network's number (VNI)"},
+	ReasonNoRemote:       {28, "no_remote", "it was sent into the tunnel, and no node has its destination"},
+	ReasonEncap:          {29, "encap", "pushing the tunnel's headers failed"},
+	ReasonNoLocalBackend: {30, "no_local_backend", "the Service's traffic policy is Local, and this node has no backend of it"},
+	ReasonSourceRange:    {31, "source_range", "the client's address is in none of the Service's loadBalancerSourceRanges"},
+	ReasonNoRoute:        {32, "no_route", "no route for a packet of a client outside; `ip route get` says where it would go"},
 }
 
 // #define
 const (
-	MstLayout    = 1
+	SlotMember   = 2147483648
+	MstLayout    = 2
 	SecondShift  = 30
 	NATPortTries = 16
 	NATPortFirst = 32768

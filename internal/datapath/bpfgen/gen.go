@@ -9,6 +9,9 @@ package bpfgen
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Pod ../../../bpf/pod.bpf.c
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -type sock_flow_key -type sock_flow -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Sock ../../../bpf/sock.bpf.c
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Entry ../../../bpf/entry.bpf.c
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Netdev ../../../bpf/netdev.bpf.c
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Overlay ../../../bpf/overlay.bpf.c
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -type sock_seen -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Iter ../../../bpf/iter.bpf.c
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -type parent -type child_key -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Parent ../../../bpf/parent.bpf.c
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -type edge_config -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Edge ../../../bpf/edge.bpf.c
 //go:generate go run ../cgen -o enums.go ../../../bpf/types.h ../../../bpf/config.h ../../../bpf/reasons.h

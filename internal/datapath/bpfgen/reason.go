@@ -10,7 +10,9 @@ type Reason struct {
 }
 
 // Objects are the compiled objects, for telling builds apart.
-func Objects() [][]byte { return [][]byte{_PodBytes, _SockBytes, _EntryBytes, _ParentBytes} }
+func Objects() [][]byte {
+	return [][]byte{_PodBytes, _SockBytes, _EntryBytes, _ParentBytes, _EdgeBytes}
+}
 
 // IterObject is the iterator over sockets, for telling builds of it apart.
 func IterObject() []byte { return _IterBytes }

@@ -13,7 +13,8 @@ const everGiven = `
 	none no_program no_endpoint ethertype truncated bad_length bad_header ext_headers
 	spoofed_mac spoofed_address frag_tiny frag_overlap frag_no_first no_backend service_port
 	midstream_nat ct_full nat_ports nat_failed deliver icmp_error_nat icmp_error_flow
-	unknown_child hook_bypassed
+	unknown_child hook_bypassed wire_spoofed tunnel_peer tunnel_source tunnel_vni no_remote encap
+	no_local_backend source_range no_route
 `
 
 func TestReasonsAreAppendOnly(t *testing.T) {

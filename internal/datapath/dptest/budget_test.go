@@ -49,9 +49,19 @@ func TestProgramsStayWithinTheVerifierBudget(t *testing.T) {
 	for prefix, load := range map[string]func() (*ebpf.CollectionSpec, error){
 		"pod_host":  func() (*ebpf.CollectionSpec, error) { return Spec(Options{}) },
 		"pod_inner": func() (*ebpf.CollectionSpec, error) { return Spec(Options{InPod: true}) },
-		"entry":     bpfgen.LoadEntry,
-		"sock":      bpfgen.LoadSock,
-		"parent":    bpfgen.LoadParent,
+		"pod_wire": func() (*ebpf.CollectionSpec, error) {
+			spec, err := Spec(Options{FromWire: true})
+			if err == nil {
+				delete(spec.Programs, bpfgen.PodProgFromPod)
+			}
+			return spec, err
+		},
+		"netdev":  bpfgen.LoadNetdev,
+		"overlay": bpfgen.LoadOverlay,
+		"entry":   bpfgen.LoadEntry,
+		"sock":    bpfgen.LoadSock,
+		"edge":    bpfgen.LoadEdge,
+		"parent":  bpfgen.LoadParent,
 	} {
 		spec, err := load()
 		check(t, err)

@@ -21,6 +21,7 @@ import (
 // Options say where the programs sit and how the tables are made.
 type Options struct {
 	InPod    bool                  // inside the pod instead of on the host's end
+	FromWire bool                  // to_pod at the node's NIC
 	Timeouts *bpfgen.PodCtTimeouts // nil: as compiled
 	// Sizes overrides the entries of a table, by its name.
 	Sizes map[string]uint32
@@ -33,7 +34,7 @@ type Options struct {
 var defaultSizes = map[string]uint32{
 	"mst_ct_v1":       16384,
 	"mst_ct_new_v1":   16384,
-	"mst_services_v1": 4096,
+	"mst_services_v2": 4096,
 	"mst_slots_v1":    4096,
 	"mst_backends_v1": 4096,
 }
@@ -49,6 +50,7 @@ type Datapath struct {
 	// flowGeneration stands in the table where the engine's next_generation does.
 	flowGeneration uint32
 	services       map[serviceID]uint32
+	members        map[uint32][]uint32 // of Services with affinity
 	backends       map[netip.AddrPort]map[uint8]uint32
 	fragID         uint16
 	out            []byte
@@ -85,6 +87,7 @@ func Load(o Options) (*Datapath, error) {
 	d := &Datapath{
 		InPod:    o.InPod,
 		services: map[serviceID]uint32{},
+		members:  map[uint32][]uint32{},
 		backends: map[netip.AddrPort]map[uint8]uint32{},
 		out:      make([]byte, 1<<16+512),
 	}
@@ -112,6 +115,11 @@ func Spec(o Options) (*ebpf.CollectionSpec, error) {
 	if o.InPod {
 		if err := spec.Variables["in_pod"].Set(uint8(1)); err != nil {
 			return nil, fmt.Errorf("set in_pod: %w", err)
+		}
+	}
+	if o.FromWire {
+		if err := spec.Variables["from_wire"].Set(uint8(1)); err != nil {
+			return nil, fmt.Errorf("set from_wire: %w", err)
 		}
 	}
 	if o.Timeouts != nil {

@@ -122,13 +122,14 @@ func (d *Datapath) flowsChanged(t testing.TB) {
 	check(t, d.MstMetaV1.Put(uint32(0), bpfgen.PodMeta{NextGeneration: d.flowGeneration}))
 }
 
-// Age lets seconds pass for all flows and fragments: their expiry comes nearer.
+// Age lets seconds pass for all flows, fragments and affinities: their expiry comes nearer.
 func (d *Datapath) Age(t testing.TB, seconds uint32) {
 	t.Helper()
 	for _, f := range d.Flows(t) {
 		f.Entry.Expires -= seconds
 		check(t, d.flowTables()[f.Established].Update(f.Key, f.Entry, ebpf.UpdateExist))
 	}
+	d.ageAffinity(t, seconds)
 	var key bpfgen.PodFragKey
 	var ports bpfgen.PodFragPorts
 	keys := map[bpfgen.PodFragKey]bpfgen.PodFragPorts{}
@@ -142,6 +143,23 @@ func (d *Datapath) Age(t testing.TB, seconds uint32) {
 		check(t, d.MstFragsV1.Update(key, ports, ebpf.UpdateExist))
 	}
 	d.flowsChanged(t)
+}
+
+// ageAffinity lets seconds pass for clients' affinities.
+func (d *Datapath) ageAffinity(t testing.TB, seconds uint32) {
+	t.Helper()
+	var key bpfgen.PodAffinityKey
+	var value bpfgen.PodAffinity
+	all := map[bpfgen.PodAffinityKey]bpfgen.PodAffinity{}
+	it := d.MstAffinityV1.Iterate()
+	for it.Next(&key, &value) {
+		all[key] = value
+	}
+	check(t, it.Err())
+	for key, value := range all {
+		value.Expires -= seconds
+		check(t, d.MstAffinityV1.Update(key, value, ebpf.UpdateExist))
+	}
 }
 
 // ClearFlows empties the flow tables.

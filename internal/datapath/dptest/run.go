@@ -35,6 +35,7 @@ func (v Verdict) String() string {
 type Context struct {
 	Endpoint uint32
 	Ifindex  uint32 // of the caller's namespace; 0: loopback
+	Mark     uint32
 	GSOSize  uint32
 	GSOSegs  uint32
 	// Linear, when not 0: so many bytes are in the linear part (kernels that can).
@@ -114,7 +115,7 @@ func (d *Datapath) Run(prog *ebpf.Program, frame []byte, c Context) (Result, err
 }
 
 func (d *Datapath) run(prog *ebpf.Program, frame []byte, length uint32, c Context) (Result, error) {
-	in := skBuff{Ifindex: c.Ifindex, GsoSize: c.GSOSize, GsoSegs: c.GSOSegs, DataEnd: c.Linear}
+	in := skBuff{Ifindex: c.Ifindex, Mark: c.Mark, GsoSize: c.GSOSize, GsoSegs: c.GSOSegs, DataEnd: c.Linear}
 	in.Cb[bpfgen.CbEndpoint] = c.Endpoint
 	in.Cb[cbLength] = length
 	var out skBuff

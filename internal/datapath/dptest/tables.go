@@ -125,45 +125,83 @@ func ignoreAbsent(err error) error {
 type serviceID struct {
 	frontend netip.AddrPort
 	proto    uint8
+	scope    uint8 // enum frontend_scope
 }
 
 func (s serviceID) key() bpfgen.PodServiceKey {
-	return bpfgen.PodServiceKey{Addr: toAddr(s.frontend.Addr()), Port: port(s.frontend.Port()), Proto: s.proto}
+	return bpfgen.PodServiceKey{Addr: toAddr(s.frontend.Addr()), Port: port(s.frontend.Port()), Proto: s.proto, Scope: s.scope}
+}
+
+// ServiceOptions are what a Service may have beside backends.
+type ServiceOptions struct {
+	Affinity uint32 // seconds
+	Flags    uint16 // enum service_flag
+	Kind     uint8  // enum frontend_kind
+	Scope    uint8  // enum frontend_scope
+	Group    uint64 // 0: one of its own
 }
 
 // SetService gives a frontend exactly these backends; none is a Service
 // without backends. Backends of the same address, port and protocol share an id.
 func (d *Datapath) SetService(t testing.TB, proto uint8, frontend netip.AddrPort, backends ...netip.AddrPort) {
 	t.Helper()
-	id := serviceID{frontend, proto}
+	d.SetServiceWith(t, ServiceOptions{}, proto, frontend, backends...)
+}
+
+// SetServiceWith is SetService for one with options. A Maglev Service's slots are
+// its backends, in their order.
+func (d *Datapath) SetServiceWith(t testing.TB, o ServiceOptions, proto uint8, frontend netip.AddrPort, backends ...netip.AddrPort) {
+	t.Helper()
+	id := serviceID{frontend, proto, o.Scope}
 	number, ok := d.services[id]
 	if !ok {
 		d.nextService++
 		number = d.nextService
 		d.services[id] = number
 	}
+	for _, backend := range d.members[number] {
+		check(t, ignoreAbsent(d.MstSlotsV1.Delete(bpfgen.PodSlotKey{Service: number, Slot: bpfgen.SlotMember | backend})))
+	}
+	d.members[number] = nil
 	for slot, b := range backends {
 		backend := d.backend(t, b, proto)
 		check(t, d.MstSlotsV1.Put(bpfgen.PodSlotKey{Service: number, Slot: uint32(slot)}, backend))
+		if o.Affinity > 0 {
+			check(t, d.MstSlotsV1.Put(bpfgen.PodSlotKey{Service: number, Slot: bpfgen.SlotMember | backend}, backend))
+			d.members[number] = append(d.members[number], backend)
+		}
 	}
-	check(t, d.MstServicesV1.Put(id.key(), bpfgen.PodService{Id: number, Number: number, Backends: uint32(len(backends))}))
-	check(t, d.MstServicesV1.Put(serviceID{frontend: netip.AddrPortFrom(frontend.Addr(), 0)}.key(),
-		bpfgen.PodService{Flags: bpfgen.SvcAddress}))
+	if o.Group == 0 {
+		o.Group = uint64(number)
+	}
+	check(t, d.MstServicesV2.Put(id.key(), bpfgen.PodService{Id: number, Number: number, Backends: uint32(len(backends)),
+		Flags: o.Flags, Kind: o.Kind, Group: o.Group, Affinity: o.Affinity}))
+	if mark := uint16(bpfgen.SvcAddress); o.Kind != bpfgen.KindNodePort {
+		if o.Kind == bpfgen.KindClusterIp {
+			mark |= bpfgen.SvcRefuse
+		}
+		d.mark(t, frontend.Addr(), mark)
+	}
+}
+
+func (d *Datapath) mark(t testing.TB, a netip.Addr, flags uint16) {
+	t.Helper()
+	check(t, d.MstServicesV2.Put(serviceID{frontend: netip.AddrPortFrom(a, 0)}.key(), bpfgen.PodService{Flags: flags}))
 }
 
 // RemoveService removes a frontend and, when it was the last one there, its address.
 func (d *Datapath) RemoveService(t testing.TB, proto uint8, frontend netip.AddrPort) {
 	t.Helper()
-	id := serviceID{frontend, proto}
+	id := serviceID{frontend: frontend, proto: proto}
 	delete(d.services, id)
-	check(t, ignoreAbsent(d.MstServicesV1.Delete(id.key())))
+	check(t, ignoreAbsent(d.MstServicesV2.Delete(id.key())))
 	for other := range d.services {
 		if other.frontend.Addr() == frontend.Addr() {
 			return
 		}
 	}
 	address := serviceID{frontend: netip.AddrPortFrom(frontend.Addr(), 0)}
-	check(t, ignoreAbsent(d.MstServicesV1.Delete(address.key())))
+	check(t, ignoreAbsent(d.MstServicesV2.Delete(address.key())))
 }
 
 func (d *Datapath) backend(t testing.TB, a netip.AddrPort, proto uint8) uint32 {
@@ -223,8 +261,9 @@ func (d *Datapath) Counters(t testing.TB, p Pod) bpfgen.PodEndpointCounters {
 // endpoints with small ids are looked at.
 func (d *Datapath) Clear(t testing.TB) {
 	t.Helper()
-	for _, table := range []*ebpf.Map{d.MstCtV1, d.MstCtNewV1, d.MstFragsV1, d.MstServicesV1, d.MstSlotsV1,
-		d.MstBackendsV1, d.MstEndpointAddrsV1, d.MstParentsV1, d.MstChildrenV1, d.MstNetnsV1} {
+	for _, table := range []*ebpf.Map{d.MstCtV1, d.MstCtNewV1, d.MstFragsV1, d.MstServicesV2, d.MstSlotsV1,
+		d.MstBackendsV1, d.MstEndpointAddrsV1, d.MstAffinityV1, d.MstSourcesV1,
+		d.MstParentsV1, d.MstChildrenV1, d.MstNetnsV1} {
 		clearTable(t, table)
 	}
 	cpus, err := ebpf.PossibleCPU()
@@ -238,6 +277,7 @@ func (d *Datapath) Clear(t testing.TB) {
 	}
 	check(t, d.MstRefusalsV1.Put(uint32(0), make([]bpfgen.PodRefusals, cpus)))
 	clear(d.services)
+	clear(d.members)
 	clear(d.backends)
 }
 

@@ -77,7 +77,14 @@ func newPlay(t *testing.T, net *Network) *play {
 		Pods:     map[netip.Addr]uint32{},
 		Services: map[oracle.Service][]netip.AddrPort{},
 		Backends: map[oracle.Service]int{},
+		Affinity: map[oracle.Service]int64{},
+		Silent:   map[oracle.Service]bool{},
 	}}
+	for i, s := range frontends() {
+		if i%2 == 1 {
+			p.model.Affinity[s], p.model.Silent[s] = affinityUnits, true
+		}
+	}
 	for id, pod := range net.Pods {
 		p.model.Pods[pod.IP4], p.model.Pods[pod.IP6] = id, id
 	}
@@ -86,6 +93,13 @@ func newPlay(t *testing.T, net *Network) *play {
 	}
 	return p
 }
+
+// Of every two Services one has an affinity of so many seconds, which end after so
+// many of the programs' own, and drops instead of refusing.
+const (
+	affinitySeconds = 100
+	affinityUnits   = affinitySeconds*1_000_000_000>>bpfgen.SecondShift + 1
+)
 
 func frontends() []oracle.Service {
 	var all []oracle.Service
@@ -117,7 +131,14 @@ func (p *play) setBackends(s oracle.Service, bits uint32) {
 		}
 	}
 	p.model.Services[s] = set
-	p.net.SetService(p.t, s.Proto, s.Addr, set...)
+	var o ServiceOptions
+	if p.model.Affinity[s] > 0 {
+		o.Affinity = affinitySeconds
+		if len(set) == 0 {
+			o.Flags = bpfgen.SvcDrop
+		}
+	}
+	p.net.SetServiceWith(p.t, o, s.Proto, s.Addr, set...)
 	for _, b := range set {
 		if key := (oracle.Service{Proto: s.Proto, Addr: b}); p.model.Backends[key] == 0 {
 			p.lives++

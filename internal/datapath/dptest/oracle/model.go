@@ -65,6 +65,11 @@ type World struct {
 	Timeouts Timeouts
 	Pods     map[netip.Addr]uint32 // address → endpoint
 	Services map[Service][]netip.AddrPort
+	// Affinity is how long a client keeps its backend of a Service; Silent Services
+	// drop what they have no backend for.
+	Affinity map[Service]int64
+	Silent   map[Service]bool
+	kept     map[keeper]choice
 	// Backends are the existing ones; each new life of one has a new number.
 	Backends map[Service]int
 	Conns    []*Conn
@@ -72,6 +77,18 @@ type World struct {
 	// Doubtful connections may or may not be known to the programs any longer:
 	// the caller makes them forget, and empties the list.
 	Doubtful []*Conn
+}
+
+// keeper is a client of a Service with affinity, and choice the backend it was
+// led to.
+type keeper struct {
+	client netip.Addr
+	s      Service
+}
+type choice struct {
+	backend netip.AddrPort
+	life    int
+	until   int64
 }
 
 // Packet is one packet as its sender made it.
@@ -258,6 +275,8 @@ func (w *World) balance(p Packet, c *Conn, want *Tuple, got Outcome) (reason str
 		reason = "service_port"
 	case !p.opens():
 		reason = "midstream_nat"
+	case len(backends) == 0 && w.Silent[s]:
+		reason = "no_local_backend"
 	case len(backends) == 0:
 		reason = "no_backend"
 	}
@@ -270,6 +289,9 @@ func (w *World) balance(p Packet, c *Conn, want *Tuple, got Outcome) (reason str
 	if !slices.Contains(backends, got.Tuple.Dst) {
 		return "", fmt.Errorf("%v: want one of the backends %v", got, backends)
 	}
+	if err := w.affinity(p, s, got); err != nil {
+		return "", err
+	}
 	c.Backend = w.Backends[Service{p.Proto, got.Tuple.Dst}]
 	want.Dst = got.Tuple.Dst
 	if want.Dst.Addr() == want.Src.Addr() {
@@ -277,6 +299,29 @@ func (w *World) balance(p Packet, c *Conn, want *Tuple, got Outcome) (reason str
 	}
 	return "", nil
 }
+
+// affinity: a client's flow goes where its last one went, while that is a
+// backend of the Service and the time is not up. Each flow moves the time.
+func (w *World) affinity(p Packet, s Service, got Outcome) error {
+	if w.Affinity[s] == 0 {
+		return nil
+	}
+	k := keeper{p.Src.Addr(), s}
+	last, was := w.kept[k]
+	life := func(b netip.AddrPort) int { return w.Backends[Service{p.Proto, b}] }
+	if was && w.Now <= last.until-affinityBlur && slices.Contains(w.Services[s], last.backend) && life(last.backend) == last.life &&
+		got.Tuple.Dst != last.backend {
+		return fmt.Errorf("%v: want the backend %v, to which the client was led until %d", got, last.backend, last.until)
+	}
+	if w.kept == nil {
+		w.kept = map[keeper]choice{}
+	}
+	w.kept[k] = choice{got.Tuple.Dst, life(got.Tuple.Dst), w.Now + w.Affinity[s]}
+	return nil
+}
+
+// affinityBlur is how near its end an affinity may be over or not.
+const affinityBlur = 3
 
 func (w *World) serviceAddress(a netip.Addr) bool {
 	for s := range w.Services {

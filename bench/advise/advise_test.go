@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package advise
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/runner"
+	"github.com/mustang-net/mustang/bench/samehost"
+)
+
+type way struct {
+	mode, by string
+	rate     float64
+	seen     bool // by the host's firewall
+}
+
+func run(ways ...way) *report.Document {
+	d := &report.Document{Settings: report.Settings{Cores: []string{"same"}, Seed: 1}, Facts: map[string]bool{},
+		Subjects: []report.Subject{{ID: report.Base, Via: report.Loopback}}}
+	sample := func(id string, rate float64) {
+		for round := 1; round <= 15; round++ {
+			d.Samples = append(d.Samples, runner.Sample{Case: runner.Case{Subject: id, Scenario: "rr", Cores: "same"}, Round: round, Rate: rate * float64(10+round%3), Count: 1})
+		}
+	}
+	sample(report.Base, 1)
+	for _, w := range ways {
+		id := w.mode + " " + w.by
+		d.Subjects = append(d.Subjects, report.Subject{ID: id, Contestant: id, Mode: w.mode, By: w.by, Via: report.ClusterIP, Services: 1})
+		sample(id, w.rate)
+		d.Facts[samehost.FirewallFact(w.mode, w.by)] = w.seen
+	}
+	return d
+}
+
+func TestAdvice(t *testing.T) {
+	for name, c := range map[string]struct {
+		ways     []way
+		firewall bool
+		want     string
+	}{
+		"the fastest":                        {[]way{{"veth", "mustang", .9, false}, {"macvlan", "mustang", .95, false}, {"veth", "nft", .7, true}}, false, "macvlan mustang"},
+		"as fast: the stronger boundary":     {[]way{{"macvlan", "mustang", .9, false}, {"veth", "mustang", .9, false}}, false, "veth mustang"},
+		"as fast: mustang before the kernel": {[]way{{"veth", "nft", .9, true}, {"macvlan", "mustang", .9, false}}, false, "macvlan mustang"},
+		"the firewall must see it":           {[]way{{"macvlan", "mustang", .95, false}, {"veth", "nft", .7, true}, {"bridge", "nft", .6, true}}, true, "veth nft"},
+		"nothing fits":                       {[]way{{"macvlan", "mustang", .95, false}}, true, ""},
+	} {
+		a := Of(run(c.ways...), Latency, c.firewall)
+		got := ""
+		if a.Advised != nil {
+			got = a.Advised.Name
+		}
+		if got != c.want {
+			t.Errorf("%s: advised %q, want %q", name, got, c.want)
+		}
+		if n := len(a.Others); got != "" && n != len(c.ways)-1 {
+			t.Errorf("%s: %d others", name, n)
+		}
+		for _, o := range a.Others {
+			if o.Why == "" {
+				t.Errorf("%s: nothing speaks against %s", name, o.Name)
+			}
+		}
+		var b bytes.Buffer
+		a.Render(&b)
+		if !strings.Contains(b.String(), "What would change the choice:") {
+			t.Errorf("%s: the advice lacks what would change it:\n%s", name, b.String())
+		}
+	}
+}
+
+func TestUnknownNeedIsRefused(t *testing.T) {
+	if _, err := Options("glory"); err == nil || !strings.Contains(err.Error(), "latency") {
+		t.Errorf("error %v, want what there is", err)
+	}
+	for _, n := range Needs {
+		if _, err := Options(n); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/mustang-net/mustang/bench/runner"
+)
+
+// made is a report in which a path has always the same share of the base's rate.
+func made(shares map[string]float64, rounds int) *Report {
+	r := &Report{Options: Defaults()}
+	for path, share := range shares {
+		r.Paths = append(r.Paths, path)
+		for round := 1; round <= rounds; round++ {
+			speed := 1000 * float64(round) // a machine that changes its speed
+			for _, scenario := range scenarios {
+				r.Samples = append(r.Samples, runner.Sample{Case: runner.Case{Subject: path, Scenario: scenario}, Round: round, Rate: share * speed, CPU: 1, Bytes: 1e9})
+			}
+		}
+	}
+	slices.Sort(r.Paths)
+	return r
+}
+
+func TestBarsAreJudgedByRatiosWithinRounds(t *testing.T) {
+	shares := map[string]float64{Base: 1, BaseAgain: 1, "mustang direct, pod IP": 0.87, "mustang VXLAN, pod IP": 0.7}
+	var out bytes.Buffer
+	made(shares, 15).Render(&out)
+	for _, want := range []string{
+		"mustang direct, pod IP ÷ bare namespaces, RR                0.86   0.93  0.870  0.870–0.870  PASS",
+		"mustang direct, pod IP ÷ bare namespaces, stream            0.90   0.97  0.870  0.870–0.870  FAIL",
+		"mustang VXLAN, pod IP ÷ mustang direct, pod IP, stream      0.80   0.95  0.805  0.805–0.805  PASS",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no line %q in\n%s", want, out.String())
+		}
+	}
+	out.Reset()
+	made(shares, 3).Render(&out)
+	if strings.Contains(out.String(), "PASS") {
+		t.Errorf("three rounds pass a bar:\n%s", out.String())
+	}
+}
+
+func TestAControlThatFailsIsSaid(t *testing.T) {
+	var out bytes.Buffer
+	made(map[string]float64{Base: 1, BaseAgain: 0.9}, 15).Render(&out)
+	if !strings.Contains(out.String(), "control does not hold") {
+		t.Error(out.String())
+	}
+}
+
+// Each bar names paths that a run has.
+func TestBarsNameContestants(t *testing.T) {
+	var names []string
+	for _, c := range contestants() {
+		names = append(names, c.name, c.name+", pod IP", c.name+", ClusterIP", "node to node, beside "+c.name)
+	}
+	for _, b := range bars {
+		if !slices.Contains(names, b.path) || !slices.Contains(names, b.over) {
+			t.Errorf("bar %+v names a path that no run has", b)
+		}
+	}
+}

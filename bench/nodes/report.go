@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/mustang-net/mustang/bench/load"
+	"github.com/mustang-net/mustang/bench/runner"
+	"github.com/mustang-net/mustang/bench/stats"
+)
+
+// figure is one column: a value of each sample of one scenario.
+type figure struct {
+	name     string
+	scenario string
+	value    func(runner.Sample) float64
+}
+
+func rate(s runner.Sample) float64 { return s.Rate }
+
+var figures = []figure{
+	{"stream", string(load.Stream), rate},
+	{"RR", string(load.RR), rate},
+	{"CRR", string(load.CRR), rate},
+	{"CPU per GB", string(load.Stream), func(s runner.Sample) float64 {
+		return (s.CPU + s.Softirqd) / (float64(s.Bytes) / 1e9)
+	}},
+}
+
+// values are a path's, by round.
+func (r *Report) values(path string, f figure) map[int]float64 {
+	out := map[int]float64{}
+	for _, s := range r.Samples {
+		if s.Subject == path && s.Scenario == f.scenario && s.Usable() {
+			out[s.Round] = f.value(s)
+		}
+	}
+	return out
+}
+
+// Ratio is a path's figure over another's, round by round.
+func (r *Report) ratio(path, over string, f figure) stats.Estimate {
+	base := r.values(over, f)
+	var pairs []stats.Pair
+	for round, v := range r.values(path, f) {
+		pairs = append(pairs, stats.Pair{Value: v, Base: base[round]})
+	}
+	return stats.OfRatios(pairs, r.Options.Seed)
+}
+
+// bars are DESIGN.md's: over bare nodes, or of one way over another.
+var bars = []struct {
+	path, over, figure string
+	bar, goal          float64
+}{
+	{"mustang direct, pod IP", Base, "RR", 0.86, 0.93},
+	{"mustang direct, pod IP", Base, "CRR", 0.85, 0.93},
+	{"mustang direct, pod IP", Base, "stream", 0.90, 0.97},
+	{"mustang direct, ClusterIP", "mustang direct, pod IP", "RR", 0.95, 0.99},
+	{"mustang direct, ClusterIP", "mustang direct, pod IP", "CRR", 0.95, 0.99},
+	{"mustang direct, ClusterIP", "mustang direct, pod IP", "stream", 0.95, 0.99},
+	{"mustang VXLAN, pod IP", "mustang direct, pod IP", "RR", 0.95, 0.97},
+	{"mustang VXLAN, pod IP", "mustang direct, pod IP", "CRR", 0.94, 0.97},
+	{"mustang VXLAN, pod IP", "mustang direct, pod IP", "stream", 0.80, 0.95},
+	{"node to node, beside mustang direct", Base, "RR", 0.95, 0.99},
+	{"node to node, beside mustang direct", Base, "CRR", 0.95, 0.99},
+}
+
+// Render prints the tables.
+func (r *Report) Render(w io.Writer) {
+	family := "IPv4"
+	if r.Options.IPv6 {
+		family = "IPv6"
+	}
+	fmt.Fprintf(w, "Pods (%s) on two nodes, ratios to two bare namespaces on the same wire. Linux %s, %d CPUs, %s core, %s, %s, MTU %d;\n"+
+		"%d rounds, interleaved; medians of per-round ratios, 95 %% intervals. Load average before: %s, after: %s.\n\n",
+		r.Options.Mode, r.Kernel, r.CPUs, r.Options.Cores, family, r.CC, r.Options.MTU, r.rounds(), r.Load[0], r.Load[1])
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprint(t, "path")
+	for _, f := range figures {
+		fmt.Fprintf(t, "\t%s\t95 %%", f.name)
+	}
+	fmt.Fprintln(t)
+	for _, p := range r.Paths {
+		fmt.Fprint(t, p)
+		for _, f := range figures {
+			e := r.ratio(p, Base, f)
+			fmt.Fprintf(t, "\t%.2f\t%.2f–%.2f", e.Median, e.Low, e.High)
+		}
+		fmt.Fprintln(t)
+	}
+	t.Flush()
+	r.renderBars(w)
+	if aa := r.ratio(BaseAgain, Base, figures[1]); !stats.ControlHolds(aa) {
+		fmt.Fprintln(w, "\nThe A/A control does not hold: bare namespaces differ from themselves. Trust none of this.")
+	}
+	if n := r.noisy(); n > 0 {
+		fmt.Fprintf(w, "\n%d of %d samples shared their CPU with others.\n", n, len(r.Samples))
+	}
+}
+
+func (r *Report) renderBars(w io.Writer) {
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "bar\tlimit\tgoal\tratio\t95 %\tverdict")
+	for _, b := range bars {
+		for _, f := range figures {
+			if f.name != b.figure {
+				continue
+			}
+			e := r.ratio(b.path, b.over, f)
+			fmt.Fprintf(t, "%s ÷ %s, %s\t%.2f\t%.2f\t%.3f\t%.3f–%.3f\t%s\n", b.path, b.over, b.figure, b.bar, b.goal, e.Median, e.Low, e.High, stats.AtLeast(e, b.bar))
+		}
+	}
+	t.Flush()
+}
+
+func (r *Report) rounds() (n int) {
+	for _, s := range r.Samples {
+		n = max(n, s.Round)
+	}
+	return n
+}
+
+func (r *Report) noisy() (n int) {
+	for _, s := range r.Samples {
+		if s.Noisy {
+			n++
+		}
+	}
+	return n
+}

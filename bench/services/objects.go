@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package services
+
+// Pods, and objects of the API.
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+const (
+	nodeName   = "n1"
+	serverPort = 8080
+	measured   = 60000 // the measured Service's number; others are below
+	namespace  = "/namespaces/default/"
+	services   = "/api/v1" + namespace + "services"
+	slicesOf   = "/apis/discovery.k8s.io/v1" + namespace + "endpointslices"
+	fillers    = 8 // requests at once while filling
+)
+
+type object map[string]any
+
+func vip(n int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96 + byte(n>>16), byte(n >> 8), byte(n)}), 80)
+}
+
+func nameOf(n int) string { return fmt.Sprintf("s%d", n) }
+
+// pods makes a client and two servers; each says its name to who connects.
+func (b *bench) pods(ctx context.Context) (stop func(), err error) {
+	var listeners []net.Listener
+	var done sync.WaitGroup
+	stop = func() {
+		for _, l := range listeners {
+			l.Close()
+		}
+		done.Wait()
+	}
+	if b.client, err = b.lab.Node().AddPod(ctx, "client"); err != nil {
+		return stop, err
+	}
+	for i := range b.servers {
+		p, err := b.lab.Node().AddPod(ctx, fmt.Sprintf("server%d", i))
+		if err != nil {
+			return stop, err
+		}
+		b.servers[i] = p
+		var l net.Listener
+		if err := p.Do(func() (err error) {
+			l, err = net.Listen("tcp", fmt.Sprintf("[::]:%d", serverPort))
+			return err
+		}); err != nil {
+			return stop, err
+		}
+		listeners = append(listeners, l)
+		done.Go(func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = io.WriteString(c, p.Name)
+				c.Close()
+			}
+		})
+	}
+	return stop, b.api.Do(ctx, http.MethodPost, "/api/v1/nodes", object{"metadata": object{"name": nodeName}}, nil)
+}
+
+func service(n int) object {
+	return object{
+		"metadata": object{"name": nameOf(n)},
+		"spec":     object{"clusterIP": vip(n).Addr().String(), "ports": []object{{"port": 80, "protocol": "TCP"}}},
+	}
+}
+
+func slice(n int, addrs []netip.Addr) object {
+	list := make([]object, len(addrs))
+	for i, a := range addrs {
+		list[i] = object{"addresses": []string{a.String()}, "nodeName": nodeName, "conditions": object{"ready": true, "serving": true, "terminating": false}}
+	}
+	return object{
+		"metadata":    object{"name": nameOf(n), "labels": object{"kubernetes.io/service-name": nameOf(n)}},
+		"addressType": "IPv4", "ports": []object{{"name": "", "port": serverPort, "protocol": "TCP"}}, "endpoints": list,
+	}
+}
+
+func (b *bench) add(ctx context.Context, n int, addrs []netip.Addr) error {
+	return errors.Join(b.api.Do(ctx, http.MethodPost, services, service(n), nil), b.api.Do(ctx, http.MethodPost, slicesOf, slice(n, addrs), nil))
+}
+
+// put gives a Service its one endpoint, making the Service at first.
+func (b *bench) put(ctx context.Context, n int, a netip.Addr) error {
+	err := b.api.Do(ctx, http.MethodPut, slicesOf+"/"+nameOf(n), slice(n, []netip.Addr{a}), nil)
+	if err == nil {
+		return nil
+	}
+	return b.add(ctx, n, []netip.Addr{a})
+}
+
+// fill makes n Services whose endpoints are nobody's.
+func (b *bench) fill(ctx context.Context, n int) error {
+	work := make(chan int)
+	var wg sync.WaitGroup
+	errs := make([]error, fillers)
+	for i := range fillers {
+		wg.Go(func() {
+			for n := range work {
+				if errs[i] != nil {
+					continue
+				}
+				addrs := make([]netip.Addr, b.Endpoints)
+				for j := range addrs {
+					k := n*b.Endpoints + j
+					addrs[j] = netip.AddrFrom4([4]byte{172, 16 + byte(k>>16), byte(k >> 8), byte(k)})
+				}
+				errs[i] = b.add(ctx, n+1, addrs)
+			}
+		})
+	}
+	for i := range n {
+		work <- i
+	}
+	close(work)
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// watcher is a bare watch of the measured slice.
+type watcher struct {
+	stop context.CancelFunc
+	done chan struct{}
+	mu   sync.Mutex
+	wait chan float64
+	from time.Time
+}
+
+func (b *bench) watch(ctx context.Context) (*watcher, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	body, err := b.api.Stream(ctx, slicesOf+"?watch=1&fieldSelector=metadata.name%3D"+nameOf(measured))
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	w := &watcher{stop: cancel, done: make(chan struct{})}
+	ready := make(chan struct{})
+	go func() {
+		defer close(w.done)
+		defer body.Close()
+		lines := bufio.NewScanner(body)
+		lines.Buffer(nil, 1<<20)
+		for first := true; lines.Scan(); first = false {
+			now := time.Now()
+			if first { // what there is
+				close(ready)
+				continue
+			}
+			var event struct{ Type string }
+			if json.Unmarshal(lines.Bytes(), &event) != nil || event.Type != "MODIFIED" {
+				continue
+			}
+			w.mu.Lock()
+			if w.wait != nil {
+				w.wait <- float64(now.Sub(w.from).Microseconds()) / 1000
+				w.wait = nil
+			}
+			w.mu.Unlock()
+		}
+	}()
+	select {
+	case <-ready:
+		return w, nil
+	case <-w.done:
+		return nil, errors.New("the watch of the measured slice ended at once")
+	}
+}
+
+// next receives the milliseconds from start to the next event.
+func (w *watcher) next(start time.Time) <-chan float64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.from, w.wait = start, make(chan float64, 1)
+	return w.wait
+}
+
+func (w *watcher) close() {
+	w.stop()
+	<-w.done
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package services
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/mustang-net/mustang/bench/stats"
+)
+
+// Render prints the table.
+func (r *Report) Render(w io.Writer) {
+	fmt.Fprintf(w, "Services by a real API server. Linux %s; load average before: %s, after: %s.\n", r.Kernel, r.Load[0], r.Load[len(r.Load)-1])
+	fmt.Fprintln(w, "Milliseconds from sending the request to the first connection that meets the change, median / p99 / maximum;")
+	fmt.Fprintln(w, "heard: until a bare watch tells of it, which nobody can be faster than.")
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "\tServices\theard\tendpoint moved\tspread\tnew Service\tcold sync, s\tMB\tpeak\t")
+	for _, c := range r.Cells {
+		fmt.Fprintf(t, "%s\t%d × %d\t%s\t%s\t%.0f %%\t%s\t%.2f\t%.0f\t%.0f\t\n", c.Contestant, c.Services, c.Endpoints,
+			three(c.Heard), three(c.Moved), 100*stats.Spread(c.Moved), three(c.Added), c.Cold, c.Memory, c.Peak)
+	}
+	t.Flush()
+}
+
+func three(v []float64) string {
+	return fmt.Sprintf("%.1f / %.1f / %.1f", stats.Median(v), stats.Quantile(v, .99), stats.Quantile(v, 1))
+}

@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * The node's NIC, for Services that clients outside use: node ports, external
+ * addresses, load balancers' addresses. Whatever is no Service's goes on as if
+ * nothing were here. lib/edge.h says who turns the answers back.
+ */
+#include "lib/common.h"
+#include "lib/conntrack.h"
+#include "lib/deliver.h"
+#include "lib/drop.h"
+#include "lib/edge.h"
+#include "lib/frag.h"
+#include "lib/icmp_error.h"
+#include "lib/lb.h"
+#include "lib/nat.h"
+#include "lib/parse.h"
+#include "lib/refuse.h"
+
+inline_fn struct edge_config *edge_config(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&mst_edge_v1, &zero);
+}
+
+/* The flags of an address that has frontends or is the node's own. */
+inline_fn __u16 address_flags(const struct addr *a)
+{
+	struct service_key key = { .addr = *a };
+	struct service *mark = bpf_map_lookup_elem(&mst_services_v2, &key);
+
+	return mark ? mark->flags : 0;
+}
+
+/* Whether a socket of the host has the port, so that a flow on it would be taken for the socket's. */
+slow_fn bool host_has_port(struct __sk_buff *skb, const struct tuple *t, const struct pkt *p)
+{
+	struct bpf_sock_tuple to = {};
+	__u32 size = sizeof(to.ipv6);
+	struct bpf_sock *sk;
+
+	/* As the answer will look: from the backend to the node. */
+	if (p->ipv6) {
+		__builtin_memcpy(to.ipv6.saddr, &t->dst, sizeof(to.ipv6.saddr));
+		__builtin_memcpy(to.ipv6.daddr, &t->src, sizeof(to.ipv6.daddr));
+		to.ipv6.sport = t->dport;
+		to.ipv6.dport = t->sport;
+	} else {
+		to.ipv4.saddr = t->dst.words[3];
+		to.ipv4.daddr = t->src.words[3];
+		to.ipv4.sport = t->dport;
+		to.ipv4.dport = t->sport;
+		size = sizeof(to.ipv4);
+	}
+	if (p->proto == IPPROTO_TCP)
+		sk = bpf_skc_lookup_tcp(skb, &to, size, BPF_F_CURRENT_NETNS, 0);
+	else
+		sk = bpf_sk_lookup_udp(skb, &to, size, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	bpf_sk_release(sk);
+	return true;
+}
+
+/* What a new flow from outside becomes. */
+struct edge_plan {
+	struct tuple post; /* what the backend sees */
+	__u32 backend;     /* id */
+	__u32 endpoint;    /* the backend's, on this node; 0: none */
+	__u8 host;         /* 1: the backend is the node itself */
+	__u8 wear;         /* 1: the flow wears the node's address */
+	__u8 pad[6];
+};
+
+/**
+ * edge_source - the source that the backend sees: the node's address with a port of its own, or the client's
+ * Return: enum drop_reason.
+ */
+global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan *plan, __u32 now)
+{
+	struct edge_config *c = edge_config();
+
+	if (!p || !plan || !c)
+		return REASON_NAT_PORTS;
+	if (!plan->wear) {
+		if (!tuple_taken(&plan->post, p->proto, now))
+			return REASON_NONE;
+	} else {
+		plan->post.src = p->ipv6 ? c->ip6 : c->ip4;
+		if (addr_is_zero(&plan->post.src))
+			return REASON_NAT_PORTS;
+	}
+	for (int i = 0; i < NAT_PORT_TRIES; i++) {
+		plan->post.sport = bpf_htons(c->port_first + bpf_get_prandom_u32() % (c->port_count ? c->port_count : 1));
+		if (!tuple_taken(&plan->post, p->proto, now) && (!plan->wear || !host_has_port(skb, &plan->post, p)))
+			return REASON_NONE;
+	}
+	return REASON_NAT_PORTS;
+}
+
+/**
+ * edge_plan_backend - pick the backend of a new flow, and say who carries the answers
+ * @s: its Service
+ *
+ * Return: enum drop_reason.
+ */
+slow_fn int edge_plan_backend(struct __sk_buff *skb, struct pkt *p, const struct service *s, struct edge_plan *plan)
+{
+	struct backend *b = backend_pick(s, &p->t.src, flow_hash(&p->t, p->proto), &plan->backend);
+	struct endpoint *ep;
+	struct addr to;
+
+	if (!b)
+		return REASON_NO_BACKEND;
+	to = b->addr;
+	plan->post.dst = to;
+	plan->post.dport = b->port;
+	plan->endpoint = endpoint_of(&to);
+	plan->host = !plan->endpoint && address_flags(&to) & SVC_NODE;
+	plan->wear = !(s->flags & SVC_KEEP_SOURCE) && !plan->host;
+	ep = plan->endpoint ? endpoint_slot(plan->endpoint) : NULL;
+	if (ep && ep->flags & EP_IN_POD) /* answers past the node's stack already */
+		plan->wear = 0;
+	return REASON_NONE;
+}
+
+/* Enters both halves. Only the client's knows the endpoint: its own program judges what enters it. */
+slow_fn int edge_enter(struct pkt *p, struct edge_plan *plan, __u32 now)
+{
+	struct ct_entry e = { .role = CT_POST_NAT, .flags = CT_EDGE, .backend = plan->backend, .other = p->t };
+
+	if (ct_create(&plan->post, p->proto, CT_SCOPE_FLOW, &e, now))
+		return REASON_CT_FULL;
+	fast_forget(plan->post.src.words[3], plan->post.dst.words[3], plan->post.sport, plan->post.dport);
+	e.role = CT_PRE_NAT;
+	e.other = plan->post;
+	e.responder.endpoint = plan->endpoint;
+	return ct_create(&p->t, p->proto, CT_SCOPE_FLOW, &e, now) ? REASON_CT_FULL : REASON_NONE;
+}
+
+/* Answers that only the NIC's egress can turn back. */
+inline_fn void edge_turn(void)
+{
+	struct facts *known = facts();
+
+	if (known)
+		known->edge_turn = 1;
+}
+
+/**
+ * edge_deliver - hand a translated packet on
+ * @id: the endpoint that should have it, 0 for none on this node
+ *
+ * Return: a tc verdict.
+ */
+slow_fn int edge_deliver(struct __sk_buff *skb, struct pkt *p, __u32 id)
+{
+	struct endpoint *to = id ? endpoint_slot(id) : NULL;
+	__u8 macs[2 * ETH_ALEN];
+
+	if (to && (!to->generation || !(addr_equal(&p->t.dst, &to->ip4) || addr_equal(&p->t.dst, &to->ip6)))) {
+		id = endpoint_of(&p->t.dst); /* another pod has the number by now */
+		to = id ? endpoint_slot(id) : NULL;
+	}
+	if (!to || !to->generation)
+		return address_flags(&p->t.dst) & SVC_NODE ? NEXT : edge_send(skb, p);
+	__builtin_memcpy(macs, to->mac, ETH_ALEN);
+	if (to->flags & EP_IN_POD) {
+		if (to->parent != skb->ifindex)
+			return edge_send(skb, p);
+		edge_turn();
+		return bpf_skb_store_bytes(skb, 0, macs, ETH_ALEN, 0) ? drop(skb, REASON_DELIVER, DIR_EDGE) : NEXT;
+	}
+	__builtin_memcpy(macs + ETH_ALEN, to->node_mac, ETH_ALEN);
+	if (too_long(skb, to) || bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+		return drop(skb, REASON_DELIVER, DIR_EDGE);
+	redirect_note(skb, to->ifindex, REDIRECT_EGRESS);
+	return bpf_redirect(to->ifindex, 0);
+}
+
+/* Drops a client's packet and tells the client. */
+slow_fn int edge_refuse(struct __sk_buff *skb, struct pkt *p, __u32 reason, __u32 now)
+{
+	int verdict = drop(skb, reason, DIR_EDGE);
+
+	if (!answer(skb, p, now))
+		return verdict;
+	redirect_note(skb, skb->ifindex, REDIRECT_EGRESS);
+	return bpf_redirect(skb->ifindex, 0);
+}
+
+/**
+ * edge_new - a packet from outside that belongs to no known flow
+ */
+slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
+{
+	struct edge_plan plan = { .post = p->t };
+	struct service *s;
+	__u16 address;
+	int reason;
+
+	if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP)
+		return NEXT;
+	s = service_find(&p->t.dst, p->t.dport, p->proto, SCOPE_OUTSIDE, &address);
+	if (!s)
+		return address & SVC_REFUSE ? edge_refuse(skb, p, REASON_SERVICE_PORT, now) : NEXT;
+	if (p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
+		/* To the node, it may be of a connection that the node opened from that very port. */
+		return address & SVC_NODE ? NEXT : edge_refuse(skb, p, REASON_MIDSTREAM_NAT, now);
+	reason = service_closed(s, &p->t.src);
+	if (!reason)
+		reason = edge_plan_backend(skb, p, s, &plan);
+	if (reason == REASON_NO_BACKEND)
+		return edge_refuse(skb, p, reason, now);
+	if (!reason)
+		reason = edge_source(skb, p, &plan, now);
+	if (!reason)
+		reason = edge_enter(p, &plan, now);
+	if (!reason)
+		reason = translate(skb, p, &plan.post);
+	if (reason)
+		return drop(skb, reason, DIR_EDGE);
+	if (!plan.wear && !plan.endpoint) /* the node itself, or a pod that mustang does not know */
+		edge_turn();
+	return edge_deliver(skb, p, plan.endpoint);
+}
+
+/**
+ * edge_reply - a backend's packet goes back to the client outside
+ * @pre: the tuple that the client uses
+ *
+ * Return: a tc verdict.
+ */
+slow_fn int edge_reply(struct __sk_buff *skb, struct pkt *p, const struct tuple *pre)
+{
+	struct tuple t;
+	int reason;
+
+	tuple_reverse(&t, pre);
+	reason = translate(skb, p, &t);
+	return reason ? drop(skb, reason, DIR_EDGE) : edge_send(skb, p);
+}
+
+/**
+ * edge_error_reply - an ICMP error about a flow from outside, from its backend's side
+ * @pre: the tuple that the client uses
+ */
+slow_fn int edge_error_reply(struct __sk_buff *skb, struct pkt *p, struct quote *q, const struct tuple *pre)
+{
+	struct tuple t = *pre;
+	int reason = translate_error(skb, p, q, &t);
+
+	if (reason)
+		return drop(skb, reason, DIR_EDGE);
+	p->t.dst = t.src;
+	return edge_send(skb, p);
+}
+
+/* A packet of a flow from outside, either way. */
+slow_fn int edge_known(struct __sk_buff *skb, struct pkt *p, struct flow *f)
+{
+	struct ct_entry *e = f->e;
+	struct tuple other;
+	int reason;
+
+	if (!e)
+		return NEXT;
+	other = e->other;
+	if (e->role == CT_POST_NAT && f->reply)
+		return edge_reply(skb, p, &other);
+	if (e->role != CT_PRE_NAT || f->reply)
+		return NEXT;
+	reason = translate(skb, p, &other);
+	return reason ? drop(skb, reason, DIR_EDGE) : edge_deliver(skb, p, e->responder.endpoint);
+}
+
+/* An ICMP error from outside about a flow from outside, either way. */
+slow_fn int edge_error(struct __sk_buff *skb, struct pkt *p, __u32 now)
+{
+	struct flow f = { .now = now };
+	struct quote q = {};
+	struct tuple other;
+	int reason;
+
+	if (error_flow(skb, p, &f, &q) || !f.e || !(f.e->flags & CT_EDGE))
+		return NEXT;
+	other = f.e->other;
+	if (f.e->role == CT_POST_NAT && f.reply)
+		return edge_error_reply(skb, p, &q, &other);
+	if (f.e->role != CT_PRE_NAT || f.reply)
+		return NEXT;
+	/* It quotes what went to the client; the backend sent that from its own address. */
+	tuple_reverse(&other, &f.e->other);
+	reason = translate_error(skb, p, &q, &other);
+	if (reason)
+		return drop(skb, reason, DIR_EDGE);
+	p->t.dst = other.src;
+	return edge_deliver(skb, p, f.e->responder.endpoint);
+}
+
+/* The network destination of a frame; false when it has none that a Service could have. */
+inline_fn bool edge_destination(struct __sk_buff *skb, struct addr *dst)
+{
+	void *data = packet(skb), *end = packet_end(skb);
+	const struct ipv6hdr *ip6 = data + ETH_HLEN;
+	const struct iphdr *ip4 = data + ETH_HLEN;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP) && (void *)(ip4 + 1) <= end) {
+		addr_from_ipv4(dst, ip4->daddr);
+		return true;
+	}
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || (void *)(ip6 + 1) > end)
+		return false;
+	__builtin_memcpy(dst, &ip6->daddr, sizeof(*dst));
+	return true;
+}
+
+/* Of what goes to the node itself, only node ports and the ports that flows wear are the edge's. */
+slow_fn bool edge_port(const struct addr *dst, const struct pkt *p)
+{
+	struct edge_config *c = edge_config();
+	__u16 address, port = bpf_ntohs(p->t.dport);
+
+	if (p->kind == PKT_ICMP_ERROR)
+		return true;
+	if (!c || p->kind != PKT_FLOW || (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP))
+		return false;
+	return (__u16)(port - c->port_first) < c->port_count || service_find(dst, p->t.dport, p->proto, SCOPE_ANY, &address);
+}
+
+SEC("tc")
+int from_outside(struct __sk_buff *skb)
+{
+	struct flow f = { .now = now_seconds() };
+	struct pkt p = {};
+	struct addr dst;
+	__u16 address;
+
+	if (skb->pkt_type != PACKET_HOST || !edge_destination(skb, &dst))
+		return NEXT;
+	address = address_flags(&dst);
+	/* What does not add up is the stack's to judge, as if nothing were here. */
+	if (!address || parse(skb, &p) || (p.frag && frag_follow(&p, f.now)))
+		return NEXT;
+	if (address & SVC_NODE && !edge_port(&dst, &p))
+		return NEXT;
+	if (p.kind == PKT_ICMP_ERROR)
+		return edge_error(skb, &p, f.now);
+	if (p.kind != PKT_FLOW)
+		return NEXT;
+	ct_find(&f, &p, CT_SCOPE_FLOW);
+	if (f.e && begins_anew(&f, &p))
+		ct_forget(&f, p.proto);
+	if (!f.e)
+		return edge_new(skb, &p, f.now);
+	if (!(f.e->flags & CT_EDGE))
+		return NEXT;
+	ct_touch(&f, &p);
+	return f.e ? edge_known(skb, &p, &f) : drop(skb, REASON_CT_FULL, DIR_EDGE);
+}
+
+/* Answers of the node's own sockets, and of pods with a NIC of their own. */
+SEC("tc")
+int to_outside(struct __sk_buff *skb)
+{
+	struct flow f = { .now = now_seconds() };
+	struct facts *known = facts();
+	struct pkt p = {};
+	struct tuple t;
+	int reason;
+
+	if (!known || !known->edge_turn || parse(skb, &p) || p.kind != PKT_FLOW || (p.frag && frag_follow(&p, f.now)))
+		return NEXT;
+	ct_find(&f, &p, CT_SCOPE_FLOW);
+	if (!f.e || !(f.e->flags & CT_EDGE) || f.e->role != CT_POST_NAT || !f.reply)
+		return NEXT;
+	ct_touch(&f, &p);
+	if (!f.e)
+		return drop(skb, REASON_CT_FULL, DIR_EDGE);
+	tuple_reverse(&t, &f.e->other);
+	reason = translate(skb, &p, &t);
+	return reason ? drop(skb, reason, DIR_EDGE) : NEXT;
+}
+
+char __license[] SEC("license") = "Dual BSD/GPL";

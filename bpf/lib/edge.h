@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The edge: clients outside that use a Service by an address of this node. A
+ * flow of theirs is translated at the NIC and goes straight to its backend.
+ * Unless the Service keeps the client's address, it wears the node's, so that
+ * the answer finds back here whichever node the backend is on. The program at a
+ * local backend's interface turns the answer back and sends it to the wire; of
+ * a remote backend, the NIC's ingress does; of the node's own sockets, and of
+ * pods with a NIC of their own, its egress.
+ */
+#pragma once
+
+#include "common.h"
+#include "conntrack.h"
+#include "drop.h"
+#include "deliver.h"
+#include "icmp_error.h"
+#include "lb.h"
+#include "nat.h"
+#include "parse.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+
+/**
+ * edge_send - out to wherever the kernel's routing table says
+ * @p: as it leaves
+ *
+ * Return: a tc verdict.
+ */
+global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
+{
+	struct bpf_fib_lookup fib = {};
+	struct bpf_redir_neigh next = {};
+	long found;
+
+	if (!p)
+		return TC_ACT_SHOT;
+	fib.ifindex = skb->ifindex;
+	fib.l4_protocol = p->proto;
+	fib.sport = p->t.sport;
+	fib.dport = p->t.dport;
+	if (p->ipv6) {
+		fib.family = AF_INET6;
+		__builtin_memcpy(fib.ipv6_src, &p->t.src, sizeof(fib.ipv6_src));
+		__builtin_memcpy(fib.ipv6_dst, &p->t.dst, sizeof(fib.ipv6_dst));
+	} else {
+		fib.family = AF_INET;
+		fib.ipv4_src = p->t.src.words[3];
+		fib.ipv4_dst = p->t.dst.words[3];
+	}
+	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return drop(skb, REASON_NO_ROUTE, DIR_EDGE);
+	next.nh_family = fib.family;
+	__builtin_memcpy(next.ipv6_nh, fib.ipv6_dst, sizeof(next.ipv6_nh)); /* or IPv4's, first */
+	redirect_note(skb, fib.ifindex, REDIRECT_NEIGH);
+	return bpf_redirect_neigh(fib.ifindex, &next, sizeof(next), 0);
+}
+
+/* Beside the verdicts: the packet is to leave by edge_send. The stack of calls is too deep where
+ * that turns out. */
+#define EDGE_SEND -3
+
+inline_fn int edge_sent(struct __sk_buff *skb, struct pkt *p, int verdict)
+{
+	return verdict == EDGE_SEND ? edge_send(skb, p) : verdict;
+}
+
+/* Whether a pod's answers of this flow leave by the edge. Inside a pod they cannot. */
+inline_fn bool to_edge(const struct ct_entry *e)
+{
+	return !in_pod && e->role == CT_POST_NAT && e->flags & CT_EDGE;
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* This node among others: its own settings, and which node an address belongs to. */
+#pragma once
+
+#include "common.h"
+
+#define ADDR_BITS 128
+
+inline_fn struct node_config *node_config(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&mst_node_v1, &zero);
+}
+
+/* Return: the node with this reference; NULL when it is gone or has changed since. */
+inline_fn struct remote *remote_of(__u32 ref)
+{
+	__u32 slot = ref & 0xffff;
+	struct remote *r = bpf_map_lookup_elem(&mst_remotes_v1, &slot);
+
+	return r && ref && r->ref == ref ? r : NULL;
+}
+
+/**
+ * remote_find - whose pods' networks an address lies in
+ * Return: the node's reference, or 0.
+ */
+inline_fn __u32 remote_find(const struct addr *a)
+{
+	struct prefix key = { .length = ADDR_BITS };
+	__u32 *ref;
+
+	__builtin_memcpy(key.addr, a, sizeof(key.addr));
+	ref = bpf_map_lookup_elem(&mst_remote_nets_v1, &key);
+	return ref ? *ref : 0;
+}

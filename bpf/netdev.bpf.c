@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * The node's NIC. A packet to a pod behind a host end goes straight to it, by
+ * the shared program that judges what enters a pod; out of the tunnel first,
+ * where it came by one. All else, the host's own traffic above all, pays one
+ * lookup and goes on as if nothing were here.
+ */
+#include "lib/common.h"
+#include "lib/enter.h"
+#include "lib/untunnel.h"
+
+/* The network destination of a frame; false when it has none that pods could have. */
+inline_fn bool destination(struct __sk_buff *skb, struct addr *dst)
+{
+	void *data = packet(skb), *end = packet_end(skb);
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		const struct iphdr *ip = data + ETH_HLEN;
+
+		if ((void *)(ip + 1) > end)
+			return false; /* short of a header: the stack pulls it, or drops it */
+		addr_from_ipv4(dst, ip->daddr);
+		return true;
+	}
+	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		const struct ipv6hdr *ip = data + ETH_HLEN;
+
+		if ((void *)(ip + 1) > end)
+			return false;
+		__builtin_memcpy(dst, &ip->daddr, sizeof(*dst));
+		return true;
+	}
+	return false;
+}
+
+/* Cheap, and false for almost all of the host's own traffic. */
+inline_fn bool maybe_tunnel(struct __sk_buff *skb)
+{
+	void *data = packet(skb), *end = packet_end(skb);
+	const struct ipv6hdr *ip6 = data + ETH_HLEN;
+	const struct iphdr *ip4 = data + ETH_HLEN;
+
+	if ((void *)(ip6 + 1) > end) /* a packet in the tunnel is longer */
+		return false;
+	return (skb->protocol == bpf_htons(ETH_P_IP) ? ip4->protocol : ip6->nexthdr) == IPPROTO_UDP;
+}
+
+SEC("tc")
+int from_netdev(struct __sk_buff *skb)
+{
+	__u32 id, ref = 0;
+	struct addr dst;
+
+	if (skb->pkt_type != PACKET_HOST || skb->vlan_present || !destination(skb, &dst))
+		return NEXT;
+	id = endpoint_of(&dst);
+	if (!id && maybe_tunnel(skb))
+		id = untunnel(skb, &ref);
+	return id ? enter_pod(skb, id, ref) : NEXT;
+}
+
+char __license[] SEC("license") = "Dual BSD/GPL";

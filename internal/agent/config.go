@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package agent is one node's agent: it follows Kubernetes, keeps the engine,
+// and answers the CNI plugin, the command line, health checks and scrapes.
+// Everything is put together by plain constructors in New.
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/k8s"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Config is all settings of an agent. Its file is YAML with these names; each
+// has a flag of the same name that goes before the file.
+type Config struct {
+	// Node is this node's name in Kubernetes.
+	Node string `json:"node,omitempty"`
+	// Kubeconfig is a file; "" is the pod's service account.
+	Kubeconfig string `json:"kubeconfig,omitempty"`
+	// APIServer is HOST:PORT or a URL, in place of the one that Kubeconfig or
+	// the pod's environment names.
+	APIServer string `json:"api-server,omitempty"`
+
+	// NodeMode is how the pods of other nodes are reached: direct, vxlan, or none:
+	// somebody else sees to it.
+	NodeMode string `json:"node-mode,omitempty"`
+
+	// Devices are the NICs behind which clients outside the cluster are: of node
+	// ports, external and load balancer addresses. Empty: those with the Node's
+	// addresses; none alone: no such clients are served.
+	Devices []string `json:"devices,omitempty"`
+	// NodePortAddresses are CIDRs: only these of the NICs' addresses take node
+	// ports. Empty: all.
+	NodePortAddresses []string `json:"node-port-addresses,omitempty"`
+	// HostServices gives Services to the node's own sockets, too.
+	HostServices bool `json:"host-services"`
+
+	BPFFS      string `json:"bpffs,omitempty"`
+	StateDir   string `json:"state-dir,omitempty"`
+	CgroupRoot string `json:"cgroup-root,omitempty"`
+
+	// HealthAddress serves /healthz and /livez, MetricsAddress /metrics: those
+	// of kube-proxy, so that load balancers and dashboards find them. "none" is
+	// nowhere.
+	HealthAddress  string `json:"health-address,omitempty"`
+	MetricsAddress string `json:"metrics-address,omitempty"`
+
+	// LogLevel is debug, info, warn or error.
+	LogLevel string `json:"log-level,omitempty"`
+}
+
+// None is an address that is not listened on, a NodeMode, and no Devices.
+const None = "none"
+
+// Defaults are the settings that nobody gave.
+func Defaults() Config {
+	node := os.Getenv("NODE_NAME")
+	if node == "" {
+		node, _ = os.Hostname()
+		node = strings.ToLower(node)
+	}
+	return Config{
+		Node: node, BPFFS: engine.DefaultBPFFS, StateDir: engine.DefaultStateDir,
+		HealthAddress: "[::]:10256", MetricsAddress: "127.0.0.1:10249", LogLevel: "info", NodeMode: string(state.NodeDirect), HostServices: true,
+	}
+}
+
+// Read puts the settings of a file over those of c. A name that is not a
+// setting is an error: what was meant by it would silently not be so.
+func (c Config) Read(path string) (Config, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return c, fmt.Errorf("read the configuration: %w", err)
+	}
+	if err := yaml.UnmarshalStrict(text, &c); err != nil {
+		return c, fmt.Errorf("configuration %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// Check answers every wrong setting by a sentence.
+func (c Config) Check() error {
+	var errs []error
+	if c.Node == "" {
+		errs = append(errs, errors.New("node is empty; give this node's name as `kubectl get nodes` shows it"))
+	}
+	if c.Kubeconfig != "" {
+		if _, err := os.Stat(c.Kubeconfig); err != nil {
+			errs = append(errs, fmt.Errorf("kubeconfig: %w; give an existing file, or none in a pod", err))
+		}
+	}
+	for _, dir := range []struct{ name, value string }{{"bpffs", c.BPFFS}, {"state-dir", c.StateDir}, {"cgroup-root", c.CgroupRoot}} {
+		if dir.value == "" && dir.name == "cgroup-root" {
+			continue
+		}
+		if !strings.HasPrefix(dir.value, "/") {
+			errs = append(errs, fmt.Errorf("%s %q is not an absolute path", dir.name, dir.value))
+		}
+	}
+	errs = append(errs, checkAddress("health-address", c.HealthAddress), checkAddress("metrics-address", c.MetricsAddress))
+	if !slices.Contains([]string{string(state.NodeDirect), string(state.NodeVXLAN), None}, c.NodeMode) {
+		errs = append(errs, fmt.Errorf("node-mode %q is none of direct, vxlan, none", c.NodeMode))
+	}
+	if _, err := c.prefixes(); err != nil {
+		errs = append(errs, err)
+	}
+	if len(c.Devices) > 1 && slices.Contains(c.Devices, None) {
+		errs = append(errs, errors.New("devices has none beside others; give one or the other"))
+	}
+	if _, err := c.level(); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func checkAddress(name, value string) error {
+	if value == None {
+		return nil
+	}
+	if _, err := netip.ParseAddrPort(value); err != nil {
+		return fmt.Errorf("%s %q is neither ADDRESS:PORT nor none; write it like 127.0.0.1:10249 or [::]:10256", name, value)
+	}
+	return nil
+}
+
+// prefixes are the addresses that take node ports.
+func (c Config) prefixes() ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, s := range c.NodePortAddresses {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, fmt.Errorf("node-port-addresses %q is not a CIDR, as 192.0.2.0/24", s)
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+func (c Config) level() (slog.Level, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(c.LogLevel)); err != nil {
+		return l, fmt.Errorf("log-level %q is none of debug, info, warn, error", c.LogLevel)
+	}
+	return l, nil
+}
+
+// Logger writes what the agent tells, one line each.
+func (c Config) Logger() (*slog.Logger, error) {
+	level, err := c.level()
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), err
+}
+
+func (c Config) scope() engine.Scope {
+	return engine.Scope{BPFFS: c.BPFFS, StateDir: c.StateDir, CgroupRoot: c.CgroupRoot}
+}
+
+func (c Config) access() k8s.Access { return k8s.Access{Kubeconfig: c.Kubeconfig, Server: c.APIServer} }

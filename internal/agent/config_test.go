@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestConfigFile(t *testing.T) {
+	for _, c := range []struct {
+		name, text string
+		says       string // in the error; "": it is right
+	}{
+		{"empty", "", ""},
+		{"whole", "node: n1\nstate-dir: /run/x\nbpffs: /sys/fs/bpf/x\nnode-mode: vxlan\nhealth-address: none\nlog-level: debug", ""},
+		{"an unknown name", "nodename: n1", `unknown field "nodename"`},
+		{"no YAML", "node: [", "configuration"},
+		{"another type", "node: {a: b}", "configuration"},
+		{"no node", "node: ''", "node is empty"},
+		{"a file that is not there", "kubeconfig: /nowhere/at-all", "/nowhere/at-all"},
+		{"a relative directory", "state-dir: run", `state-dir "run" is not an absolute path`},
+		{"an address without a port", "health-address: 127.0.0.1", `health-address "127.0.0.1"`},
+		{"a name for an address", "metrics-address: localhost:1", `metrics-address "localhost:1"`},
+		{"a mode that there is not", "node-mode: bgp", `node-mode "bgp" is none of`},
+		{"an address that is no network", "node-port-addresses: [eth0]", `node-port-addresses "eth0"`},
+		{"none and others", "devices: [none, eth0]", "devices has none beside others"},
+		{"a level that there is not", "log-level: loud", `log-level "loud" is none of`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "agent.yaml")
+			if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			config, err := Defaults().Read(path)
+			if err == nil {
+				err = config.Check()
+			}
+			if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v; want %q", err, c.says)
+			}
+		})
+	}
+}
+
+// Settings that a file does not name keep their values.
+func TestConfigFileKeepsTheRest(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.yaml")
+	if err := os.WriteFile(path, []byte("log-level: warn"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want := Defaults()
+	want.LogLevel = "warn"
+	if got, err := Defaults().Read(path); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
+	}
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// stuck is how long the loop may be silent, or something may fail to be
+// applied, before the agent calls itself unhealthy.
+const stuck = 60 * time.Second
+
+// health is what /healthz and /livez answer.
+type health struct {
+	// The first two are kube-proxy's, whose readers expect them.
+	LastUpdated  time.Time `json:"lastUpdated"`
+	CurrentTime  time.Time `json:"currentTime"`
+	NodeEligible *bool     `json:"nodeEligible,omitempty"`
+	Because      []string  `json:"because,omitempty"` // why it is not well
+	// Problems are Services that are not in force in whole. They are no reason
+	// to call the agent ill.
+	Problems map[string][]string `json:"problems,omitempty"`
+}
+
+// live says whether the agent does its work. An API server that is away is no
+// reason to restart an agent: that would not bring it back.
+func (a *Agent) live() (h health) {
+	now := time.Now()
+	h.CurrentTime, h.LastUpdated = now, now
+	if alive := time.Unix(0, a.sync.alive.Load()); now.Sub(alive) > stuck {
+		h.Because = append(h.Because, fmt.Sprintf("nothing has been applied for %v", now.Sub(alive).Round(time.Second)))
+		h.LastUpdated = alive
+	}
+	return h
+}
+
+// healthy says whether load balancers should send here (KEP-3836): the agent
+// lives, knows what there is, can apply it, and the node is to stay.
+func (a *Agent) healthy() health {
+	h := a.live()
+	if !a.sync.synced.Load() {
+		because := "not everything that there is has been applied yet"
+		if _, err := a.watch.Outage(); err != nil {
+			because += ": " + err.Error()
+		}
+		h.Because = append(h.Because, because)
+	}
+	if since := a.sync.failed.Load(); since != 0 && time.Since(time.Unix(0, since)) > stuck {
+		h.Because = append(h.Because, "something has not been possible to apply since "+time.Unix(0, since).Format(time.RFC3339))
+	}
+	eligible := true
+	if n := a.watch.Nodes.Get(a.nodeKey()); n != nil && n.Leaving {
+		eligible = false
+		h.Because = append(h.Because, "the node is being deleted")
+	}
+	h.NodeEligible = &eligible
+	for k, list := range a.problems.list() {
+		if h.Problems == nil {
+			h.Problems = map[string][]string{}
+		}
+		h.Problems[k.String()] = list
+	}
+	return h
+}
+
+func answerHealth(look func() health, count *prometheus.CounterVec) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		h, code := look(), http.StatusOK
+		if len(h.Because) > 0 {
+			code = http.StatusServiceUnavailable
+		}
+		count.WithLabelValues(strconv.Itoa(code)).Inc()
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.WriteHeader(code)
+		_ = json.NewEncoder(w).Encode(h) // a reader that has gone
+	}
+}
+
+func (a *Agent) serveHealth(ctx context.Context) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /healthz", answerHealth(a.healthy, a.metrics.healthz))
+	mux.Handle("GET /livez", answerHealth(a.live, a.metrics.livez))
+	return serveHTTP(ctx, "health-address", a.config.HealthAddress, mux)
+}
+
+func (a *Agent) serveMetrics(ctx context.Context) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(a.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 2}))
+	return serveHTTP(ctx, "metrics-address", a.config.MetricsAddress, mux)
+}
+
+// serveHTTP serves until ctx ends, and returns when nothing of it runs any more.
+func serveHTTP(ctx context.Context, what, address string, handler http.Handler) error {
+	if address == None {
+		return nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w; give another, or none", what, address, err)
+	}
+	return serveOn(ctx, l, handler)
+}
+
+// stopPatience is how long a server may finish what it is answering.
+const stopPatience = 2 * time.Second
+
+func serveOn(ctx context.Context, l net.Listener, handler http.Handler) error {
+	s := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	patience, cancel := context.WithTimeout(context.Background(), stopPatience)
+	defer cancel()
+	err := s.Shutdown(patience)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = s.Close()
+	}
+	<-done
+	return err
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+// What Nodes say: where this one is, and how the pods of the others are
+// reached.
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/k8s"
+	"github.com/mustang-net/mustang/internal/node"
+	"github.com/mustang-net/mustang/internal/service"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+func aboutNodes(changes []k8s.Change) bool {
+	return slices.ContainsFunc(changes, func(c k8s.Change) bool { return c.Kind == k8s.Nodes })
+}
+
+// place follows this node's zone, which the choice of backends depends on.
+func (s *syncer) place(ctx context.Context, changes []k8s.Change) {
+	if !aboutNodes(changes) {
+		return
+	}
+	self := s.a.watch.Nodes.Get(s.a.nodeKey())
+	if self == nil {
+		s.a.log.Warn(fmt.Sprintf("there is no Node %q: endpoints of this node are not known as such until it is there; give its name by node", s.a.config.Node))
+		return
+	}
+	zone := self.Zone()
+	if zone == s.zone {
+		return
+	}
+	err := s.a.with(ctx, func(e *engine.Engine) error {
+		e.SetPlace(service.Node{Name: s.a.config.Node, Zone: zone})
+		return nil
+	})
+	if err == nil {
+		s.zone, s.whole = zone, true
+	}
+}
+
+// members gives the engine the nodes of the cluster. One that cannot be used is
+// named and left out.
+func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
+	if s.a.config.NodeMode == None || !aboutNodes(changes) && !s.membersFailed {
+		return
+	}
+	list, wrong := s.a.nodes()
+	for _, sentence := range wrong {
+		if !slices.Contains(s.nodeProblems, sentence) {
+			s.a.log.Warn("a Node is not used", "problem", sentence)
+		}
+	}
+	s.nodeProblems = wrong
+	same := func(a, b state.Node) bool { return a.Equal(b) }
+	if s.membersKnown && !s.membersFailed && slices.EqualFunc(list, s.nodeList, same) {
+		return // a heartbeat, or a label
+	}
+	err := s.a.with(ctx, func(e *engine.Engine) error { return e.ApplyNodes(state.OwnerKubernetes, list, node.SettingsSpec{}) })
+	s.membersFailed = err != nil
+	if err != nil {
+		s.a.metrics.failures.Inc()
+		s.a.log.Error("the nodes could not be brought into force; they stay as they were, and are tried again", "nodes", len(list), "error", err)
+		return
+	}
+	s.nodeList, s.membersKnown = list, true
+	s.a.log.Info("nodes are in force", "nodes", len(list), "mode", s.a.config.NodeMode)
+}
+
+// edge serves clients outside and the node's own sockets. What it is made of
+// may change with the Node, so it is looked at again with each change of it.
+func (s *syncer) edge(ctx context.Context, changes []k8s.Change) {
+	if !aboutNodes(changes) && !s.edgeFailed {
+		return
+	}
+	want := engine.Edge{Devices: s.a.config.Devices, Host: s.a.config.HostServices}
+	want.Prefixes, _ = s.a.config.prefixes() // checked at the start
+	var err error
+	switch {
+	case slices.Contains(want.Devices, None):
+		want.Devices, want.Prefixes = nil, nil
+	case len(want.Devices) == 0:
+		self := s.a.watch.Nodes.Get(s.a.nodeKey())
+		if self == nil {
+			return // what is at work stays
+		}
+		want.Devices, err = devicesOf(self.Addrs)
+	}
+	if err == nil && s.edgeKnown && !s.edgeFailed && slices.Equal(want.Devices, s.edgeDevices) {
+		return
+	}
+	if err == nil {
+		err = s.a.with(ctx, func(e *engine.Engine) error { return e.SetEdge(want) })
+	}
+	s.edgeFailed = err != nil
+	if err != nil {
+		s.a.metrics.failures.Inc()
+		s.a.log.Error("clients outside cannot be served; it is tried again", "devices", want.Devices, "error", err)
+		return
+	}
+	s.edgeDevices, s.edgeKnown = want.Devices, true
+	s.a.log.Info("the edge is in force", "devices", want.Devices, "host", want.Host)
+}
+
+// devicesOf are the links that have one of these addresses, by name.
+func devicesOf(addrs []netip.Addr) ([]string, error) {
+	links, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("list this node's interfaces: %w", err)
+	}
+	var out []string
+	for _, l := range links {
+		list, err := l.Addrs()
+		if err != nil {
+			return nil, fmt.Errorf("list addresses of %s: %w", l.Name, err)
+		}
+		if l.Flags&net.FlagLoopback == 0 && slices.ContainsFunc(list, func(a net.Addr) bool {
+			p, err := netip.ParsePrefix(a.String())
+			return err == nil && slices.Contains(addrs, p.Addr())
+		}) {
+			out = append(out, l.Name)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// oneOfEach is the first address of each family: a node may have more.
+func oneOfEach(list []netip.Addr) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range list {
+		if !slices.ContainsFunc(out, func(o netip.Addr) bool { return o.Is4() == a.Is4() }) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// nodes are the cluster's nodes that can be used, by name, and what is wrong
+// with the others.
+func (a *Agent) nodes() (list []state.Node, wrong []string) {
+	for key, n := range a.watch.Nodes.All() {
+		spec := node.Spec{Name: key.Name, Mode: a.config.NodeMode}
+		for _, addr := range oneOfEach(n.Addrs) {
+			spec.Address = append(spec.Address, addr.String())
+		}
+		for _, cidr := range n.PodCIDRs {
+			spec.PodCIDRs = append(spec.PodCIDRs, cidr.String())
+		}
+		for _, p := range n.Problems {
+			wrong = append(wrong, "node "+key.Name+": "+p)
+		}
+		one, err := node.Parse(spec)
+		if err != nil {
+			wrong = append(wrong, err.Error())
+			continue
+		}
+		one.Owner = state.OwnerKubernetes
+		list = append(list, one)
+	}
+	slices.SortFunc(list, func(a, b state.Node) int { return strings.Compare(a.Name, b.Name) })
+	used := list[:0]
+	for _, n := range list {
+		if err := node.Conflict(n, used); err != nil {
+			wrong = append(wrong, err.Error())
+			continue
+		}
+		used = append(used, n)
+	}
+	slices.Sort(wrong)
+	return used, wrong
+}

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+// From what Kubernetes says to the engine. One goroutine: a change is applied
+// when it arrives, together with whatever else is waiting at that moment, and
+// with nothing that is not.
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"runtime/debug"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/k8s"
+	"github.com/mustang-net/mustang/internal/service"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Something that failed is tried again after retryFirst, then twice as long up
+// to retryMost.
+const (
+	retryFirst = 100 * time.Millisecond
+	retryMost  = 30 * time.Second
+)
+
+// heartbeat is how often the loop says that it is alive without any work.
+const heartbeat = 5 * time.Second
+
+type syncer struct {
+	a          *Agent
+	translator *k8s.Translator
+	zone       string
+	whole      bool // the next step replaces everything
+	retry      map[k8s.Key]k8s.Affected
+	pause      time.Duration // before the next try
+	due        time.Time     // when that is
+	gone       []netip.Addr  // may be gone: nobody has told the engine yet
+
+	nodeList      []state.Node // in force
+	nodeProblems  []string
+	membersKnown  bool
+	membersFailed bool
+
+	edgeDevices []string // in force
+	edgeKnown   bool
+	edgeFailed  bool
+
+	synced atomic.Bool  // everything that there was has been applied
+	alive  atomic.Int64 // Unix nanoseconds of the loop's last turn
+	failed atomic.Int64 // since when something cannot be applied; 0: nothing
+}
+
+func newSyncer(a *Agent) *syncer {
+	s := &syncer{a: a, translator: k8s.NewTranslator(a.watch, a.config.Node), whole: true, retry: map[k8s.Key]k8s.Affected{}}
+	s.alive.Store(time.Now().UnixNano())
+	return s
+}
+
+func (s *syncer) run(ctx context.Context) error {
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	again := time.NewTimer(0)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.a.watch.Signal():
+		case <-beat.C:
+		case <-again.C:
+		}
+		s.alive.Store(time.Now().UnixNano())
+		s.step(ctx)
+		if len(s.retry) > 0 || s.whole && s.pause > 0 {
+			again.Reset(max(time.Until(s.due), 0))
+		}
+	}
+}
+
+// step applies what there is. Before everything is known, nothing is: what is
+// at work stays until then.
+func (s *syncer) step(ctx context.Context) {
+	if !s.a.watch.Synced(k8s.Services, k8s.Slices, k8s.Nodes) {
+		return
+	}
+	changes := s.a.watch.Take()
+	affected := s.translator.Affected(changes)
+	s.gone = append(s.gone, s.a.watch.TakeGone()...)
+	s.place(ctx, changes)
+	s.members(ctx, changes)
+	s.edge(ctx, changes)
+	switch {
+	case s.whole:
+		if s.isDue() {
+			s.replace(ctx, affected)
+		}
+	case len(affected) > 0 || len(s.retry) > 0 && s.isDue():
+		s.change(ctx, affected)
+	}
+	s.end(ctx)
+}
+
+// replace makes everything what Kubernetes says, and removes what it does not
+// say any more: after a start, or when this node's place has changed.
+func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
+	start := time.Now()
+	keys := make([]k8s.Key, 0, s.a.watch.Services.Len())
+	created := map[k8s.Key]time.Time{}
+	for k, v := range s.a.watch.Services.All() {
+		keys = append(keys, k)
+		created[k] = v.Created
+	}
+	// Of two Services that claim one frontend, the older has it.
+	slices.SortFunc(keys, func(a, b k8s.Key) int {
+		return cmp.Or(created[a].Compare(created[b]), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	list := make([]state.Service, 0, len(keys))
+	for _, k := range keys {
+		if want, ok := s.translate(k); ok {
+			list = append(list, want)
+		}
+	}
+	var faults []service.Problem
+	err := s.a.with(ctx, func(e *engine.Engine) (err error) {
+		faults, err = e.ReplaceServices(state.OwnerKubernetes, list)
+		return err
+	})
+	clear(s.retry)
+	if err != nil {
+		s.a.metrics.failures.Inc()
+		s.a.log.Error("the Services could not be brought into force together; each is tried by itself", "services", len(list), "error", err)
+		if faults, err = s.replaceEach(ctx, list, start); err != nil {
+			s.wait(start)
+			s.a.log.Error("the Services could not be brought into force; what is at work stays, and it is tried again", "error", err)
+			return
+		}
+	}
+	s.whole = false
+	if len(s.retry) == 0 {
+		s.succeeded()
+	}
+	s.a.problems.faults(faults)
+	s.applied(start, affected)
+	s.a.log.Info("everything is in force", "services", len(list), "took", time.Since(start).Round(time.Millisecond))
+	if s.synced.CompareAndSwap(false, true) {
+		debug.FreeOSMemory() // of the lists, which do not come again
+	}
+}
+
+// replaceEach brings each Service into force by itself, and then removes what
+// is not wanted: one that cannot be written, as when a table is full, stops no
+// other.
+func (s *syncer) replaceEach(ctx context.Context, list []state.Service, start time.Time) ([]service.Problem, error) {
+	good := make([]state.Service, 0, len(list))
+	for _, want := range list {
+		err := s.a.with(ctx, func(e *engine.Engine) error {
+			_, err := e.ChangeServices(state.OwnerKubernetes, []state.Service{want}, nil)
+			return err
+		})
+		if err != nil {
+			s.keep(k8s.Affected{Key: keyOf(want.ServiceID), At: start}, err)
+			continue
+		}
+		good = append(good, want)
+	}
+	var faults []service.Problem
+	err := s.a.with(ctx, func(e *engine.Engine) (err error) {
+		faults, err = e.ReplaceServices(state.OwnerKubernetes, good)
+		return err
+	})
+	if err == nil && len(s.retry) > 0 {
+		s.wait(start)
+	}
+	return faults, err
+}
+
+// keep notes a Service that could not be brought into force, for another try.
+func (s *syncer) keep(a k8s.Affected, err error) {
+	s.retry[a.Key] = a
+	s.a.metrics.failures.Inc()
+	s.a.problems.failed(a.Key, err)
+}
+
+// translate says what a Service wants, and tells what is wrong with it.
+func (s *syncer) translate(k k8s.Key) (state.Service, bool) {
+	want, wrong, ok := s.translator.Service(k)
+	if !ok || want.HealthCheckNodePort == 0 {
+		s.a.checks.remove(k)
+	} else if err := s.a.checks.set(k, want); err != nil {
+		wrong = append(wrong, fmt.Sprintf("healthCheckNodePort %d: %v", want.HealthCheckNodePort, err))
+	}
+	s.a.problems.object(k, wrong)
+	return want, ok
+}
+
+// change applies what affected and the failures of before come to. When
+// together they cannot be applied, each is by itself, so that one that cannot
+// stops no other.
+func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
+	start := time.Now()
+	for _, a := range affected {
+		delete(s.retry, a.Key)
+	}
+	if s.isDue() {
+		for _, a := range s.retry {
+			affected = append(affected, a)
+		}
+		clear(s.retry)
+	}
+	err := s.apply(ctx, affected)
+	if err == nil {
+		if len(s.retry) == 0 {
+			s.succeeded()
+		}
+		s.applied(start, affected)
+		return
+	}
+	var done []k8s.Affected
+	for _, a := range affected {
+		if len(affected) > 1 {
+			err = s.apply(ctx, []k8s.Affected{a})
+		}
+		if err == nil {
+			done = append(done, a)
+			continue
+		}
+		s.keep(a, err)
+	}
+	s.applied(start, done)
+	if len(s.retry) > 0 {
+		s.wait(start)
+	} else {
+		s.succeeded()
+	}
+}
+
+func (s *syncer) apply(ctx context.Context, affected []k8s.Affected) error {
+	var upserts []state.Service
+	var removes []state.ServiceID
+	for _, a := range affected {
+		if want, ok := s.translate(a.Key); ok {
+			upserts = append(upserts, want)
+		} else {
+			removes = append(removes, state.ServiceID{Owner: state.OwnerKubernetes, Namespace: a.Key.Namespace, Name: a.Key.Name})
+		}
+	}
+	var faults []service.Problem
+	err := s.a.with(ctx, func(e *engine.Engine) (err error) {
+		faults, err = e.ChangeServices(state.OwnerKubernetes, upserts, removes)
+		return err
+	})
+	if err == nil {
+		s.a.problems.faults(faults)
+	}
+	return err
+}
+
+// applied measures what took effect just now.
+func (s *syncer) applied(start time.Time, affected []k8s.Affected) {
+	now := time.Now()
+	m := s.a.metrics
+	m.syncDuration.Observe(now.Sub(start).Seconds())
+	m.lastSync.Store(now.UnixNano())
+	for _, a := range affected {
+		s.a.problems.works(a.Key)
+		m.applyDelay.Observe(now.Sub(a.At).Seconds())
+		m.serviceChanges.Inc()
+		for _, t := range a.Triggered {
+			m.endpointChanges.Inc()
+			// What a slice says when the agent starts was triggered long ago.
+			if s.synced.Load() && t.After(m.started) {
+				m.programming.Observe(now.Sub(t).Seconds())
+			}
+		}
+	}
+}
+
+// wait notes a failure and sets the time of the next try.
+func (s *syncer) wait(since time.Time) {
+	s.failed.CompareAndSwap(0, since.UnixNano())
+	s.pause = min(max(2*s.pause, retryFirst), retryMost)
+	s.due = time.Now().Add(s.pause)
+}
+
+// succeeded notes that nothing fails.
+func (s *syncer) succeeded() {
+	s.failed.Store(0)
+	s.pause, s.due = 0, time.Time{}
+}
+
+// isDue says whether what failed is to be tried again.
+func (s *syncer) isDue() bool { return !time.Now().Before(s.due) }
+
+// end ends the connections to endpoints that are gone: they were terminating
+// and are in no slice any more. One that left a slice without having been
+// terminating may live on, and what goes there goes on.
+func (s *syncer) end(ctx context.Context) {
+	if len(s.gone) == 0 || s.whole {
+		return
+	}
+	still := make(map[netip.Addr]bool, len(s.gone))
+	for _, a := range s.gone {
+		still[a] = false
+	}
+	for _, slice := range s.a.watch.Slices.All() {
+		for _, e := range slice.Endpoints {
+			if _, asked := still[e.Addr]; asked {
+				still[e.Addr] = true
+			}
+		}
+	}
+	var gone []state.Backend
+	for a, there := range still {
+		if !there {
+			gone = append(gone, state.Backend{AddrPort: netip.AddrPortFrom(a, 0)})
+		}
+	}
+	s.gone = nil
+	if len(gone) == 0 {
+		return
+	}
+	err := s.a.with(ctx, func(e *engine.Engine) error { return e.BackendsGone(gone...) })
+	if err != nil {
+		s.a.log.Error("connections to endpoints that are gone could not be ended", "endpoints", len(gone), "error", err)
+	}
+}

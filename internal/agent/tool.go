@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+// The command line, when an agent holds the scope: it sends the call it was
+// given over a socket, and the agent runs the same command with its own engine.
+// So requests and sentences are the same with and without an agent, for every
+// command that there is.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/engine"
+)
+
+// Call is one call of the command line.
+type Call struct {
+	Args []string `json:"args"`
+	// BPFFS is the scope that the call is about: one with another is no business
+	// of this agent's.
+	BPFFS string `json:"bpffs"`
+	Dir   string `json:"dir"` // where relative paths begin
+	// Files are those that the command has read, by the name that it was given;
+	// "-" is standard input. The agent may not see the same file system.
+	Files map[string][]byte `json:"files,omitempty"`
+}
+
+// Answer is what a call printed, and how it ended.
+type Answer struct {
+	Out  []byte `json:"out,omitempty"`
+	Err  []byte `json:"err,omitempty"`
+	Code int    `json:"code"`
+	// Elsewhere: the agent holds another scope.
+	Elsewhere bool `json:"elsewhere,omitempty"`
+}
+
+// ErrNoAgent says that no agent answers for the scope.
+var ErrNoAgent = errors.New("no agent listens")
+
+// toolSocket is where the agent of a scope answers the command line.
+func toolSocket(stateDir string) string { return filepath.Join(stateDir, "tool.sock") }
+
+// Ask has the agent of a scope run a call. ErrNoAgent: there is none.
+func Ask(ctx context.Context, stateDir string, call Call) (Answer, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", toolSocket(stateDir))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
+		return Answer{}, ErrNoAgent
+	}
+	if err != nil {
+		return Answer{}, fmt.Errorf("ask the agent: %w", err)
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	var answer Answer
+	err = json.NewEncoder(conn).Encode(call)
+	if err == nil {
+		err = json.NewDecoder(conn).Decode(&answer)
+	}
+	if err != nil {
+		return answer, fmt.Errorf("the agent ended before it answered, and may have done it or not: %w; look, and give the command again", err)
+	}
+	if answer.Elsewhere {
+		return answer, ErrNoAgent
+	}
+	return answer, nil
+}
+
+// listenTool makes the socket, for its owner alone from its first instant, in
+// place of one that a killed agent left: the caller holds the scope's lock.
+func listenTool(stateDir string) (*net.UnixListener, error) {
+	path := toolSocket(stateDir)
+	beside := path + ".new"
+	for _, p := range []string{beside, path} {
+		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("remove an old socket: %w", err)
+		}
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: beside, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen for the command line: %w", err)
+	}
+	l.SetUnlinkOnClose(false) // it knows the other name
+	if err := errors.Join(os.Chmod(beside, 0o600), os.Rename(beside, path)); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for the command line: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// serveTool answers until ctx ends, and returns when the last answer is given.
+func (a *Agent) serveTool(ctx context.Context, l *net.UnixListener) error {
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	defer os.Remove(toolSocket(a.config.StateDir))
+	for {
+		conn, err := l.AcceptUnix()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		calls.Go(func() {
+			defer conn.Close()
+			if err := a.answer(ctx, conn); err != nil {
+				a.log.Warn("a call of the command line failed", "error", err)
+			}
+		})
+	}
+}
+
+// callPatience is how long the other side may take to say what it wants.
+const callPatience = 5 * time.Second
+
+func (a *Agent) answer(ctx context.Context, conn *net.UnixConn) error {
+	if err := checkPeer(conn); err != nil {
+		return err
+	}
+	if err := conn.SetReadDeadline(time.Now().Add(callPatience)); err != nil {
+		return err
+	}
+	var call Call
+	if err := json.NewDecoder(conn).Decode(&call); err != nil {
+		return fmt.Errorf("read a call: %w", err)
+	}
+	if err := conn.SetReadDeadline(time.Time{}); err != nil {
+		return err
+	}
+	if filepath.Clean(call.BPFFS) != filepath.Clean(a.config.BPFFS) {
+		return json.NewEncoder(conn).Encode(Answer{Elsewhere: true})
+	}
+	var out Answer
+	err := a.with(ctx, func(e *engine.Engine) error {
+		out = a.command(ctx, e, call)
+		return nil
+	})
+	return errors.Join(err, json.NewEncoder(conn).Encode(out))
+}
+
+// checkPeer wants the other side to be root, or this process's own user.
+func checkPeer(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	var credErr error
+	err = raw.Control(func(fd uintptr) { peer, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(err, credErr); err != nil {
+		return fmt.Errorf("ask who is on the other side: %w", err)
+	}
+	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
+		return fmt.Errorf("process %d of user %d asked, and only root may", peer.Pid, peer.Uid)
+	}
+	return nil
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/mustang-net/mustang/internal/engine"
+)
+
+// answering is an agent that answers calls by their own words.
+func answering(t *testing.T) (stateDir string) {
+	t.Helper()
+	dir := t.TempDir()
+	a := &Agent{config: Config{StateDir: dir, BPFFS: "/sys/fs/bpf/x"}, log: slog.New(slog.DiscardHandler), engine: &engine.Engine{}}
+	a.command = func(_ context.Context, _ *engine.Engine, call Call) Answer {
+		return Answer{Out: []byte(strings.Join(call.Args, " ") + " in " + call.Dir), Err: call.Files["-"], Code: 7}
+	}
+	l, err := listenTool(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.serveTool(ctx, l) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(toolSocket(dir)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the socket stays: %v", err)
+		}
+	})
+	return dir
+}
+
+func TestToolAsksTheAgent(t *testing.T) {
+	dir := answering(t)
+	call := Call{Args: []string{"svc", "ls"}, BPFFS: "/sys/fs/bpf/x", Dir: "/home", Files: map[string][]byte{"-": []byte("input")}}
+	got, err := Ask(t.Context(), dir, call)
+	if err != nil || string(got.Out) != "svc ls in /home" || string(got.Err) != "input" || got.Code != 7 {
+		t.Errorf("%q %q %d, %v", got.Out, got.Err, got.Code, err)
+	}
+	call.BPFFS = "/sys/fs/bpf/y"
+	if _, err := Ask(t.Context(), dir, call); !errors.Is(err, ErrNoAgent) {
+		t.Errorf("about another scope: %v", err)
+	}
+}
+
+func TestToolSocketIsItsOwnersAlone(t *testing.T) {
+	dir := answering(t)
+	info, err := os.Stat(toolSocket(dir))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+}
+
+// Without an agent the tool works by itself; so it does when a killed one left
+// its socket.
+func TestNoAgent(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := Ask(t.Context(), dir, Call{}); !errors.Is(err, ErrNoAgent) {
+		t.Errorf("no socket: %v", err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "tool.sock"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	if _, err := Ask(t.Context(), dir, Call{}); !errors.Is(err, ErrNoAgent) {
+		t.Errorf("a dead one's socket: %v", err)
+	}
+}
+
+// An agent that dies in the middle is no agent that is not there: the call may
+// have been done.
+func TestAgentDiesInTheMiddle(t *testing.T) {
+	dir := t.TempDir()
+	l, err := listenTool(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		if c, err := l.Accept(); err == nil {
+			c.Close()
+		}
+	}()
+	if _, err := Ask(t.Context(), dir, Call{}); err == nil || errors.Is(err, ErrNoAgent) {
+		t.Errorf("%v", err)
+	}
+}

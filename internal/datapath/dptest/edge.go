@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dptest
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"reflect"
+	"runtime"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+)
+
+// Edge is a network whose node has a NIC with the edge's programs. Its test runs
+// in a network namespace of its own, where the kernel has routes: so it stays
+// within one goroutine.
+type Edge struct {
+	*Network
+	bpfgen.EdgePrograms
+	MAC     [6]byte // of the NIC
+	Ifindex uint32
+}
+
+// NodeNumber is the External address that the node has.
+const NodeNumber = 200
+
+// EdgePorts are the ports that flows from outside wear.
+var EdgePorts = struct{ First, Count uint16 }{61000, 4536}
+
+// NewEdge is a node with pods 1 to n and a NIC.
+func NewEdge(t testing.TB, o Options, n int) *Edge {
+	t.Helper()
+	e := &Edge{Network: NewNetwork(t, o, n), MAC: [6]byte{2, 0xed, 0, 0, 0, 1}}
+	spec, err := bpfgen.LoadEdge()
+	check(t, err)
+	tables := make(map[string]*ebpf.Map)
+	for maps, i := reflect.ValueOf(e.PodMaps), 0; i < maps.NumField(); i++ {
+		name := maps.Type().Field(i).Tag.Get("ebpf")
+		tables[name] = maps.Field(i).Interface().(*ebpf.Map)
+		spec.Maps[name].MaxEntries = tables[name].MaxEntries()
+	}
+	check(t, spec.LoadAndAssign(&e.EdgePrograms, &ebpf.CollectionOptions{MapReplacements: tables}))
+	t.Cleanup(func() { e.EdgePrograms.Close() })
+	e.enter(t)
+	e.Wear(t, EdgePorts.First, EdgePorts.Count)
+	for _, v6 := range []bool{false, true} {
+		e.mark(t, e.Node(v6), bpfgen.SvcAddress|bpfgen.SvcNode)
+	}
+	return e
+}
+
+// Node is the node's own address.
+func (e *Edge) Node(v6 bool) netip.Addr { return External(NodeNumber, v6) }
+
+// Wear says which ports flows from outside wear.
+func (e *Edge) Wear(t testing.TB, first, count uint16) {
+	t.Helper()
+	check(t, e.MstEdgeV1.Put(uint32(0), bpfgen.PodEdgeConfig{
+		Ip4: toAddr(e.Node(false)), Ip6: toAddr(e.Node(true)), PortFirst: first, PortCount: count}))
+}
+
+// enter puts the test's thread, which dies with it, into a namespace with the NIC.
+func (e *Edge) enter(t testing.TB) {
+	t.Helper()
+	runtime.LockOSThread()
+	check(t, unix.Unshare(unix.CLONE_NEWNET))
+	for _, family := range []string{"ipv4", "ipv6"} {
+		check(t, os.WriteFile("/proc/sys/net/"+family+"/conf/all/forwarding", []byte("1"), 0))
+	}
+	l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "nic", HardwareAddr: net.HardwareAddr(e.MAC[:])}, PeerName: "wire"}
+	check(t, netlink.LinkAdd(l))
+	for _, name := range []string{"lo", "nic", "wire"} {
+		up, err := netlink.LinkByName(name)
+		check(t, err)
+		check(t, netlink.LinkSetUp(up))
+	}
+	for _, v6 := range []bool{false, true} {
+		addr := &netlink.Addr{IPNet: &net.IPNet{IP: e.Node(v6).AsSlice(), Mask: net.CIDRMask(e.Node(v6).BitLen()-8, e.Node(v6).BitLen())}, Flags: unix.IFA_F_NODAD}
+		check(t, netlink.AddrAdd(l, addr))
+	}
+	e.Ifindex = uint32(l.Attrs().Index)
+}
+
+// Arrive lets a frame come in at the NIC, and follows it: out again, into a pod,
+// or, with pod 0 and Direct false, to the node's own stack.
+func (e *Edge) Arrive(frame []byte) (Arrival, error) {
+	r, err := e.Run(e.FromOutside, frame, Context{Ifindex: e.Ifindex})
+	if err != nil {
+		return Arrival{}, err
+	}
+	return e.follow(r)
+}
+
+// Answer lets pod p send a frame that should leave the node by the NIC.
+func (e *Edge) Answer(p Pod, frame []byte) (Arrival, error) {
+	r, err := e.Run(e.PodPrograms.FromPod, frame, Context{Endpoint: p.ID, Ifindex: e.Ifindex})
+	if err != nil {
+		return Arrival{}, err
+	}
+	return e.follow(r)
+}
+
+// Leave lets a frame of the node's own pass the NIC's egress.
+func (e *Edge) Leave(frame []byte) (Arrival, error) {
+	r, err := e.Run(e.ToOutside, frame, Context{Ifindex: e.Ifindex})
+	return arrived(r, 0), err
+}
+
+func (e *Edge) follow(r Result) (Arrival, error) {
+	a := arrived(r, 0)
+	if a.Dropped != "" || r.Verdict != Redirect {
+		return a, nil
+	}
+	a.Direct = true
+	switch r.RedirectKind {
+	case bpfgen.RedirectNeigh:
+		if r.RedirectIfindex != e.Ifindex {
+			return a, fmt.Errorf("out of interface %d, want the NIC, %d", r.RedirectIfindex, e.Ifindex)
+		}
+		return a, nil
+	case bpfgen.RedirectEgress:
+		for _, to := range e.Pods {
+			if to.Ifindex == r.RedirectIfindex {
+				if [6]byte(r.Packet) != to.MAC {
+					return a, fmt.Errorf("link address %x, want %x", r.Packet[:6], to.MAC)
+				}
+				a, err := e.arrive(to, r)
+				a.Direct = true
+				return a, err
+			}
+		}
+	}
+	return a, fmt.Errorf("%v goes nowhere", r)
+}

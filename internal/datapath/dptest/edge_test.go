@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dptest
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
+)
+
+// outside is a client outside that uses one frontend of a Service.
+type outside struct {
+	speaker
+	edge *Edge
+	v6   bool
+	c, f netip.AddrPort // client and frontend
+}
+
+// eachEdge runs fn for both families and protocols, on one thread.
+func eachEdge(t *testing.T, fn func(o outside)) {
+	e := NewEdge(t, Options{}, 3)
+	for _, v6 := range []bool{false, true} {
+		for _, proto := range []uint8{oracle.TCP, oracle.UDP} {
+			e.ClearFlows(t)
+			fn(outside{speaker{t, e.Network, proto}, e, v6, end(External(1, v6), 4000), end(e.Node(v6), 30080)})
+		}
+	}
+}
+
+// nodePort is a Service whose node port is the frontend's.
+func (o outside) nodePort(flags uint16, backends ...netip.AddrPort) {
+	o.t.Helper()
+	any := netip.IPv4Unspecified()
+	if o.v6 {
+		any = netip.IPv6Unspecified()
+	}
+	o.edge.SetServiceWith(o.t, ServiceOptions{Kind: bpfgen.KindNodePort, Flags: flags}, o.proto, end(any, o.f.Port()), backends...)
+}
+
+func (o outside) frame(from, to netip.AddrPort, flags uint8) *Packet {
+	return Eth(Router, o.edge.MAC).IP(from.Addr(), to.Addr()).L4(o.proto, from.Port(), to.Port(), flags).Payload(24)
+}
+
+// arrive lets a packet come in, with the right checksums and out with such.
+func (o outside) arrive(from, to netip.AddrPort, flags uint8) Arrival {
+	o.t.Helper()
+	a, err := o.edge.Arrive(o.frame(from, to, flags).Frame())
+	return o.checked(a, err)
+}
+
+func (o outside) answer(p Pod, from, to netip.AddrPort, flags uint8) Arrival {
+	o.t.Helper()
+	a, err := o.edge.Answer(p, o.packet(p, from, to, flags).Frame())
+	return o.checked(a, err)
+}
+
+// want fails unless a packet went on by redirect to pod (0: out of the NIC) as from→to.
+func (o outside) want(what string, a Arrival, pod uint32, from, to netip.AddrPort) {
+	o.t.Helper()
+	if got := a.Tuple(); a.Dropped != "" || a.Pod != pod || !a.Direct || got.Src != from || got.Dst != to {
+		o.t.Fatalf("%v v6=%v: %s: %v, want it at pod %d as %v>%v", o.proto, o.v6, what, a, pod, from, to)
+	}
+}
+
+// worn is the source that a packet wears: the node's address and a port of the edge's.
+func (o outside) worn(a Arrival) netip.AddrPort {
+	o.t.Helper()
+	src := a.Tuple().Src
+	if src.Addr() != o.edge.Node(o.v6) || src.Port() < EdgePorts.First || int(src.Port()) >= int(EdgePorts.First)+int(EdgePorts.Count) {
+		o.t.Fatalf("%v: the source is not the node's with a port of the edge's", a)
+	}
+	return src
+}
+
+func TestEdgeToAnotherNodeAndBack(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		b := end(External(2, o.v6), 8080)
+		o.nodePort(0, b)
+		a := o.arrive(o.c, o.f, syn)
+		worn := o.worn(a)
+		o.want("first", a, 0, worn, b)
+		o.want("answer", o.arrive(b, worn, syn|ack), 0, o.f, o.c)
+		for range 3 {
+			o.want("more", o.arrive(o.c, o.f, ack), 0, worn, b)
+			o.want("more back", o.arrive(b, worn, ack), 0, o.f, o.c)
+		}
+		for _, f := range o.edge.Flows(o.t) {
+			if !f.Established {
+				o.t.Errorf("%v is not promoted", f.Tuple())
+			}
+		}
+		// Another client's flow to the same backend wears another port.
+		a = o.arrive(end(External(3, o.v6), 4000), o.f, syn)
+		if next := o.worn(a); next == worn {
+			o.t.Errorf("two flows wear %v", worn)
+		}
+	})
+}
+
+func TestEdgeToAPodAndBack(t *testing.T) {
+	for name, flags := range map[string]uint16{"wears": 0, "keeps": bpfgen.SvcKeepSource} {
+		eachEdge(t, func(o outside) {
+			pod := o.edge.Pods[1]
+			b := end(pod.IP(o.v6), 8080)
+			o.nodePort(flags, b)
+			a := o.arrive(o.c, o.f, syn)
+			src := o.c
+			if flags == 0 {
+				src = o.worn(a)
+			}
+			o.want(name+": first", a, pod.ID, src, b)
+			o.want(name+": answer", o.answer(pod, b, src, syn|ack), 0, o.f, o.c)
+			o.want(name+": more", o.arrive(o.c, o.f, ack), pod.ID, src, b)
+			o.want(name+": more back", o.answer(pod, b, src, ack), 0, o.f, o.c)
+			// The pod has another number: the client's half knew the old one.
+			moved := pod
+			moved.ID, moved.Ifindex = 40, 140
+			o.edge.RemovePod(o.t, pod)
+			o.edge.SetPod(o.t, moved)
+			delete(o.edge.Pods, pod.ID)
+			o.edge.Pods[moved.ID] = moved
+			o.want(name+": to its new number", o.arrive(o.c, o.f, ack), moved.ID, src, b)
+			o.edge.RemovePod(o.t, moved)
+			delete(o.edge.Pods, moved.ID)
+			o.edge.Pods[pod.ID] = pod
+			o.edge.SetPod(o.t, pod)
+		})
+	}
+}
+
+// A backend that is the node itself gets the packet by the node's stack, from the
+// client's own address; the NIC's egress turns the answer back.
+func TestEdgeToTheNodeAndBack(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		b := end(o.edge.Node(o.v6), 8081)
+		o.nodePort(0, b)
+		a := o.arrive(o.c, o.f, syn)
+		if a.Direct || a.Dropped != "" || a.Tuple().Src != o.c || a.Tuple().Dst != b {
+			o.t.Fatalf("%v", a)
+		}
+		back := Eth(o.edge.MAC, Router).IP(b.Addr(), o.c.Addr()).L4(o.proto, b.Port(), o.c.Port(), syn|ack).Payload(24)
+		a, err := o.edge.Leave(back.Frame())
+		a = o.checked(a, err)
+		if a.Dropped != "" || a.Tuple().Src != o.f || a.Tuple().Dst != o.c {
+			o.t.Fatalf("%v", a)
+		}
+	})
+}
+
+// What is no Service's goes on untouched and unremembered.
+func TestEdgeLeavesTheNodesOwnTrafficAlone(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		o.nodePort(0, end(External(2, o.v6), 8080))
+		o.edge.SetServiceWith(o.t, ServiceOptions{Kind: bpfgen.KindExternalIp}, o.proto, end(VIP(9, o.v6), 80), end(External(2, o.v6), 8080))
+		node := o.edge.Node(o.v6)
+		for what, to := range map[string]netip.AddrPort{
+			"ssh": end(node, 22), "a port of the edge's that nothing wears": end(node, 61005), "a pod": end(o.edge.Pods[1].IP(o.v6), 80),
+			"another host": end(External(7, o.v6), 80), "another port of an external address": end(VIP(9, o.v6), 81),
+		} {
+			in := o.frame(o.c, to, syn).Frame()
+			r, err := o.edge.Run(o.edge.FromOutside, in, Context{Ifindex: o.edge.Ifindex})
+			if err != nil || r.Verdict != Next || string(r.Packet) != string(in) {
+				o.t.Errorf("%s: %v, %v", what, r, err)
+			}
+		}
+		if o.proto == oracle.TCP {
+			// The answer to a connection that the node opened from the node port's number.
+			if a := o.arrive(o.c, o.f, syn|ack); a.Direct || a.Dropped != "" {
+				o.t.Errorf("in the middle of a connection: %v", a)
+			}
+		}
+		if n := len(o.edge.Flows(o.t)); n > 0 {
+			o.t.Errorf("%d flow entries", n)
+		}
+		o.edge.RemoveService(o.t, o.proto, end(VIP(9, o.v6), 80))
+	})
+}
+
+func TestEdgeRefusesOrDrops(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		o.f = end(VIP(1, o.v6), 80)
+		for name, c := range map[string]struct {
+			opts    ServiceOptions
+			port    uint16
+			reason  uint32
+			refused bool
+		}{
+			"no backend":         {ServiceOptions{}, 80, bpfgen.ReasonNoBackend, true},
+			"unknown port":       {ServiceOptions{}, 81, bpfgen.ReasonServicePort, true},
+			"no local backend":   {ServiceOptions{Flags: bpfgen.SvcDrop}, 80, bpfgen.ReasonNoLocalBackend, false},
+			"not in the ranges":  {ServiceOptions{Flags: bpfgen.SvcRanges, Kind: bpfgen.KindLoadBalancer}, 80, bpfgen.ReasonSourceRange, false},
+			"an external's port": {ServiceOptions{Kind: bpfgen.KindExternalIp}, 80, bpfgen.ReasonNoBackend, true},
+		} {
+			o.edge.SetServiceWith(o.t, c.opts, o.proto, o.f)
+			before := o.edge.Drops(o.t, c.reason, bpfgen.DirEdge)
+			r, err := o.edge.Run(o.edge.FromOutside, o.frame(o.c, end(o.f.Addr(), c.port), syn).Frame(), Context{Ifindex: o.edge.Ifindex})
+			if err != nil || r.Reason != c.reason || (r.Verdict == Redirect) != c.refused || o.edge.Drops(o.t, c.reason, bpfgen.DirEdge) != before+1 {
+				o.t.Errorf("%s: %v, %v", name, r, err)
+			}
+			if !c.refused {
+				continue
+			}
+			a := arrived(r, 0)
+			if [6]byte(r.Packet) != Router || r.RedirectIfindex != o.edge.Ifindex {
+				o.t.Errorf("%s: the answer goes to %x out of %d", name, r.Packet[:6], r.RedirectIfindex)
+			}
+			o.refusedTo(a, end(o.f.Addr(), c.port))
+		}
+		o.edge.RemoveService(o.t, o.proto, o.f)
+	})
+}
+
+// refusedTo fails unless a is an answer to the client, from the frontend.
+func (o outside) refusedTo(a Arrival, f netip.AddrPort) {
+	o.t.Helper()
+	if _, l4 := oracle.Sums(a.Frame, a.Headers); l4 != oracle.SumGood || a.Headers.Dst != o.c.Addr() || a.Headers.Src != f.Addr() {
+		o.t.Errorf("answer %v, checksum %v", a.Tuple(), l4)
+	}
+	if o.proto == oracle.TCP && a.Headers.Flags != rst|ack || o.proto == oracle.UDP && !a.Headers.Error {
+		o.t.Errorf("answer flags %#x, error %v", a.Headers.Flags, a.Headers.Error)
+	}
+}
+
+// Clients in a range pass, by their longest match or any, of their own Service only.
+func TestEdgeSourceRanges(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		o.f = end(VIP(1, o.v6), 80)
+		b := end(External(2, o.v6), 8080)
+		o.edge.SetServiceWith(o.t, ServiceOptions{Kind: bpfgen.KindLoadBalancer, Flags: bpfgen.SvcRanges, Group: 7}, o.proto, o.f, b)
+		length := uint32(32 + 64 + 96 + 30)
+		if o.v6 {
+			length = 32 + 64 + 126
+		}
+		put := func(group uint64, client netip.Addr) {
+			check(o.t, o.edge.MstSourcesV1.Put(bpfgen.PodSourceKey{Prefixlen: length, Group: group, Addr: toAddr(client)}, uint8(0)))
+		}
+		put(8, o.c.Addr())
+		if a := o.arrive(o.c, o.f, syn); a.Dropped != ReasonName(bpfgen.ReasonSourceRange) {
+			o.t.Errorf("another Service's range: %v", a)
+		}
+		put(7, o.c.Addr()) // 0 to 3
+		o.worn(o.arrive(o.c, o.f, syn))
+		o.worn(o.arrive(end(External(3, o.v6), 4000), o.f, syn))
+		if a := o.arrive(end(External(4, o.v6), 4000), o.f, syn); a.Dropped != ReasonName(bpfgen.ReasonSourceRange) {
+			o.t.Errorf("beside the range: %v", a)
+		}
+		clearTable(o.t, o.edge.MstSourcesV1)
+	})
+}
+
+// Where clients outside have backends of their own, nobody else gets those.
+func TestEdgeSplit(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		o.f = end(VIP(1, o.v6), 80)
+		here, there := end(o.edge.Pods[1].IP(o.v6), 8080), end(o.edge.Pods[2].IP(o.v6), 8080)
+		o.edge.SetServiceWith(o.t, ServiceOptions{Kind: bpfgen.KindExternalIp, Flags: bpfgen.SvcSplit}, o.proto, o.f, there)
+		o.edge.SetServiceWith(o.t, ServiceOptions{Kind: bpfgen.KindExternalIp, Scope: bpfgen.ScopeOutside, Flags: bpfgen.SvcKeepSource}, o.proto, o.f, here)
+		for port := uint16(1); port < 9; port++ {
+			o.want("outside", o.arrive(end(o.c.Addr(), port), o.f, syn), 1, end(o.c.Addr(), port), here)
+			pod := o.edge.Pods[3]
+			if a := o.send(pod, end(pod.IP(o.v6), port), o.f, syn); a.Pod != 2 {
+				o.t.Errorf("a pod is led to %v", a)
+			}
+		}
+		o.edge.RemoveService(o.t, o.proto, o.f)
+	})
+}
+
+// A pod uses node ports as frontends of any other kind; other ports of the node are the node's.
+func TestNodePortsFromPods(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		pod, b := o.edge.Pods[1], end(o.edge.Pods[2].IP(o.v6), 8080)
+		o.nodePort(0, b)
+		if a := o.send(pod, end(pod.IP(o.v6), 4000), o.f, syn); a.Pod != 2 || a.Tuple().Dst != b {
+			o.t.Errorf("%v", a)
+		}
+		if a := o.send(pod, end(pod.IP(o.v6), 4000), end(o.edge.Node(o.v6), 22), syn); a.Dropped != "" || a.Direct || a.Tuple().Dst.Port() != 22 {
+			o.t.Errorf("the node's own port: %v", a)
+		}
+	})
+}
+
+func TestEdgePortsAreNeverShared(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		b := end(External(2, o.v6), 8080)
+		o.nodePort(0, b)
+		o.edge.Wear(o.t, 61000, 1)
+		o.worn(o.arrive(o.c, o.f, syn))
+		if a := o.arrive(end(External(3, o.v6), 4000), o.f, syn); a.Dropped != ReasonName(bpfgen.ReasonNATPorts) {
+			o.t.Errorf("%v", a)
+		}
+		// To another backend the same port tells the answers apart.
+		o.nodePort(0, end(External(4, o.v6), 8080))
+		o.worn(o.arrive(end(External(3, o.v6), 4000), o.f, syn))
+		o.edge.Wear(o.t, EdgePorts.First, EdgePorts.Count)
+	})
+}
+
+func TestEdgeErrorsSpeakOfWhatTheirReceiverKnows(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		s := scene{speaker: o.speaker}
+		kind, code, quoted := uint8(3), uint8(3), 60
+		if o.v6 {
+			kind, code, quoted = 1, 4, 80
+		}
+		pod := o.edge.Pods[1]
+		b := end(pod.IP(o.v6), 8080)
+		o.nodePort(0, b)
+		worn := o.worn(o.arrive(o.c, o.f, syn))
+		// From the pod, about what it got.
+		there := Eth(Router, pod.MAC).IP(worn.Addr(), b.Addr()).L4(o.proto, worn.Port(), b.Port(), ack).Payload(200)
+		e := Eth(pod.MAC, pod.NodeMAC).IP(b.Addr(), worn.Addr()).ICMP(kind, code, 0).Data(quote(there, quoted))
+		a, err := o.edge.Answer(pod, e.Frame())
+		a = o.checked(a, err)
+		s.quotes(a, Pod{}, Tuple{o.proto, o.c, o.f}, o.f.Addr().String())
+		if a.Headers.Dst != o.c.Addr() || !a.Direct {
+			o.t.Errorf("%v", a)
+		}
+		// From the client, about an answer that it got.
+		back := Eth(o.edge.MAC, Router).IP(o.f.Addr(), o.c.Addr()).L4(o.proto, o.f.Port(), o.c.Port(), ack).Payload(200)
+		e = Eth(Router, o.edge.MAC).IP(o.c.Addr(), o.f.Addr()).ICMP(kind, code, 0).Data(quote(back, quoted))
+		a, err = o.edge.Arrive(e.Frame())
+		s.quotes(o.checked(a, err), pod, Tuple{o.proto, b, worn}, worn.Addr().String())
+		// From a router on the way to a backend on another node.
+		far := end(External(2, o.v6), 8080)
+		o.nodePort(0, far)
+		c2 := end(External(3, o.v6), 4000)
+		worn = o.worn(o.arrive(c2, o.f, syn))
+		there = Eth(o.edge.MAC, Router).IP(worn.Addr(), far.Addr()).L4(o.proto, worn.Port(), far.Port(), ack).Payload(200)
+		e = Eth(Router, o.edge.MAC).IP(External(9, o.v6), worn.Addr()).ICMP(kind, code, 0).Data(quote(there, quoted))
+		a, err = o.edge.Arrive(e.Frame())
+		s.quotes(o.checked(a, err), Pod{}, Tuple{o.proto, c2, o.f}, External(9, o.v6).String())
+		// About nothing that is known: the node's own.
+		e = Eth(Router, o.edge.MAC).IP(External(9, o.v6), o.edge.Node(o.v6)).ICMP(kind, code, 0).
+			Data(quote(Eth(o.edge.MAC, Router).IP(o.edge.Node(o.v6), far.Addr()).L4(o.proto, 1, 2, ack), quoted))
+		if a, err = o.edge.Arrive(e.Frame()); err != nil || a.Dropped != "" || a.Direct {
+			o.t.Errorf("the node's own error: %v, %v", a, err)
+		}
+	})
+}
+
+// Fragments of one datagram go where its first goes.
+func TestEdgeFragments(t *testing.T) {
+	e := NewEdge(t, Options{}, 1)
+	for _, v6 := range []bool{false, true} {
+		o := outside{speaker{t, e.Network, oracle.UDP}, e, v6, end(External(1, v6), 4000), end(e.Node(v6), 30080)}
+		b := end(External(2, v6), 8080)
+		o.nodePort(0, b)
+		first := Eth(Router, e.MAC).IP(o.c.Addr(), o.f.Addr()).Fragment(0, true, 9).UDP(o.c.Port(), o.f.Port()).Payload(16).UDPLen(8 + 40)
+		later := Eth(Router, e.MAC).IP(o.c.Addr(), o.f.Addr()).Fragment(24, false, 9).Proto(oracle.UDP).Payload(24)
+		for i, p := range []*Packet{first, later} {
+			a, err := e.Arrive(p.Frame())
+			if err != nil || !a.Direct || a.Headers.Src != e.Node(v6) || a.Headers.Dst != b.Addr() {
+				t.Errorf("v6=%v, fragment %d: %v, %v", v6, i, a, err)
+			}
+		}
+	}
+}
+
+// Maglev leads a flow by its addresses and ports: on every node to the same backend.
+func TestMaglevIsTheSameOnEveryNode(t *testing.T) {
+	choices := make([]string, 2)
+	for node := range choices {
+		net := NewNetwork(t, Options{}, 3)
+		for _, v6 := range []bool{false, true} {
+			f, pod := end(VIP(1, v6), 80), net.Pods[3]
+			table := []netip.AddrPort{}
+			for i := range 8 {
+				table = append(table, end(External(1+i%4, v6), 8080))
+			}
+			met := map[netip.AddrPort]bool{}
+			net.SetServiceWith(t, ServiceOptions{Flags: bpfgen.SvcMaglev}, oracle.UDP, f, table...)
+			for port := uint16(1); port < 60; port++ {
+				s := speaker{t, net, oracle.UDP}
+				a := s.send(pod, end(pod.IP(v6), port), f, 0)
+				met[a.Tuple().Dst] = true
+				choices[node] += fmt.Sprintln(a.Tuple().Dst)
+			}
+			if len(met) != 4 {
+				t.Errorf("only %v", met)
+			}
+		}
+	}
+	if choices[0] != choices[1] {
+		t.Error("two nodes disagree")
+	}
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dptest
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
+)
+
+// eachTunnel runs fn for inner packets of both families over both.
+func eachTunnel(t *testing.T, fn func(t *testing.T, v6, over6 bool)) {
+	for _, v6 := range []bool{false, true} {
+		for _, over6 := range []bool{false, true} {
+			t.Run(fmt.Sprintf("IPv6 %t over IPv6 %t", v6, over6), func(t *testing.T) { fn(t, v6, over6) })
+		}
+	}
+}
+
+func fromThere(over6 bool) tunnelled {
+	return tunnelled{src: wireAddr(2, over6), dst: wireAddr(1, over6), vni: tunnelID, port: udpPort}
+}
+
+// TestAPacketIsFollowedThroughBothNodes takes a request from a pod to a Service
+// whose backend is on another node, out by the tunnel, and its answer back in.
+func TestAPacketIsFollowedThroughBothNodes(t *testing.T) {
+	wire := onWire(t)
+	for _, v6 := range []bool{false, true} {
+		for _, over6 := range []bool{false, true} {
+			n := newWireNode(t, true, over6)
+			pod := n.Pods[1]
+			vip := netip.AddrPortFrom(VIP(1, v6), 80)
+			backend := netip.AddrPortFrom(farPod(9, v6), 8080)
+			client := netip.AddrPortFrom(pod.IP(v6), 5000)
+			n.SetService(t, oracle.TCP, vip, backend)
+
+			request := Eth(pod.MAC, pod.NodeMAC).IP(client.Addr(), vip.Addr()).TCP(5000, 80, syn).Payload(100)
+			r := n.send(t, request, Context{})
+			if r.Verdict != Redirect || r.RedirectKind != bpfgen.RedirectNeigh || r.RedirectIfindex != wire {
+				t.Fatalf("%v, want it at the wire", r)
+			}
+			if !over6 && oracle.Sum(r.Packet[14:34]) != 0 {
+				t.Error("the outer header's checksum is bad")
+			}
+			w, sport, inner := unwrap(t, r.Packet)
+			if want := (tunnelled{src: wireAddr(1, over6), dst: wireAddr(2, over6), vni: tunnelID, port: udpPort}); w != want {
+				t.Errorf("in the tunnel %+v, want %+v", w, want)
+			}
+			if sport < 49152 {
+				t.Errorf("source port %d is not dynamic", sport)
+			}
+			h, fault := oracle.Parse(inner)
+			if got := TupleOf(h); fault != "" || got.Src != client || got.Dst != backend || [6]byte(inner) != thereMAC || hopLimit(inner) != 63 {
+				t.Errorf("inside %s %v to %x, hop limit %d", fault, got, inner[:6], hopLimit(inner))
+			}
+			if ip, l4 := oracle.Sums(inner, h); ip == oracle.SumBad || l4 != oracle.SumGood {
+				t.Errorf("inside: checksums %v, %v", ip, l4)
+			}
+
+			answer := Eth(thereMAC, [6]byte{2, 3}).IP(backend.Addr(), client.Addr()).TCP(8080, 5000, syn|ack).Payload(60).Frame()
+			n.enters(t, n.fromNetdev(t, fromThere(over6).wrap(answer)), pod, vip, client)
+		}
+	}
+}
+
+// All packets of a flow have one source port in the tunnel, and flows differ.
+func TestAFlowHasOnePortInTheTunnel(t *testing.T) {
+	onWire(t)
+	n := newWireNode(t, true, false)
+	ports := map[uint16]bool{}
+	for flow := range uint16(32) {
+		seen := map[uint16]bool{}
+		for _, size := range []int{0, 10, 1000} {
+			r := n.send(t, n.toFar(false).UDP(6000+flow, 53).Payload(size), Context{})
+			if r.Verdict != Redirect {
+				t.Fatal(r)
+			}
+			_, sport, _ := unwrap(t, r.Packet)
+			seen[sport], ports[sport] = true, true
+		}
+		if len(seen) != 1 {
+			t.Errorf("flow %d: ports %v", flow, seen)
+		}
+	}
+	if len(ports) < 16 {
+		t.Errorf("32 flows have %d ports", len(ports))
+	}
+}
+
+func TestTheTunnelLeadsIntoThePod(t *testing.T) {
+	eachTunnel(t, func(t *testing.T, v6, over6 bool) {
+		n := newWireNode(t, true, over6)
+		pod := n.Pods[1]
+		frame := fromThere(over6).wrap(fromFar(9, pod.IP(v6), syn).Frame())
+		n.enters(t, n.fromNetdev(t, frame), pod, netip.AddrPortFrom(farPod(9, v6), 5000), netip.AddrPortFrom(pod.IP(v6), 80))
+	})
+}
+
+// What is not exactly as a node of ours sends it is the tunnel device's business.
+func TestOddTunnelPacketsAreLeftToTheDevice(t *testing.T) {
+	eachTunnel(t, func(t *testing.T, v6, over6 bool) {
+		n := newWireNode(t, true, over6)
+		odd := map[string]func(*tunnelled){
+			"stranger":     func(w *tunnelled) { w.src = wireAddr(77, over6) },
+			"another VNI":  func(w *tunnelled) { w.vni++ },
+			"another port": func(w *tunnelled) { w.port++ },
+			"not to us":    func(w *tunnelled) { w.dst = wireAddr(9, over6) },
+			"congestion":   func(w *tunnelled) { w.tos = 3 },
+			"a fragment":   func(w *tunnelled) { w.frag = true },
+		}
+		for what, change := range odd {
+			w := fromThere(over6)
+			change(&w)
+			frame := w.wrap(fromFar(9, n.Pods[1].IP(v6), syn).Frame())
+			t.Run(what, func(t *testing.T) { passes(t, n.fromNetdev(t, frame), frame) })
+		}
+		nobody := fromThere(over6).wrap(fromFar(9, External(3, v6), syn).Frame())
+		passes(t, n.fromNetdev(t, nobody), nobody)
+		notIP := fromThere(over6).wrap(Eth([6]byte{2, 1}, [6]byte{}).Raw(0x0806, make([]byte, 46)))
+		passes(t, n.fromNetdev(t, notIP), notIP)
+	})
+}
+
+// An inner source must be of the node whose tunnel it came by, a flow's later
+// packets no less than its first.
+func TestASourceOfAnotherNodeIsDropped(t *testing.T) {
+	eachTunnel(t, func(t *testing.T, v6, over6 bool) {
+		n := newWireNode(t, true, over6)
+		pod := n.Pods[1]
+		dropped := func(r Result, reason uint32) {
+			t.Helper()
+			if r.Verdict != Drop || r.Reason != reason || n.Drops(t, reason, bpfgen.DirToPod) == 0 {
+				t.Errorf("%v, want it dropped: %s", r, ReasonName(reason))
+			}
+		}
+		dropped(n.fromNetdev(t, fromThere(over6).wrap(fromFar(8, pod.IP(v6), syn).Frame())), bpfgen.ReasonTunnelSource)
+		dropped(n.fromNetdev(t, fromThere(over6).wrap(
+			Eth([6]byte{2, 1}, [6]byte{}).IP(External(1, v6), pod.IP(v6)).TCP(1, 2, syn).Frame())), bpfgen.ReasonTunnelSource)
+		dropped(n.fromNetdev(t, fromThere(over6).wrap(
+			Eth([6]byte{2, 1}, [6]byte{}).IP(n.Pods[2].IP(v6), pod.IP(v6)).TCP(1, 2, syn).Frame())), bpfgen.ReasonWireSpoofed)
+		other := fromThere(over6)
+		other.src = wireAddr(3, over6)
+		first := other.wrap(fromFar(8, pod.IP(v6), syn).Frame())
+		n.enters(t, n.fromNetdev(t, first), pod, netip.AddrPortFrom(farPod(8, v6), 5000), netip.AddrPortFrom(pod.IP(v6), 80))
+		dropped(n.fromNetdev(t, fromThere(over6).wrap(fromFar(8, pod.IP(v6), ack).Frame())), bpfgen.ReasonTunnelSource)
+	})
+}
+
+// Without the tunnel nobody is a pod that is reached by it.
+func TestAPodOfTheTunnelIsNotBelievedWithoutIt(t *testing.T) {
+	n := newWireNode(t, true, false)
+	frame := fromFar(9, n.Pods[1].IP4, syn).Frame()
+	passes(t, n.fromNetdev(t, frame), frame)
+}
+
+func TestTheTunnelsDeviceJudges(t *testing.T) {
+	n := newWireNode(t, true, false)
+	frame := fromFar(9, n.Pods[1].IP4, syn).Frame()
+	r, err := n.Run(n.fromOverlay, frame, Context{})
+	check(t, err)
+	if r.Verdict != Drop || r.Reason != bpfgen.ReasonTunnelPeer {
+		t.Errorf("without a tunnel's key: %v", r)
+	}
+	r, err = n.Run(n.fromOverlay, frame, Context{Mark: nodeKey})
+	check(t, err)
+	passes(t, r, frame)
+	for _, c := range []struct {
+		to     netip.Addr
+		reason uint32
+	}{{farPod(9, false), bpfgen.ReasonNone}, {farPod(9, true), bpfgen.ReasonNone}, {External(1, false), bpfgen.ReasonNoRemote}} {
+		r, err := n.Run(n.toOverlay, Eth([6]byte{2, 1}, [6]byte{2, 2}).IP(n.Pods[1].IP(c.to.Is6()), c.to).TCP(1, 2, syn).Frame(), Context{})
+		check(t, err)
+		if r.Reason != c.reason || c.reason == 0 && (r.Verdict != Next || [6]byte(r.Packet) != thereMAC) {
+			t.Errorf("to %s: %v", c.to, r)
+		}
+	}
+}

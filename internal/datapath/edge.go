@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+// The programs at the node's NIC, for Services that clients outside use.
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+)
+
+// edgeHook is one direction of a NIC.
+type edgeHook struct {
+	name   string
+	attach ebpf.AttachType
+	parent uint32
+}
+
+var edgeHooks = []edgeHook{
+	{"in", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS},
+	{"out", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS},
+}
+
+const (
+	edgePin    = "edge-"
+	edgeFilter = filterPrefix + "edge"
+	// After the parent link's filter, whose NIC it may be.
+	edgePriority = filterPriority + 1
+)
+
+func (d *Datapath) edgePinOf(ifindex int, h edgeHook) string {
+	return filepath.Join(d.dir, linksDir, fmt.Sprintf("%s%d-%s", edgePin, ifindex, h.name))
+}
+
+func edgeProgram(p *bpfgen.EdgePrograms, h edgeHook) *ebpf.Program {
+	if h.attach == ebpf.AttachTCXIngress {
+		return p.FromOutside
+	}
+	return p.ToOutside
+}
+
+func (d *Datapath) loadEdge() (*bpfgen.EdgePrograms, error) {
+	parsed, err := edgeSpec()
+	if err != nil {
+		return nil, err
+	}
+	spec := parsed.Copy()
+	var p bpfgen.EdgePrograms
+	if err := spec.LoadAndAssign(&p, &ebpf.CollectionOptions{MapReplacements: d.replacements(spec)}); err != nil {
+		return nil, loadError("the NIC's programs", err)
+	}
+	return &p, nil
+}
+
+// AttachEdge puts the edge's programs on both directions of the NIC with this
+// ifindex, in the calling thread's namespace, after what others have there; those
+// that are attached are replaced by this build's.
+func (d *Datapath) AttachEdge(ifindex int) error {
+	p, err := d.loadEdge()
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	for _, h := range edgeHooks {
+		if d.AttachKind() == AttachClsact {
+			err = attachEdgeFilter(ifindex, h, edgeProgram(p, h))
+		} else {
+			err = d.attachEdgeLink(ifindex, h, edgeProgram(p, h))
+		}
+		if err != nil {
+			return errors.Join(err, d.DetachEdge(ifindex))
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) attachEdgeLink(ifindex int, h edgeHook, p *ebpf.Program) error {
+	pin := d.edgePinOf(ifindex, h)
+	if l, err := link.LoadPinnedLink(pin, nil); err == nil {
+		defer l.Close()
+		if info, err := l.Info(); err == nil && info.TCX() != nil && int(info.TCX().Ifindex) == ifindex {
+			return l.Update(p)
+		}
+		if err := errors.Join(ignoreGone(l.Detach()), removePin(pin)); err != nil {
+			return err
+		}
+	}
+	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: h.attach})
+	if err != nil {
+		return fmt.Errorf("attach to interface %d: %w", ifindex, err)
+	}
+	defer l.Close()
+	if err := l.Pin(pin); err != nil {
+		return fmt.Errorf("pin link of interface %d: %w", ifindex, err)
+	}
+	return nil
+}
+
+func attachEdgeFilter(ifindex int, h edgeHook, p *ebpf.Program) error {
+	if err := netlink.QdiscAdd(clsact(ifindex)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("add clsact qdisc to interface %d: %w", ifindex, err)
+	}
+	err := netlink.FilterReplace(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: ifindex, Parent: h.parent, Handle: filterHandle,
+			Protocol: unix.ETH_P_ALL, Priority: edgePriority,
+		},
+		Fd: p.FD(), Name: edgeFilter, DirectAction: true,
+	})
+	if err != nil {
+		return fmt.Errorf("add filter to interface %d: %w", ifindex, err)
+	}
+	return nil
+}
+
+// DetachEdge takes the edge's programs off a NIC. Absent is success.
+func (d *Datapath) DetachEdge(ifindex int) error {
+	var errs []error
+	for _, h := range edgeHooks {
+		errs = append(errs, detachPin(d.edgePinOf(ifindex, h)))
+	}
+	return errors.Join(append(errs, DetachEdgeFilters(ifindex))...)
+}
+
+// DetachEdgeFilters is DetachEdge for what kernels without tcx have.
+func DetachEdgeFilters(ifindex int) error {
+	filters, err := edgeFilters(ifindex)
+	for _, f := range filters {
+		err = errors.Join(err, ignoreGone(netlink.FilterDel(f)))
+	}
+	return err
+}
+
+func edgeFilters(ifindex int) (out []*netlink.BpfFilter, err error) {
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return nil, ignoreGone(err)
+	}
+	for _, h := range edgeHooks {
+		filters, err := netlink.FilterList(l, h.parent)
+		if err := ignoreGone(err); err != nil {
+			return nil, fmt.Errorf("list filters of %s: %w", l.Attrs().Name, err)
+		}
+		for _, f := range filters {
+			if b, ok := f.(*netlink.BpfFilter); ok && strings.HasPrefix(b.Name, edgeFilter) {
+				out = append(out, b)
+			}
+		}
+	}
+	return out, nil
+}
+
+// Edges are the NICs that have the edge's programs, by ifindex.
+func (d *Datapath) Edges() ([]int, error) {
+	pins, err := filepath.Glob(filepath.Join(d.dir, linksDir, edgePin+"*-in"))
+	if err != nil {
+		return nil, err
+	}
+	var out []int
+	for _, pin := range pins {
+		n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(pin), edgePin), "-in"))
+		if err == nil {
+			out = append(out, n)
+		}
+	}
+	if d.AttachKind() == AttachClsact {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return nil, fmt.Errorf("list interfaces: %w", err)
+		}
+		for _, l := range links {
+			filters, err := edgeFilters(l.Attrs().Index)
+			if err != nil {
+				return nil, err
+			}
+			if len(filters) > 0 {
+				out = append(out, l.Attrs().Index)
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// upgradeEdges puts this binary's programs in the place of those attached.
+func (d *Datapath) upgradeEdges() error {
+	list, err := d.Edges()
+	for _, ifindex := range list {
+		err = errors.Join(err, d.AttachEdge(ifindex))
+	}
+	return err
+}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+// Programs on the node's own devices: its NICs and the tunnel's.
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// wireHook is a place for a program on one of the node's devices.
+type wireHook struct {
+	pin     string // the first part of its pin's name
+	program string
+	ingress bool
+	spec    func() (*ebpf.CollectionSpec, error)
+}
+
+var (
+	netdevIn   = wireHook{"netdev-in", bpfgen.NetdevProgFromNetdev, true, netdevSpec}
+	overlayIn  = wireHook{"overlay-in", bpfgen.OverlayProgFromOverlay, true, overlaySpec}
+	overlayOut = wireHook{"overlay-out", bpfgen.OverlayProgToOverlay, false, overlaySpec}
+	wireHooks  = []wireHook{netdevIn, overlayIn, overlayOut}
+)
+
+// Below anybody's: a foreign filter, which has a smaller number, sees a packet
+// before we send it on.
+const wirePriority = 49000
+
+func (d *Datapath) wirePin(h wireHook, ifindex int) string {
+	return filepath.Join(d.dir, linksDir, fmt.Sprintf("%s-%d", h.pin, ifindex))
+}
+
+// SyncWire puts the programs on exactly these devices of the calling thread's
+// namespace: those to other nodes, and the tunnel's, 0 when there is none.
+func (d *Datapath) SyncWire(netdevs []int, overlay int) error {
+	wanted := map[wirePlace]bool{}
+	for _, i := range netdevs {
+		wanted[wirePlace{netdevIn.pin, i}] = true
+	}
+	if overlay != 0 {
+		wanted[wirePlace{overlayIn.pin, overlay}] = true
+		wanted[wirePlace{overlayOut.pin, overlay}] = true
+	}
+	var errs []error
+	for _, at := range d.wirePlaces() {
+		if !wanted[at] {
+			errs = append(errs, detachPin(filepath.Join(d.dir, linksDir, at.String())))
+		}
+	}
+	errs = append(errs, removeWireFilters(wanted))
+	for _, h := range wireHooks {
+		for at := range wanted {
+			if at.pin == h.pin {
+				errs = append(errs, d.attachWire(h, at.ifindex))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// EnsureWire loads what packets from the wire are handed to.
+func (d *Datapath) EnsureWire() error {
+	if err := d.EnsurePrograms(state.Endpoint{}); err != nil {
+		return err
+	}
+	if d.filled(wireVariant) {
+		return nil
+	}
+	return d.loadVariant(wireVariant)
+}
+
+// wirePlace is a hook at a device.
+type wirePlace struct {
+	pin     string
+	ifindex int
+}
+
+func (p wirePlace) String() string { return fmt.Sprintf("%s-%d", p.pin, p.ifindex) }
+
+// wirePlaces are those that have a pinned link.
+func (d *Datapath) wirePlaces() []wirePlace {
+	var out []wirePlace
+	for _, h := range wireHooks {
+		pins, _ := filepath.Glob(filepath.Join(d.dir, linksDir, h.pin+"-*")) // only a bad pattern fails
+		for _, pin := range pins {
+			index, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(pin), h.pin+"-"))
+			if err == nil {
+				out = append(out, wirePlace{h.pin, index})
+			}
+		}
+	}
+	return out
+}
+
+// attachWire attaches last: foreign programs stay in place and see the packet first.
+func (d *Datapath) attachWire(h wireHook, ifindex int) error {
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return fmt.Errorf("look up device %d: %w", ifindex, err)
+	}
+	filter := d.NoTCX || !Probe().TCX || foreignFilters(l, h)
+	alive, err := d.wireAlive(h, ifindex)
+	if err != nil {
+		return err
+	}
+	if alive && !filter {
+		return nil
+	}
+	p, err := d.loadWire(h)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	if filter {
+		// tcx comes before filters: from there we would take packets away from them.
+		return errors.Join(attachWireFilter(l, h, p), detachPin(d.wirePin(h, ifindex)))
+	}
+	at := ebpf.AttachTCXEgress
+	if h.ingress {
+		at = ebpf.AttachTCXIngress
+	}
+	held, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: at, Anchor: link.Tail()})
+	if err != nil {
+		return fmt.Errorf("attach %s to %s: %w", h.program, l.Attrs().Name, err)
+	}
+	defer held.Close()
+	if err := held.Pin(d.wirePin(h, ifindex)); err != nil {
+		return fmt.Errorf("pin link of %s: %w", l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// wireAlive says whether the pinned link holds its device; one that does not is
+// removed.
+func (d *Datapath) wireAlive(h wireHook, ifindex int) (bool, error) {
+	pin := d.wirePin(h, ifindex)
+	l, err := link.LoadPinnedLink(pin, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open link %s: %w", pin, err)
+	}
+	defer l.Close()
+	if at, _, err := linkIfIndex(l); err == nil && at == ifindex {
+		return true, nil
+	}
+	return false, errors.Join(ignoreGone(l.Detach()), removePin(pin))
+}
+
+func (d *Datapath) loadWire(h wireHook) (*ebpf.Program, error) {
+	parsed, err := h.spec()
+	if err != nil {
+		return nil, err
+	}
+	spec := parsed.Copy()
+	for name := range spec.Programs {
+		if name != h.program {
+			delete(spec.Programs, name)
+		}
+	}
+	if err := setVariables(spec, map[string]any{}); err != nil {
+		return nil, err
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: d.replacements(spec)})
+	if err != nil {
+		return nil, loadError("program "+h.program, err)
+	}
+	defer coll.Close()
+	return coll.DetachProgram(h.program), nil
+}
+
+// upgradeWire puts this binary's programs behind the links that exist.
+func (d *Datapath) upgradeWire() error {
+	for _, at := range d.wirePlaces() {
+		for _, h := range wireHooks {
+			if h.pin != at.pin {
+				continue
+			}
+			if err := d.replaceWire(h, at); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) replaceWire(h wireHook, at wirePlace) error {
+	p, err := d.loadWire(h)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	l, err := link.LoadPinnedLink(d.wirePin(h, at.ifindex), nil)
+	if err != nil {
+		return fmt.Errorf("open link %s: %w", at, err)
+	}
+	defer l.Close()
+	if err := ignoreGone(l.Update(p)); err != nil {
+		return fmt.Errorf("replace %s of %s: %w", h.program, at, err)
+	}
+	return nil
+}
+
+func (h wireHook) parent() uint32 {
+	if h.ingress {
+		return netlink.HANDLE_MIN_INGRESS
+	}
+	return netlink.HANDLE_MIN_EGRESS
+}
+
+func (h wireHook) filterName() string { return filterPrefix + h.pin }
+
+func (h wireHook) owns(f netlink.Filter) bool {
+	b, ok := f.(*netlink.BpfFilter)
+	return ok && b.Name == h.filterName()
+}
+
+// foreignFilters says whether somebody else's filters are at the hook.
+func foreignFilters(l netlink.Link, h wireHook) bool {
+	filters, _ := netlink.FilterList(l, h.parent()) // without a qdisc there are none
+	for _, f := range filters {
+		if !h.owns(f) {
+			return true
+		}
+	}
+	return false
+}
+
+func attachWireFilter(l netlink.Link, h wireHook, p *ebpf.Program) error {
+	ifindex := l.Attrs().Index
+	if err := netlink.QdiscAdd(clsact(ifindex)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("add clsact qdisc to %s: %w", l.Attrs().Name, err)
+	}
+	err := netlink.FilterReplace(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: ifindex, Parent: h.parent(), Handle: filterHandle, Protocol: unix.ETH_P_ALL, Priority: wirePriority,
+		},
+		Fd: p.FD(), Name: h.filterName(), DirectAction: true,
+	})
+	if err != nil {
+		return fmt.Errorf("add filter to %s: %w", l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// removeWireFilters removes our filters from devices that are not to have one.
+// The qdisc stays: it is empty, and may be another's by now.
+func removeWireFilters(wanted map[wirePlace]bool) error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("list links: %w", err)
+	}
+	var errs []error
+	for _, l := range links {
+		for _, h := range wireHooks {
+			if wanted[wirePlace{h.pin, l.Attrs().Index}] {
+				continue
+			}
+			filters, _ := netlink.FilterList(l, h.parent()) // without a qdisc there are none
+			for _, f := range filters {
+				if h.owns(f) {
+					errs = append(errs, ignoreGone(netlink.FilterDel(f)))
+				}
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveWireFilters removes our filters from all devices of the calling thread's
+// namespace. (Links go with their pins.)
+func RemoveWireFilters() error { return removeWireFilters(nil) }
+
+// WireDevices are the ifindexes of the devices that carry the NIC's program.
+func (d *Datapath) WireDevices() []int {
+	var out []int
+	for _, at := range d.wirePlaces() {
+		if at.pin == netdevIn.pin {
+			out = append(out, at.ifindex)
+		}
+	}
+	links, _ := netlink.LinkList()
+	for _, l := range links {
+		filters, _ := netlink.FilterList(l, netdevIn.parent())
+		for _, f := range filters {
+			if netdevIn.owns(f) {
+				out = append(out, l.Attrs().Index)
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+// What an agent needs of an engine that it keeps open, and others of an agent.
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/service"
+)
+
+// Lend makes e somebody else's until the next Close, which gives it back:
+// notify gets what there is to tell meanwhile.
+func (e *Engine) Lend(notify func(string)) *Engine {
+	if e.lender == nil {
+		e.lender = e.opts.Notify
+	}
+	e.opts.Notify = notify
+	return e
+}
+
+// giveBack is Close of one who has borrowed e; false: e is its owner's.
+func (e *Engine) giveBack() bool {
+	if e.lender == nil {
+		return false
+	}
+	e.opts.Notify, e.lender = e.lender, nil
+	return true
+}
+
+// SetPlace says who this node is, and where. Services are planned by it from
+// their next change on: replace them all.
+func (e *Engine) SetPlace(node service.Node) {
+	e.opts.Node = node
+	e.catalog = nil
+}
+
+// Tables describes the scope's tables. Unlike the rest of an Engine, it may be
+// called while another goroutine uses it.
+func (e *Engine) Tables() ([]datapath.TableInfo, error) {
+	if e.dp == nil {
+		return nil, nil
+	}
+	return e.dp.Tables()
+}
+
+// Drops are the packets dropped so far, by reason and direction. It may be
+// called while another goroutine uses the Engine.
+func (e *Engine) Drops() ([]Drop, error) {
+	if e.dp == nil {
+		return nil, nil
+	}
+	return e.drops()
+}
+
+// Held says whether another process works on the scope.
+func (s Scope) Held() bool {
+	f, err := os.Open(s.withDefaults().BPFFS)
+	if err != nil {
+		return false // it does not exist, or opening it will tell
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+// The edge: Services for clients outside, at the node's NIC, and for the node's
+// own sockets.
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/netns"
+)
+
+// Edge is how a node serves clients that are no pods.
+type Edge struct {
+	// Devices are the NICs behind which clients outside are; none: no such clients
+	// are served.
+	Devices []string
+	// Prefixes choose which addresses of Devices take node ports; none: all.
+	Prefixes []netip.Prefix
+	// Ports are the source ports that flows from outside wear, which the host's
+	// own sockets leave alone; zero: DefaultPorts.
+	Ports PortRange
+	// Host gives Services to the node's own sockets, and to pods that share its
+	// network namespace.
+	Host bool
+}
+
+// PortRange is First to Last, both included.
+type PortRange struct{ First, Last uint16 }
+
+// DefaultPorts lie above those that Linux gives to sockets by itself.
+var DefaultPorts = PortRange{61000, 65535}
+
+// EdgeStatus is the edge as it is.
+type EdgeStatus struct {
+	Devices   []string
+	Addresses []netip.Addr // that take node ports
+	IP4, IP6  netip.Addr   // that flows from outside wear
+	Ports     PortRange
+	Host      bool
+}
+
+// nic is one of an edge's devices.
+type nic struct {
+	index int
+	addrs []netip.Addr
+}
+
+// SetEdge makes the edge what want says; what it was before does not matter. A
+// zero Edge takes it away.
+func (e *Engine) SetEdge(want Edge) error {
+	if err := e.loadServices(); err != nil {
+		return err
+	}
+	if e.services == nil {
+		return errReadOnly
+	}
+	if want.Ports == (PortRange{}) {
+		want.Ports = DefaultPorts
+	}
+	if want.Ports.First == 0 || want.Ports.Last <= want.Ports.First {
+		return fmt.Errorf("the edge's ports %d-%d are no range; give FIRST-LAST, as 61000-65535", want.Ports.First, want.Ports.Last)
+	}
+	nics, err := findNICs(want)
+	if err != nil {
+		return err
+	}
+	config := datapath.EdgeConfig{PortFirst: want.Ports.First, PortCount: want.Ports.Last - want.Ports.First + 1}
+	var takes []netip.Addr
+	for _, n := range nics {
+		for _, a := range n.addrs {
+			if a.Is4() && config.Ip4 == (datapath.Addr{}) {
+				config.Ip4 = datapath.FromAddr(a)
+			} else if a.Is6() && config.Ip6 == (datapath.Addr{}) {
+				config.Ip6 = datapath.FromAddr(a)
+			}
+			if len(want.Prefixes) == 0 || slices.ContainsFunc(want.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) {
+				takes = append(takes, a)
+			}
+		}
+	}
+	if len(nics) > 0 && len(takes) == 0 {
+		return fmt.Errorf("none of the addresses of %v is in %v; give prefixes that hold one, or none", want.Devices, want.Prefixes)
+	}
+	e.warnOfPorts(want)
+	if err := errors.Join(e.dp.Edge.Put([]uint32{0}, []datapath.EdgeConfig{config}), e.services.SetNodeAddresses(takes)); err != nil {
+		return err
+	}
+	return privilege(errors.Join(e.attachEdges(nics), e.setHost(want.Host)))
+}
+
+func findNICs(want Edge) ([]nic, error) {
+	var out []nic
+	for _, name := range want.Devices {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return nil, fmt.Errorf("interface %q: %w; `ip link` lists those of this node", name, err)
+		}
+		n := nic{index: l.Attrs().Index}
+		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+		if err != nil {
+			return nil, fmt.Errorf("list addresses of %s: %w", name, err)
+		}
+		for _, a := range addrs {
+			ip, ok := netip.AddrFromSlice(a.IP)
+			if ok && a.Scope == unix.RT_SCOPE_UNIVERSE && a.Flags&(unix.IFA_F_TEMPORARY|unix.IFA_F_DADFAILED) == 0 {
+				n.addrs = append(n.addrs, ip.Unmap())
+			}
+		}
+		if len(n.addrs) == 0 {
+			return nil, fmt.Errorf("interface %q has no global address; give it one first", name)
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+// warnOfPorts says when the host's own sockets may be given ports of the edge.
+// Each flow looks before it takes a port; a socket does not.
+func (e *Engine) warnOfPorts(want Edge) {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	var first, last uint16
+	if err != nil || len(want.Devices) == 0 {
+		return
+	}
+	if _, err := fmt.Sscan(string(text), &first, &last); err != nil || last < want.Ports.First || first > want.Ports.Last {
+		return
+	}
+	e.opts.Notify(fmt.Sprintf("the node's sockets are given ports %d-%d, of which the edge uses some (%d-%d); give it others, or narrow net.ipv4.ip_local_port_range",
+		first, last, want.Ports.First, want.Ports.Last))
+}
+
+func (e *Engine) attachEdges(nics []nic) error {
+	now, err := e.dp.Edges()
+	if err != nil {
+		return err
+	}
+	for _, n := range nics {
+		if err := e.dp.AttachEdge(n.index); err != nil {
+			return err
+		}
+	}
+	for _, index := range now {
+		if !slices.ContainsFunc(nics, func(n nic) bool { return n.index == index }) {
+			err = errors.Join(err, e.dp.DetachEdge(index))
+		}
+	}
+	return err
+}
+
+// setHost enters the node's own namespace among those whose sockets get
+// Services, or takes it out.
+func (e *Engine) setHost(on bool) error {
+	home, err := netns.Cookie()
+	if err != nil {
+		return err
+	}
+	if !on {
+		return e.dp.Netns.Delete([]uint64{home})
+	}
+	if err := e.dp.EnsureSock(e.scope.cgroupRoot); err != nil {
+		return err
+	}
+	return e.dp.Netns.Put([]uint64{home}, []datapath.NetnsInfo{{Flags: bpfgen.EPNode | bpfgen.EPServiceSocket}})
+}
+
+// Edge is the edge as it is.
+func (e *Engine) Edge() (EdgeStatus, error) {
+	var s EdgeStatus
+	if err := e.loadServices(); err != nil || e.services == nil {
+		return s, err
+	}
+	s.Addresses = e.services.NodeAddresses()
+	config, _, err := e.dp.Edge.Get(0)
+	if err != nil {
+		return s, err
+	}
+	s.IP4, s.IP6 = datapath.ToAddr(config.Ip4), datapath.ToAddr(config.Ip6)
+	if config.PortCount > 0 {
+		s.Ports = PortRange{config.PortFirst, config.PortFirst + config.PortCount - 1}
+	}
+	indexes, err := e.dp.Edges()
+	if err != nil {
+		return s, err
+	}
+	for _, i := range indexes {
+		name := fmt.Sprintf("interface %d, which is gone", i)
+		if l, err := netlink.LinkByIndex(i); err == nil {
+			name = l.Attrs().Name
+		}
+		s.Devices = append(s.Devices, name)
+	}
+	home, err := netns.Cookie()
+	if err != nil {
+		return s, err
+	}
+	_, s.Host, err = e.dp.Netns.Get(home)
+	return s, err
+}
+
+// detachEdgeFilters is for reset: links go with their pins, filters do not.
+func detachEdgeFilters() error {
+	links, err := netlink.LinkList()
+	for _, l := range links {
+		err = errors.Join(err, datapath.DetachEdgeFilters(l.Attrs().Index))
+	}
+	return err
+}

@@ -1,0 +1,634 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// These tests have a client outside the node (on w0), a backend on another node
+// (on w1), and a pod of the node, each with real sockets, in both families.
+
+// edgeWorld is such a node.
+type edgeWorld struct {
+	*node
+	client, other, pod, home string // paths of namespaces
+}
+
+func newEdgeWorld(t *testing.T) *edgeWorld {
+	n := newNode(t)
+	w := &edgeWorld{node: n, home: netns.Path(n.name)}
+	// Addresses are good at once: the first packet must not wait.
+	n.run("sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0")
+	n.run("sysctl -qw net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.default.rp_filter=1")
+	w.client, w.other = w.wire(0, 1), w.wire(1, 2)
+	w.pod = n.pod(2)
+	pod := n.name + "-p2"
+	n.run("ip -n %s link set lo up && ip -n %s -6 route add default via fe80::1 dev eth0 onlink", pod, pod)
+	n.run("ip -n %s neigh add fe80::1 dev eth0 lladdr $(cat /sys/class/net/h2/address || ip -br link show h2 | awk '{print $3}')", pod)
+	n.run("ip -6 route add fd09::2/128 dev h2")
+	if _, err := n.add(w.pod); err != nil {
+		t.Fatal(err)
+	}
+	inCgroup(t)
+	n.must(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w0", "w1"}, Host: true}) })
+	return w
+}
+
+// wire joins a namespace to the node: network i, in which the node is 1.
+func (w *edgeWorld) wire(i, host int) string {
+	name := fmt.Sprintf("%s-w%d", w.name, i)
+	w.namespace(name)
+	w.run("ip netns exec %s sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0", name)
+	w.run("ip link add w%d type veth peer name eth0 netns %s && ip link set w%d up && ip -n %s link set eth0 up && ip -n %s link set lo up", i, name, i, name, name)
+	w.run("ip addr add 198.51.%d.1/24 dev w%d && ip addr add 2001:db8:%d::1/64 dev w%d nodad", 100+i, i, i, i)
+	w.run("ip -n %s addr add 198.51.%d.9/24 dev eth0 && ip -n %s addr add 2001:db8:%d::9/64 dev eth0 nodad", name, 100+i, name, i)
+	w.run("ip -n %s route add default via 198.51.%d.1 && ip -n %s -6 route add default via 2001:db8:%d::1", name, 100+i, name, i)
+	return netns.Path(name)
+}
+
+// serve answers whoever comes with "NAME saw ADDRESS", over both protocols and
+// in both families, until the test ends.
+func (w *edgeWorld) serve(path, name string, port int) {
+	w.t.Helper()
+	err := netns.Do(path, func() error {
+		for _, network := range []string{"tcp4", "tcp6"} {
+			l, err := net.Listen(network, fmt.Sprintf(":%d", port))
+			if err != nil {
+				return err
+			}
+			w.t.Cleanup(func() { l.Close() })
+			go func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					fmt.Fprintf(c, "%s saw %v", name, c.RemoteAddr())
+					c.Close()
+				}
+			}()
+		}
+		for _, network := range []string{"udp4", "udp6"} {
+			u, err := net.ListenPacket(network, fmt.Sprintf(":%d", port))
+			if err != nil {
+				return err
+			}
+			w.t.Cleanup(func() { u.Close() })
+			go func() {
+				buf := make([]byte, 2048)
+				for {
+					_, from, err := u.ReadFrom(buf)
+					if err != nil {
+						return
+					}
+					u.WriteTo(fmt.Appendf(nil, "%s saw %v", name, from), from)
+				}
+			}()
+		}
+		return nil
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// ask is who answered a client in path, and the address that it saw.
+func ask(path, network, to string) (name string, saw netip.Addr, err error) {
+	err = netns.Do(path, func() error {
+		c, err := net.DialTimeout(network, to, time.Second)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(time.Second))
+		if network == "udp" {
+			if _, err := c.Write([]byte("?")); err != nil {
+				return err
+			}
+		}
+		buf := make([]byte, 2048)
+		n, err := c.Read(buf)
+		if err != nil && err != io.EOF {
+			return err
+		}
+		var addr string
+		name, addr, _ = strings.Cut(string(buf[:n]), " saw ")
+		a, err := netip.ParseAddrPort(addr)
+		saw = a.Addr().Unmap()
+		return err
+	})
+	return name, saw, err
+}
+
+// published is a Service with every kind of frontend in one family; backends
+// marked by * are on this node.
+func published(p state.Protocol, v6 bool, backends ...string) state.Service {
+	fronts := []string{"10.96.0.1:80", "0.0.0.0:30080", "192.0.2.1:80", "192.0.2.2:80"}
+	if v6 {
+		fronts = []string{"[fd96::1]:80", "[::]:30080", "[2001:db8:2::1]:80", "[2001:db8:2::2]:80"}
+	}
+	port := state.ServicePort{Name: "p", Protocol: p}
+	for kind, f := range fronts {
+		port.Frontends = append(port.Frontends, state.ServiceFrontend{Kind: state.FrontendKind(kind), AddrPort: netip.MustParseAddrPort(f)})
+	}
+	for _, b := range backends {
+		rest, local := strings.CutPrefix(b, "*")
+		port.Backends = append(port.Backends, state.ServiceBackend{AddrPort: netip.MustParseAddrPort(rest), Ready: true, Serving: true, Local: local})
+	}
+	family := "4"
+	if v6 {
+		family = "6"
+	}
+	return state.Service{ServiceID: state.ServiceID{Owner: state.OwnerKubernetes, Namespace: "ns", Name: "web" + p.String() + family}, Ports: []state.ServicePort{port}}
+}
+
+// replace gives the node Services over both protocols and families, edited.
+func (w *edgeWorld) replace(four, six []string, edit func(s *state.Service)) {
+	w.t.Helper()
+	var list []state.Service
+	for _, p := range []state.Protocol{state.TCP, state.UDP} {
+		for _, s := range []state.Service{published(p, false, four...), published(p, true, six...)} {
+			if edit != nil {
+				edit(&s)
+			}
+			list = append(list, s)
+		}
+	}
+	w.must(func(e *Engine) error {
+		problems, err := e.ReplaceServices(state.OwnerKubernetes, list)
+		if len(problems) > 0 {
+			w.t.Error(problems)
+		}
+		return err
+	})
+}
+
+// each runs fn for both protocols and families.
+func each(t *testing.T, fn func(t *testing.T, network string, v6 bool)) {
+	for _, network := range []string{"tcp", "udp"} {
+		for _, v6 := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/v6=%v", network, v6), func(t *testing.T) { fn(t, network, v6) })
+		}
+	}
+}
+
+var (
+	externals = map[bool][]string{
+		false: {"198.51.100.1:30080", "198.51.101.1:30080", "192.0.2.1:80", "192.0.2.2:80"},
+		true:  {"[2001:db8:0::1]:30080", "[2001:db8:1::1]:30080", "[2001:db8:2::1]:80", "[2001:db8:2::2]:80"},
+	}
+	clusterIP = map[bool]string{false: "10.96.0.1:80", true: "[fd96::1]:80"}
+	nodeIP    = map[bool]netip.Addr{false: netip.MustParseAddr("198.51.100.1"), true: netip.MustParseAddr("2001:db8::1")}
+	clientIP  = map[bool]netip.Addr{false: netip.MustParseAddr("198.51.100.9"), true: netip.MustParseAddr("2001:db8::9")}
+)
+
+func TestClientsOutside(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.pod, "pod", 8080)
+	w.serve(w.other, "other", 8080)
+	w.serve(w.home, "node", 8081)
+	for name, c := range map[string]struct {
+		four, six []string
+		edit      func(s *state.Service)
+		want      string
+		keeps     bool // the backend sees the client
+	}{
+		"policy Cluster, a pod here":       {[]string{"*10.9.0.2:8080"}, []string{"*[fd09::2]:8080"}, nil, "pod", false},
+		"policy Cluster, on another node":  {[]string{"198.51.101.9:8080"}, []string{"[2001:db8:1::9]:8080"}, nil, "other", false},
+		"policy Cluster, the node itself":  {[]string{"*198.51.100.1:8081"}, []string{"*[2001:db8::1]:8081"}, nil, "node", true},
+		"policy Local, one here, one away": {[]string{"*10.9.0.2:8080", "198.51.101.9:8080"}, []string{"*[fd09::2]:8080", "[2001:db8:1::9]:8080"}, local, "pod", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.replace(c.four, c.six, c.edit)
+			each(t, func(t *testing.T, network string, v6 bool) {
+				for _, to := range append(externals[v6], clusterIP[v6]) {
+					if to == clusterIP[v6] && c.edit != nil {
+						continue // for it, both backends are right
+					}
+					saws := nodeIP[v6]
+					if c.keeps {
+						saws = clientIP[v6]
+					}
+					for range 3 {
+						name, saw, err := ask(w.client, network, to)
+						if err != nil || name != c.want || saw != saws {
+							t.Errorf("%s: %q saw %v, %v; want %q, which sees %v", to, name, saw, err, c.want, saws)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+func local(s *state.Service) { s.External = state.PolicyLocal }
+
+// Where the policy Local leaves this node nothing, a client outside waits; one
+// here does not notice. Where there is nothing anywhere, it is refused.
+func TestClientsOutsideWithoutBackend(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.other, "other", 8080)
+	w.replace([]string{"198.51.101.9:8080"}, []string{"[2001:db8:1::9]:8080"}, local)
+	each(t, func(t *testing.T, network string, v6 bool) {
+		for _, to := range externals[v6] {
+			if name, _, err := ask(w.client, network, to); !timedOut(err) {
+				t.Errorf("%s: %q, %v, instead of silence", to, name, err)
+			}
+			for who, path := range map[string]string{"the pod": w.pod, "the node": w.home} {
+				if name, _, err := ask(path, network, to); err != nil || name != "other" {
+					t.Errorf("%s from %s: %q, %v", to, who, name, err)
+				}
+			}
+		}
+	})
+	w.replace(nil, nil, local)
+	each(t, func(t *testing.T, network string, v6 bool) {
+		for _, to := range append(externals[v6], clusterIP[v6]) {
+			for who, path := range map[string]string{"outside": w.client, "the pod": w.pod, "the node": w.home} {
+				if name, _, err := ask(path, network, to); !errors.Is(err, syscall.ECONNREFUSED) {
+					t.Errorf("%s from %s: %q, %v", to, who, name, err)
+				}
+			}
+		}
+	})
+}
+
+func timedOut(err error) bool {
+	var n net.Error
+	return errors.As(err, &n) && n.Timeout()
+}
+
+// loadBalancerSourceRanges hold for the load balancer's address, and no other,
+// whoever asks.
+func TestSourceRanges(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.pod, "pod", 8080)
+	ranges := func(list ...string) {
+		w.replace([]string{"*10.9.0.2:8080"}, []string{"*[fd09::2]:8080"}, func(s *state.Service) {
+			for _, r := range list {
+				s.SourceRanges = append(s.SourceRanges, netip.MustParsePrefix(r))
+			}
+		})
+	}
+	ranges("203.0.113.0/24", "2001:db8:ff::/48")
+	each(t, func(t *testing.T, network string, v6 bool) {
+		lb := externals[v6][3]
+		if name, _, err := ask(w.client, network, lb); !timedOut(err) {
+			t.Errorf("%q, %v, instead of silence", name, err)
+		}
+		if name, _, err := ask(w.pod, network, lb); !timedOut(err) {
+			t.Errorf("the pod: %q, %v, instead of silence", name, err)
+		}
+		if name, _, err := ask(w.home, network, lb); !errors.Is(err, syscall.EHOSTUNREACH) {
+			t.Errorf("the node: %q, %v", name, err)
+		}
+		for _, to := range externals[v6][:3] {
+			if name, _, err := ask(w.client, network, to); err != nil || name != "pod" {
+				t.Errorf("%s: %q, %v", to, name, err)
+			}
+		}
+	})
+	ranges("198.51.100.0/24", "2001:db8::/64", "10.9.0.0/24", "fd09::/64")
+	each(t, func(t *testing.T, network string, v6 bool) {
+		for who, path := range map[string]string{"outside": w.client, "the pod": w.pod, "the node": w.home} {
+			if name, _, err := ask(path, network, externals[v6][3]); err != nil || name != "pod" {
+				t.Errorf("%s: %q, %v", who, name, err)
+			}
+		}
+	})
+}
+
+// The node's own sockets and the pods have all Services; without --host, the
+// node's have none.
+func TestTheNodesOwnSockets(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.pod, "pod", 8080)
+	w.serve(w.other, "other", 8080)
+	w.replace([]string{"198.51.101.9:8080"}, []string{"[2001:db8:1::9]:8080"}, nil)
+	each(t, func(t *testing.T, network string, v6 bool) {
+		for _, to := range append(externals[v6], clusterIP[v6]) {
+			for who, path := range map[string]string{"the pod": w.pod, "the node": w.home} {
+				if name, _, err := ask(path, network, to); err != nil || name != "other" {
+					t.Errorf("%s from %s: %q, %v", to, who, name, err)
+				}
+			}
+		}
+	})
+	w.must(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w0"}}) })
+	if name, _, err := ask(w.home, "tcp", clusterIP[false]); err == nil {
+		t.Errorf("%q answered the node", name)
+	}
+	w.must(func(e *Engine) error { return e.SetEdge(Edge{}) })
+	if name, _, err := ask(w.client, "tcp", externals[false][0]); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("%q, %v: without the edge there is no node port", name, err)
+	}
+	w.must(func(e *Engine) error {
+		s, err := e.Edge()
+		if len(s.Devices) > 0 || len(s.Addresses) > 0 || s.Host {
+			t.Errorf("%+v", s)
+		}
+		return err
+	})
+}
+
+// An affinity holds for a client by whichever frontend it comes, at the socket
+// and by packet, over restarts of the tool, and ends with its backend.
+func TestAffinity(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.other, "a", 8080)
+	w.serve(w.other, "b", 8081)
+	w.serve(w.other, "c", 8082)
+	four := []string{"198.51.101.9:8080", "198.51.101.9:8081", "198.51.101.9:8082"}
+	six := []string{"[2001:db8:1::9]:8080", "[2001:db8:1::9]:8081", "[2001:db8:1::9]:8082"}
+	sticky := func(s *state.Service) { s.Affinity = time.Hour }
+	w.replace(four, six, sticky)
+	each(t, func(t *testing.T, network string, v6 bool) {
+		for who, path := range map[string]string{"outside": w.client, "the pod": w.pod, "the node": w.home} {
+			first := ""
+			for i := range 4 {
+				for _, to := range append(externals[v6], clusterIP[v6]) {
+					name, _, err := ask(path, network, to)
+					if err != nil || first != "" && name != first {
+						t.Fatalf("%s, round %d: %s answered by %q after %q: %v", who, i, to, name, first, err)
+					}
+					first = name
+				}
+			}
+		}
+	})
+	// One that goes takes only its own clients with it; each finds another, and stays there.
+	before, _, err := ask(w.client, "tcp", externals[false][0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for gone := range four {
+		w.replace(append(append([]string{}, four[:gone]...), four[gone+1:]...), append(append([]string{}, six[:gone]...), six[gone+1:]...), sticky)
+		now, _, err := ask(w.client, "tcp", externals[false][0])
+		if err != nil || (string("abc"[gone]) != before && now != before) || now == string("abc"[gone]) {
+			t.Errorf("without %c: %q after %q, %v", "abc"[gone], now, before, err)
+		}
+		before = now
+		w.replace(four, six, sticky)
+	}
+	// Without affinity they are all met.
+	w.replace(four, six, nil)
+	met := map[string]bool{}
+	for range 60 {
+		name, _, _ := ask(w.client, "tcp", externals[false][0])
+		met[name] = true
+	}
+	if len(met) != 3 {
+		t.Errorf("only %v", met)
+	}
+}
+
+// asking asks again and again over one socket.
+type asking struct {
+	t *testing.T
+	c net.Conn
+}
+
+func (w *edgeWorld) asking(path, to string) asking {
+	w.t.Helper()
+	var c net.Conn
+	err := netns.Do(path, func() (err error) {
+		c, err = net.Dial("udp", to)
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { c.Close() })
+	return asking{w.t, c}
+}
+
+func (a asking) who() string {
+	a.t.Helper()
+	buf := make([]byte, 2048)
+	a.c.SetDeadline(time.Now().Add(2 * time.Second))
+	if _, err := a.c.Write([]byte("?")); err != nil {
+		a.t.Fatal(err)
+	}
+	n, err := a.c.Read(buf)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	name, _, _ := strings.Cut(string(buf[:n]), " saw ")
+	return name
+}
+
+// A datagram flow from outside moves when its backend leaves, and only then.
+func TestFlowsFromOutsideMoveWithTheirBackends(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.other, "a", 8080)
+	w.serve(w.other, "b", 8081)
+	four, six := []string{"198.51.101.9:8080", "198.51.101.9:8081"}, []string{"[2001:db8:1::9]:8080", "[2001:db8:1::9]:8081"}
+	for _, edit := range []func(*state.Service){nil, allLocal} {
+		w.replace(four, six, edit)
+		for _, v6 := range []bool{false, true} {
+			for _, to := range externals[v6] {
+				flow := w.asking(w.client, to)
+				first := flow.who()
+				for range 3 {
+					if now := flow.who(); now != first {
+						t.Fatalf("%s: %s after %s", to, now, first)
+					}
+				}
+				stays := 1 - strings.Index("ab", first)
+				w.replace(four[stays:stays+1], six[stays:stays+1], edit)
+				if now := flow.who(); now == first {
+					t.Errorf("%s: still %s", to, now)
+				}
+				w.replace(four, six, edit)
+				if now := flow.who(); now == first {
+					t.Errorf("%s: back to %s", to, now)
+				}
+			}
+		}
+	}
+}
+
+// allLocal is the policy Local, and every backend on this node.
+func allLocal(s *state.Service) {
+	s.External = state.PolicyLocal
+	for i := range s.Ports[0].Backends {
+		s.Ports[0].Backends[i].Local = true
+	}
+}
+
+// Within one batch, frontends pass from one Service to another without anybody
+// noticing; a port that another Service gets leads to nobody of the old one.
+func TestFrontendsChangeHandsUnnoticed(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.other, "a", 8080)
+	w.serve(w.other, "b", 8081)
+	named := func(name string) func(*state.Service) { return func(s *state.Service) { s.Name += name } }
+	a4, a6 := []string{"198.51.101.9:8080"}, []string{"[2001:db8:1::9]:8080"}
+	w.replace(a4, a6, nil)
+	before := tablesOf(w)
+	flow := w.asking(w.client, externals[false][0])
+	flow.who()
+	w.replace(a4, a6, named("-again"))
+	if flow.who() != "a" || tablesOf(w) != before {
+		t.Error("the flow or the tables noticed")
+	}
+	w.replace([]string{"198.51.101.9:8081"}, []string{"[2001:db8:1::9]:8081"}, named("-other"))
+	if now := flow.who(); now != "b" {
+		t.Errorf("the old flow reaches %s", now)
+	}
+	each(t, func(t *testing.T, network string, v6 bool) {
+		for _, path := range []string{w.client, w.pod, w.home} {
+			for _, to := range externals[v6] {
+				if name, _, err := ask(path, network, to); err != nil || name != "b" {
+					t.Errorf("%s: %q, %v", to, name, err)
+				}
+			}
+		}
+	})
+}
+
+// tablesOf is every entry of the Services' frontends and slots, in order.
+func tablesOf(w *edgeWorld) string {
+	var out []string
+	w.must(func(e *Engine) error {
+		fronts, err := e.dp.Frontends.All()
+		slots, err2 := e.dp.Slots.All()
+		for k, v := range fronts {
+			v.Group = 0 // named after the Service
+			out = append(out, fmt.Sprint(k, v))
+		}
+		for k, v := range slots {
+			out = append(out, fmt.Sprint(k, v))
+		}
+		return errors.Join(err, err2)
+	})
+	slices.Sort(out)
+	return strings.Join(out, "\n")
+}
+
+// Where programs are attached by clsact, the edge is the same.
+func TestEdgeByClsact(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.must(func(e *Engine) error { return e.SetEdge(Edge{}) })
+	w.opts.NoTCX = true
+	w.must(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w0", "w1"}}) })
+	w.serve(w.other, "other", 8080)
+	w.replace([]string{"198.51.101.9:8080"}, []string{"[2001:db8:1::9]:8080"}, nil)
+	each(t, func(t *testing.T, network string, v6 bool) {
+		if name, saw, err := ask(w.client, network, externals[v6][0]); err != nil || name != "other" || saw != nodeIP[v6] {
+			t.Errorf("%q saw %v, %v", name, saw, err)
+		}
+	})
+	w.must(func(e *Engine) error {
+		if s, err := e.Edge(); err != nil || len(s.Devices) != 2 {
+			t.Errorf("%+v, %v", s, err)
+		}
+		return e.SetEdge(Edge{})
+	})
+	if name, _, err := ask(w.client, "tcp", externals[false][0]); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("%q, %v", name, err)
+	}
+}
+
+// A pod with a child of the NIC itself gets its clients from outside with their
+// own addresses.
+func TestClientsOutsideOfAPodWithItsOwnNIC(t *testing.T) {
+	w := newEdgeWorld(t)
+	name := w.name + "-mv"
+	w.namespace(name)
+	w.run("ip netns exec %s sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0", name)
+	w.run("ip link add link w0 name mv0 netns %s type macvlan mode bridge", name)
+	w.run("ip -n %s link set mv0 name eth0 && ip -n %s link set eth0 up && ip -n %s link set lo up", name, name, name)
+	w.run("ip -n %s addr add 198.51.100.2/24 dev eth0 && ip -n %s addr add 2001:db8:0::2/64 dev eth0 nodad", name, name)
+	w.run("ip -n %s route add default via 198.51.100.9 && ip -n %s -6 route add default via 2001:db8:0::9", name, name)
+	if _, err := w.add(netns.Path(name)); err != nil {
+		t.Fatal(err)
+	}
+	w.serve(netns.Path(name), "macvlan", 8080)
+	w.replace([]string{"*198.51.100.2:8080"}, []string{"*[2001:db8:0::2]:8080"}, nil)
+	each(t, func(t *testing.T, network string, v6 bool) {
+		for _, to := range externals[v6] {
+			for range 2 {
+				if name, saw, err := ask(w.client, network, to); err != nil || name != "macvlan" || saw != clientIP[v6] {
+					t.Errorf("%s: %q saw %v, %v", to, name, saw, err)
+				}
+			}
+		}
+	})
+}
+
+// A socket of the node's own that a Service led somewhere ends as a pod's does.
+func TestTheNodesOwnSocketsEndWithTheirBackend(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.other, "a", 8080)
+	w.serve(w.other, "b", 8081)
+	w.replace([]string{"198.51.101.9:8080"}, []string{"[2001:db8:1::9]:8080"}, nil)
+	for _, v6 := range []bool{false, true} {
+		flow, direct := w.asking(w.home, clusterIP[v6]), w.asking(w.home, map[bool]string{false: "198.51.101.9:8080", true: "[2001:db8:1::9]:8080"}[v6])
+		if flow.who() != "a" || direct.who() != "a" {
+			t.Fatal("somebody else answered")
+		}
+		w.replace([]string{"198.51.101.9:8081"}, []string{"[2001:db8:1::9]:8081"}, nil)
+		if err := pendingError(t, flow.c); !errors.Is(err, syscall.ECONNABORTED) {
+			t.Errorf("v6=%v: %v", v6, err)
+		}
+		if err := pendingError(t, direct.c); err != nil {
+			t.Errorf("v6=%v: the one without a Service: %v", v6, err)
+		}
+		w.replace([]string{"198.51.101.9:8080"}, []string{"[2001:db8:1::9]:8080"}, nil)
+	}
+}
+
+// A host port leads clients from everywhere to its pod, which sees those outside
+// as they are; it closes with its pod, and nobody takes another's.
+func TestHostPorts(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.pod, "pod", 8080)
+	open := []HostPort{
+		{state.TCP, netip.Addr{}, 8000, netip.MustParseAddrPort("10.9.0.2:8080")},
+		{state.UDP, netip.Addr{}, 8000, netip.MustParseAddrPort("[fd09::2]:8080")},
+		{state.TCP, netip.MustParseAddr("198.51.100.1"), 8001, netip.MustParseAddrPort("10.9.0.2:8080")},
+	}
+	w.must(func(e *Engine) error { return e.AddHostPorts(open...) })
+	w.must(func(e *Engine) error { return e.AddHostPorts(open...) }) // as a repeated ADD does
+	reach := map[string]string{"198.51.100.1:8000": "tcp", "198.51.101.1:8000": "tcp", "[2001:db8::1]:8000": "udp", "198.51.100.1:8001": "tcp"}
+	for to, network := range reach {
+		for who, path := range map[string]string{"outside": w.client, "the pod": w.pod, "the node": w.home} {
+			name, saw, err := ask(path, network, to)
+			if err != nil || name != "pod" || who == "outside" && saw != clientIP[saw.Is6()] {
+				t.Errorf("%s from %s: %q saw %v, %v", to, who, name, saw, err)
+			}
+		}
+	}
+	if name, _, err := ask(w.client, "tcp", "198.51.101.1:8001"); err == nil {
+		t.Errorf("%q answered on an address that has no such port", name)
+	}
+	other := open[0]
+	other.Pod = netip.MustParseAddrPort("10.9.0.3:8080")
+	err := w.do(func(e *Engine) error { return e.AddHostPorts(other) })
+	if err == nil || !strings.Contains(err.Error(), "host port tcp 0.0.0.0:8000 is taken") {
+		t.Error(err)
+	}
+	w.must(func(e *Engine) error { return e.RemoveHostPorts(other) }) // not its own
+	if _, _, err := ask(w.client, "tcp", "198.51.100.1:8000"); err != nil {
+		t.Error(err)
+	}
+	w.must(func(e *Engine) error { return e.RemoveHostPorts(open...) })
+	w.must(func(e *Engine) error { return e.RemoveHostPorts(open...) })
+	if list := w.services(); len(list) != 0 {
+		t.Errorf("%+v", list)
+	}
+}

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+// Other nodes: who they are, and how their pods are reached from here. The list
+// in the store is the truth; routes, tables and programs follow it.
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	peers "github.com/mustang-net/mustang/internal/node"
+	"github.com/mustang-net/mustang/internal/state"
+	"github.com/mustang-net/mustang/internal/store"
+)
+
+// Nodes is the list of nodes, this one included, by name, and the settings.
+func (e *Engine) Nodes() (list []state.Node, set state.NodeSettings, err error) {
+	n, err := e.store.Nodes()
+	return n.Nodes, settingsOf(n), err
+}
+
+func settingsOf(n store.Nodes) state.NodeSettings {
+	if n.Settings == nil {
+		return peers.DefaultSettings()
+	}
+	return *n.Settings
+}
+
+// AddNode adds a node, or replaces the owner's own of that name.
+func (e *Engine) AddNode(n state.Node) error {
+	return e.changeNodes(func(all store.Nodes) (store.Nodes, error) {
+		i := slices.IndexFunc(all.Nodes, func(o state.Node) bool { return o.Name == n.Name })
+		if i >= 0 && all.Nodes[i].Owner != n.Owner {
+			return all, fmt.Errorf("node %s belongs to %s: remove it there", n.Name, all.Nodes[i].Owner)
+		}
+		others := all.Nodes
+		if i >= 0 {
+			others = slices.Delete(slices.Clone(all.Nodes), i, i+1)
+		}
+		if err := peers.Conflict(n, others); err != nil {
+			return all, err
+		}
+		all.Nodes = append(slices.Clone(others), n)
+		return all, nil
+	})
+}
+
+// RemoveNode removes a node. Flows to and from the others' pods stay as they are.
+func (e *Engine) RemoveNode(name string, owner state.Owner) error {
+	return e.changeNodes(func(all store.Nodes) (store.Nodes, error) {
+		i := slices.IndexFunc(all.Nodes, func(o state.Node) bool { return o.Name == name })
+		if i < 0 {
+			return all, fmt.Errorf("node %s: %w; `mustang node ls` lists those that exist", name, ErrNotFound)
+		}
+		if all.Nodes[i].Owner != owner {
+			return all, fmt.Errorf("node %s belongs to %s: remove it there", name, all.Nodes[i].Owner)
+		}
+		all.Nodes = slices.Delete(slices.Clone(all.Nodes), i, i+1)
+		return all, nil
+	})
+}
+
+// ApplyNodes makes the owner's nodes exactly list, and sets what change says.
+func (e *Engine) ApplyNodes(owner state.Owner, list []state.Node, change peers.SettingsSpec) error {
+	return e.changeNodes(func(all store.Nodes) (store.Nodes, error) {
+		var out []state.Node
+		for _, n := range all.Nodes {
+			if n.Owner != owner {
+				out = append(out, n)
+			}
+		}
+		for _, n := range list {
+			n.Owner = owner
+			if err := peers.Conflict(n, out); err != nil {
+				return all, err
+			}
+			out = append(out, n)
+		}
+		all.Nodes = out
+		return withSettings(all, change)
+	})
+}
+
+// SetNode changes this node's own settings.
+func (e *Engine) SetNode(change peers.SettingsSpec) error {
+	return e.changeNodes(func(all store.Nodes) (store.Nodes, error) { return withSettings(all, change) })
+}
+
+func withSettings(all store.Nodes, change peers.SettingsSpec) (store.Nodes, error) {
+	set, err := change.Apply(settingsOf(all))
+	all.Settings = &set
+	return all, err
+}
+
+// changeNodes journals the list that fn makes of the present one, then writes
+// and applies it.
+func (e *Engine) changeNodes(fn func(store.Nodes) (store.Nodes, error)) error {
+	if e.dp == nil {
+		return errReadOnly
+	}
+	was, err := e.store.Nodes()
+	if err != nil {
+		return err
+	}
+	now, err := fn(was)
+	if err != nil {
+		return err
+	}
+	now.Nodes = slices.Clone(now.Nodes)
+	if now.PodMTU, err = podMTU(now); err != nil {
+		return err
+	}
+	slices.SortFunc(now.Nodes, func(a, b state.Node) int { return strings.Compare(a.Name, b.Name) })
+	if err := giveRefs(was, &now, e.dp.MaxRemotes()); err != nil {
+		return err
+	}
+	op := operation{Kind: opNodes, Nodes: &now, NodesBefore: &was}
+	if err := e.store.WriteJournal(op); err != nil {
+		return err
+	}
+	if err := e.applyNodes(op); err != nil {
+		return privilege(err) // undone, or the journal stays
+	}
+	return e.store.ClearJournal()
+}
+
+// giveRefs numbers nodes that are new or have changed: a flow whose entry has
+// the old number is judged anew.
+func giveRefs(was store.Nodes, now *store.Nodes, slots uint32) error {
+	used := map[uint32]bool{}
+	for i := range now.Nodes {
+		n := &now.Nodes[i]
+		n.Ref = 0
+		for _, o := range was.Nodes {
+			if o.Equal(*n) {
+				n.Ref = o.Ref
+			}
+		}
+		used[n.Ref&0xffff] = n.Ref != 0
+	}
+	slot := uint32(1)
+	for i := range now.Nodes {
+		n := &now.Nodes[i]
+		if n.Ref != 0 {
+			continue
+		}
+		for used[slot] {
+			slot++
+		}
+		if slot >= slots {
+			return fmt.Errorf("all %d nodes of the table are in use; remove one", slots-1)
+		}
+		used[slot] = true
+		now.LastRef = now.LastRef%0xffff + 1
+		n.Ref = now.LastRef<<16 | slot
+	}
+	return nil
+}
+
+// applyNodes makes the journal's list the present one. One that cannot be is
+// undone: the list before takes its place.
+func (e *Engine) applyNodes(op operation) error {
+	err := e.store.PutNodes(*op.Nodes)
+	if err == nil {
+		err = e.syncNodes(*op.Nodes)
+	}
+	if err == nil {
+		before := 0
+		if op.NodesBefore != nil {
+			before = op.NodesBefore.PodMTU
+		}
+		return e.syncPodMTU(before, op.Nodes.PodMTU)
+	}
+	if op.NodesBefore == nil {
+		return err
+	}
+	undo := errors.Join(e.store.PutNodes(*op.NodesBefore), e.syncNodes(*op.NodesBefore))
+	if undo == nil {
+		undo = e.store.ClearJournal()
+	}
+	return errors.Join(err, undo)
+}
+
+// remotesOf are the other nodes, and this one.
+func remotesOf(list []state.Node) (self state.Node, remotes []state.Node, err error) {
+	self, err = peers.Self(list)
+	for _, n := range list {
+		if n.Name != self.Name {
+			remotes = append(remotes, n)
+		}
+	}
+	return self, remotes, err
+}
+
+// syncNodes brings routes, devices, tables and programs to what n says. It can
+// be done again at any point of itself.
+func (e *Engine) syncNodes(n store.Nodes) error {
+	set := settingsOf(n)
+	self, remotes, err := remotesOf(n.Nodes)
+	if err != nil {
+		return err
+	}
+	devices, err := peers.Devices(set.Devices, self, remotes)
+	if err != nil {
+		return err
+	}
+	overlay, err := e.syncOverlay(self, remotes, set)
+	if err != nil {
+		return err
+	}
+	// What is sent must find its way before somebody is told to send it.
+	if err := e.syncRemotes(self, remotes, set, overlay); err != nil {
+		return err
+	}
+	if err := e.syncWire(devices, remotes, set, overlay); err != nil {
+		return err
+	}
+	notes, err := peers.SyncRoutes(remotes, overlay)
+	for _, note := range notes {
+		e.opts.Notify(note)
+	}
+	return err
+}
+
+// syncWire attaches the node's own programs. Without other nodes there is
+// nothing for them to do.
+func (e *Engine) syncWire(devices []peers.Device, remotes []state.Node, set state.NodeSettings, overlay *peers.Overlay) error {
+	var netdevs []int
+	if set.HostRouting == state.RoutingEBPF && len(remotes) > 0 {
+		if err := e.dp.EnsureWire(); err != nil {
+			return err
+		}
+		for _, d := range devices {
+			netdevs = append(netdevs, d.Index)
+		}
+	}
+	return e.dp.SyncWire(netdevs, overlay.Ifindex())
+}
+
+// syncRemotes writes the tables of nodes: a node before the networks that lead
+// to it, and the other way round when it goes.
+func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.NodeSettings, overlay *peers.Overlay) error {
+	config, _, err := e.dp.Node.Get(0)
+	if err != nil {
+		return err
+	}
+	if config.Key == 0 {
+		config.Key = rand.Uint32() | 1
+	}
+	config.Flags, config.Overlay, config.Vni, config.Port = 0, uint32(overlay.Ifindex()), set.VNI, datapath.Port(set.Port)
+	if set.HostRouting == state.RoutingEBPF {
+		config.Flags = bpfgen.NodeEbpf
+	}
+	config.Ip4, config.Ip6 = datapath.FromAddr(self.Addr(true)), datapath.FromAddr(self.Addr(false))
+	slots := map[uint32]datapath.Remote{}
+	tunnels := map[datapath.Addr]uint32{}
+	nets := map[datapath.Prefix]uint32{}
+	for _, n := range remotes {
+		r := datapath.Remote{Ref: n.Ref, Mac: [6]uint8(peers.VTEP(n.Addrs[0]))}
+		if n.Mode == state.NodeVXLAN {
+			r.Flags, r.Addr = bpfgen.RemoteTunnel, datapath.FromAddr(n.Underlay(self))
+			for _, a := range n.Addrs {
+				tunnels[datapath.FromAddr(a)] = n.Ref
+			}
+		}
+		slots[n.Ref&0xffff] = r
+		for _, p := range n.PodCIDRs {
+			nets[datapath.PrefixOf(p)] = n.Ref
+		}
+	}
+	return errors.Join(
+		e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{config}),
+		replace(e.dp.Remotes, slots), replace(e.dp.Peers, tunnels), replace(e.dp.Nets, nets))
+}
+
+// replace makes a table's content exactly want.
+func replace[K, V comparable](t *datapath.Table[K, V], want map[K]V) error {
+	have, err := t.All()
+	if err != nil {
+		return err
+	}
+	var put, gone []K
+	var values []V
+	for k, v := range want {
+		if have[k] != v {
+			put, values = append(put, k), append(values, v)
+		}
+	}
+	for k := range have {
+		if _, ok := want[k]; !ok {
+			gone = append(gone, k)
+		}
+	}
+	return errors.Join(t.Put(put, values), t.Delete(gone))
+}
+
+func (e *Engine) syncOverlay(self state.Node, remotes []state.Node, set state.NodeSettings) (*peers.Overlay, error) {
+	if !slices.ContainsFunc(remotes, func(n state.Node) bool { return n.Mode == state.NodeVXLAN }) {
+		return nil, peers.RemoveOverlay()
+	}
+	for _, n := range remotes {
+		if n.Mode == state.NodeVXLAN && !n.Underlay(self).IsValid() {
+			return nil, fmt.Errorf("node %s is reached by vxlan, and this node has no address of its families in the list: add this node, with its own", n.Name)
+		}
+	}
+	mtu, err := peers.UnderlayMTU(remotes)
+	if err != nil {
+		return nil, err
+	}
+	return peers.EnsureOverlay(self, remotes, set, mtu)
+}
+
+// forgetNodes is the reverse of syncNodes, for a reset.
+func (e *Engine) forgetNodes() error {
+	n, err := e.store.Nodes()
+	if err == nil && len(n.Nodes) == 0 && n.Settings == nil {
+		return nil // nothing was ever made
+	}
+	return errors.Join(datapath.RemoveWireFilters(), peers.RemoveRoutes(), peers.RemoveOverlay())
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"slices"
+
+	peers "github.com/mustang-net/mustang/internal/node"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// NodesStatus is this node among others.
+type NodesStatus struct {
+	Self        string            `json:"self"` // this node's name; "" when the list has none of its addresses
+	HostRouting state.HostRouting `json:"host_routing"`
+	Direct      int               `json:"direct"` // other nodes, by how their pods are reached
+	VXLAN       int               `json:"vxlan"`
+	Devices     []string          `json:"devices"`           // that carry the NIC's program
+	PodMTU      int               `json:"pod_mtu,omitempty"` // of what pods send to other nodes
+	Wire        []peers.Probe     `json:"wire"`              // what came of asking each node
+}
+
+// nodesStatus is nil when this node knows of no other. It sends echoes to all.
+func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
+	n, err := e.store.Nodes()
+	if err != nil || len(n.Nodes) == 0 {
+		return nil, nil, err
+	}
+	set := settingsOf(n)
+	self, remotes, err := remotesOf(n.Nodes)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := &NodesStatus{Self: self.Name, HostRouting: set.HostRouting, PodMTU: n.PodMTU, Devices: []string{}, Wire: peers.ProbeWire(remotes)}
+	for _, r := range remotes {
+		if r.Mode == state.NodeVXLAN {
+			s.VXLAN++
+		} else {
+			s.Direct++
+		}
+	}
+	warnings := []string{}
+	if s.Self == "" {
+		warnings = append(warnings, "no node of the list has an address of this machine: `mustang node add` this node, too")
+	}
+	devices, err := peers.Devices(set.Devices, self, remotes)
+	if err != nil {
+		warnings = append(warnings, err.Error())
+	}
+	attached := e.dp.WireDevices()
+	for _, d := range devices {
+		if slices.Contains(attached, d.Index) {
+			s.Devices = append(s.Devices, d.Name)
+		} else if set.HostRouting == state.RoutingEBPF && len(remotes) > 0 {
+			warnings = append(warnings, fmt.Sprintf("device %s leads to other nodes and does not carry mustang's program, so the host's stack forwards what comes by it; `mustang node set --host-routing ebpf` attaches it", d.Name))
+		}
+	}
+	if mtu, err := podMTU(n); err == nil && mtu != n.PodMTU {
+		warnings = append(warnings, fmt.Sprintf("the devices to other nodes leave pods %d bytes, and pods were told %d; `mustang node set --host-routing %s` tells them anew", mtu, n.PodMTU, set.HostRouting))
+	}
+	for _, p := range s.Wire {
+		if p.Fault != "" {
+			warnings = append(warnings, fmt.Sprintf("node %s at %s %s", p.Node, p.Address, p.Fault))
+		}
+	}
+	return s, warnings, nil
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+// How long a packet a pod may send off its node: what the wire takes, less the
+// tunnel's headers. It is the MTU of the pod's default routes; its interface
+// keeps its own, and so do the routes to the node's own pods.
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	peers "github.com/mustang-net/mustang/internal/node"
+	"github.com/mustang-net/mustang/internal/state"
+	"github.com/mustang-net/mustang/internal/store"
+)
+
+// podMTU is what n's nodes are reached with; 0: there are none.
+func podMTU(n store.Nodes) (int, error) {
+	self, remotes, err := remotesOf(n.Nodes)
+	if err != nil || len(remotes) == 0 {
+		return 0, err
+	}
+	mtu, err := peers.UnderlayMTU(remotes)
+	if err != nil {
+		return 0, err
+	}
+	for _, r := range remotes {
+		if r.Mode == state.NodeVXLAN {
+			return mtu - peers.Overhead(self, remotes), nil
+		}
+	}
+	return mtu, nil
+}
+
+// narrowPod gives a new pod's routes the MTU.
+func (e *Engine) narrowPod(ep state.Endpoint) error {
+	n, err := e.store.Nodes()
+	if err != nil || n.PodMTU == 0 {
+		return err
+	}
+	return e.setPodMTU(ep, 0, n.PodMTU)
+}
+
+// syncPodMTU brings all pods' routes from one MTU to another.
+func (e *Engine) syncPodMTU(before, now int) error {
+	if before == now {
+		return nil
+	}
+	if err := e.loadEndpoints(); err != nil {
+		return err
+	}
+	var errs []error
+	for _, ep := range e.known {
+		errs = append(errs, e.setPodMTU(ep, before, now))
+	}
+	return errors.Join(errs...)
+}
+
+// setPodMTU changes the default routes of a pod behind a host end: one that is
+// before, or none at all. Somebody else's stays. A pod that is gone is success.
+func (e *Engine) setPodMTU(ep state.Endpoint, before, now int) error {
+	if ep.Placement != state.HostEnd || ep.Netns == "" {
+		return nil
+	}
+	if ep.LinkMTU > 0 && now >= ep.LinkMTU {
+		now = 0 // the interface's own is as good
+	}
+	err := e.inPod(ep, func() error {
+		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+			routes, err := netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: ep.PodIndex, Table: unix.RT_TABLE_MAIN},
+				netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+			if err != nil {
+				return err
+			}
+			for _, r := range routes {
+				if !defaultRoute(r) || r.MTU == now || r.MTU != 0 && r.MTU != before {
+					continue
+				}
+				r.MTU = now
+				if err := netlink.RouteReplace(&r); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("set MTU %d of the routes of endpoint %d: %w", now, ep.ID, err)
+	}
+	return nil
+}
+
+func defaultRoute(r netlink.Route) bool {
+	if r.Dst == nil {
+		return true
+	}
+	ones, _ := r.Dst.Mask.Size()
+	return ones == 0
+}

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package k8s
+
+// A row for each sentence of the Service API and of EndpointSlices that says
+// what a proxy must do: objects in, desired Service out.
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// node is the one that everything is translated for.
+const node = "n1"
+
+func service(t *testing.T, text string) *Service {
+	t.Helper()
+	o := parse[corev1.Service](t, text)
+	if _, err := strip(o); err != nil {
+		t.Fatal(err)
+	}
+	return readService(o)
+}
+
+func slice(t *testing.T, text string) *Slice {
+	t.Helper()
+	o := parse[discoveryv1.EndpointSlice](t, text)
+	if _, err := strip(o); err != nil {
+		t.Fatal(err)
+	}
+	return readSlice(o)
+}
+
+func parse[T any](t *testing.T, text string) *T {
+	t.Helper()
+	var o T
+	if err := yaml.UnmarshalStrict([]byte(text), &o); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return &o
+}
+
+func frontend(kind state.FrontendKind, addr string) state.ServiceFrontend {
+	return state.ServiceFrontend{Kind: kind, AddrPort: netip.MustParseAddrPort(addr)}
+}
+
+func backend(addr string) state.ServiceBackend {
+	return state.ServiceBackend{AddrPort: netip.MustParseAddrPort(addr), Ready: true, Serving: true}
+}
+
+func local(addr string) state.ServiceBackend {
+	b := backend(addr)
+	b.Node, b.Local = node, true
+	return b
+}
+
+const (
+	plainSpec  = "clusterIP: 10.96.0.7\n  clusterIPs: [10.96.0.7]\n  ports: [{port: 80, protocol: TCP}]"
+	plainSlice = "addressType: IPv4\nports: [{name: '', port: 8080, protocol: TCP}]\n"
+)
+
+// spec is a Service with this spec.
+func spec(fields string) string { return "metadata: {name: web, namespace: shop}\nspec:\n  " + fields }
+
+// of is a slice of that Service.
+func of(fields string) string {
+	return "metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}\n" + fields
+}
+
+// want is the Service that plainSpec comes to, changed by fn.
+func want(fn func(*state.Service)) *state.Service {
+	s := &state.Service{
+		ServiceID: state.ServiceID{Owner: state.OwnerKubernetes, Namespace: "shop", Name: "web"},
+		Ports:     []state.ServicePort{{Protocol: state.TCP, Frontends: []state.ServiceFrontend{frontend(state.ClusterIP, "10.96.0.7:80")}}},
+	}
+	if fn != nil {
+		fn(s)
+	}
+	return s
+}
+
+func wantFrontends(list ...state.ServiceFrontend) *state.Service {
+	return want(func(s *state.Service) { s.Ports[0].Frontends = list })
+}
+
+func wantBackends(list ...state.ServiceBackend) *state.Service {
+	return want(func(s *state.Service) { s.Ports[0].Backends = list })
+}
+
+var sentences = []struct {
+	says    string
+	service string
+	slices  []string
+	want    *state.Service // nil: nothing of ours
+	problem string         // a part of the only one; "": none
+}{
+	{says: "a Service without endpoints has its frontends", service: spec(plainSpec), want: want(nil)},
+	{says: "headless: no address, nothing to translate", service: spec("clusterIP: None\n  clusterIPs: [None]\n  ports: [{port: 80}]")},
+	{says: "ExternalName is an alias of DNS", service: spec("type: ExternalName\n  externalName: example.org")},
+	{says: "a Service without an address yet", service: spec("ports: [{port: 80}]")},
+	{
+		says:    "service-proxy-name: another proxy serves it, whatever its value",
+		service: "metadata: {name: web, namespace: shop, labels: {service.kubernetes.io/service-proxy-name: ''}}\nspec:\n  " + plainSpec,
+	},
+	{says: "written before dual stack: clusterIP alone", service: spec("clusterIP: 10.96.0.7\n  ports: [{port: 80}]"), want: want(nil)},
+	{
+		says:    "dual stack: each port has an address of both families, and each endpoint goes by its own",
+		service: spec("clusterIP: 10.96.0.7\n  clusterIPs: [10.96.0.7, 'fd00:96::7']\n  ports: [{port: 80}]"),
+		slices: []string{
+			of(plainSlice + "endpoints: [{addresses: [10.1.0.1]}]"),
+			of("addressType: IPv6\nports: [{name: '', port: 8080, protocol: TCP}]\nendpoints: [{addresses: ['fd00::1']}]"),
+		},
+		want: want(func(s *state.Service) {
+			s.Ports[0].Frontends = append(s.Ports[0].Frontends, frontend(state.ClusterIP, "[fd00:96::7]:80"))
+			s.Ports[0].Backends = []state.ServiceBackend{backend("10.1.0.1:8080"), backend("[fd00::1]:8080")}
+		}),
+	},
+	{
+		says:    "several ports: endpoints by the port's name and protocol",
+		service: spec("clusterIP: 10.96.0.7\n  clusterIPs: [10.96.0.7]\n  ports: [{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53, protocol: TCP}]"),
+		slices: []string{of("addressType: IPv4\nports: [{name: dns, port: 5353, protocol: UDP}, {name: dns-tcp, port: 5354, protocol: TCP}, {name: dns, port: 9, protocol: TCP}]\n" +
+			"endpoints: [{addresses: [10.1.0.1]}]")},
+		want: want(func(s *state.Service) {
+			front := []state.ServiceFrontend{frontend(state.ClusterIP, "10.96.0.7:53")}
+			s.Ports = []state.ServicePort{
+				{Name: "dns", Protocol: state.UDP, Frontends: front, Backends: []state.ServiceBackend{backend("10.1.0.1:5353")}},
+				{Name: "dns-tcp", Protocol: state.TCP, Frontends: front, Backends: []state.ServiceBackend{backend("10.1.0.1:5354")}},
+			}
+		}),
+	},
+	{
+		says:    "a named target port may be another number in each slice",
+		service: spec(plainSpec),
+		slices: []string{
+			of(plainSlice + "endpoints: [{addresses: [10.1.0.1]}]"),
+			of("addressType: IPv4\nports: [{name: '', port: 9090, protocol: TCP}]\nendpoints: [{addresses: [10.1.0.2]}]"),
+		},
+		want: wantBackends(backend("10.1.0.1:8080"), backend("10.1.0.2:9090")),
+	},
+	{says: "a slice's port that is nil is no port", service: spec(plainSpec), slices: []string{of("addressType: IPv4\nports: [{name: ''}]\nendpoints: [{addresses: [10.1.0.1]}]")}, want: want(nil)},
+	{says: "a slice of names is not for a proxy", service: spec(plainSpec), slices: []string{of("addressType: FQDN\nports: [{name: '', port: 80}]\nendpoints: [{addresses: [example.org]}]")}, want: want(nil)},
+	{
+		says: "all addresses of an endpoint are one place: the first is taken", service: spec(plainSpec),
+		slices: []string{of(plainSlice + "endpoints: [{addresses: [10.1.0.1, 10.1.0.2]}]")}, want: wantBackends(backend("10.1.0.1:8080")),
+	},
+	{
+		says: "an endpoint's node is told, and whether it is this one", service: spec(plainSpec),
+		slices: []string{of(plainSlice + "endpoints: [{addresses: [10.1.0.1], nodeName: n1}]")}, want: wantBackends(local("10.1.0.1:8080")),
+	},
+	{
+		says: "nil conditions: ready, serving as it is ready, not terminating", service: spec(plainSpec),
+		slices: []string{of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: false}}]")},
+		want:   wantBackends(state.ServiceBackend{AddrPort: netip.MustParseAddrPort("10.1.0.1:8080")}),
+	},
+	{
+		says: "a terminating endpoint that serves is told as such", service: spec(plainSpec),
+		slices: []string{of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: false, serving: true, terminating: true}}]")},
+		want:   wantBackends(state.ServiceBackend{AddrPort: netip.MustParseAddrPort("10.1.0.1:8080"), Serving: true, Terminating: true}),
+	},
+	{
+		says: "an endpoint in two slices while it moves counts once, in its better condition", service: spec(plainSpec),
+		slices: []string{
+			of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: false}}, {addresses: [10.1.0.2]}]"),
+			of(plainSlice + "endpoints: [{addresses: [10.1.0.1]}, {addresses: [10.1.0.2], conditions: {ready: false}}]"),
+		},
+		want: wantBackends(backend("10.1.0.1:8080"), backend("10.1.0.2:8080")),
+	},
+	{
+		says: "publishNotReadyAddresses is the slice controller's: it writes ready", service: spec(plainSpec + "\n  publishNotReadyAddresses: true"),
+		slices: []string{of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: true, serving: false}}]")},
+		want:   wantBackends(state.ServiceBackend{AddrPort: netip.MustParseAddrPort("10.1.0.1:8080"), Ready: true}),
+	},
+	{
+		says: "hints for zones and nodes are told", service: spec(plainSpec + "\n  trafficDistribution: PreferClose"),
+		slices: []string{of(plainSlice + "endpoints: [{addresses: [10.1.0.1], hints: {forZones: [{name: a}], forNodes: [{name: n2}]}}]")},
+		want: want(func(s *state.Service) {
+			s.TrafficDistribution = "PreferClose"
+			b := backend("10.1.0.1:8080")
+			b.ForZones, b.ForNodes = []string{"a"}, []string{"n2"}
+			s.Ports[0].Backends = []state.ServiceBackend{b}
+		}),
+	},
+	{
+		says: "externalIPs belong to any type", service: spec(plainSpec + "\n  externalIPs: [198.51.100.1, 'fd00:e::1']"),
+		want: wantFrontends(frontend(state.ClusterIP, "10.96.0.7:80"), frontend(state.ExternalIP, "198.51.100.1:80"), frontend(state.ExternalIP, "[fd00:e::1]:80")),
+	},
+	{
+		says: "NodePort: the port on the node's addresses, in the families of the Service", service: spec("type: NodePort\n  clusterIP: 10.96.0.7\n  clusterIPs: [10.96.0.7, 'fd00:96::7']\n  ports: [{port: 80, nodePort: 30080}]"),
+		want: wantFrontends(frontend(state.ClusterIP, "10.96.0.7:80"), frontend(state.ClusterIP, "[fd00:96::7]:80"),
+			frontend(state.NodePort, "0.0.0.0:30080"), frontend(state.NodePort, "[::]:30080")),
+	},
+	{
+		says:    "LoadBalancer: addresses of ipMode VIP, and of none, are the node's to answer; those of Proxy and names are not",
+		service: spec("type: LoadBalancer\n  "+plainSpec) + "\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {ip: 203.0.113.2, ipMode: VIP}, {ip: 203.0.113.3, ipMode: Proxy}, {hostname: lb.example}]}}",
+		want:    wantFrontends(frontend(state.ClusterIP, "10.96.0.7:80"), frontend(state.LoadBalancer, "203.0.113.1:80"), frontend(state.LoadBalancer, "203.0.113.2:80")),
+	},
+	{
+		says:    "allocateLoadBalancerNodePorts false: no node port",
+		service: spec("type: LoadBalancer\n  allocateLoadBalancerNodePorts: false\n  " + plainSpec), want: want(nil),
+	},
+	{
+		says: "the status of what is no LoadBalancer any more counts for nothing", service: spec(plainSpec) + "\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.1}]}}",
+		want: want(nil),
+	},
+	{
+		says:    "loadBalancerSourceRanges, with and without space",
+		service: spec("type: LoadBalancer\n  loadBalancerSourceRanges: [' 192.0.2.0/24 ', 'fd00:2::/64']\n  " + plainSpec),
+		want: want(func(s *state.Service) {
+			s.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("fd00:2::/64")}
+		}),
+	},
+	{
+		says:    "a source range that cannot be read closes the load balancer's addresses and nothing else",
+		service: spec("type: LoadBalancer\n  loadBalancerSourceRanges: [everybody]\n  "+plainSpec) + "\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.1}]}}",
+		want:    want(nil), problem: `"everybody" is not a network`,
+	},
+	{
+		says:    "externalTrafficPolicy Local with its health check",
+		service: spec("type: LoadBalancer\n  externalTrafficPolicy: Local\n  healthCheckNodePort: 32000\n  " + plainSpec),
+		want:    want(func(s *state.Service) { s.External, s.HealthCheckNodePort = state.PolicyLocal, 32000 }),
+	},
+	{
+		says:    "internalTrafficPolicy Local",
+		service: spec("internalTrafficPolicy: Local\n  " + plainSpec), want: want(func(s *state.Service) { s.Internal = state.PolicyLocal }),
+	},
+	{
+		says:    "sessionAffinity ClientIP lasts three hours unless told",
+		service: spec("sessionAffinity: ClientIP\n  " + plainSpec), want: want(func(s *state.Service) { s.Affinity = 3 * time.Hour }),
+	},
+	{
+		says:    "sessionAffinityConfig gives the time",
+		service: spec("sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: 7}}\n  " + plainSpec),
+		want:    want(func(s *state.Service) { s.Affinity = 7 * time.Second }),
+	},
+	{
+		says:    "a protocol that is not served is named; the other ports are served",
+		service: spec("clusterIP: 10.96.0.7\n  clusterIPs: [10.96.0.7]\n  ports: [{name: s, port: 9, protocol: SCTP}, {port: 80}]"),
+		want:    want(nil), problem: "protocol SCTP",
+	},
+	{
+		says: "an endpoint that cannot be reached is named; the others are used", service: spec(plainSpec),
+		slices: []string{of(plainSlice + "endpoints: [{addresses: [10.1.0.300]}, {addresses: [127.0.0.1]}, {addresses: [10.1.0.2]}]")},
+		want:   wantBackends(backend("10.1.0.2:8080")), problem: "10.1.0.300",
+	},
+	{
+		says: "an endpoint of another family than its slice's is named", service: spec(plainSpec),
+		slices: []string{of(plainSlice + "endpoints: [{addresses: ['fd00::1']}]")}, want: want(nil), problem: "addressType",
+	},
+}
+
+func TestServiceAPI(t *testing.T) {
+	for _, c := range sentences {
+		t.Run(c.says, func(t *testing.T) {
+			s := service(t, c.service)
+			problems := s.Problems
+			var slices []*Slice
+			for _, text := range c.slices {
+				one := slice(t, text)
+				problems = append(problems, one.Problems...)
+				slices = append(slices, one)
+			}
+			got, ok := Translate(Key{"shop", "web"}, s, slices, node)
+			switch {
+			case ok != (c.want != nil):
+				t.Fatalf("wants something: %v; %+v", ok, got)
+			case ok:
+				opts := cmp.Options{cmpopts.EquateEmpty(), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
+					cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })}
+				if diff := cmp.Diff(*c.want, got, opts); diff != "" {
+					t.Errorf("- want, + got:\n%s", diff)
+				}
+			}
+			all := strings.Join(problems, "\n")
+			if (c.problem == "") != (all == "") || !strings.Contains(all, c.problem) {
+				t.Errorf("problems: %q; want one with %q", all, c.problem)
+			}
+		})
+	}
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Device is a link of this node that leads to other nodes.
+type Device struct {
+	Name  string `json:"name"`
+	Index int    `json:"ifindex"`
+	MTU   int    `json:"mtu"`
+}
+
+// Devices are the links that named says, or else those by which other nodes are
+// reached, that have an address of this node, or a default route.
+func Devices(named []string, self state.Node, remotes []state.Node) ([]Device, error) {
+	if len(named) > 0 {
+		return namedDevices(named)
+	}
+	var found []int
+	local, err := localAddrs()
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range self.Addrs {
+		if link, ok := local[a]; ok {
+			found = append(found, link)
+		}
+	}
+	for _, n := range remotes {
+		for _, a := range n.Addrs {
+			routes, err := netlink.RouteGet(a.AsSlice())
+			if err == nil && len(routes) > 0 { // an unreachable family has no device
+				found = append(found, routes[0].LinkIndex)
+			}
+		}
+	}
+	defaults, err := defaultLinks()
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, defaults...)
+	slices.Sort(found)
+	return describe(slices.Compact(found))
+}
+
+func namedDevices(names []string) ([]Device, error) {
+	var out []Device
+	for _, name := range names {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return nil, fmt.Errorf("device %s does not exist: name interfaces of this node, or auto", name)
+		}
+		out = append(out, deviceOf(l))
+	}
+	return out, nil
+}
+
+func deviceOf(l netlink.Link) Device {
+	return Device{l.Attrs().Name, l.Attrs().Index, l.Attrs().MTU}
+}
+
+// defaultLinks are the links of default routes, of all their next hops.
+func defaultLinks() ([]int, error) {
+	var out []int
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		list, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
+		}
+		for _, r := range list {
+			if r.Dst != nil && prefixOf(r.Dst).Bits() != 0 {
+				continue
+			}
+			if r.LinkIndex != 0 {
+				out = append(out, r.LinkIndex)
+			}
+			for _, hop := range r.MultiPath {
+				out = append(out, hop.LinkIndex)
+			}
+		}
+	}
+	return out, nil
+}
+
+// describe leaves out what is no way to other machines, and what is gone.
+func describe(indexes []int) ([]Device, error) {
+	var out []Device
+	for _, i := range indexes {
+		l, err := netlink.LinkByIndex(i)
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("look up link %d: %w", i, err)
+		}
+		if l.Attrs().Name != OverlayName && l.Attrs().Name != "lo" {
+			out = append(out, deviceOf(l))
+		}
+	}
+	return out, nil
+}
+
+// UnderlayMTU is the smallest MTU of the devices by which remotes are reached.
+func UnderlayMTU(remotes []state.Node) (int, error) {
+	smallest := 0
+	for _, n := range remotes {
+		for _, a := range n.Addrs {
+			mtu, err := pathMTU(a)
+			if err != nil {
+				return 0, fmt.Errorf("node %s: %w", n.Name, err)
+			}
+			if mtu > 0 && (smallest == 0 || mtu < smallest) {
+				smallest = mtu
+			}
+		}
+	}
+	if smallest == 0 {
+		return 1500, nil // nobody can be reached yet
+	}
+	return smallest, nil
+}
+
+// pathMTU is the route's metric, or the device's; 0: there is no way.
+func pathMTU(a netip.Addr) (int, error) {
+	routes, err := netlink.RouteGet(a.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return 0, nil
+	}
+	if routes[0].MTU > 0 {
+		return routes[0].MTU, nil
+	}
+	l, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return 0, fmt.Errorf("look up the device of the route to %s: %w", a, err)
+	}
+	return l.Attrs().MTU, nil
+}

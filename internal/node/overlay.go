@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// OverlayName is the tunnel's device. One carries the packets of all nodes: the
+// program at its egress says to which.
+const OverlayName = "mst-vxlan"
+
+// Bytes that the tunnel adds: the outer network header, UDP, VXLAN (RFC 7348),
+// and the inner link header.
+const (
+	overhead4 = 20 + 8 + 8 + 14
+	overhead6 = 40 + 8 + 8 + 14
+)
+
+// Overlay is the tunnel's device.
+type Overlay struct {
+	Index int
+	MTU   int // bytes of the longest packet that fits through the tunnel
+	Own   []netip.Prefix
+}
+
+// Ifindex is the device's; 0: there is none.
+func (o *Overlay) Ifindex() int {
+	if o == nil {
+		return 0
+	}
+	return o.Index
+}
+
+// lead makes r a route into the tunnel.
+func (o *Overlay) lead(r *netlink.Route, is4 bool) error {
+	if o == nil {
+		return errors.New("the tunnel has no device")
+	}
+	r.LinkIndex, r.Scope, r.MTU = o.Index, netlink.SCOPE_LINK, o.MTU
+	for _, p := range o.Own {
+		if p.Addr().Is4() == is4 {
+			r.Src = p.Addr().AsSlice()
+		}
+	}
+	return nil
+}
+
+// EnsureOverlay makes the tunnel's device, or brings it to what set says. self
+// is this node; the node itself speaks through the tunnel as the first address
+// of its pods' networks, which no pod has, so that the answer comes back by it.
+func EnsureOverlay(self state.Node, remotes []state.Node, set state.NodeSettings, underlay int) (*Overlay, error) {
+	want := overlayDevice(set, underlay)
+	have, err := netlink.LinkByName(OverlayName)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		have, err = nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up %s: %w", OverlayName, err)
+	}
+	if v, ok := have.(*netlink.Vxlan); have != nil && (!ok || !v.FlowBased || v.Port != want.Port) {
+		if err := netlink.LinkDel(have); err != nil {
+			return nil, fmt.Errorf("remove %s, which is another than wanted: %w", OverlayName, err)
+		}
+		have = nil
+	}
+	if have == nil {
+		if err := netlink.LinkAdd(want); err != nil {
+			return nil, fmt.Errorf("create %s at UDP port %d: %w; is another VXLAN device there? choose another port", OverlayName, set.Port, err)
+		}
+		if have, err = netlink.LinkByName(OverlayName); err != nil {
+			return nil, fmt.Errorf("look up %s: %w", OverlayName, err)
+		}
+	}
+	o := &Overlay{Index: have.Attrs().Index, MTU: underlay - Overhead(self, remotes)}
+	return o, o.setUp(self, have, underlay)
+}
+
+func overlayDevice(set state.NodeSettings, mtu int) *netlink.Vxlan {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = OverlayName, mtu
+	return &netlink.Vxlan{
+		LinkAttrs: attrs, FlowBased: true, Port: int(set.Port),
+		// RFC 6935: tunnels may leave the outer checksum of IPv6 to the inner one.
+		UDP6ZeroCSumTx: true, UDP6ZeroCSumRx: true,
+	}
+}
+
+// setUp finishes the device. Its MTU is the wire's: the routes by it say what
+// fits, and the program that pushes headers must not be held to less.
+func (o *Overlay) setUp(self state.Node, l netlink.Link, underlay int) error {
+	for _, step := range []struct {
+		what string
+		do   func() error
+	}{
+		{"set MTU of", func() error { return netlink.LinkSetMTU(l, underlay) }},
+		{"set the link address of", func() error { return setVTEP(self, l) }},
+		{"turn off ARP of", func() error { return netlink.LinkSetARPOff(l) }},
+		{"set up", func() error { return netlink.LinkSetUp(l) }},
+		{"give addresses to", func() error { return o.setAddrs(self, l) }},
+	} {
+		if err := step.do(); err != nil {
+			return fmt.Errorf("%s %s: %w", step.what, OverlayName, err)
+		}
+	}
+	return nil
+}
+
+func setVTEP(self state.Node, l netlink.Link) error {
+	if len(self.Addrs) == 0 {
+		return nil
+	}
+	mac := VTEP(self.Addrs[0])
+	if bytes.Equal(l.Attrs().HardwareAddr, mac) {
+		return nil
+	}
+	return netlink.LinkSetHardwareAddr(l, mac)
+}
+
+// Overhead is how many bytes the tunnel takes from a packet, in the family that
+// takes most of those in use.
+func Overhead(self state.Node, remotes []state.Node) int {
+	for _, n := range remotes {
+		if n.Mode == state.NodeVXLAN && n.Underlay(self).Is6() {
+			return overhead6
+		}
+	}
+	return overhead4
+}
+
+func (o *Overlay) setAddrs(self state.Node, l netlink.Link) error {
+	for _, p := range self.PodCIDRs {
+		o.Own = append(o.Own, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
+	}
+	have, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+	if err != nil {
+		return err
+	}
+	for _, a := range have {
+		if p := prefixOf(a.IPNet); !p.Addr().IsLinkLocalUnicast() && !contains(o.Own, p) {
+			if err := netlink.AddrDel(l, &a); err != nil {
+				return err
+			}
+		}
+	}
+	for _, p := range o.Own {
+		a := &netlink.Addr{IPNet: ipNet(p)}
+		if p.Addr().Is6() {
+			a.Flags = unix.IFA_F_NODAD
+		}
+		if err := netlink.AddrReplace(l, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func contains(list []netip.Prefix, p netip.Prefix) bool {
+	for _, q := range list {
+		if q == p {
+			return true
+		}
+	}
+	return false
+}
+
+// RemoveOverlay removes the tunnel's device. Absent is success.
+func RemoveOverlay() error {
+	l, err := netlink.LinkByName(OverlayName)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err == nil {
+		err = netlink.LinkDel(l)
+	}
+	if err != nil {
+		return fmt.Errorf("remove %s: %w", OverlayName, err)
+	}
+	return nil
+}
+
+// VTEP is the link address that frames in the tunnel to a node carry: each node
+// answers to the one that its address makes, so that none has to be told.
+func VTEP(a netip.Addr) net.HardwareAddr {
+	b := a.As16()
+	return net.HardwareAddr{0x02, 0x6d, b[12], b[13], b[14], b[15]}
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// routeProtocol marks our routes, so that nobody else's is ever pruned ("m";
+// the kernel and the usual daemons have other numbers, see rtnetlink(7)).
+const routeProtocol = 'm'
+
+// Self is the node of the list that this machine is: it has one of its
+// addresses. Without one, the zero node.
+func Self(nodes []state.Node) (state.Node, error) {
+	local, err := localAddrs()
+	if err != nil {
+		return state.Node{}, err
+	}
+	for _, n := range nodes {
+		for _, a := range n.Addrs {
+			if _, ok := local[a]; ok {
+				return n, nil
+			}
+		}
+	}
+	return state.Node{}, nil
+}
+
+// localAddrs are this namespace's addresses, and the links that have them.
+func localAddrs() (map[netip.Addr]int, error) {
+	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	out := make(map[netip.Addr]int, len(list))
+	for _, a := range list {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok {
+			out[ip.Unmap()] = a.LinkIndex
+		}
+	}
+	return out, nil
+}
+
+// wish is a route that should be there.
+type wish struct {
+	node  state.Node
+	route netlink.Route
+}
+
+// SyncRoutes makes the routes to the pods of remotes, and removes those of ours
+// that are not wanted any more. Somebody else's route to a node's pods stays,
+// and so does the lack of one where the node is not on a link of this one: both
+// are a cloud's or a routing daemon's business. notes says so.
+func SyncRoutes(remotes []state.Node, overlay *Overlay) (notes []string, err error) {
+	have, err := podRoutes()
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	wanted := map[netip.Prefix]bool{}
+	for _, n := range remotes {
+		wishes, note, err := wishesOf(n, overlay)
+		if note != "" {
+			notes = append(notes, note)
+		}
+		errs = append(errs, err)
+		for _, w := range wishes {
+			dst := prefixOf(w.route.Dst)
+			if other, taken := foreign(have[dst]); taken {
+				notes = append(notes, fmt.Sprintf("the route to %s, of node %s, is another's (protocol %s) and stays", dst, n.Name, other.Protocol))
+				continue
+			}
+			wanted[dst] = true
+			if err := netlink.RouteReplace(&w.route); err != nil {
+				errs = append(errs, fmt.Errorf("add route to %s, of node %s: %w", dst, n.Name, err))
+			}
+		}
+	}
+	for dst, list := range have {
+		for _, r := range list {
+			if r.Protocol == routeProtocol && !wanted[dst] {
+				errs = append(errs, deleteRoute(r))
+			}
+		}
+	}
+	return notes, errors.Join(errs...)
+}
+
+// RemoveRoutes removes all of ours.
+func RemoveRoutes() error {
+	_, err := SyncRoutes(nil, nil)
+	return err
+}
+
+func deleteRoute(r netlink.Route) error {
+	if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("remove route to %s: %w", r.Dst, err)
+	}
+	return nil
+}
+
+// podRoutes are the main table's routes by destination.
+func podRoutes() (map[netip.Prefix][]netlink.Route, error) {
+	out := map[netip.Prefix][]netlink.Route{}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		list, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
+		}
+		for _, r := range list {
+			if r.Dst != nil {
+				out[prefixOf(r.Dst)] = append(out[prefixOf(r.Dst)], r)
+			}
+		}
+	}
+	return out, nil
+}
+
+func foreign(list []netlink.Route) (netlink.Route, bool) {
+	for _, r := range list {
+		if r.Protocol != routeProtocol {
+			return r, true
+		}
+	}
+	return netlink.Route{}, false
+}
+
+func wishesOf(n state.Node, overlay *Overlay) (out []wish, note string, err error) {
+	for _, p := range n.PodCIDRs {
+		r := netlink.Route{Dst: ipNet(p), Protocol: routeProtocol, Table: unix.RT_TABLE_MAIN}
+		if n.Mode == state.NodeVXLAN {
+			if err := overlay.lead(&r, p.Addr().Is4()); err != nil {
+				return nil, "", fmt.Errorf("node %s: %w", n.Name, err)
+			}
+			out = append(out, wish{n, r})
+			continue
+		}
+		gw := n.Addr(p.Addr().Is4())
+		link, onLink, err := onLink(gw)
+		if err != nil {
+			return nil, "", fmt.Errorf("node %s: %w", n.Name, err)
+		}
+		if !onLink {
+			note = fmt.Sprintf("node %s is on no link of this node: routes to its pods are the network's business", n.Name)
+			continue
+		}
+		r.Gw, r.LinkIndex = gw.AsSlice(), link
+		out = append(out, wish{n, r})
+	}
+	return out, note, nil
+}
+
+// onLink says by which link an address is reached, and whether without a router.
+func onLink(a netip.Addr) (link int, yes bool, err error) {
+	routes, err := netlink.RouteGet(a.AsSlice())
+	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("look up the route to %s: %w", a, err)
+	}
+	if len(routes) == 0 || len(routes[0].Gw) > 0 || routes[0].Via != nil {
+		return 0, false, nil
+	}
+	return routes[0].LinkIndex, true, nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func prefixOf(n *net.IPNet) netip.Prefix {
+	a, _ := netip.AddrFromSlice(n.IP)
+	ones, _ := n.Mask.Size()
+	return netip.PrefixFrom(a.Unmap(), ones)
+}

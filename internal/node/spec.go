@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package node joins this node to others: what a list of nodes may say, routes
+// to other nodes' pods, the tunnel's device, which devices lead to the wire.
+// It acts in the network namespace of the calling thread.
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Defaults of state.NodeSettings. The port is IANA's (RFC 7348).
+const (
+	DefaultVNI  = 1
+	DefaultPort = 4789
+	maxVNI      = 1<<24 - 1
+)
+
+// Spec is a node as people write it.
+type Spec struct {
+	Name     string   `json:"name"`
+	Address  []string `json:"addresses"`
+	PodCIDRs []string `json:"podCIDRs"`
+	Mode     string   `json:"mode,omitempty"` // direct when empty
+}
+
+// SettingsSpec is this node's own settings as people write them; what is empty
+// keeps its value.
+type SettingsSpec struct {
+	HostRouting string   `json:"hostRouting,omitempty"`
+	Devices     []string `json:"devices,omitempty"` // [auto]: none are named
+	VNI         int      `json:"vni,omitempty"`
+	Port        int      `json:"port,omitempty"`
+}
+
+// File is a static list of all nodes, the same on each of them.
+type File struct {
+	Settings SettingsSpec `json:"settings"`
+	Nodes    []Spec       `json:"nodes"`
+}
+
+var nameOK = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
+
+// CheckName refuses what cannot be a node's name.
+func CheckName(name string) error {
+	if !nameOK.MatchString(name) {
+		return fmt.Errorf("node name %q is not usable: use at most 253 lower-case letters, digits, '-' and '.'", name)
+	}
+	return nil
+}
+
+// Parse reads one node.
+func Parse(s Spec) (state.Node, error) {
+	n := state.Node{Name: s.Name, Mode: state.NodeMode(s.Mode)}
+	if err := CheckName(s.Name); err != nil {
+		return n, err
+	}
+	if n.Mode == "" {
+		n.Mode = state.NodeDirect
+	}
+	if n.Mode != state.NodeDirect && n.Mode != state.NodeVXLAN {
+		return n, fmt.Errorf("node %s: mode %q is unknown: use direct or vxlan", s.Name, s.Mode)
+	}
+	if err := parseAddrs(s, &n); err != nil {
+		return n, err
+	}
+	for _, text := range s.PodCIDRs {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || p != p.Masked() || p.Bits() == 0 || p.Addr().Is4In6() {
+			return n, fmt.Errorf("node %s: pod CIDR %q is not a network: write ADDRESS/LENGTH without bits after the length, which is not 0", s.Name, text)
+		}
+		if n.Mode == state.NodeDirect && !n.Addr(p.Addr().Is4()).IsValid() {
+			return n, fmt.Errorf("node %s: pod CIDR %s has no address of its family beside it: add one, or use mode vxlan", s.Name, p)
+		}
+		for _, q := range n.PodCIDRs {
+			if p.Overlaps(q) {
+				return n, fmt.Errorf("node %s: pod CIDRs %s and %s overlap: drop one", s.Name, q, p)
+			}
+		}
+		n.PodCIDRs = append(n.PodCIDRs, p)
+	}
+	return n, nil
+}
+
+func parseAddrs(s Spec, n *state.Node) error {
+	for _, text := range s.Address {
+		a, err := netip.ParseAddr(text)
+		switch {
+		case err != nil || a.Zone() != "" || a.Is4In6():
+			return fmt.Errorf("node %s: address %q is not an IP address", s.Name, text)
+		case a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || a.IsLinkLocalUnicast():
+			return fmt.Errorf("node %s: address %s cannot be reached from other nodes: give the one on the wire", s.Name, a)
+		case n.Addr(a.Is4()).IsValid():
+			return fmt.Errorf("node %s: %s and %s are of one family: give at most one of each", s.Name, n.Addr(a.Is4()), a)
+		}
+		n.Addrs = append(n.Addrs, a)
+	}
+	if len(n.Addrs) == 0 {
+		return fmt.Errorf("node %s: address is missing: give an IPv4 address, an IPv6 address or both", s.Name)
+	}
+	slices.SortFunc(n.Addrs, netip.Addr.Compare)
+	return nil
+}
+
+// ParseFile reads a list, which must agree in itself.
+func ParseFile(f File) ([]state.Node, error) {
+	var out []state.Node
+	var errs []error
+	for _, s := range f.Nodes {
+		n, err := Parse(s)
+		if err == nil {
+			err = Conflict(n, out)
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		out = append(out, n)
+	}
+	return out, errors.Join(errs...)
+}
+
+// Conflict refuses n when one of others has its name, an address or a part of
+// its pods' networks.
+func Conflict(n state.Node, others []state.Node) error {
+	for _, o := range others {
+		if o.Name == n.Name {
+			return fmt.Errorf("node %s is there twice: remove one", n.Name)
+		}
+		for _, a := range n.Addrs {
+			if slices.Contains(o.Addrs, a) {
+				return fmt.Errorf("node %s: address %s is node %s's: give each its own", n.Name, a, o.Name)
+			}
+		}
+		for _, p := range n.PodCIDRs {
+			for _, q := range o.PodCIDRs {
+				if p.Overlaps(q) {
+					return fmt.Errorf("node %s: pod CIDR %s overlaps %s of node %s: give each its own", n.Name, p, q, o.Name)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Apply is base with what s says.
+func (s SettingsSpec) Apply(base state.NodeSettings) (state.NodeSettings, error) {
+	switch r := state.HostRouting(s.HostRouting); r {
+	case "":
+	case state.RoutingEBPF, state.RoutingLegacy:
+		base.HostRouting = r
+	default:
+		return base, fmt.Errorf("host routing %q is unknown: use ebpf or legacy", s.HostRouting)
+	}
+	if slices.Equal(s.Devices, []string{"auto"}) {
+		base.Devices = nil
+	} else if len(s.Devices) > 0 {
+		base.Devices = s.Devices
+	}
+	if s.VNI < 0 || s.VNI > maxVNI {
+		return base, fmt.Errorf("VNI %d is out of range: use 1 to %d", s.VNI, maxVNI)
+	}
+	if s.Port < 0 || s.Port > 65535 {
+		return base, fmt.Errorf("port %d is out of range: use 1 to 65535", s.Port)
+	}
+	if s.VNI != 0 {
+		base.VNI = uint32(s.VNI)
+	}
+	if s.Port != 0 {
+		base.Port = uint16(s.Port)
+	}
+	return base, nil
+}
+
+// DefaultSettings are those of a node that was told nothing.
+func DefaultSettings() state.NodeSettings {
+	return state.NodeSettings{HostRouting: state.RoutingEBPF, VNI: DefaultVNI, Port: DefaultPort}
+}

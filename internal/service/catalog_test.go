@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// tables is what the bindings in force come to.
+type tables map[state.BindingKey]state.Binding
+
+func (m tables) apply(c *Catalog, ch Change) {
+	for _, b := range ch.Upserts {
+		m[b.Key()] = b
+	}
+	for _, k := range ch.Removes {
+		delete(m, k)
+	}
+	c.Commit(ch)
+}
+
+func (m tables) list() []state.Binding {
+	var out []state.Binding
+	for _, b := range m {
+		out = append(out, b)
+	}
+	state.SortBindings(out)
+	return out
+}
+
+// small is a Service with one ClusterIP.
+func small(owner state.Owner, name, front string, backends ...string) state.Service {
+	port := state.ServicePort{Protocol: state.TCP, Frontends: []state.ServiceFrontend{{AddrPort: netip.MustParseAddrPort(front)}}}
+	for _, w := range backends {
+		port.Backends = append(port.Backends, be(w))
+	}
+	return state.Service{ServiceID: state.ServiceID{Owner: owner, Name: name}, Ports: []state.ServicePort{port}}
+}
+
+func key(front string) state.BindingKey {
+	return state.BindingKey{Frontend: state.Frontend{AddrPort: netip.MustParseAddrPort(front), Protocol: state.TCP}}
+}
+
+func TestTheFirstOfTwoKeepsAFrontend(t *testing.T) {
+	c, m := NewCatalog(Node{}, nil, nil), tables{}
+	a, b := small(state.OwnerKubernetes, "a", "10.96.0.1:80", "1 ready"), small(state.OwnerKubernetes, "b", "10.96.0.1:80", "2 ready")
+	m.apply(c, c.Replace(state.OwnerKubernetes, []state.Service{a, b}))
+	if got := m[key("10.96.0.1:80")]; got.Service.Name != "a" || len(m) != 1 {
+		t.Fatal(m)
+	}
+	problems := c.Problems(state.OwnerKubernetes)
+	conflict := (*ConflictError)(nil)
+	if len(problems) != 1 || problems[0].Service.Name != "b" || !errors.As(problems[0], &conflict) || conflict.Holder.Name != "a" {
+		t.Fatal(problems)
+	}
+	// The order of a later list changes nothing, nor does a change of the loser.
+	m.apply(c, c.Replace(state.OwnerKubernetes, []state.Service{b, a}))
+	m.apply(c, c.Plan([]state.Service{b}, nil))
+	if got := m[key("10.96.0.1:80")]; got.Service.Name != "a" {
+		t.Fatal(got)
+	}
+	m.apply(c, c.Plan(nil, []state.ServiceID{a.ServiceID}))
+	if got := m[key("10.96.0.1:80")]; got.Service.Name != "b" || numbers(got.Backends) != "2" || len(c.Problems(state.OwnerKubernetes)) != 0 {
+		t.Fatal(got, c.Problems(state.OwnerKubernetes))
+	}
+}
+
+func TestReplacePrunesOnlyTheOwners(t *testing.T) {
+	// After a restart, only the bindings and their owners are known.
+	first, m := NewCatalog(Node{}, nil, nil), tables{}
+	m.apply(first, first.Plan([]state.Service{small(state.OwnerCLI, "tcp 10.96.0.1:80", "10.96.0.1:80", "1 ready"),
+		small(state.OwnerKubernetes, "old", "10.96.0.2:80", "1 ready"), small(state.OwnerKubernetes, "gone", "10.96.0.3:80", "1 ready")}, nil))
+	c := NewCatalog(Node{}, m.list(), nil)
+	// A Service that keeps its frontend is never away, whatever it is called now; the
+	// command line's is in nobody's way.
+	ch := c.Replace(state.OwnerKubernetes, []state.Service{small(state.OwnerKubernetes, "new", "10.96.0.2:80", "1 ready"),
+		small(state.OwnerKubernetes, "thief", "10.96.0.1:80", "2 ready")})
+	if len(ch.Removes) != 1 || ch.Removes[0] != key("10.96.0.3:80") {
+		t.Fatal(ch.Removes)
+	}
+	m.apply(c, ch)
+	if got := m[key("10.96.0.1:80")]; got.Owner != state.OwnerCLI || numbers(got.Backends) != "1" {
+		t.Fatal(got)
+	}
+	if p := c.Problems(state.OwnerKubernetes); len(p) != 1 || !strings.Contains(p[0].Error(), "service thief: tcp 10.96.0.1:80 belongs to cli's Service") {
+		t.Fatal(p)
+	}
+	if p := c.Problems(state.OwnerCLI); len(p) != 0 {
+		t.Fatal(p)
+	}
+}
+
+func TestRecordsNameWhatTheTablesHold(t *testing.T) {
+	s := whole("web", "1 ready local", "2 ready")
+	s.Owner, s.External = state.OwnerCLI, state.PolicyLocal
+	first, m := NewCatalog(Node{}, nil, nil), tables{}
+	m.apply(first, first.Plan([]state.Service{s}, nil))
+	c := NewCatalog(Node{}, m.list(), []state.Service{s})
+	if got, ok := c.Service(s.ServiceID); !ok || got.External != state.PolicyLocal {
+		t.Fatal(got, ok)
+	}
+	ch := c.Plan(nil, []state.ServiceID{s.ServiceID})
+	if len(ch.Removes) != len(m) {
+		t.Fatalf("%d of %d bindings go with their Service", len(ch.Removes), len(m))
+	}
+	if err := c.Plan([]state.Service{small(state.OwnerCNI, "x", "10.96.0.1:80")}, nil).Refused(); err == nil {
+		t.Fatal("a second claim is not refused")
+	}
+}
+
+func TestAnotherZoneIsAnotherChoice(t *testing.T) {
+	c, m := NewCatalog(Node{Zone: "a"}, nil, nil), tables{}
+	m.apply(c, c.Plan([]state.Service{small(state.OwnerKubernetes, "web", "10.96.0.1:80", "1 ready zone=a", "2 ready zone=b")}, nil))
+	m.apply(c, c.Move(Node{Zone: "b"}))
+	if got := numbers(m[key("10.96.0.1:80")].Backends); got != "2" {
+		t.Error(got)
+	}
+}
+
+// Whatever the order of changes, each frontend that somebody claims has one
+// holder, who claims it, and the tables say what the holder wants.
+func TestCatalogOnGeneratedChanges(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		c, m := NewCatalog(Node{}, nil, nil), tables{}
+		wanted := map[state.ServiceID]state.Service{}
+		for range 20 {
+			var upserts []state.Service
+			var removes []state.ServiceID
+			seen := map[state.ServiceID]bool{}
+			for range 1 + r.IntN(3) {
+				id := state.ServiceID{Owner: state.Owner(1 + r.IntN(2)), Name: fmt.Sprint(r.IntN(4))}
+				if seen[id] {
+					continue
+				}
+				seen[id] = true
+				if r.IntN(3) == 0 {
+					removes = append(removes, id)
+					delete(wanted, id)
+					continue
+				}
+				s := small(id.Owner, id.Name, fmt.Sprintf("10.96.0.%d:80", 1+r.IntN(3)), fmt.Sprintf("%d ready", 1+r.IntN(200)))
+				if r.IntN(2) == 0 {
+					s.Ports[0].Frontends = append(s.Ports[0].Frontends, state.ServiceFrontend{Kind: state.ExternalIP, AddrPort: netip.MustParseAddrPort(fmt.Sprintf("192.0.2.%d:80", 1+r.IntN(2)))})
+					s.External = state.TrafficPolicy(r.IntN(2))
+				}
+				wanted[id] = s
+				upserts = append(upserts, s)
+			}
+			m.apply(c, c.Plan(upserts, removes))
+			check(t, c, m, wanted)
+		}
+	}
+}
+
+func check(t *testing.T, c *Catalog, m tables, wanted map[state.ServiceID]state.Service) {
+	t.Helper()
+	claims := map[state.BindingKey]int{}
+	for _, s := range wanted {
+		list, _ := Bind(s, Node{})
+		for _, b := range list {
+			claims[b.Key()]++
+			holder, _ := c.Holder(b.Key())
+			if got := m[b.Key()]; holder == s.ServiceID && (got.Service != holder || !slices.Equal(got.Backends, b.Backends)) {
+				t.Fatalf("%v is %v, its holder wants %v", b.Key(), got, b)
+			}
+		}
+	}
+	if len(claims) != len(m) {
+		t.Fatalf("%d frontends are claimed, %d are in force", len(claims), len(m))
+	}
+	lost := 0
+	for k, n := range claims {
+		holder, _ := c.Holder(k)
+		if _, ok := wanted[holder]; !ok {
+			t.Fatalf("%v is held by %v, which is gone", k, holder)
+		}
+		lost += n - 1
+	}
+	if got := len(c.Problems(state.OwnerCLI)) + len(c.Problems(state.OwnerCNI)); (got == 0) != (lost == 0) {
+		t.Fatalf("%d problems for %d lost claims", got, lost)
+	}
+}

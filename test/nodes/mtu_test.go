@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/mustang-net/mustang/lab"
+)
+
+// routeMTU is that of the client's default route, 0: its interface's.
+func (w *world) routeMTU() (mtu int) {
+	w.t.Helper()
+	family := map[bool]string{false: "-4", true: "-6"}[w.ipv6]
+	_, after, found := strings.Cut(w.run(&w.client.Space, "ip %s route show default", family), " mtu ")
+	if found {
+		fmt.Sscan(after, &mtu)
+	}
+	return mtu
+}
+
+// Pods there already and pods to come are told what fits through the tunnel, and
+// no more when there is none any longer.
+func TestPodsAreToldWhatFits(t *testing.T) {
+	w := newWorld(t, lab.Config{}, lab.Join{Mode: "direct"})
+	first := w.lab.Nodes()[0]
+	for _, c := range []struct {
+		join lab.Join
+		want int
+	}{
+		{lab.Join{Mode: "direct"}, 0},
+		{lab.Join{Mode: "vxlan"}, 1450},
+		{lab.Join{Mode: "vxlan", Underlay: "ipv6"}, 1430},
+		{lab.Join{Mode: "direct"}, 0},
+		{lab.Join{Mode: "vxlan", HostRouting: "legacy"}, 1450},
+	} {
+		w.must(w.lab.Join(deadline(t), c.join))
+		for _, ipv6 := range families {
+			if got := w.on(t, ipv6).routeMTU(); got != c.want {
+				t.Errorf("%s, IPv6 %t: the pod's route has MTU %d, want %d", nameOf(c.join), ipv6, got, c.want)
+			}
+		}
+	}
+	late := w.pod(first, "late")
+	if r := w.run(&late.Space, "ip route show default"); !strings.Contains(r, "mtu 1450") {
+		t.Errorf("a pod that came later has %s", r)
+	}
+	w.run(&late.Space, "ip route replace default via 169.254.10.24 dev eth0 onlink mtu 1300")
+	w.must(w.lab.Join(deadline(t), lab.Join{Mode: "direct"}))
+	if r := w.run(&late.Space, "ip route show default"); !strings.Contains(r, "mtu 1300") {
+		t.Errorf("a user's own MTU became %s", r)
+	}
+}
+
+// A wire that takes less than pods think: who sends too much is told, and what
+// may be cut is cut.
+func TestAWireThatShrinks(t *testing.T) {
+	for _, j := range joins() {
+		t.Run(nameOf(j), func(t *testing.T) {
+			w := newWorld(t, lab.Config{}, j)
+			for _, n := range w.lab.Nodes() {
+				w.run(&n.Space, "ip link set %s mtu 1380", lab.Wire)
+			}
+			if j.Mode == "vxlan" {
+				// Nobody tells an inner packet's sender what happens outside: the nodes have to look.
+				w.must(w.lab.Join(deadline(t), j))
+			}
+			for family, ipv6 := range families {
+				t.Run(family, func(t *testing.T) {
+					sub := w.on(t, ipv6)
+					cmd := w.client.Command(context.Background(), "ping", "-c", "2", "-i", "0.2", "-W", "1", "-M", "do", "-s", "1400", sub.ip(w.far).String())
+					out, err := cmd.CombinedOutput()
+					text := strings.ToLower(string(out))
+					if err == nil || !strings.Contains(text, "frag needed") && !strings.Contains(text, "too big") && !strings.Contains(text, "too long") {
+						t.Errorf("an echo that does not fit: %v\n%s", err, out)
+					}
+					sub.bulk(w.far, sub.direct(w.far))
+					sub.bulk(w.far, sub.vip(w.far))
+				})
+			}
+		})
+	}
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/mustang-net/mustang/lab"
+)
+
+func (w *world) statusSays(n *lab.Node, want ...string) {
+	w.t.Helper()
+	status := w.mustang(n, "status")
+	for _, text := range want {
+		if !strings.Contains(status, text) {
+			w.t.Errorf("status does not say %q:\n%s", text, status)
+		}
+	}
+}
+
+func TestStatusSaysHowNodesAreJoined(t *testing.T) {
+	w := newWorld(t, lab.Config{}, lab.Join{Mode: "vxlan"})
+	n := w.lab.Nodes()[0]
+	w.statusSays(n, "this is n1; 0 others direct, 1 by vxlan; host routing ebpf at", lab.Wire, "up to 1450 bytes")
+	if s := w.mustang(n, "status"); strings.Contains(s, "Warning") {
+		t.Errorf("a sound node warns:\n%s", s)
+	}
+	w.run(&n.Space, "nft add table inet f")
+	w.run(&n.Space, "nft add chain inet f f { type filter hook forward priority 0 ; policy drop ; }")
+	w.statusSays(n, "`mustang node set --host-routing legacy` lets those pass")
+	w.run(&n.Space, "nft delete table inet f")
+	w.mustang(n, "node", "set", "--host-routing", "legacy")
+	w.statusSays(n, "host routing legacy;")
+}
+
+// The wire is asked: a device that promises more than the way carries, and one
+// whose MTU has changed since pods were told.
+func TestStatusProbesTheWire(t *testing.T) {
+	w := newWorld(t, lab.Config{}, lab.Join{Mode: "direct"})
+	first, second := w.lab.Nodes()[0], w.lab.Nodes()[1]
+	// The other end takes less, and nobody says so.
+	w.run(&second.Space, "ip link set %s mtu 1400", lab.Wire)
+	w.statusSays(first, "node n2 at 10.3.0.2 answers, but not 1500 bytes", "node n2 at fd00:10:3::2 answers, but not 1500 bytes")
+	w.run(&first.Space, "ip link set %s mtu 1400", lab.Wire)
+	w.statusSays(first, "leave pods 1400 bytes, and pods were told 1500")
+	w.mustang(first, "node", "set", "--host-routing", "ebpf")
+	if s := w.mustang(first, "status"); strings.Contains(s, "Warning") {
+		t.Errorf("after being told anew:\n%s", s)
+	}
+	w.run(&second.Space, "ip link set %s down", lab.Wire)
+	w.statusSays(first, "node n2 at 10.3.0.2 does not answer an echo")
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes_test
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+
+	"github.com/mustang-net/mustang/lab"
+)
+
+// drops are a node's, by reason.
+func (w *world) drops(n *lab.Node) map[string]uint64 {
+	w.t.Helper()
+	var status struct {
+		Drops []struct {
+			Reason  string
+			Packets uint64
+		}
+	}
+	w.must(json.Unmarshal([]byte(w.mustang(n, "status", "-o", "json")), &status))
+	out := map[string]uint64{}
+	for _, d := range status.Drops {
+		out[d.Reason] += d.Packets
+	}
+	return out
+}
+
+// lost fails unless no ping comes back and the first node counts the reason.
+func (w *world) lost(from *lab.Space, reason, args string) {
+	w.t.Helper()
+	first := w.lab.Nodes()[0]
+	before := w.drops(first)[reason]
+	cmd := from.Command(context.Background(), "sh", "-c", "ping -c 2 -i 0.1 -W 1 "+args)
+	if out, err := cmd.CombinedOutput(); err == nil {
+		w.t.Errorf("%s: an answer came:\n%s", reason, out)
+	}
+	if after := w.drops(first); after[reason] <= before {
+		w.t.Errorf("not dropped as %s: %v", reason, after)
+	}
+}
+
+func TestStrangersInTheTunnelAreDroppedAndNamed(t *testing.T) {
+	for _, routing := range []string{"ebpf", "legacy"} {
+		t.Run(routing, func(t *testing.T) {
+			w := newWorld(t, lab.Config{}, lab.Join{Mode: "vxlan", HostRouting: routing})
+			first, second := w.lab.Nodes()[0], w.lab.Nodes()[1]
+			for _, ipv6 := range families {
+				sub := w.on(t, ipv6)
+				to := sub.ip(w.client).String()
+				stranger := map[bool]string{false: "10.99.0.1", true: "fd99::1"}[ipv6]
+				w.run(&second.Space, "ip addr add %s dev lo", stranger)
+				sub.lost(&second.Space, "tunnel_source", "-I "+stranger+" "+to)
+				// An address of the first node's own pods.
+				near := sub.ip(w.near).String()
+				w.run(&second.Space, "ip addr add %s dev lo", near)
+				sub.lost(&second.Space, map[string]string{"ebpf": "wire_spoofed", "legacy": "tunnel_source"}[routing], "-I "+near+" "+to)
+				w.run(&second.Space, "ip addr del %s dev lo", near)
+				sub.tcp(w.far, sub.direct(w.far))
+			}
+			w.mustang(second, "node", "set", "--vni", "5")
+			w.lost(&w.far.Space, "tunnel_vni", w.client.IPv4.String())
+			w.mustang(second, "node", "set", "--vni", "1")
+			w.tcp(w.far, w.direct(w.far))
+			w.mustang(first, "node", "rm", "n2")
+			// The device is gone with the last node in the tunnel: nobody listens, nobody is counted.
+			if out, err := w.far.Command(deadline(t), "ping", "-c", "1", "-W", "1", w.client.IPv4.String()).CombinedOutput(); err == nil {
+				t.Errorf("a removed node is answered:\n%s", out)
+			}
+			w.mustang(first, "node", "add", "n3", "--address", "10.3.0.77", "--pod-cidr", "10.1.9.0/24", "--mode", "vxlan")
+			w.lost(&w.far.Space, "tunnel_peer", w.client.IPv4.String())
+		})
+	}
+}
+
+// The other node is one that knows nothing of mustang: a plain VXLAN device with
+// an entry for each node.
+func TestPlainVXLANIsUnderstood(t *testing.T) {
+	for _, routing := range []string{"ebpf", "legacy"} {
+		t.Run(routing, func(t *testing.T) {
+			w := newWorld(t, lab.Config{}, lab.Join{Mode: "vxlan", HostRouting: routing})
+			second := w.lab.Nodes()[1]
+			for _, n := range []string{"n1", "n2"} {
+				w.mustang(second, "node", "rm", n)
+			}
+			w.must(second.Join(deadline(t), lab.Join{Kernel: true, Mode: "vxlan"}))
+			for family, ipv6 := range families {
+				t.Run(family, func(t *testing.T) {
+					sub := w.on(t, ipv6)
+					sub.tcp(w.far, sub.direct(w.far))
+					sub.bulk(w.far, sub.vip(w.far))
+					sub.udp(w.far, sub.vip(w.far))
+					sub.run(&w.far.Space, "ping -c 2 -i 0.01 -W 2 %s", sub.ip(w.client))
+				})
+			}
+		})
+	}
+}
