@@ -45,12 +45,12 @@ test: test-deps ## everything: on this kernel, then on 6.1 and 6.12
 	$(GO) vet ./...
 	@scripts/check-generated
 	$(GO) test -timeout 30m ./...
-	@$(MAKE) --no-print-directory test-vm-ci check-path
+	@$(MAKE) --no-print-directory test-vm-ci
 
 # The kernel whose instructions are recorded, and how it is reached.
 VM_KERNEL := 6.12
 RECORD    := bench/path/record.json
-VM_MODES  ?= veth,bridge,bridge-nf-off,macvlan
+VM_MODES  ?= veth,bridge,bridge-nf-off,macvlan,ipvlan,ipvlan-l3,netkit,netkit-l3
 
 .PHONY: check-path
 check-path: build ## instructions of packets and transactions, in the VM, held to the record (UPDATE=1 renews it)

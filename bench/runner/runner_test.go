@@ -175,7 +175,7 @@ func TestBudgetChoosesRounds(t *testing.T) {
 	for _, c := range []struct {
 		budget   time.Duration
 		min, max int
-	}{{0, 1, 1}, {300 * time.Millisecond, 3, 30}} {
+	}{{0, 1, 1}, {300 * time.Millisecond, 3, 37}} {
 		f := &fake{turn: turn}
 		began := time.Now()
 		set := Settings{Until: began.Add(c.budget), Warmup: true, Seed: 1, Turns: func(string) int { return 2 }}

@@ -276,7 +276,7 @@ slow_fn int judge_again(struct flow *f, __u32 id, bool opener)
 	end_set(&e->opener, &j->opener);
 	end_set(&e->responder, &j->responder);
 	mine = opener ? &e->opener : &e->responder;
-	if (!mine->endpoint) /* a link-local address is in no table */
+	if (id && !mine->endpoint) /* a link-local address is in no table */
 		end_set_id(mine, id);
 	j->opener_id = e->opener.endpoint;
 	j->responder_id = e->responder.endpoint;

@@ -25,7 +25,7 @@ func newStatusCmd(g *globals) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				v := statusView{s, podModes()}
+				v := statusView{s, podModes(s.Features.Missing())}
 				return g.print(cmd.OutOrStdout(), v, func(w io.Writer) { statusTable(w, v) })
 			})
 		},
@@ -38,11 +38,14 @@ type statusView struct {
 	Modes map[string]string `json:"modes"` // ways of connecting a pod → "" or what the kernel lacks for it
 }
 
-func podModes() map[string]string {
+// podModes: whatever lacks what mustang cannot do without has no mode at all.
+func podModes(missing []string) map[string]string {
 	out := make(map[string]string, len(link.Modes))
 	for _, mode := range link.Modes {
 		out[mode] = ""
-		if err := link.Supported(mode); err != nil {
+		if len(missing) > 0 {
+			out[mode] = "mustang cannot connect pods: this kernel lacks " + strings.Join(missing, ", ")
+		} else if err := link.Supported(mode); err != nil {
 			out[mode] = err.Error()
 		}
 	}
@@ -66,15 +69,15 @@ func statusTable(w io.Writer, s statusView) {
 		yes(f.TCX), yes(f.Netkit), yes(f.RedirectPeer), yes(f.NetnsCookie), yes(f.KtimeCoarse), yes(f.SetRetval), yes(f.SockStorage), yes(f.LRU), yes(f.BTF)))
 	var can, cannot []string
 	for _, mode := range link.Modes {
-		if s.Modes[mode] == "" {
+		if why := s.Modes[mode]; why == "" {
 			can = append(can, mode)
-		} else {
-			cannot = append(cannot, mode)
+		} else if !slices.Contains(cannot, why) {
+			cannot = append(cannot, why)
 		}
 	}
 	row(w, "Pods by", strings.Join(can, ", "))
-	for _, mode := range cannot {
-		row(w, "", s.Modes[mode])
+	for _, why := range cannot {
+		row(w, "", why)
 	}
 	if len(s.Programs) > 0 {
 		row(w, "\nPROGRAM", "HOOK", "VERIFIED", "INSNS", "JITED", "MEMORY", "TAG")

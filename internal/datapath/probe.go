@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
+
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // Features are what this kernel can, found by trying, never by its version.
@@ -19,7 +21,7 @@ type Features struct {
 	TCX          bool `json:"tcx"`            // links at tc hooks (6.6); else clsact filters
 	Netkit       bool `json:"netkit"`         // links at netkit's hooks (6.7); else no netkit
 	RedirectPeer bool `json:"redirect_peer"`  // straight into the pod (5.10)
-	NetnsCookie  bool `json:"netns_cookie"`   // sockets told apart by namespace (5.15)
+	NetnsCookie  bool `json:"netns_cookie"`   // sockets told apart by namespace (5.14)
 	KtimeCoarse  bool `json:"ktime_coarse"`   // a cheap clock (5.11)
 	SetRetval    bool `json:"set_retval"`     // a refused connect() gets its own errno (5.18)
 	SockStorage  bool `json:"sock_storage"`   // state that lives with a socket, at connect() (5.10)
@@ -28,17 +30,38 @@ type Features struct {
 	BTF          bool `json:"btf"`            // the kernel describes its own types
 }
 
+// Missing names what mustang cannot do without and this kernel lacks.
+func (f Features) Missing() (names []string) {
+	for _, need := range []struct {
+		has  bool
+		name string
+	}{
+		{f.RedirectPeer, "bpf_redirect_peer (Linux 5.10)"},
+		{f.SockStorage, "socket storage at connect() (5.10)"},
+		{f.KtimeCoarse, "bpf_ktime_get_coarse_ns (5.11)"},
+		{f.NetnsCookie, "SO_NETNS_COOKIE (5.14)"},
+		{f.LRU, "LRU tables"},
+		{f.BTF, "BTF (CONFIG_DEBUG_INFO_BTF)"},
+	} {
+		if !need.has {
+			names = append(names, need.name)
+		}
+	}
+	return names
+}
+
 // Probe finds this kernel's features; the answer is kept for the process.
 var Probe = sync.OnceValue(func() Features {
 	helper := func(t ebpf.ProgramType, f asm.BuiltinFunc) bool {
 		return features.HaveProgramHelper(t, f) == nil
 	}
 	_, btf := os.Stat("/sys/kernel/btf/vmlinux")
+	_, cookie := netns.Cookie()
 	return Features{
 		TCX:          haveLink(createTCX),
 		Netkit:       haveLink(createNetkit),
 		RedirectPeer: helper(ebpf.SchedCLS, asm.FnRedirectPeer),
-		NetnsCookie:  helper(ebpf.CGroupSockAddr, asm.FnGetNetnsCookie),
+		NetnsCookie:  helper(ebpf.CGroupSockAddr, asm.FnGetNetnsCookie) && cookie == nil,
 		KtimeCoarse:  helper(ebpf.SchedCLS, asm.FnKtimeGetCoarseNs),
 		SetRetval:    haveSetRetval(),
 		FIBSkipNeigh: haveFIBSkipNeigh(),

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
@@ -286,14 +287,7 @@ func TestUpgradeReplacesTheProgramsInPlace(t *testing.T) {
 	if !current || len(before) != 10 {
 		t.Fatal(before, current)
 	}
-	n.must(func(e *Engine) error {
-		meta, err := e.dp.GetMeta()
-		if err != nil {
-			return err
-		}
-		meta.Build[0]++
-		return e.dp.PutMeta(meta)
-	})
+	n.becomesAnotherBuilds()
 	if _, current := ids(); current {
 		t.Fatal("another build is not noticed")
 	}
@@ -310,6 +304,80 @@ func TestUpgradeReplacesTheProgramsInPlace(t *testing.T) {
 		}
 	}
 	n.ping(a, "10.9.0.2")
+}
+
+// becomesAnotherBuilds makes the tables say that another build left the programs.
+func (n *node) becomesAnotherBuilds() {
+	n.t.Helper()
+	n.must(func(e *Engine) error {
+		meta, err := e.dp.GetMeta()
+		if err != nil {
+			return err
+		}
+		meta.Build[0]++
+		return e.dp.PutMeta(meta)
+	})
+}
+
+// The program at a parent is replaced however it is held, also by an endpoint
+// that has nothing to do with that parent.
+func TestUpgradeReplacesTheParentsProgram(t *testing.T) {
+	for name, noTCX := range map[string]bool{"tcx": false, "clsact": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.opts.NoTCX = noTCX
+			if !noTCX && !datapath.Probe().TCX {
+				t.Skip("this kernel has no tcx")
+			}
+			n.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up")
+			pod := n.name + "-m1"
+			n.namespace(pod)
+			n.run("ip link add link up0 name mv1 netns %s type macvlan mode bridge", pod)
+			n.run("ip -n %s link set mv1 name eth0 && ip -n %s link set eth0 up && ip -n %s addr add 10.8.0.1/24 dev eth0", pod, pod, pod)
+			if _, err := n.add(netns.Path(pod)); err != nil {
+				t.Fatal(err)
+			}
+			before := egressProgram(t, "up0", noTCX)
+			n.becomesAnotherBuilds()
+			if _, err := n.add(n.pod(1)); err != nil {
+				t.Fatal(err)
+			}
+			if after := egressProgram(t, "up0", noTCX); after == before {
+				t.Errorf("program %d was not replaced", before)
+			}
+		})
+	}
+}
+
+// egressProgram is the id of the one program at an interface's egress.
+func egressProgram(t *testing.T, ifname string, filter bool) uint32 {
+	t.Helper()
+	l, err := netlink.LinkByName(ifname)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []uint32
+	if filter {
+		filters, err := netlink.FilterList(l, netlink.HANDLE_MIN_EGRESS)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range filters {
+			ids = append(ids, uint32(f.(*netlink.BpfFilter).Id))
+		}
+	} else {
+		found, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXEgress})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range found.Programs {
+			ids = append(ids, uint32(p.ID))
+		}
+	}
+	if len(ids) != 1 {
+		t.Fatalf("programs at the egress of %s: %v", ifname, ids)
+	}
+	return ids[0]
 }
 
 func TestStatusWarnsOfBypassedFirewall(t *testing.T) {
