@@ -194,7 +194,7 @@ int parent_egress(struct __sk_buff *skb)
 
 	if (!parent)
 		return NEXT;
-	from.netns = sender_netns(skb);
+	from.netns = dry_run ? 0 : sender_netns(skb); /* a packet that is asked about has no socket of its sender's */
 	if (from.netns && from.netns == node_netns)
 		return NEXT;
 	reason = parse(skb, &p);
