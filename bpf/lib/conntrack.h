@@ -83,16 +83,17 @@ inline_fn void ct_find_key(struct flow *f)
  *
  * The answer to a SYN belongs to a half-open flow, so it looks there first.
  */
-inline_fn void ct_find(struct flow *f, const struct pkt *p, __u8 scope)
+slow_fn int ct_find(struct flow *f, const struct pkt *p, __u8 scope)
 {
 	f->src_is_hi = ct_key_of(&f->key, &p->t, p->proto, scope);
 	if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK)) {
 		f->e = bpf_map_lookup_elem(&mst_ct_new_v1, &f->key);
 		ct_found(f, false);
 		if (f->e)
-			return;
+			return 0;
 	}
 	ct_find_key(f);
+	return 0;
 }
 
 /* Whether any flow was ever shadowed: only then is it worth looking for one. */
