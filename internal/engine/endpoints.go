@@ -431,6 +431,9 @@ func (e *Engine) remove(ep state.Endpoint, gone bool) error {
 	if err := e.store.WriteJournal(op); err != nil {
 		return err
 	}
+	if gone {
+		e.shut(ep)
+	}
 	if err := e.uninstall(ep); err != nil {
 		// The journal stays: the next tool goes on from here.
 		return err
@@ -442,6 +445,23 @@ func (e *Engine) remove(ep state.Endpoint, gone bool) error {
 	}
 	e.relocate()
 	return nil
+}
+
+// shut takes the interface of a pod that goes down, for without its programs
+// it would carry what policy denies. It may be gone already, and its number
+// another's.
+func (e *Engine) shut(ep state.Endpoint) {
+	name := ep.HostIf
+	if ep.Placement == state.InPod {
+		name = ep.IfName
+	}
+	_ = e.atHook(ep, func() error {
+		l, err := netlink.LinkByIndex(ep.IfIndex)
+		if err != nil || l.Attrs().Name != name {
+			return err
+		}
+		return netlink.LinkSetDown(l)
+	})
 }
 
 func (e *Engine) finishRemove(ep state.Endpoint) error {
