@@ -105,7 +105,7 @@ global_fn int event_refused(const struct netns_info *ns, const struct dest *d, _
 }
 
 /* Return: REFUSE, for the program to return. */
-slow_fn int refuse(struct bpf_sock_addr *ctx, const struct netns_info *ns, const struct dest *d, __u32 reason)
+inline_fn int refuse(struct bpf_sock_addr *ctx, const struct netns_info *ns, const struct dest *d, __u32 reason)
 {
 	__u32 slot = reason * DIR_COUNT + DIR_SOCKET;
 	struct counter *c = bpf_map_lookup_elem(&mst_drops_v1, &slot);
