@@ -30,8 +30,9 @@ const (
 
 type object map[string]any
 
+// vip begins beyond the address that the API server takes for itself.
 func vip(n int) netip.AddrPort {
-	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96 + byte(n>>16), byte(n >> 8), byte(n)}), 80)
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 97 + byte(n>>16), byte(n >> 8), byte(n)}), 80)
 }
 
 func nameOf(n int) string { return fmt.Sprintf("s%d", n) }
