@@ -398,7 +398,7 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 SEC("tc")
 int from_pod(struct __sk_buff *skb)
 {
-	struct flow f = { .now = now_seconds() };
+	struct flow f;
 	struct endpoint *self = endpoint_slot(skb->cb[CB_ENDPOINT]);
 	__u8 scope = CT_SCOPE_FLOW;
 	struct pkt p = {};
@@ -411,6 +411,7 @@ int from_pod(struct __sk_buff *skb)
 		return sent_out(skb, &p, self);
 	if (verdict != FAST_NO)
 		return verdict;
+	f = (struct flow){ .now = now_seconds() };
 	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason)
 		reason = source_check(skb, &p, self, skb->cb[CB_ENDPOINT], true);
@@ -530,7 +531,7 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 SEC("tc")
 int to_pod(struct __sk_buff *skb)
 {
-	struct flow f = { .now = now_seconds() };
+	struct flow f;
 	struct endpoint *self = endpoint_slot(skb->cb[CB_ENDPOINT]);
 	struct pkt p = {};
 	int reason, verdict;
@@ -542,6 +543,7 @@ int to_pod(struct __sk_buff *skb)
 	verdict = fast_path(skb, &p, self, DIR_TO_POD);
 	if (verdict != FAST_NO)
 		return verdict;
+	f = (struct flow){ .now = now_seconds() };
 	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now);

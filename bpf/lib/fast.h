@@ -22,7 +22,7 @@
 #include "remote.h"
 #include "wire.h"
 
-/* Of both directions of a flow the same; @words: the last of both addresses, mixed with ports. */
+/* Of both directions of a flow the same: @a and @b are the last words of both addresses. */
 inline_fn __u32 fast_hash(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
 {
 	__u32 mixed = a ^ b ^ ((__u32)(port_a ^ port_b) << 8);
@@ -31,15 +31,11 @@ inline_fn __u32 fast_hash(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
 }
 _Static_assert(FAST_SLOTS == 1 << 10, "fast_hash gives 10 bits");
 
-inline_fn __u32 *fast_count(__u32 hash)
-{
-	return bpf_map_lookup_elem(&mst_fast_generations_v1, &hash);
-}
-
 /* After an entry of this tuple, in either direction, came, went or changed its meaning. */
 slow_fn int fast_forget(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
 {
-	__u32 *count = fast_count(fast_hash(a, b, port_a, port_b));
+	__u32 hash = fast_hash(a, b, port_a, port_b);
+	__u32 *count = bpf_map_lookup_elem(&mst_fast_generations_v1, &hash);
 
 	if (count)
 		(*count)++;
