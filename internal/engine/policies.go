@@ -12,7 +12,6 @@ import (
 	"net/netip"
 	"slices"
 
-
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/policy"
 	"github.com/mustang-net/mustang/internal/reconcile"
