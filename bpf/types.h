@@ -237,6 +237,13 @@ enum ct_closing {
 	CT_RST = 2,
 };
 
+/* Whether a flow is half-open, and where it then lies. */
+enum ct_opening {
+	CT_ANSWERED = 0,
+	CT_OPENING = 1,          /* in the small table */
+	CT_OPENING_IN_PLACE = 2, /* in the big one, where a dead entry was */
+};
+
 /* Instead of an endpoint: a change of policy cut the flow. No endpoint has this id, so each
  * packet of the flow is judged again, in its original direction. */
 enum ct_end_id {
@@ -259,7 +266,7 @@ struct ct_entry {
 	__u8 shadow;   /* 1: the PRE half is keyed with CT_SCOPE_SHADOW */
 	__u8 closing_orig;  /* enum ct_closing, by the opener's packets */
 	__u8 closing_reply; /* by the other end's */
-	__u8 opening;       /* 1: half-open, in the place of a dead entry of the answered flows' table */
+	__u8 opening;       /* enum ct_opening */
 	__u8 pad1;
 	struct ct_end opener;
 	struct ct_end responder;

@@ -88,6 +88,13 @@ const (
 	CTRst = 2
 )
 
+// enum ct_opening
+const (
+	CTAnswered       = 0
+	CTOpening        = 1 // in the small table
+	CTOpeningInPlace = 2 // in the big one, where a dead entry was
+)
+
 // enum ct_end_id
 const (
 	CTEndCut = 4294967295
