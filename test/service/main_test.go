@@ -97,6 +97,7 @@ func (w *world) table() {
 		{"outside and pod reach each other", (*world).outside},
 		{"source port reuse, Service and pod address in turn", (*world).portReuse},
 		{"one source port, Service and pod address at once", (*world).portCollision},
+		{"the path's mtu is found, by address and by Service", (*world).findsPathMTU},
 		{"Service removed, others stay", (*world).removal},
 	} {
 		w.t.Run(c.name, func(t *testing.T) {
