@@ -24,19 +24,6 @@ import (
 	"github.com/mustang-net/mustang/lab"
 )
 
-func TestPolicy(t *testing.T) {
-	for _, mode := range modes() {
-		for _, path := range chosen(pathsVariable, lab.MustangTC, lab.MustangSocket) {
-			t.Run(string(mode)+"/"+string(path), func(t *testing.T) {
-				w := newWorld(t, mode, path)
-				for _, family := range []string{"ipv4", "ipv6"} {
-					t.Run(family, func(t *testing.T) { w.on(t, family).policies() })
-				}
-			})
-		}
-	}
-}
-
 func (w *world) policies() {
 	for _, c := range []struct {
 		name string
