@@ -274,6 +274,7 @@ func (n *node) fakeIPAM(fail ...string) (log func() []string) {
 	os.Remove(file)
 	script := fmt.Sprintf(`#!/bin/bash
 in=$(cat)
+[ $CNI_COMMAND = VERSION ] && exec echo '{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"]}'
 echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_NETNS $CNI_IFNAME $CNI_ARGS ${CNI_PATH:+path} ${#in}" >>%s
 case " %s " in *" $CNI_COMMAND "*) echo '{"cniVersion":"1.1.0","code":142,"msg":"no '$CNI_COMMAND' today"}'; exit 1;; esac
 [ $CNI_COMMAND = ADD ] && echo '{"cniVersion":"1.1.0","ips":[{"address":"10.8.0.2/24","gateway":"10.8.0.1"}],"routes":[{"dst":"10.99.0.0/16"}],"dns":{"nameservers":["10.8.0.53"]}}'
@@ -367,6 +368,11 @@ func TestDelegated_HostLocalAndStaticOfDebianWork(t *testing.T) {
 					t.Errorf("got %s", a.stdout)
 				}
 				c.ok(c.call("CHECK", conf.prev(a)))
+				if version == "1.1.0" { // which they are too old for
+					n.ok(n.exec(n.command(binary, "STATUS", conf)))
+					valid := []any{map[string]any{"containerID": c.id, "ifname": c.ifname}}
+					n.ok(n.exec(n.command(binary, "GC", conf.with("cni.dev/valid-attachments", valid))))
+				}
 				c.del(conf.prev(a))
 				if name == "host-local" {
 					left, _ := filepath.Glob(filepath.Join(n.dir, "host-local", "*", "10.6*"))

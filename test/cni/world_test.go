@@ -421,13 +421,28 @@ func modesOnce(t *testing.T) []string {
 	return modeList
 }
 
-// serve echoes one line to each connection, over TCP.
+// serve says hello to each TCP connection and each datagram.
 func serve(address string) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	u, err := net.ListenPacket("udp", address)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	go func() {
+		buf := make([]byte, 100)
+		for {
+			_, from, err := u.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			u.WriteTo(fmt.Appendln(nil, "hello", from), from)
+		}
+	}()
 	fmt.Println("ready")
 	for {
 		c, err := l.Accept()
@@ -439,14 +454,25 @@ func serve(address string) {
 	}
 }
 
+// dial asks once, by TCP or, for an address that starts with "udp ", by UDP.
 func dial(address string) int {
-	c, err := net.DialTimeout("tcp", address, 2*time.Second)
+	network := "tcp"
+	if rest, udp := strings.CutPrefix(address, "udp "); udp {
+		network, address = "udp", rest
+	}
+	c, err := net.DialTimeout(network, address, 2*time.Second)
 	if err != nil {
 		fmt.Println(err)
 		return 1
 	}
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(2 * time.Second))
+	if network == "udp" {
+		if _, err := c.Write([]byte("hello?")); err != nil {
+			fmt.Println(err)
+			return 1
+		}
+	}
 	line := make([]byte, 100)
 	got, err := c.Read(line)
 	if err != nil {
@@ -478,13 +504,18 @@ func (c *container) server(address string) {
 // reaches dials from a namespace, and answers whom the server saw.
 func (n *node) reaches(ns, address string) string {
 	n.t.Helper()
-	cmd := exec.Command("nsenter", "--net=/var/run/netns/"+ns, os.Args[0])
-	cmd.Env = append(os.Environ(), roleVariable+"=client", "DIAL="+address)
-	out, err := cmd.CombinedOutput()
+	out, err := n.dials(ns, address)
 	if err != nil {
 		n.t.Errorf("from %s to %s: %v: %s", ns, address, err, out)
 	}
-	return string(out)
+	return out
+}
+
+func (n *node) dials(ns, address string) (string, error) {
+	cmd := exec.Command("nsenter", "--net=/var/run/netns/"+ns, os.Args[0])
+	cmd.Env = append(os.Environ(), roleVariable+"=client", "DIAL="+address)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
 }
 
 // pings says whether one namespace reaches an address.
