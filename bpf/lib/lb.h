@@ -6,7 +6,7 @@
 
 /**
  * service_find - the Service behind an address, port and protocol
- * @scope: SCOPE_OUTSIDE for a client outside the cluster
+ * @scope: SCOPE_OUTSIDE for a client outside the cluster; of SCOPE_ANY and those of loopback, that alone
  * @address: where the flags of the address go, 0 when it has no frontend
  *
  * Return: NULL when there is none.
@@ -15,8 +15,11 @@ inline_fn struct service *service_find(const struct addr *a, __be16 port, __u8 p
 				       __u16 *address)
 {
 	struct service_key key = { .addr = *a, .port = port, .proto = proto }, whole = { .addr = *a };
-	struct service *s = bpf_map_lookup_elem(&mst_services_v2, &key), *mark;
+	struct service *s, *mark;
 
+	if (scope != SCOPE_OUTSIDE)
+		key.scope = scope;
+	s = bpf_map_lookup_elem(&mst_services_v2, &key);
 	*address = 0;
 	if (!s) {
 		mark = bpf_map_lookup_elem(&mst_services_v2, &whole);

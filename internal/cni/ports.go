@@ -54,17 +54,31 @@ func (c *Config) validatePorts() error {
 }
 
 // hostPorts are the mappings for a pod's addresses. One of a node's address is
-// for the pod's address of its family.
+// for the pod's address of its family; one of all is also the loopback's.
 func hostPorts(list []PortMapping, pod []netip.Addr) (out []engine.HostPort) {
 	for _, m := range list {
 		host, _ := netip.ParseAddr(m.HostIP) // none: each family
 		for _, a := range pod {
-			if !host.IsValid() || host.Unmap().Is4() == a.Is4() {
-				out = append(out, engine.HostPort{Protocol: m.Protocol, HostIP: host.Unmap(), HostPort: m.HostPort, Pod: netip.AddrPortFrom(a, m.ContainerPort)})
+			if host.IsValid() && host.Unmap().Is4() != a.Is4() {
+				continue
+			}
+			p := engine.HostPort{Protocol: m.Protocol, HostIP: host.Unmap(), HostPort: m.HostPort, Pod: netip.AddrPortFrom(a, m.ContainerPort)}
+			out = append(out, p)
+			if !host.IsValid() || host.IsUnspecified() {
+				p.HostIP = loopback(a)
+				out = append(out, p)
 			}
 		}
 	}
 	return out
+}
+
+// loopback is the address of a's family by which the node calls itself.
+func loopback(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return netip.IPv6Loopback()
 }
 
 // addEndpoint makes the endpoint with its host ports, or neither.

@@ -17,7 +17,7 @@ import (
 // is a Service of owner cni with one frontend, one backend, and the policy Local.
 type HostPort struct {
 	Protocol state.Protocol
-	HostIP   netip.Addr // invalid or unspecified: every address that takes node ports
+	HostIP   netip.Addr // invalid or unspecified: every address that takes node ports; a loopback's is for the node's own sockets
 	HostPort uint16
 	Pod      netip.AddrPort
 }

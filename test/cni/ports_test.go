@@ -5,8 +5,10 @@ package cni_test
 // Host ports without the portmap plugin: mustang's own.
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,7 +28,9 @@ func (n *node) portsTable() string { return n.entries("mst_services_v2") + n.ent
 // ported is a pod with host ports, native or behind ptp.
 func (n *node) ported(mode string, list ...map[string]any) *chain {
 	if mode == "chained" {
-		return n.container().chain(previousPlugin(n, "ptp").with("name", "net"), n.config(mode).with("cniVersion", "1.0.0").with("name", "net").ports(list...))
+		c := n.container()
+		run(n.t, "ip", "-n", c.ns, "link", "set", "lo", "up") // as runtimes do
+		return c.chain(previousPlugin(n, "ptp").with("name", "net"), n.config(mode).with("cniVersion", "1.0.0").with("name", "net").ports(list...))
 	}
 	return n.container().chain(n.config(mode).ports(list...))
 }
@@ -69,11 +73,18 @@ func TestPorts_LeadToThePodFromEverywhere(t *testing.T) {
 					}
 				}
 			}
-			for _, to := range []string{"127.0.0.1:8083", "127.0.0.1:8081"} {
-				if out, err := n.dials(n.name, to); err != nil {
+			for _, to := range []string{"127.0.0.1:8083", "127.0.0.1:8081", "udp 127.0.0.1:8081", "[::1]:8081"} {
+				if strings.Contains(to, "[") && !v6 {
+					continue
+				}
+				if out, err := n.dials(n.name, to); err != nil || !strings.HasPrefix(out, "hello ") {
 					t.Errorf("the node to %s: %v %s", to, err, out)
 				}
+				if out, err := n.dials(other.ns, to); err == nil {
+					t.Errorf("a pod's own loopback leads elsewhere at %s: %s", to, out)
+				}
 			}
+			n.noLoopbackFromOutside(8083)
 			for _, to := range []string{"192.168.7.1:8083", "udp [fd00:7::1]:8083", "udp 192.168.7.1:8082", "192.168.7.1:8084"} {
 				if out, err := n.dials(n.outside(), to); err == nil {
 					t.Errorf("outside reaches %s, which no mapping names: %s", to, out)
@@ -204,6 +215,22 @@ func TestPorts_BesidePortmapBothLead(t *testing.T) {
 	x.del()
 	if out, err := n.dials(n.outside(), "192.168.7.1:8081"); err == nil {
 		t.Errorf("after DEL: %s", out)
+	}
+}
+
+// noLoopbackFromOutside sends to the node's loopback from the wire.
+func (n *node) noLoopbackFromOutside(port int) {
+	n.t.Helper()
+	mac := strings.Fields(run(n.t, "ip", "-n", n.name, "-o", "link", "show", uplink))
+	at := mac[slices.Index(mac, "link/ether")+1]
+	run(n.t, "ip", "netns", "exec", n.outside(), "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1", "net.ipv4.conf."+uplink+".route_localnet=1")
+	run(n.t, "ip", "-n", n.outside(), "route", "add", "127.0.0.1", "via", "192.168.7.1", "dev", uplink, "src", "192.168.7.2", "table", "7")
+	run(n.t, "ip", "-n", n.outside(), "rule", "add", "pref", "0", "to", "127.0.0.1", "lookup", "7")
+	run(n.t, "ip", "-n", n.outside(), "rule", "add", "pref", "1", "lookup", "local")
+	run(n.t, "ip", "-n", n.outside(), "rule", "del", "pref", "0", "lookup", "local")
+	run(n.t, "ip", "-n", n.outside(), "neigh", "replace", "192.168.7.1", "lladdr", at, "dev", uplink)
+	if out, err := n.dials(n.outside(), fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+		n.t.Errorf("from outside, the node's loopback leads to a pod: %s", out)
 	}
 }
 
