@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -128,11 +127,6 @@ func (n *node) eventually(what string, is func() bool) {
 			n.t.Fatalf("not within 20 s: %s", what)
 		}
 	}
-}
-
-func fds(pid int) int {
-	list, _ := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/fd")
-	return len(list)
 }
 
 func TestDHCP_LeasesRenewsAndGivesBack(t *testing.T) {
