@@ -110,6 +110,8 @@ struct endpoint_counters {
 enum frontend_scope {
 	SCOPE_ANY = 0,
 	SCOPE_OUTSIDE = 1, /* for clients outside the cluster, where they have backends of their own */
+	SCOPE_NODE = 2,    /* for the node's own sockets: loopback addresses */
+	SCOPE_NOBODY = 3,  /* has no entries */
 };
 
 /* proto 0 and port 0: the address itself is a Service's (see SVC_ADDRESS). A node port has the

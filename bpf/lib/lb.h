@@ -6,14 +6,17 @@
 
 /**
  * service_at - the Service whose frontend a key is
- * @scope: SCOPE_OUTSIDE for a client outside the cluster
+ * @key: its scope is set here
+ * @scope: SCOPE_OUTSIDE for a client outside the cluster; of SCOPE_ANY and those of loopback, that alone
  *
  * Return: NULL when there is none.
  */
 inline_fn struct service *service_at(struct service_key *key, __u8 scope)
 {
-	struct service *s = bpf_map_lookup_elem(&mst_services_v2, key);
+	struct service *s;
 
+	key->scope = scope == SCOPE_OUTSIDE ? SCOPE_ANY : scope;
+	s = bpf_map_lookup_elem(&mst_services_v2, key);
 	if (!s || scope != SCOPE_OUTSIDE || !(s->flags & SVC_SPLIT))
 		return s;
 	key->scope = SCOPE_OUTSIDE;

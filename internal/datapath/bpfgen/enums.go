@@ -33,6 +33,8 @@ const (
 const (
 	ScopeAny     = 0
 	ScopeOutside = 1 // for clients outside the cluster, where they have backends of their own
+	ScopeNode    = 2 // for the node's own sockets: loopback addresses
+	ScopeNobody  = 3 // has no entries
 )
 
 // enum service_flag
