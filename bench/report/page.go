@@ -78,7 +78,7 @@ type rawRow struct {
 // WriteHTML writes the page.
 func (d *Document) WriteHTML(w io.Writer) error {
 	t, err := template.New("page").Funcs(template.FuncMap{
-		"interval": interval, "number": number, "head": func(m Metric) string { return heads[m] },
+		"interval": interval, "number": number, "head": head,
 		"sign": func(b Bar) string { return map[bool]string{false: "≥", true: "≤"}[b.AtMost] },
 	}).Parse(pageHTML)
 	if err != nil {
@@ -104,8 +104,11 @@ func (d *Document) page() page {
 		p.Verdicts[string(b.Verdict)]++
 	}
 	for _, cores := range d.Settings.Cores {
-		for _, m := range Metrics {
-			if c, ok := d.chart(f, m, cores, Base); ok {
+		for _, m := range d.Metrics() {
+			if m.sized() {
+				continue
+			}
+			if c, ok := d.chart(f, m, cores, d.BaseID()); ok {
 				p.Charts = append(p.Charts, c)
 			}
 		}
@@ -144,7 +147,7 @@ func (d *Document) chart(f *Figures, m Metric, cores, base string) (chart, bool)
 	if m.Lower() {
 		note += "; less is better"
 	}
-	return layOut(fmt.Sprintf("%s ÷ %s, %s core", heads[m], base, cores), note, rows)
+	return layOut(fmt.Sprintf("%s ÷ %s, %s core", head(m), base, cores), note, rows)
 }
 
 func (d *Document) clusterChart(f *Figures, m Metric, cores string) (chart, bool) {
@@ -158,7 +161,7 @@ func (d *Document) clusterChart(f *Figures, m Metric, cores string) (chart, bool
 			rows = append(rows, named{s.ID, s.By, e})
 		}
 	}
-	return layOut(fmt.Sprintf("%s by ClusterIP ÷ by pod IP, %s core", heads[m], cores), "what a Service costs", rows)
+	return layOut(fmt.Sprintf("%s by ClusterIP ÷ by pod IP, %s core", head(m), cores), "what a Service costs", rows)
 }
 
 // layOut chooses a scale that holds all intervals and 1.
@@ -197,7 +200,7 @@ func (d *Document) curve(f *Figures, m Metric, cores string) (curve, bool) {
 	var numbers []int
 	top := 1.0
 	for _, s := range d.Subjects {
-		e := f.Ratio(s.ID, Base, m, cores).Ratio
+		e := f.Ratio(s.ID, d.BaseID(), m, cores).Ratio
 		if s.Via != ClusterIP || s.Tune != "" || e.N == 0 {
 			continue
 		}
@@ -223,7 +226,7 @@ func (d *Document) curve(f *Figures, m Metric, cores string) (curve, bool) {
 	first, last := math.Log(float64(numbers[0])), math.Log(float64(numbers[len(numbers)-1]))
 	x := func(n int) float64 { return 100 * (math.Log(float64(n)) - first) / (last - first) }
 	y := func(v float64) float64 { return 100 - 100*v/top }
-	c := curve{Title: fmt.Sprintf("%s by ClusterIP ÷ loopback over the number of Services, %s core", heads[m], cores)}
+	c := curve{Title: fmt.Sprintf("%s by ClusterIP ÷ loopback over the number of Services, %s core", head(m), cores)}
 	for _, n := range numbers {
 		c.Ticks = append(c.Ticks, tick{x(n), fmt.Sprint(n)})
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/mustang-net/mustang/bench/load"
 	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/samehost"
 	"github.com/mustang-net/mustang/lab"
 )
@@ -192,7 +193,7 @@ func benchRun(cmd *cobra.Command, g *globals, o samehost.Options, file string) (
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
 	defer stop()
-	doc, err := samehost.Run(ctx, o, samehost.Log{W: cmd.ErrOrStderr(), Terminal: benchTerminal(os.Stderr)})
+	doc, err := samehost.Run(ctx, o, run.Log{W: cmd.ErrOrStderr(), Terminal: benchTerminal(os.Stderr)})
 	if doc == nil {
 		return nil, err
 	}
