@@ -7,6 +7,7 @@ package pairs
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,6 +46,7 @@ type Pair struct {
 	Common
 	Label string        // its name; a path's subject is that and the way
 	Lab   string        // 1 to 6 letters and digits, unique among those that are up
+	Mode  lab.Mode      // how pods are connected; "" is veth
 	By    lab.ServiceBy // none: pods without mustang
 	Join  lab.Join
 	Bare  bool   // no pods: from node to node
@@ -90,7 +92,9 @@ func (e *env) Close() error {
 
 // Up implements run.Contestant.
 func (p Pair) Up(ctx context.Context, cgroup string) (_ run.Env, err error) {
-	l, err := lab.New(ctx, lab.Config{Name: p.Lab, Nodes: 2, Mode: lab.Veth, Services: p.By, MTU: p.MTU, Binary: p.Binary, CgroupRoot: cgroup})
+	p.Mode = cmp.Or(p.Mode, lab.Veth)
+	l, err := lab.New(ctx, lab.Config{Name: p.Lab, Nodes: 2, Mode: p.Mode, Services: p.By, MTU: p.MTU, Binary: p.Binary, CgroupRoot: cgroup,
+		BridgeNF: p.Mode == lab.Bridge && p.By != lab.NoServices && !p.mustang()})
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +131,7 @@ func (p Pair) target(cgroup string, client, server *lab.Space, v4, v6 netip.Addr
 }
 
 func (e *env) add(p Pair, way string, t runner.Target) {
-	e.paths = append(e.paths, run.Path{Target: t, Subject: report.Subject{ID: ID(p.Label, way), Contestant: p.Label, Mode: string(lab.Veth),
+	e.paths = append(e.paths, run.Path{Target: t, Subject: report.Subject{ID: ID(p.Label, way), Contestant: p.Label, Mode: string(p.Mode),
 		By: string(p.By), Via: way, Backend: run.BackendVersion(string(p.By))}})
 }
 

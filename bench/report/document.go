@@ -183,14 +183,7 @@ func (d *Document) Write(path string) error {
 	if err := d.Encode(&b); err != nil {
 		return err
 	}
-	tmp := path + ".part"
-	if err := os.WriteFile(tmp, b.Bytes(), 0o644); err != nil {
-		return fmt.Errorf("write bench document: %w", err)
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return fmt.Errorf("write bench document: %w", err)
-	}
-	return nil
+	return writeWhole(path, b.Bytes())
 }
 
 // Encode writes the document as JSON.

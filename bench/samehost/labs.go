@@ -63,7 +63,11 @@ type podsEnv struct {
 }
 
 func (p pods) config(cgroup string) lab.Config {
-	cfg := lab.Config{Name: p.labName, Mode: lab.Mode(p.mode), Services: p.by, MTU: p.mtu, Binary: p.binary, CgroupRoot: cgroup}
+	by := p.by
+	if by == IPVS {
+		by = lab.NoServices // on plain pods, by tools of our own
+	}
+	cfg := lab.Config{Name: p.labName, Mode: lab.Mode(p.mode), Services: by, MTU: p.mtu, Binary: p.binary, CgroupRoot: cgroup}
 	p.applyTune(&cfg)
 	switch p.mode {
 	case report.BridgeNFOff:
@@ -78,7 +82,7 @@ func (p pods) config(cgroup string) lab.Config {
 }
 
 func kernelServices(by lab.ServiceBy) bool {
-	return by == lab.IptablesNFT || by == lab.IptablesLegacy || by == lab.NFT
+	return by == lab.IptablesNFT || by == lab.IptablesLegacy || by == lab.NFT || by == IPVS
 }
 
 // Up builds the lab with its pods and Services.
@@ -137,7 +141,11 @@ func (p pods) addPaths(ctx context.Context, e *podsEnv, target runner.Target, ad
 		return nil
 	}
 	services, tested := p.serviceList(addr)
-	if err := e.lab.Node().AddServices(ctx, services); err != nil {
+	add := e.lab.Node().AddServices
+	if p.by == IPVS {
+		add = func(ctx context.Context, list []lab.Service) error { return addIPVS(ctx, e.lab.Node(), list) }
+	}
+	if err := add(ctx, services); err != nil {
 		return err
 	}
 	for _, t := range tested {
