@@ -72,7 +72,7 @@ func (o OnWire) Up(ctx context.Context, cgroup string) (_ run.Env, err error) {
 	e.add(p, report.PodIP, p.target(cgroup, client, server, pods[1].v4.Addr(), pods[1].v6.Addr(), podPort))
 	if o.By != lab.NoServices {
 		first := l.Nodes()[0]
-		if _, err := first.Mustang(ctx, "ep", "add", "--ifname=eth0", "--netns="+pods[0].path(), "--in-pod", "--service-path=tc"); err != nil {
+		if _, err := first.Mustang(ctx, "ep", "add", "--ifname=eth0", "--netns="+pods[0].path(), "--in-pod", "--service-path=both"); err != nil {
 			return nil, err
 		}
 		t := p.target(cgroup, client, server, pods[1].v4.Addr(), pods[1].v6.Addr(), backendPort)

@@ -25,7 +25,6 @@ type Bundle struct {
 
 // Put adds a run, or takes the place of the same article's.
 func (b *Bundle) Put(d *Document) {
-	b.Schema = BundleSchema
 	i := slices.IndexFunc(b.Runs, func(o *Document) bool { return o.Settings.Article == d.Settings.Article })
 	if i < 0 {
 		b.Runs = append(b.Runs, d)
@@ -83,9 +82,11 @@ func (b *Bundle) WriteCSV(w io.Writer) error {
 
 // Encode writes the file's text: of one run, just that.
 func (b *Bundle) Encode(w io.Writer) error {
-	var v any = b
+	var v any
 	if len(b.Runs) == 1 && b.Schema != BundleSchema {
 		v = b.Runs[0]
+	} else {
+		b.Schema, v = BundleSchema, b
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", " ")
@@ -139,6 +140,3 @@ func ReadAny(path string) (*Bundle, error) {
 	}
 	return b, nil
 }
-
-// WriteHTML writes the page.
-func (b *Bundle) WriteHTML(w io.Writer) error { return b.Runs[0].WriteHTML(w) }

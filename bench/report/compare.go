@@ -82,6 +82,38 @@ func Compare(old, now *Document) *Comparison {
 	return c
 }
 
+// CompareAll compares the runs of two files, each with that of the same article.
+func CompareAll(old, now *Bundle) *Comparison {
+	all := &Comparison{Changes: []Change{}}
+	for _, d := range now.Runs {
+		name := d.Settings.Article
+		before := old.Article(name)
+		if before == nil {
+			all.OnlyNew = append(all.OnlyNew, "seed "+name)
+			continue
+		}
+		c := Compare(before, d)
+		prefix := ""
+		if len(now.Runs) > 1 {
+			prefix = "seed " + name + ": "
+		}
+		for i := range c.Changes {
+			c.Changes[i].Subject = prefix + c.Changes[i].Subject
+		}
+		for _, n := range c.Notes {
+			all.Notes = append(all.Notes, prefix+n)
+		}
+		all.Changes = append(all.Changes, c.Changes...)
+		all.OnlyOld, all.OnlyNew = append(all.OnlyOld, c.OnlyOld...), append(all.OnlyNew, c.OnlyNew...)
+	}
+	for _, d := range old.Runs {
+		if now.Article(d.Settings.Article) == nil {
+			all.OnlyOld = append(all.OnlyOld, "seed "+d.Settings.Article)
+		}
+	}
+	return all
+}
+
 func subjectIDs(d *Document) (out []string) {
 	for _, s := range d.Subjects {
 		out = append(out, s.ID)

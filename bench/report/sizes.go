@@ -7,6 +7,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -79,7 +80,11 @@ func (d *Document) renderScaled(w io.Writer, f *Figures, cores string) {
 	for _, s := range d.Subjects {
 		row := []string{s.ID}
 		for _, m := range metrics {
-			row = append(row, number(f.Median(s.ID, m, cores)*scaled[m.kind()].by))
+			v := f.Median(s.ID, m, cores) * scaled[m.kind()].by
+			if math.IsNaN(v) {
+				v = 0
+			}
+			row = append(row, number(v))
 		}
 		t.rows = append(t.rows, row)
 	}

@@ -161,6 +161,9 @@ func (d *Document) renderTails(w io.Writer, f *Figures, cores string) {
 // renderSeed puts the streams beside article A's. Both are divided by the same
 // thing: a plain veth (iptables) reached by pod IP.
 func (d *Document) renderSeed(w io.Writer, f *Figures, cores string) {
+	if d.BaseID() != Base || len(d.Metrics()) > 0 && !slices.Contains(d.Metrics(), StreamRate) {
+		return
+	}
 	base, ok := d.find(Veth, []string{"iptables-nft", "iptables-legacy", "nft", "none"}, 0, PodIP)
 	t := table{head: []string{"stream beside the article, " + cores + " core",
 		"÷ plain veth pod IP", "article", "ClusterIP ÷ pod IP", "article", "article's mode"}}

@@ -119,8 +119,10 @@ func (s *session) up(ctx context.Context) error {
 			s.doc.Failures[c.Name()] = err.Error()
 			if lacking(c, err) {
 				s.lacking++
+				s.say("not here: %s: %v", c.Name(), err)
+			} else {
+				s.say("failed: %s: %v", c.Name(), err)
 			}
-			s.say("failed: %s: %v", c.Name(), err)
 			if s.log.Terminal {
 				fmt.Fprintln(s.log.W)
 			}

@@ -26,7 +26,7 @@ func planE(ask Ask) (run.Plan, error) {
 	broken.Lab = "sefact"
 	return run.Plan{Options: o, BuildTime: buildTime,
 		Contestants: withLabs("se", pairOf(c, node), pairOf(c, report.AgainOf(node)), pairOf(c, kernelDirect, report.PodIP), pairOf(c, oursDirect, report.PodIP, report.ClusterIP),
-			onWire(macvlanWire, report.Macvlan, lab.NoServices), onWire(macvlanOurs, report.Macvlan, lab.MustangTC), onWire(ipvlanWire, ipvlan, lab.NoServices)),
+			onWire(macvlanWire, report.Macvlan, lab.NoServices), onWire(macvlanOurs, report.Macvlan, lab.Mustang), onWire(ipvlanWire, ipvlan, lab.NoServices)),
 		Scenarios: []string{"rr", "tail"},
 		Facts:     []run.Fact{pairs.ServiceWorks(broken)},
 		Settings:  report.Settings{Base: node, Modes: []string{report.Veth, report.Macvlan}},

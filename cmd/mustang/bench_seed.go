@@ -134,7 +134,7 @@ func (f seedFlags) measure(cmd *cobra.Command, b *report.Bundle, list []seed.Art
 	}
 	var errs []error
 	for _, a := range list {
-		ask := seed.Ask{Quick: f.quick, Budget: f.budget * a.Full / max(1, whole), Binary: self, Self: benchLoad(self), Iperf3: noIperf == nil}
+		ask := seed.Ask{Quick: f.quick, Budget: time.Duration(float64(f.budget) * float64(a.Full) / float64(whole)), Binary: self, Self: benchLoad(self), Iperf3: noIperf == nil}
 		plan, err := a.Plan(ask)
 		if old := b.Article(a.Name); old != nil {
 			if old.Complete {
