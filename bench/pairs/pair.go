@@ -180,7 +180,8 @@ func (p Pair) service(ctx context.Context, n *lab.Node, t *runner.Target) error 
 const masquerade = `table inet masq { chain post { type nat hook postrouting priority srcnat;
  ip saddr 10.1.0.0/16 ip daddr != 10.1.0.0/16 masquerade
  ip6 saddr fd00:10:1::/64 ip6 daddr != fd00:10:1::/64 masquerade
-} }
+ }
+}
 `
 
 // rules loads nftables' rules into both nodes.

@@ -49,7 +49,7 @@ func contestants(o Options) []contestant {
 			}
 		}
 		if o.Pods > 0 {
-			list = append(list, contestant{fmt.Sprintf("%s, %d pods with a policy each", by, o.Pods), nft, perPod, o.Pods})
+			list = append(list, contestant{Name(by, o.Pods), nft, perPod, o.Pods})
 		}
 	}
 	return list
@@ -60,9 +60,12 @@ func contestants(o Options) []contestant {
 func PerPod(labName string, nft bool, pods int, binary string) run.Contestant {
 	c := contestant{nft: nft, kind: perPod, size: pods}
 	by := map[bool]string{false: "mustang", true: "nft"}[nft]
-	c.name = fmt.Sprintf("%s, %d pods with a policy each", by, pods)
+	c.name = Name(by, pods)
 	return plugIn{c, labName, Options{Binary: binary}}
 }
+
+// Name is that of such a contestant, by mustang or nft.
+func Name(by string, pods int) string { return fmt.Sprintf("%s, %d pods with a policy each", by, pods) }
 
 // plugIn is a contestant as run's plug-in.
 type plugIn struct {

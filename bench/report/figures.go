@@ -144,7 +144,7 @@ func (d *Document) Compute() {
 			}
 		}
 	}
-	if d.Bars = nil; base == Base {
+	if d.Bars = nil; base == Base && (d.Settings.Article == "" || d.Settings.Article == "A") {
 		d.Bars = evaluate(d, f)
 	}
 }

@@ -123,7 +123,9 @@ func (b *Bundle) page() page {
 			row.Took = d.Finished.Sub(d.Started).Round(time.Second).String()
 		}
 		misses, _, all := d.controlMisses()
-		row.Control = fmt.Sprintf("%d of %d", misses, all)
+		if row.Control = fmt.Sprintf("%d of %d", misses, all); d.FinishedRounds() < stats.MinControl {
+			row.Control = "too few rounds"
+		}
 		p.Rows = append(p.Rows, row)
 	}
 	return p

@@ -72,10 +72,14 @@ func (s *session) profile(ctx context.Context, c runner.Case) (p report.Profile,
 		return p, err
 	}
 	defer ld.Kill()
+	var pids []int
+	if l, ok := ld.(interface{ PIDs() []int }); ok {
+		pids = l.PIDs()
+	}
 	sampled := make(chan error, 1)
 	go func() {
 		time.Sleep(l.Warmup + 20*time.Millisecond)
-		sampled <- sample(ctx, &p, l.ClientCPU, s.o.ProfileTime-200*time.Millisecond)
+		sampled <- sample(ctx, &p, pids, l.ClientCPU, s.o.ProfileTime-200*time.Millisecond)
 	}()
 	_, err = ld.Turn(ctx)
 	if err = errors.Join(err, <-sampled); err != nil {
@@ -90,13 +94,13 @@ func (s *session) profile(ctx context.Context, c runner.Case) (p report.Profile,
 }
 
 // sample fills a profile's shares and stacks, from one CPU, for a time.
-func sample(ctx context.Context, p *report.Profile, cpu int, long time.Duration) error {
+func sample(ctx context.Context, p *report.Profile, pids []int, cpu int, long time.Duration) error {
 	before, err := ticksOf(cpu)
 	if err != nil {
 		return err
 	}
 	if PerfMissing() == nil {
-		err = perf(ctx, p, cpu, long)
+		err = perf(ctx, p, pids, cpu, long)
 	} else {
 		time.Sleep(long)
 	}
@@ -134,7 +138,7 @@ func ticksOf(cpu int) (t [3]float64, err error) {
 }
 
 // perf records and folds the stacks of one CPU.
-func perf(ctx context.Context, p *report.Profile, cpu int, long time.Duration) error {
+func perf(ctx context.Context, p *report.Profile, pids []int, cpu int, long time.Duration) error {
 	dir, err := os.MkdirTemp("", "mustang-bench-perf")
 	if err != nil {
 		return err
@@ -146,11 +150,11 @@ func perf(ctx context.Context, p *report.Profile, cpu int, long time.Duration) e
 	if out, err := record.CombinedOutput(); err != nil {
 		return fmt.Errorf("perf record: %w: %s", err, bytes.TrimSpace(out))
 	}
-	out, err := exec.CommandContext(ctx, "perf", "script", "-i", file, "-F", "comm,ip,sym").Output()
+	out, err := exec.CommandContext(ctx, "perf", "script", "-i", file, "-F", "comm,pid,ip,sym").Output()
 	if err != nil {
 		return fmt.Errorf("perf script: %w", err)
 	}
-	fold(p, out)
+	fold(p, pids, out)
 	if p.Stack == nil {
 		return errors.New("perf found nothing on the load's CPU")
 	}
@@ -160,54 +164,78 @@ func perf(ctx context.Context, p *report.Profile, cpu int, long time.Duration) e
 // fewest is the share of samples below which a function is not drawn.
 const fewest = 0.002
 
-// fold counts the stacks that perf script prints: a line with the process's name, a
-// line a frame from the innermost on, an empty line.
-func fold(p *report.Profile, script []byte) {
-	root := &report.Frame{Name: "all"}
-	var stack []string
-	var comm string
-	kernel := func(name string) bool {
-		return name == "do_syscall_64" || strings.HasPrefix(name, "entry_SYSCALL") || name == "el0_svc"
-	}
-	var user, system, softirq float64
-	flush := func() {
-		if len(stack) == 0 || comm == "" || strings.HasPrefix(comm, "swapper") {
-			stack = stack[:0]
-			return
-		}
-		slices.Reverse(stack)
-		switch {
-		case slices.ContainsFunc(stack, softirqFrame):
-			softirq++
-		case slices.ContainsFunc(stack, kernel) || strings.HasPrefix(comm, "ksoftirqd"):
-			system++
-		default:
-			user++
-		}
-		root.Add(trimmed(comm, stack), 1)
-		stack = stack[:0]
-	}
+// fold counts the stacks of the load and of ksoftirqd that perf script prints: a line with
+// a process's name and number, a line a frame from the innermost on, an empty line.
+func fold(p *report.Profile, pids []int, script []byte) {
+	f := folder{root: &report.Frame{Name: "all"}, pids: pids}
 	for lines := bufio.NewScanner(bytes.NewReader(script)); lines.Scan(); {
 		line := lines.Text()
 		switch {
 		case line == "":
-			flush()
-		case line[0] != '\t' && line[0] != ' ':
-			comm = strings.TrimSpace(line)
+			f.flush()
+		case line[0] != '\t' && !strings.HasPrefix(line, "        "):
+			f.begin(line)
 		default:
 			if _, name, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
-				stack = append(stack, name)
+				f.stack = append(f.stack, name)
 			}
 		}
 	}
-	flush()
-	if root.Count == 0 {
+	f.flush()
+	all := float64(f.root.Count)
+	if all == 0 {
 		return
 	}
-	all := user + system + softirq
-	p.By, p.User, p.System, p.Softirq = "perf", user/all, system/all, softirq/all
-	root.Prune(max(1, int(fewest*float64(root.Count))))
-	p.Stack = root
+	p.By, p.User, p.System, p.Softirq = "perf", f.user/all, f.system/all, f.softirq/all
+	f.root.Prune(max(1, int(fewest*all)))
+	p.Stack = f.root
+}
+
+// folder is a stack that is being read, and what came of those before.
+type folder struct {
+	root                  *report.Frame
+	pids                  []int
+	comm                  string // of the process, "" for a stranger's
+	stack                 []string
+	user, system, softirq float64
+}
+
+// begin reads a process's line.
+func (f *folder) begin(line string) {
+	fields := strings.Fields(line)
+	f.comm = ""
+	if len(fields) < 2 {
+		return
+	}
+	pid, _ := strconv.Atoi(fields[len(fields)-1])
+	switch name := strings.Join(fields[:len(fields)-1], " "); {
+	case strings.HasPrefix(name, "ksoftirqd"):
+		f.comm = "ksoftirqd"
+	case slices.Contains(f.pids, pid):
+		f.comm = "load"
+	}
+}
+
+// flush counts a stack that is whole.
+func (f *folder) flush() {
+	stack := f.stack
+	f.stack = f.stack[:0]
+	if len(stack) == 0 || f.comm == "" {
+		return
+	}
+	slices.Reverse(stack)
+	kernel := func(name string) bool {
+		return name == "do_syscall_64" || name == "el0_svc" || strings.HasPrefix(name, "entry_SYSCALL") || strings.HasPrefix(name, "asm_")
+	}
+	switch {
+	case f.comm == "ksoftirqd", slices.ContainsFunc(stack, softirqFrame):
+		f.softirq++
+	case slices.ContainsFunc(stack, kernel):
+		f.system++
+	default:
+		f.user++
+	}
+	f.root.Add(trimmed(f.comm, stack), 1)
 }
 
 func softirqFrame(name string) bool {

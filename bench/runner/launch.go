@@ -150,6 +150,11 @@ func (l Launcher) own(ctx context.Context, t Target, what load.Scenario) (*ownLo
 	return own, nil
 }
 
+// PIDs are the load's processes.
+func (o *ownLoad) PIDs() []int {
+	return []int{o.server.cmd.Process.Pid, o.client.cmd.Process.Pid}
+}
+
 // Turn implements Load.
 func (o *ownLoad) Turn(ctx context.Context) (Turn, error) {
 	var t load.Turn

@@ -70,7 +70,7 @@ func claimsB() []claim {
 		var missing []string
 		for _, m := range []error{pairs.WireGuardMissing(), pairs.IPsecMissing()} {
 			if m != nil {
-				missing = append(missing, m.Error())
+				missing = append(missing, sentence(m.Error()))
 			}
 		}
 		return strings.Join(missing, "; ")

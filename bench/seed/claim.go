@@ -113,7 +113,7 @@ func (c ratioClaim) judge(d *report.Document, f *report.Figures) report.Claim {
 		case out.Ratio.N == 0:
 			out.Verdict, out.Why = report.NotTestable, "not measured"
 		case out.Ratio.N < stats.MinRounds:
-			out.Why = fmt.Sprintf("%d rounds, a claim needs %d", out.Ratio.N, stats.MinRounds)
+			out.Why = fmt.Sprintf("%s, a claim needs %d", count(out.Ratio.N, "round"), stats.MinRounds)
 		}
 	}
 	return out
@@ -171,9 +171,13 @@ func (c profileClaim) judge(d *report.Document, _ *report.Figures) report.Claim 
 		}
 		spent[i] = c.spent(d.Profiles[at]) / d.Profiles[at].Work
 	}
+	if spent[1] == 0 {
+		out.Why = "too few samples of it"
+		return out
+	}
 	ratio := spent[0] / spent[1]
 	out.Verdict, out.Why = report.Confirmed, fmt.Sprintf("%.2f times as much CPU time %s, by the profiles", ratio, c.what)
-	if !(ratio >= c.limit) {
+	if ratio < c.limit {
 		out.Verdict = report.NotConfirmed
 	}
 	return out
@@ -191,4 +195,12 @@ func (n needs) judge(d *report.Document, f *report.Figures) report.Claim {
 		out.Why = n.why()
 	}
 	return out
+}
+
+// count is so many things.
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
 }

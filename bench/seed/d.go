@@ -148,9 +148,10 @@ func claimsD() (out []claim) {
 		pods        int
 		short, long float64
 	}{{onePolicy, 1.32, 1.16}, {policyPods, 1.19, 1.24}} {
-		of := func(by string) id { return id(fmt.Sprintf("%s, %d pods with a policy each", by, n.pods)) }
-		add(fmt.Sprintf("%d pods with a policy each: against routing with a firewall's policies, short connections", n.pods), n.short, of("mustang"), of("nft"), report.ABShort, 1.05, false)
-		add(fmt.Sprintf("%d pods with a policy each: against routing with a firewall's policies, long connections", n.pods), n.long, of("mustang"), of("nft"), report.ABLong, 1.05, false)
+		of := func(by string) id { return id(policy.Name(by, n.pods)) }
+		what := count(n.pods, "pod") + " with a policy each: against routing with a firewall's policies, "
+		add(what+"short connections", n.short, of("mustang"), of("nft"), report.ABShort, 1.05, false)
+		add(what+"long connections", n.long, of("mustang"), of("nft"), report.ABLong, 1.05, false)
 	}
 	return out
 }
