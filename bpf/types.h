@@ -572,7 +572,13 @@ struct prefix {
 	__u8 addr[16]; /* struct addr, which would be aligned to 8 bytes */
 };
 _Static_assert(sizeof(struct prefix) == 20, "prefix");
-/* The one element of mst_edge: how the node appears outside. */
+enum edge_side {
+	EDGE_WIRE = 0,
+	EDGE_TUNNEL = 1, /* to nodes that are reached through it; its ports are EDGE_WIRE's */
+	EDGE_SIDES = 2,
+};
+
+/* An element of mst_edge: how the node appears to a backend. */
 struct edge_config {
 	struct addr ip4; /* wears it for clients that do not keep theirs; zero when it has none */
 	struct addr ip6;

@@ -93,10 +93,20 @@ func (e *Engine) SetEdge(want Edge) error {
 		return fmt.Errorf("none of the addresses of %v is in %v; give prefixes that hold one, or none", want.Devices, want.Prefixes)
 	}
 	e.warnOfPorts(want)
-	if err := errors.Join(e.dp.Edge.Put([]uint32{0}, []datapath.EdgeConfig{config}), e.services.SetNodeAddresses(takes)); err != nil {
+	if err := errors.Join(e.dp.Edge.Put([]uint32{bpfgen.EdgeWire}, []datapath.EdgeConfig{config}), e.services.SetNodeAddresses(takes)); err != nil {
 		return err
 	}
-	return privilege(errors.Join(e.attachEdges(nics), e.setHost(want.Host)))
+	return privilege(errors.Join(e.attachEdges(nics), e.syncTunnelEdge(), e.setHost(want.Host)))
+}
+
+// syncTunnelEdge lets answers to clients outside come by the tunnel, where there
+// is one.
+func (e *Engine) syncTunnelEdge() error {
+	n, err := e.store.Nodes()
+	if err != nil || len(n.Nodes) == 0 {
+		return err
+	}
+	return e.syncNodes(n)
 }
 
 func findNICs(want Edge) ([]nic, error) {
@@ -181,7 +191,7 @@ func (e *Engine) Edge() (EdgeStatus, error) {
 		return s, err
 	}
 	s.Addresses = e.services.NodeAddresses()
-	config, _, err := e.dp.Edge.Get(0)
+	config, _, err := e.dp.Edge.Get(bpfgen.EdgeWire)
 	if err != nil {
 		return s, err
 	}

@@ -41,16 +41,26 @@ func (o *Overlay) Ifindex() int {
 	return o.Index
 }
 
+// Addr is the address of a family as which this node speaks through the tunnel.
+func (o *Overlay) Addr(is4 bool) netip.Addr {
+	if o != nil {
+		for _, p := range o.Own {
+			if p.Addr().Is4() == is4 {
+				return p.Addr()
+			}
+		}
+	}
+	return netip.Addr{}
+}
+
 // lead makes r a route into the tunnel.
 func (o *Overlay) lead(r *netlink.Route, is4 bool) error {
 	if o == nil {
 		return errors.New("the tunnel has no device")
 	}
 	r.LinkIndex, r.Scope, r.MTU = o.Index, netlink.SCOPE_LINK, o.MTU
-	for _, p := range o.Own {
-		if p.Addr().Is4() == is4 {
-			r.Src = p.Addr().AsSlice()
-		}
+	if a := o.Addr(is4); a.IsValid() {
+		r.Src = a.AsSlice()
 	}
 	return nil
 }

@@ -149,6 +149,13 @@ const (
 	RemoteTunnel = 1 // its pods are reached through the tunnel
 )
 
+// enum edge_side
+const (
+	EdgeWire   = 0
+	EdgeTunnel = 1 // to nodes that are reached through it; its ports are EDGE_WIRE's
+	EdgeSides  = 2
+)
+
 // enum redirect_kind
 const (
 	RedirectNone    = 0

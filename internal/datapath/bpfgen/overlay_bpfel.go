@@ -22,7 +22,7 @@ const (
 	OverlayMapMstCtNewV1            = "mst_ct_new_v1"
 	OverlayMapMstCtV1               = "mst_ct_v1"
 	OverlayMapMstDropsV1            = "mst_drops_v1"
-	OverlayMapMstEdgeV1             = "mst_edge_v1"
+	OverlayMapMstEdgeV2             = "mst_edge_v2"
 	OverlayMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
 	OverlayMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	OverlayMapMstEndpointsV1        = "mst_endpoints_v1"
@@ -60,6 +60,7 @@ const (
 	OverlayVarAnswerKey             = "answer_key"
 	OverlayVarDeliverEgress         = "deliver_egress"
 	OverlayVarDryRun                = "dry_run"
+	OverlayVarFromTunnel            = "from_tunnel"
 	OverlayVarFromWire              = "from_wire"
 	OverlayVarHasFibSkipNeigh       = "has_fib_skip_neigh"
 	OverlayVarHasSetRetval          = "has_set_retval"
@@ -124,7 +125,7 @@ type OverlayMapSpecs struct {
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
-	MstEdgeV1             *ebpf.MapSpec `ebpf:"mst_edge_v1"`
+	MstEdgeV2             *ebpf.MapSpec `ebpf:"mst_edge_v2"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
@@ -166,6 +167,7 @@ type OverlayVariableSpecs struct {
 	AnswerKey       *ebpf.VariableSpec `ebpf:"answer_key"`
 	DeliverEgress   *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun          *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromTunnel      *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire        *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -200,7 +202,7 @@ type OverlayMaps struct {
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
-	MstEdgeV1             *ebpf.Map `ebpf:"mst_edge_v1"`
+	MstEdgeV2             *ebpf.Map `ebpf:"mst_edge_v2"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
@@ -243,7 +245,7 @@ func (m *OverlayMaps) Close() error {
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
-		m.MstEdgeV1,
+		m.MstEdgeV2,
 		m.MstEndpointAddrsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
@@ -286,6 +288,7 @@ type OverlayVariables struct {
 	AnswerKey       *ebpf.Variable `ebpf:"answer_key"`
 	DeliverEgress   *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun          *ebpf.Variable `ebpf:"dry_run"`
+	FromTunnel      *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire        *ebpf.Variable `ebpf:"from_wire"`
 	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
