@@ -17,9 +17,6 @@ const volatile __u8 from_wire = 0;
 /* 1: from_outside runs at the tunnel's device, for answers to flows that wear its address. */
 const volatile __u8 from_tunnel = 0;
 
-/* 1: bpf_fib_lookup can leave the neighbour to bpf_redirect_neigh (6.3). */
-const volatile __u8 has_fib_skip_neigh = 0;
-
 /* Marks an answer of ours that passes a hook on its way back to the pod. The loader draws it by
  * lot, so that nobody can pass another packet off as one. */
 const volatile __u32 answer_key = 0x6d737401;

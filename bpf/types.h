@@ -287,7 +287,11 @@ struct fast_flow {
 	__u8 proto;
 	__u8 flags;            /* enum fast_flag */
 	struct tuple to;       /* what the packet's tuple becomes */
-	__u64 pad[3];
+	/* Where packets with that tuple left the node (lib/way.h). */
+	__u32 way_until;       /* a time of its own, in moments */
+	__u32 way_ifindex;
+	__u32 way_mtu;         /* bytes, without the link header */
+	__u8 way_macs[12];     /* destination and source */
 };
 _Static_assert(sizeof(struct fast_flow) == 128, "fast_flow");
 
@@ -605,6 +609,7 @@ enum cb_word {
 	CB_REASON = 3,
 	CB_ANSWER = 4, /* answer_key on an answer that goes out of the host end */
 	CB_REMOTE = 4, /* of a packet from the wire: the node that sent it by the tunnel, or 0 */
+	CB_WAY = 4,    /* of a packet from a pod: 1 + the slot of mst_fast where its flow's way is, or 0 */
 };
 
 /* Slots of the program table that entry programs call. */

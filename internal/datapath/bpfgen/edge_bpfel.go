@@ -78,7 +78,6 @@ const (
 	EdgeVarDryRun                = "dry_run"
 	EdgeVarFromTunnel            = "from_tunnel"
 	EdgeVarFromWire              = "from_wire"
-	EdgeVarHasFibSkipNeigh       = "has_fib_skip_neigh"
 	EdgeVarHasSetRetval          = "has_set_retval"
 	EdgeVarInPod                 = "in_pod"
 	EdgeVarNodeNetns             = "node_netns"
@@ -180,16 +179,15 @@ type EdgeMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type EdgeVariableSpecs struct {
-	AnswerKey       *ebpf.VariableSpec `ebpf:"answer_key"`
-	DeliverEgress   *ebpf.VariableSpec `ebpf:"deliver_egress"`
-	DryRun          *ebpf.VariableSpec `ebpf:"dry_run"`
-	FromTunnel      *ebpf.VariableSpec `ebpf:"from_tunnel"`
-	FromWire        *ebpf.VariableSpec `ebpf:"from_wire"`
-	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
-	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod           *ebpf.VariableSpec `ebpf:"in_pod"`
-	NodeNetns       *ebpf.VariableSpec `ebpf:"node_netns"`
-	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
+	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
+	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // EdgeObjects contains all objects after they have been loaded into the kernel.
@@ -301,16 +299,15 @@ func (m *EdgeMaps) Close() error {
 //
 // It can be passed to LoadEdgeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EdgeVariables struct {
-	AnswerKey       *ebpf.Variable `ebpf:"answer_key"`
-	DeliverEgress   *ebpf.Variable `ebpf:"deliver_egress"`
-	DryRun          *ebpf.Variable `ebpf:"dry_run"`
-	FromTunnel      *ebpf.Variable `ebpf:"from_tunnel"`
-	FromWire        *ebpf.Variable `ebpf:"from_wire"`
-	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
-	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod           *ebpf.Variable `ebpf:"in_pod"`
-	NodeNetns       *ebpf.Variable `ebpf:"node_netns"`
-	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	DryRun        *ebpf.Variable `ebpf:"dry_run"`
+	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
+	FromWire      *ebpf.Variable `ebpf:"from_wire"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
+	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // EdgePrograms contains all programs after they have been loaded into the kernel.

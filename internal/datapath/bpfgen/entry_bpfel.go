@@ -62,7 +62,6 @@ const (
 	EntryVarDryRun                = "dry_run"
 	EntryVarFromTunnel            = "from_tunnel"
 	EntryVarFromWire              = "from_wire"
-	EntryVarHasFibSkipNeigh       = "has_fib_skip_neigh"
 	EntryVarHasSetRetval          = "has_set_retval"
 	EntryVarInPod                 = "in_pod"
 	EntryVarNodeNetns             = "node_netns"
@@ -164,16 +163,15 @@ type EntryMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type EntryVariableSpecs struct {
-	AnswerKey       *ebpf.VariableSpec `ebpf:"answer_key"`
-	DeliverEgress   *ebpf.VariableSpec `ebpf:"deliver_egress"`
-	DryRun          *ebpf.VariableSpec `ebpf:"dry_run"`
-	FromTunnel      *ebpf.VariableSpec `ebpf:"from_tunnel"`
-	FromWire        *ebpf.VariableSpec `ebpf:"from_wire"`
-	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
-	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod           *ebpf.VariableSpec `ebpf:"in_pod"`
-	NodeNetns       *ebpf.VariableSpec `ebpf:"node_netns"`
-	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
+	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
+	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // EntryObjects contains all objects after they have been loaded into the kernel.
@@ -285,16 +283,15 @@ func (m *EntryMaps) Close() error {
 //
 // It can be passed to LoadEntryObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EntryVariables struct {
-	AnswerKey       *ebpf.Variable `ebpf:"answer_key"`
-	DeliverEgress   *ebpf.Variable `ebpf:"deliver_egress"`
-	DryRun          *ebpf.Variable `ebpf:"dry_run"`
-	FromTunnel      *ebpf.Variable `ebpf:"from_tunnel"`
-	FromWire        *ebpf.Variable `ebpf:"from_wire"`
-	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
-	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod           *ebpf.Variable `ebpf:"in_pod"`
-	NodeNetns       *ebpf.Variable `ebpf:"node_netns"`
-	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	DryRun        *ebpf.Variable `ebpf:"dry_run"`
+	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
+	FromWire      *ebpf.Variable `ebpf:"from_wire"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
+	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // EntryPrograms contains all programs after they have been loaded into the kernel.

@@ -98,7 +98,6 @@ const (
 	IterVarDryRun                = "dry_run"
 	IterVarFromTunnel            = "from_tunnel"
 	IterVarFromWire              = "from_wire"
-	IterVarHasFibSkipNeigh       = "has_fib_skip_neigh"
 	IterVarHasSetRetval          = "has_set_retval"
 	IterVarInPod                 = "in_pod"
 	IterVarNodeNetns             = "node_netns"
@@ -199,16 +198,15 @@ type IterMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type IterVariableSpecs struct {
-	AnswerKey       *ebpf.VariableSpec `ebpf:"answer_key"`
-	DeliverEgress   *ebpf.VariableSpec `ebpf:"deliver_egress"`
-	DryRun          *ebpf.VariableSpec `ebpf:"dry_run"`
-	FromTunnel      *ebpf.VariableSpec `ebpf:"from_tunnel"`
-	FromWire        *ebpf.VariableSpec `ebpf:"from_wire"`
-	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
-	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod           *ebpf.VariableSpec `ebpf:"in_pod"`
-	NodeNetns       *ebpf.VariableSpec `ebpf:"node_netns"`
-	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
+	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
+	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // IterObjects contains all objects after they have been loaded into the kernel.
@@ -320,16 +318,15 @@ func (m *IterMaps) Close() error {
 //
 // It can be passed to LoadIterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type IterVariables struct {
-	AnswerKey       *ebpf.Variable `ebpf:"answer_key"`
-	DeliverEgress   *ebpf.Variable `ebpf:"deliver_egress"`
-	DryRun          *ebpf.Variable `ebpf:"dry_run"`
-	FromTunnel      *ebpf.Variable `ebpf:"from_tunnel"`
-	FromWire        *ebpf.Variable `ebpf:"from_wire"`
-	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
-	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod           *ebpf.Variable `ebpf:"in_pod"`
-	NodeNetns       *ebpf.Variable `ebpf:"node_netns"`
-	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	DryRun        *ebpf.Variable `ebpf:"dry_run"`
+	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
+	FromWire      *ebpf.Variable `ebpf:"from_wire"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
+	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // IterPrograms contains all programs after they have been loaded into the kernel.

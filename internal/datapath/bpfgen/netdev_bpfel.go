@@ -61,7 +61,6 @@ const (
 	NetdevVarDryRun                = "dry_run"
 	NetdevVarFromTunnel            = "from_tunnel"
 	NetdevVarFromWire              = "from_wire"
-	NetdevVarHasFibSkipNeigh       = "has_fib_skip_neigh"
 	NetdevVarHasSetRetval          = "has_set_retval"
 	NetdevVarInPod                 = "in_pod"
 	NetdevVarNodeNetns             = "node_netns"
@@ -162,16 +161,15 @@ type NetdevMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type NetdevVariableSpecs struct {
-	AnswerKey       *ebpf.VariableSpec `ebpf:"answer_key"`
-	DeliverEgress   *ebpf.VariableSpec `ebpf:"deliver_egress"`
-	DryRun          *ebpf.VariableSpec `ebpf:"dry_run"`
-	FromTunnel      *ebpf.VariableSpec `ebpf:"from_tunnel"`
-	FromWire        *ebpf.VariableSpec `ebpf:"from_wire"`
-	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
-	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod           *ebpf.VariableSpec `ebpf:"in_pod"`
-	NodeNetns       *ebpf.VariableSpec `ebpf:"node_netns"`
-	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
+	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
+	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // NetdevObjects contains all objects after they have been loaded into the kernel.
@@ -283,16 +281,15 @@ func (m *NetdevMaps) Close() error {
 //
 // It can be passed to LoadNetdevObjects or ebpf.CollectionSpec.LoadAndAssign.
 type NetdevVariables struct {
-	AnswerKey       *ebpf.Variable `ebpf:"answer_key"`
-	DeliverEgress   *ebpf.Variable `ebpf:"deliver_egress"`
-	DryRun          *ebpf.Variable `ebpf:"dry_run"`
-	FromTunnel      *ebpf.Variable `ebpf:"from_tunnel"`
-	FromWire        *ebpf.Variable `ebpf:"from_wire"`
-	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
-	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod           *ebpf.Variable `ebpf:"in_pod"`
-	NodeNetns       *ebpf.Variable `ebpf:"node_netns"`
-	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	DryRun        *ebpf.Variable `ebpf:"dry_run"`
+	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
+	FromWire      *ebpf.Variable `ebpf:"from_wire"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
+	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // NetdevPrograms contains all programs after they have been loaded into the kernel.

@@ -231,7 +231,10 @@ type PodFastFlow struct {
 		Dport uint16
 		Pad   uint32
 	}
-	Pad [3]uint64
+	WayUntil   uint32
+	WayIfindex uint32
+	WayMtu     uint32
+	WayMacs    [12]uint8
 }
 
 type PodFragKey struct {
@@ -480,7 +483,6 @@ const (
 	PodVarDryRun                = "dry_run"
 	PodVarFromTunnel            = "from_tunnel"
 	PodVarFromWire              = "from_wire"
-	PodVarHasFibSkipNeigh       = "has_fib_skip_neigh"
 	PodVarHasSetRetval          = "has_set_retval"
 	PodVarInPod                 = "in_pod"
 	PodVarNodeNetns             = "node_netns"
@@ -582,16 +584,15 @@ type PodMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PodVariableSpecs struct {
-	AnswerKey       *ebpf.VariableSpec `ebpf:"answer_key"`
-	DeliverEgress   *ebpf.VariableSpec `ebpf:"deliver_egress"`
-	DryRun          *ebpf.VariableSpec `ebpf:"dry_run"`
-	FromTunnel      *ebpf.VariableSpec `ebpf:"from_tunnel"`
-	FromWire        *ebpf.VariableSpec `ebpf:"from_wire"`
-	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
-	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	InPod           *ebpf.VariableSpec `ebpf:"in_pod"`
-	NodeNetns       *ebpf.VariableSpec `ebpf:"node_netns"`
-	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
+	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
+	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
+	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
+	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	InPod         *ebpf.VariableSpec `ebpf:"in_pod"`
+	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
+	Timeouts      *ebpf.VariableSpec `ebpf:"timeouts"`
 }
 
 // PodObjects contains all objects after they have been loaded into the kernel.
@@ -703,16 +704,15 @@ func (m *PodMaps) Close() error {
 //
 // It can be passed to LoadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PodVariables struct {
-	AnswerKey       *ebpf.Variable `ebpf:"answer_key"`
-	DeliverEgress   *ebpf.Variable `ebpf:"deliver_egress"`
-	DryRun          *ebpf.Variable `ebpf:"dry_run"`
-	FromTunnel      *ebpf.Variable `ebpf:"from_tunnel"`
-	FromWire        *ebpf.Variable `ebpf:"from_wire"`
-	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
-	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
-	InPod           *ebpf.Variable `ebpf:"in_pod"`
-	NodeNetns       *ebpf.Variable `ebpf:"node_netns"`
-	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
+	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
+	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
+	DryRun        *ebpf.Variable `ebpf:"dry_run"`
+	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
+	FromWire      *ebpf.Variable `ebpf:"from_wire"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	InPod         *ebpf.Variable `ebpf:"in_pod"`
+	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
+	Timeouts      *ebpf.Variable `ebpf:"timeouts"`
 }
 
 // PodPrograms contains all programs after they have been loaded into the kernel.

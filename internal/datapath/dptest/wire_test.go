@@ -5,8 +5,12 @@ package dptest
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
@@ -226,5 +230,48 @@ func TestAFlowOfARemovedNodeIsJudgedAgain(t *testing.T) {
 	check(t, n.MstRemoteNetsV1.Put(bpfgen.PodPrefix{Length: 96 + 16, Addr: farPod(9, false).As16()}, uint32(anew)))
 	if r := n.send(t, n.toFar(false).TCP(5000, 80, ack), Context{}); r.Verdict != Redirect {
 		t.Errorf("another node is there: %v", r)
+	}
+}
+
+// The way of a flow's packets is asked for once in a moment: a change of a route
+// reaches the flow when it is over, and a longer packet at once.
+func TestAWayHoldsForAMoment(t *testing.T) {
+	wire := onWire(t)
+	for _, tunnel := range []bool{false, true} {
+		for _, v6 := range []bool{false, true} {
+			n := newWireNode(t, tunnel, v6)
+			neighbour := net.HardwareAddr{2, 0xab, 0, 0, 0, 1}
+			entry := &netlink.Neigh{LinkIndex: int(wire), IP: wireAddr(2, v6).AsSlice(), HardwareAddr: neighbour, State: netlink.NUD_PERMANENT}
+			check(t, netlink.NeighSet(entry))
+			out := func(flags uint8, payload int) Result {
+				return n.send(t, n.toFar(v6).TCP(5000, 80, flags).Payload(payload), Context{})
+			}
+			if r := out(syn, 0); r.Verdict != Redirect {
+				t.Fatal(r)
+			}
+			first := out(ack, 0)
+			link, err := netlink.LinkByIndex(int(wire))
+			check(t, err)
+			if [6]byte(first.Packet) != [6]byte(neighbour) || [6]byte(first.Packet[6:]) != [6]byte(link.Attrs().HardwareAddr) || first.RedirectKind != bpfgen.RedirectNeigh {
+				t.Errorf("IPv6 %t: the second packet goes %v to %x from %x", v6, first, first.Packet[:6], first.Packet[6:12])
+			}
+			if other := n.send(t, n.toFar(v6).TCP(5001, 80, syn), Context{}); [6]byte(other.Packet) == [6]byte(neighbour) {
+				t.Errorf("IPv6 %t: another flow goes the way of the first", v6)
+			}
+			if r := out(ack, wireMTU); r.Verdict != Next {
+				t.Errorf("IPv6 %t: a packet over the MTU: %v", v6, r)
+			}
+			check(t, netlink.LinkSetDown(link))
+			for end := time.Now().Add(2 * time.Second); ; time.Sleep(time.Millisecond) {
+				if r := out(ack, 0); r.Verdict == Next {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("IPv6 %t: a flow goes by a device that is down", v6)
+				}
+			}
+			check(t, netlink.LinkSetUp(link))
+			giveRoutes(t, link)
+		}
 	}
 }
