@@ -310,8 +310,13 @@ func replace[K, V comparable](t *datapath.Table[K, V], want map[K]V) error {
 	return errors.Join(t.Put(put, values), t.Delete(gone))
 }
 
+// tunnelled says whether some node is reached through the tunnel.
+func tunnelled(remotes []state.Node) bool {
+	return slices.ContainsFunc(remotes, func(n state.Node) bool { return n.Mode == state.NodeVXLAN })
+}
+
 func (e *Engine) syncOverlay(self state.Node, remotes []state.Node, set state.NodeSettings) (*peers.Overlay, error) {
-	if !slices.ContainsFunc(remotes, func(n state.Node) bool { return n.Mode == state.NodeVXLAN }) {
+	if !tunnelled(remotes) {
 		return nil, peers.RemoveOverlay()
 	}
 	for _, n := range remotes {
