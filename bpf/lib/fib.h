@@ -72,13 +72,14 @@ inline_fn int way_out(struct __sk_buff *skb, const struct pkt *p, struct way *wa
 	return bpf_redirect_neigh(way->ifindex, &way->next, sizeof(way->next), 0);
 }
 
-/* Out of the device, to the link address that is known. */
-inline_fn int way_out_again(struct __sk_buff *skb, const struct fast_flow *kept)
+/* Out of the device, to the link address that is known. The tunnel's family may be another than
+ * that of the packet inside. */
+inline_fn int way_out_again(struct __sk_buff *skb, const struct fast_flow *kept, bool ipv6)
 {
-	__u8 macs[2 * ETH_ALEN];
+	struct ethhdr eth = { .h_proto = ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP) };
 
-	__builtin_memcpy(macs, kept->way_macs, sizeof(macs));
-	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+	__builtin_memcpy(&eth, kept->way_macs, sizeof(kept->way_macs));
+	if (bpf_skb_store_bytes(skb, 0, &eth, sizeof(eth), 0))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
 	redirect_note(skb, kept->way_ifindex, REDIRECT_NEIGH);
 	return bpf_redirect(kept->way_ifindex, 0);
@@ -206,7 +207,7 @@ slow_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const struct
 		return NEXT;
 	if (tunnel_push(skb, &t))
 		return drop(skb, REASON_ENCAP, DIR_FROM_POD);
-	return again ? way_out_again(skb, kept) : way_out(skb, p, &way);
+	return again ? way_out_again(skb, kept, !addr_is_ipv4(&t.dst)) : way_out(skb, p, &way);
 }
 
 /**
@@ -233,7 +234,7 @@ global_fn int to_wire(struct __sk_buff *skb, struct pkt *p)
 	length = wire_length(skb, p);
 	kept = way_slot(skb);
 	if (kept && way_holds(kept, p, length))
-		return hop_take(skb, p) ? way_out_again(skb, kept) : NEXT;
+		return hop_take(skb, p) ? way_out_again(skb, kept, p->ipv6) : NEXT;
 	return pod_route(skb, p, length, &way) && hop_take(skb, p) ? way_out(skb, p, &way) : NEXT;
 }
 

@@ -237,41 +237,40 @@ func TestAFlowOfARemovedNodeIsJudgedAgain(t *testing.T) {
 // reaches the flow when it is over, and a longer packet at once.
 func TestAWayHoldsForAMoment(t *testing.T) {
 	wire := onWire(t)
-	for _, tunnel := range []bool{false, true} {
-		for _, v6 := range []bool{false, true} {
-			n := newWireNode(t, tunnel, v6)
-			neighbour := net.HardwareAddr{2, 0xab, 0, 0, 0, 1}
-			entry := &netlink.Neigh{LinkIndex: int(wire), IP: wireAddr(2, v6).AsSlice(), HardwareAddr: neighbour, State: netlink.NUD_PERMANENT}
-			check(t, netlink.NeighSet(entry))
-			out := func(flags uint8, payload int) Result {
-				return n.send(t, n.toFar(v6).TCP(5000, 80, flags).Payload(payload), Context{})
-			}
-			if r := out(syn, 0); r.Verdict != Redirect {
-				t.Fatal(r)
-			}
-			first := out(ack, 0)
-			link, err := netlink.LinkByIndex(int(wire))
-			check(t, err)
-			if [6]byte(first.Packet) != [6]byte(neighbour) || [6]byte(first.Packet[6:]) != [6]byte(link.Attrs().HardwareAddr) || first.RedirectKind != bpfgen.RedirectNeigh {
-				t.Errorf("IPv6 %t: the second packet goes %v to %x from %x", v6, first, first.Packet[:6], first.Packet[6:12])
-			}
-			if other := n.send(t, n.toFar(v6).TCP(5001, 80, syn), Context{}); [6]byte(other.Packet) == [6]byte(neighbour) {
-				t.Errorf("IPv6 %t: another flow goes the way of the first", v6)
-			}
-			if r := out(ack, wireMTU); r.Verdict != Next {
-				t.Errorf("IPv6 %t: a packet over the MTU: %v", v6, r)
-			}
-			check(t, netlink.LinkSetDown(link))
-			for end := time.Now().Add(2 * time.Second); ; time.Sleep(time.Millisecond) {
-				if r := out(ack, 0); r.Verdict == Next {
-					break
-				}
-				if time.Now().After(end) {
-					t.Fatalf("IPv6 %t: a flow goes by a device that is down", v6)
-				}
-			}
-			check(t, netlink.LinkSetUp(link))
-			giveRoutes(t, link)
+	link, err := netlink.LinkByIndex(int(wire))
+	check(t, err)
+	neighbour := net.HardwareAddr{2, 0xab, 0, 0, 0, 1}
+	for _, c := range []struct{ tunnel, v6, over6 bool }{
+		{false, false, false}, {false, true, true}, {true, false, false}, {true, true, false}, {true, false, true}, {true, true, true},
+	} {
+		n := newWireNode(t, c.tunnel, c.over6)
+		check(t, netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: int(wire), IP: wireAddr(2, c.over6).AsSlice(), HardwareAddr: neighbour, State: netlink.NUD_PERMANENT}))
+		out := func(flags uint8, payload int) Result {
+			return n.send(t, n.toFar(c.v6).TCP(5000, 80, flags).Payload(payload), Context{})
 		}
+		if r := out(syn, 0); r.Verdict != Redirect {
+			t.Fatal(r)
+		}
+		second := out(ack, 0)
+		want := append(append([]byte{}, neighbour...), link.Attrs().HardwareAddr...)
+		want = append(want, map[bool][]byte{false: {0x08, 0x00}, true: {0x86, 0xdd}}[c.over6]...)
+		if second.RedirectKind != bpfgen.RedirectNeigh || !bytes.Equal(second.Packet[:14], want) {
+			t.Errorf("%+v: the second packet goes %v as %x, want %x", c, second, second.Packet[:14], want)
+		}
+		if other := n.send(t, n.toFar(c.v6).TCP(5001, 80, syn), Context{}); bytes.Equal(other.Packet[:14], want) {
+			t.Errorf("%+v: another flow goes the way of the first", c)
+		}
+		if r := out(ack, wireMTU); r.Verdict != Next {
+			t.Errorf("%+v: a packet over the MTU: %v", c, r)
+		}
+		check(t, netlink.LinkSetDown(link))
+		for end := time.Now().Add(2 * time.Second); out(ack, 0).Verdict != Next; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%+v: a flow goes by a device that is down", c)
+			}
+		}
+		check(t, netlink.LinkSetUp(link))
+		giveRoutes(t, link)
 	}
 }
