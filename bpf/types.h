@@ -297,7 +297,11 @@ struct fast_flow {
 	__u8 proto;
 	__u8 flags;            /* enum fast_flag */
 	struct tuple to;       /* what the packet's tuple becomes */
-	__u64 pad[3];
+	/* Where packets with that tuple left the node (lib/way.h). */
+	__u32 way_until;       /* a time of its own, in moments */
+	__u32 way_ifindex;
+	__u32 way_mtu;         /* bytes, without the link header */
+	__u8 way_macs[12];     /* destination and source */
 };
 _Static_assert(sizeof(struct fast_flow) == 128, "fast_flow");
 
@@ -582,7 +586,13 @@ struct prefix {
 	__u8 addr[16]; /* struct addr, which would be aligned to 8 bytes */
 };
 _Static_assert(sizeof(struct prefix) == 20, "prefix");
-/* The one element of mst_edge: how the node appears outside. */
+enum edge_side {
+	EDGE_WIRE = 0,
+	EDGE_TUNNEL = 1, /* to nodes that are reached through it; its ports are EDGE_WIRE's */
+	EDGE_SIDES = 2,
+};
+
+/* An element of mst_edge: how the node appears to a backend. */
 struct edge_config {
 	struct addr ip4; /* wears it for clients that do not keep theirs; zero when it has none */
 	struct addr ip6;
@@ -609,6 +619,7 @@ enum cb_word {
 	CB_REASON = 3,
 	CB_ANSWER = 4, /* answer_key on an answer that goes out of the host end */
 	CB_REMOTE = 4, /* of a packet from the wire: the node that sent it by the tunnel, or 0 */
+	CB_WAY = 4,    /* of a packet from a pod: 1 + the slot of mst_fast where its flow's way is, or 0 */
 };
 
 /* Slots of the program table that entry programs call. */

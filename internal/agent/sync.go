@@ -50,6 +50,7 @@ type syncer struct {
 	edgeDevices []string // in force
 	edgeKnown   bool
 	edgeFailed  bool
+	devices     chan struct{} // this node's devices may have changed
 
 	synced atomic.Bool  // everything that there was has been applied
 	alive  atomic.Int64 // Unix nanoseconds of the loop's last turn
@@ -57,7 +58,8 @@ type syncer struct {
 }
 
 func newSyncer(a *Agent) *syncer {
-	s := &syncer{a: a, translator: k8s.NewTranslator(a.watch, a.config.Node), whole: true, retry: map[k8s.Key]k8s.Affected{}}
+	s := &syncer{a: a, translator: k8s.NewTranslator(a.watch, a.config.Node), whole: true, retry: map[k8s.Key]k8s.Affected{},
+		devices: make(chan struct{}, 1)}
 	s.alive.Store(time.Now().UnixNano())
 	return s
 }
@@ -72,6 +74,8 @@ func (s *syncer) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-s.a.watch.Signal():
+		case <-s.devices:
+			s.followEdge(ctx)
 		case <-beat.C:
 		case <-again.C:
 		}
