@@ -12,8 +12,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
-
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/policy"
 	"github.com/mustang-net/mustang/internal/reconcile"
 	"github.com/mustang-net/mustang/internal/state"
@@ -149,7 +148,7 @@ func (e *Engine) podOf(ep state.Endpoint) policy.Key {
 
 // feedNode tells the model which addresses are this namespace's.
 func (e *Engine) feedNode() error {
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := netns.Addrs(nil)
 	if err != nil {
 		return fmt.Errorf("list the node's addresses: %w", err)
 	}

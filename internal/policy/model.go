@@ -94,6 +94,9 @@ func (m *Model) SetPolicy(p Policy) {
 		in = map[Key]*Policy{}
 		m.policies[p.Namespace] = in
 	}
+	for d, rules := range [][]Rule{p.Ingress, p.Egress} {
+		p.content[d] = contentOf(rules)
+	}
 	in[p.Key] = &p
 	m.names.policy(&p)
 	m.policyChanged(p.Key)
@@ -124,11 +127,6 @@ func (m *Model) Policies() []Policy {
 }
 
 func (m *Model) policyChanged(k Key) {
-	for _, s := range m.sets {
-		if slices.Contains(s.policies, k) {
-			s.stale = true
-		}
-	}
 	for id, ep := range m.endpoints {
 		if ep.Pod.Namespace == k.Namespace {
 			m.dirtyEndpoints[id] = true

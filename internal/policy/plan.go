@@ -56,11 +56,6 @@ func (m *Model) dropPrefix(p netip.Prefix) {
 // when that failed.
 func (m *Model) Plan() Change {
 	isolations := m.planEndpoints()
-	for _, s := range m.sets {
-		if s.stale {
-			m.build(s)
-		}
-	}
 	if m.dirtyPrefixes {
 		m.replacePrefixes()
 	}
@@ -80,7 +75,8 @@ func (m *Model) Plan() Change {
 func (m *Model) Again() { m.full = true }
 
 // planEndpoints gives the endpoints that may need others their sets. Old sets
-// are let go when all have theirs, so that a set that moves stays.
+// are let go when all have theirs, and these their rules, so that what both use
+// stays.
 func (m *Model) planEndpoints() (changed []uint32) {
 	var old []*set
 	selected := map[*identity][2][]*Policy{}
@@ -106,6 +102,11 @@ func (m *Model) planEndpoints() (changed []uint32) {
 		}
 		if len(policies[Egress]) > 0 {
 			ep.egress = m.setFor(Egress, policies[Egress], p.identity)
+		}
+	}
+	for _, s := range m.sets {
+		if s.fresh {
+			m.build(s)
 		}
 	}
 	for _, s := range old {

@@ -5,13 +5,14 @@
 // what the tables are to hold that they do not hold yet.
 //
 // Numbers are hashes of what they stand for: an identity of a namespace, labels
-// and named ports; a policy set of a direction and the policies in it. So a
-// number never changes its meaning, two processes agree without asking each
+// and named ports; a policy set of a direction and the policies in it with their
+// rules. So a number never changes its meaning, two processes agree without asking each
 // other, and what is in the tables after a restart is what is planned again.
 package policy
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -41,6 +42,8 @@ type Policy struct {
 	// IsolatesIngress and IsolatesEgress are its policyTypes.
 	IsolatesIngress, IsolatesEgress bool
 	Ingress, Egress                 []Rule
+
+	content [2]string // of the rules of each direction: equal rules have equal ones
 }
 
 // Rule allows what matches one of its ports and one of its peers. No ports are
@@ -136,6 +139,15 @@ func (p *Policy) rules(d Direction) []Rule {
 		return p.Egress
 	}
 	return p.Ingress
+}
+
+// contentOf is the same for rules that say the same in the same words.
+func contentOf(rules []Rule) string {
+	text, err := json.Marshal(rules)
+	if err != nil {
+		panic(err) // they are plain data
+	}
+	return string(text)
 }
 
 // isolates says whether the pods that p selects are isolated in direction d.

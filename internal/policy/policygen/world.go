@@ -167,9 +167,10 @@ func (w *World) replacePod(i int) {
 	}
 }
 
+// deletePod leaves this node one pod at least: without any there is no case.
 func (w *World) deletePod(i int) {
 	p := w.pods[i]
-	if p == nil {
+	if p == nil || i < Local && w.local() == 1 {
 		return
 	}
 	w.note("pod %d is gone", i)
@@ -179,6 +180,17 @@ func (w *World) deletePod(i int) {
 	if i < Local {
 		w.Model.DeleteEndpoint(uint32(i + 1))
 	}
+}
+
+// local is how many pods are on this node.
+func (w *World) local() int {
+	n := 0
+	for _, p := range w.pods[:Local] {
+		if p != nil {
+			n++
+		}
+	}
+	return n
 }
 
 func (w *World) refreshPods() {
