@@ -30,7 +30,7 @@ var allowed = map[string][]string{
 	"internal/policy":            {"internal/state"},
 	"internal/policy/oracle":     {},
 	"internal/policy/kerneltest": {"internal"},
-	"internal/policy/policygen":  {"internal/policy", "internal/policy/manifest", "internal/policy/oracle"},
+	"internal/policy/policygen":  {"internal/state", "internal/policy", "internal/policy/manifest", "internal/policy/oracle"},
 	"internal/policy/manifest":   {"internal/policy", "internal/state"},
 	"internal/store":             {"internal/state"},
 	"internal/service":           {"internal/state"},
