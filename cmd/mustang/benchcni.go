@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/bench/cni"
+	"github.com/mustang-net/mustang/internal/install"
 	"github.com/mustang-net/mustang/lab"
 )
 
@@ -34,7 +35,7 @@ func newBenchCNICmd(g *globals) *cobra.Command {
 			}
 			o.Binary, o.Log = self, cmd.ErrOrStderr()
 			if o.Plugin == "" {
-				o.Plugin = filepath.Join(filepath.Dir(self), pluginFile)
+				o.Plugin = filepath.Join(filepath.Dir(self), install.Plugin)
 			}
 			if _, err := lab.GC(); err != nil { // a killed bench's
 				return err
@@ -59,7 +60,7 @@ func newBenchCNICmd(g *globals) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.Plugin, "plugin", "", "the CNI plugin (default: "+pluginFile+" beside this tool)")
+	f.StringVar(&o.Plugin, "plugin", "", "the CNI plugin (default: "+install.Plugin+" beside this tool)")
 	f.StringVar(&o.Reference, "reference", "/usr/lib/cni", "directory of the reference plugins")
 	f.StringSliceVar(&o.Contestants, "contestants", nil, "some of: "+strings.Join(cni.Names(), ", ")+" (default: all; "+cni.Base+" always)")
 	f.IntVar(&o.Rounds, "rounds", 15, "a claim needs 15")

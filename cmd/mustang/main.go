@@ -60,12 +60,16 @@ func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
+// version is set where a release is built.
+var version = "dev"
+
 func newRootCmd() *cobra.Command { return newRoot(&globals{warnings: os.Stderr}) }
 
 func newRoot(g *globals) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "mustang",
 		Short:         "An eBPF pod network",
+		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {

@@ -58,6 +58,9 @@ func (a *Agent) healthy() health {
 	if since := a.sync.failed.Load(); since != 0 && time.Since(time.Unix(0, since)) > stuck {
 		h.Because = append(h.Because, "something has not been possible to apply since "+time.Unix(0, since).Format(time.RFC3339))
 	}
+	if why := a.sync.unready.Load(); why != nil && *why != "" {
+		h.Because = append(h.Because, *why)
+	}
 	eligible := true
 	if n := a.watch.Nodes.Get(a.nodeKey()); n != nil && n.Leaving {
 		eligible = false

@@ -51,6 +51,9 @@ type syncer struct {
 	edgeKnown   bool
 	edgeFailed  bool
 
+	network network
+	unready atomic.Pointer[string] // why the node is not ready for pods; nil: not looked at yet; "": it is
+
 	synced atomic.Bool  // everything that there was has been applied
 	alive  atomic.Int64 // Unix nanoseconds of the loop's last turn
 	failed atomic.Int64 // since when something cannot be applied; 0: nothing
@@ -104,6 +107,7 @@ func (s *syncer) step(ctx context.Context) {
 		s.change(ctx, affected)
 	}
 	s.end(ctx)
+	s.ready(ctx)
 }
 
 // replace makes everything what Kubernetes says, and removes what it does not

@@ -42,6 +42,7 @@ var allowed = map[string][]string{
 	"internal/observe":           {"internal/state", "internal/service", "internal/policy", "internal/store", "internal/datapath", "internal/netns", "internal/engine"},
 	"internal/link":              {"internal/state", "internal/netns"},
 	"internal/cni":               {"internal"},
+	"internal/install":           {"internal/cni"},
 	"internal/k8s":               {"internal/state"},
 	"internal/agent":             {"internal"},
 	"lab":                        {},
