@@ -92,7 +92,7 @@ type Node struct {
 	Labels   map[string]string
 	Addrs    []netip.Addr // InternalIP, in the order given
 	PodCIDRs []netip.Prefix
-	Leaving  bool // it is being deleted, or about to be
+	Leaving  bool     // it is being deleted, or about to be
 	Taints   []string // their keys
 	Problems []string
 }
