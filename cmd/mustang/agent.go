@@ -45,6 +45,7 @@ Settings come from flags, then from --config, then from defaults.`,
 			return a.Run(cmd.Context())
 		},
 	}
+	cmd.AddCommand(newAgentHealthCmd(g))
 	d := agent.Defaults()
 	f := cmd.Flags()
 	f.StringVar(&file, "config", "", "YAML file with these settings by these names")
@@ -117,7 +118,7 @@ func (g *globals) delegate(cmd *cobra.Command, args []string) error {
 	for top.HasParent() && top.Parent().HasParent() {
 		top = top.Parent()
 	}
-	if g.shared != nil || !agents[top.Name()] {
+	if f := cmd.Flags().Lookup("cluster"); g.shared != nil || !agents[top.Name()] || f != nil && f.Changed {
 		return nil
 	}
 	if err := cmd.ValidateArgs(args); err != nil {

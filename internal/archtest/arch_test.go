@@ -45,6 +45,8 @@ var allowed = map[string][]string{
 	"internal/install":           {"internal/cni"},
 	"internal/k8s":               {"internal/state"},
 	"internal/agent":             {"internal"},
+	"internal/cluster":           {"internal/k8s", "internal/agent", "internal/engine"},
+	"internal/cluster/peer":      {},
 	"lab":                        {},
 	"bench":                      {"lab", "test/kube"},
 	"test":                       {"lab"},

@@ -115,7 +115,8 @@ func Portmap() map[string]any {
 // Chain is what goes behind mustang on this node: the plugin for host ports,
 // where it is installed.
 func (p Place) Chain() []map[string]any {
-	if _, err := os.Stat(filepath.Join(p.BinDir, portmap)); err != nil {
+	// It may be a link to where only the node sees something.
+	if _, err := os.Lstat(filepath.Join(p.BinDir, portmap)); err != nil {
 		return nil
 	}
 	return []map[string]any{Portmap()}
