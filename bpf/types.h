@@ -259,7 +259,8 @@ struct ct_entry {
 	__u8 shadow;   /* 1: the PRE half is keyed with CT_SCOPE_SHADOW */
 	__u8 closing_orig;  /* enum ct_closing, by the opener's packets */
 	__u8 closing_reply; /* by the other end's */
-	__u8 pad1[2];
+	__u8 opening;       /* 1: half-open, in the place of a dead entry of the answered flows' table */
+	__u8 pad1;
 	struct ct_end opener;
 	struct ct_end responder;
 	__u32 backend;      /* id, or enum backend_id */

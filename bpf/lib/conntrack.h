@@ -8,8 +8,9 @@
  *
  * Half-open flows live in a small table of their own until a packet of the
  * opener follows a reply; then both halves move. A flow that ends leaves its
- * entry there, dead, and the next one on its tuple moves into it: a client that
- * uses its ports in turn costs the big table no insertion.
+ * entry dead, and the next one on its tuple begins in its place, half-open: it
+ * takes no room that was not taken, so a flood gains nothing by it, and a client
+ * that uses its ports in turn costs neither table an insertion.
  */
 #pragma once
 
@@ -25,7 +26,7 @@ struct flow {
 	__u32 now;
 	bool reply;         /* the packet goes against the flow's original direction */
 	bool src_is_hi;
-	bool established;   /* found in the table of answered flows */
+	bool established;   /* answered, and found in the table of such */
 };
 
 /**
@@ -58,13 +59,17 @@ inline_fn bool ct_alive(const struct ct_entry *e, __u32 now)
 	return e && (__s32)(e->expires - now) >= 0;
 }
 
-inline_fn void ct_found(struct flow *f, bool established)
+inline_fn void ct_found(struct flow *f, bool answered)
 {
-	if (!ct_alive(f->e, f->now))
+	if (!ct_alive(f->e, f->now)) {
 		f->e = NULL;
-	f->established = established;
-	f->reply = f->e && f->src_is_hi != !!(f->e->flags & CT_ORIGIN_IS_HI);
+		f->established = f->reply = false;
+		return;
+	}
+	f->established = answered & (f->e->opening ^ 1);
+	f->reply = f->src_is_hi ^ (f->e->flags & CT_ORIGIN_IS_HI);
 }
+_Static_assert(CT_ORIGIN_IS_HI == 1, "ct_found takes it for a bool");
 
 inline_fn void ct_find_key(struct flow *f)
 {
@@ -80,18 +85,10 @@ inline_fn void ct_find_key(struct flow *f)
  * ct_find - look up the flow of a packet
  * @f: now must be set; the rest is filled
  * @scope: enum ct_scope
- *
- * The answer to a SYN belongs to a half-open flow, so it looks there first.
  */
 slow_fn int ct_find(struct flow *f, const struct pkt *p, __u8 scope)
 {
 	f->src_is_hi = ct_key_of(&f->key, &p->t, p->proto, scope);
-	if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK)) {
-		f->e = bpf_map_lookup_elem(&mst_ct_new_v1, &f->key);
-		ct_found(f, false);
-		if (f->e)
-			return 0;
-	}
 	ct_find_key(f);
 	return 0;
 }
@@ -143,6 +140,7 @@ inline_fn void ct_other_half(struct ct_entry *half, const struct ct_entry *e, co
 	*half = *e;
 	half->role = e->role == CT_PRE_NAT ? CT_POST_NAT : CT_PRE_NAT;
 	half->flags = (e->flags & ~CT_ORIGIN_IS_HI) | (origin_is_hi ? CT_ORIGIN_IS_HI : 0);
+	half->opening = 0;
 	half->other = *mine;
 }
 
@@ -244,49 +242,88 @@ slow_fn int ct_close(struct flow *f, struct pkt *p)
 	return 0;
 }
 
-/* Enter an answered half, in the place of one that is dead: nobody reads that any more. */
-inline_fn long ct_settle(const struct ct_key *key, const struct ct_entry *e, __u32 now)
-{
-	struct ct_entry *old = bpf_map_lookup_elem(&mst_ct_v1, key);
+/* An expiry that says: dead, and somebody is writing a new life over it. */
+#define CT_TAKEN(now) ((now) - (1u << 30))
 
-	if (!old || ct_alive(old, now))
-		return bpf_map_update_elem(&mst_ct_v1, key, e, BPF_ANY);
+/**
+ * ct_revive - write an entry over a dead one, which nobody reads until it lives again
+ * @old: what lies at the key, or NULL
+ *
+ * Return: whether it was dead, and this CPU the one that took it.
+ */
+inline_fn bool ct_revive(struct ct_entry *old, const struct ct_entry *e, __u32 now)
+{
+	__u32 expired = old ? old->expires : now;
+
+	if (!old || (__s32)(expired - now) >= 0 || expired == CT_TAKEN(now) ||
+	    __sync_val_compare_and_swap(&old->expires, expired, CT_TAKEN(now)) != expired)
+		return false;
 	__builtin_memcpy(&old->role, &e->role, sizeof(*e) - __builtin_offsetof(struct ct_entry, role));
 	barrier();
 	old->expires = e->expires;
-	return 0;
+	return true;
+}
+
+/* A half-open half, wherever it lies; NULL when there is none, or when it is answered. */
+inline_fn struct ct_entry *ct_opening(const struct ct_key *key, __u32 now)
+{
+	struct ct_entry *e = bpf_map_lookup_elem(&mst_ct_v1, key);
+
+	if (ct_alive(e, now))
+		return e->opening ? e : NULL;
+	return bpf_map_lookup_elem(&mst_ct_new_v1, key);
 }
 
 /**
- * ct_promote - move an answered flow, both halves of it, to the table of answered flows
+ * ct_answered - a half-open half becomes an answered one: where it lies, or it moves
+ * Return: whether it moved.
+ */
+global_fn int ct_answered(const struct ct_key *key, struct ct_entry *e, __u32 now)
+{
+	struct ct_entry copy;
+
+	if (!key || !e)
+		return 0;
+	copy = *e;
+	copy.seen_reply = 1;
+	copy.expires = now + ct_lifetime(&copy, key->proto, true);
+	if (e->opening) {
+		e->seen_reply = 1;
+		e->expires = copy.expires;
+		e->opening = 0;
+		return 0;
+	}
+	if (!ct_revive(bpf_map_lookup_elem(&mst_ct_v1, key), &copy, now) &&
+	    bpf_map_update_elem(&mst_ct_v1, key, &copy, BPF_ANY))
+		return 0;
+	bpf_map_delete_elem(&mst_ct_new_v1, key);
+	return 1;
+}
+
+/**
+ * ct_promote - an answered flow, both halves of it, is one of the established
  */
 slow_fn int ct_promote(struct flow *f, struct pkt *p)
 {
-	struct ct_entry *e = f->e, *other, copy, half;
+	struct ct_entry *e = f->e, *other;
 	struct ct_key key;
 
 	if (!e)
 		return 0;
-	copy = *e;
-	if (copy.role != CT_DIRECT) {
-		ct_key_of(&key, &copy.other, p->proto, other_scope(&copy));
-		other = bpf_map_lookup_elem(&mst_ct_new_v1, &key);
-		if (!other || !(other->seen_reply | copy.seen_reply))
+	if (e->role != CT_DIRECT) {
+		ct_key_of(&key, &e->other, p->proto, other_scope(e));
+		other = ct_opening(&key, f->now);
+		if (!other || !(other->seen_reply | e->seen_reply))
 			return 0;
-		half = *other;
-		half.seen_reply = 1;
-		half.expires = f->now + ct_lifetime(&half, p->proto, true);
-		if (ct_settle(&key, &half, f->now))
-			return 0;
-		bpf_map_delete_elem(&mst_ct_new_v1, &key);
-	} else if (!copy.seen_reply) {
+		ct_answered(&key, other, f->now);
+	} else if (!e->seen_reply) {
 		return 0;
 	}
-	copy.seen_reply = 1;
-	copy.expires = f->now + ct_lifetime(&copy, p->proto, true);
-	if (!ct_settle(&f->key, &copy, f->now))
-		bpf_map_delete_elem(&mst_ct_new_v1, &f->key);
-	return 1;
+	if (ct_answered(&f->key, e, f->now))
+		ct_find_key(f);
+	else
+		f->established = e->opening ^ 1;
+	return 0;
 }
 
 /* Both ends have closed, or one has reset: nothing more is owed to the flow. */
@@ -362,8 +399,8 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 		if (e->role != CT_DIRECT)
 			ct_repair(f, p);
 	}
-	if (!f->established && !f->reply && !(p->tcp_flags & TCP_SYN) && ct_promote(f, p))
-		ct_find_key(f);
+	if (!f->established && !f->reply && !(p->tcp_flags & TCP_SYN))
+		ct_promote(f, p);
 }
 
 inline_fn void ct_end(struct ct_entry *e, const struct ct_key *key, __u32 now)
@@ -419,7 +456,7 @@ inline_fn bool begins_anew(const struct flow *f, const struct pkt *p)
 }
 
 /**
- * ct_create - a new half-open entry
+ * ct_create - a new half-open entry, in the place of a dead one if that is there
  * @e: complete but for flags' orientation and expiry
  *
  * Return: 0, or a negative errno.
@@ -430,6 +467,10 @@ inline_fn long ct_create(const struct tuple *t, __u8 proto, __u8 scope, struct c
 
 	e->flags = (e->flags & ~CT_ORIGIN_IS_HI) | (ct_key_of(&key, t, proto, scope) ? CT_ORIGIN_IS_HI : 0);
 	e->expires = now + ct_lifetime(e, proto, false);
+	e->opening = 1;
+	if (ct_revive(bpf_map_lookup_elem(&mst_ct_v1, &key), e, now))
+		return 0;
+	e->opening = 0;
 	return bpf_map_update_elem(&mst_ct_new_v1, &key, e, BPF_ANY);
 }
 

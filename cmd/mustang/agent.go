@@ -23,8 +23,8 @@ func newAgentCmd(g *globals) *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "agent",
-		Short: "Follow Kubernetes, and give this node its Services",
-		Long: `Follows the API server and keeps this node's Services as it says, until it is
+		Short: "Follow Kubernetes, and give this node its Services and NetworkPolicies",
+		Long: `Follows the API server and keeps this node's Services and NetworkPolicies as it says, until it is
 told to stop. What is at work stays at work when the agent ends, however it ends.
 Settings come from flags, then from --config, then from defaults.`,
 		Example: "  mustang agent --kubeconfig /etc/kubernetes/agent.conf --api-server 10.0.0.1:6443 --node n1",
@@ -129,7 +129,11 @@ func (g *globals) delegate(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	call := agent.Call{Args: os.Args[1:], BPFFS: g.BPFFS, Dir: dir}
-	if f := cmd.Flags().Lookup("file"); f != nil && f.Value.String() != "" {
+	for _, name := range []string{"file", "filename"} {
+		f := cmd.Flags().Lookup(name)
+		if f == nil || f.Value.String() == "" {
+			continue
+		}
 		text, err := g.readFile(f.Value.String(), cmd.InOrStdin())
 		if err != nil {
 			return nil // the command meets the error again, and tells

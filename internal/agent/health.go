@@ -28,7 +28,7 @@ type Health struct {
 	CurrentTime  time.Time `json:"currentTime"`
 	NodeEligible *bool     `json:"nodeEligible,omitempty"`
 	Because      []string  `json:"because,omitempty"` // why it is not well
-	// Problems are Services that are not in force in whole. They are no reason
+	// Problems are objects that are not in force in whole. They are no reason
 	// to call the agent ill.
 	Problems map[string][]string `json:"problems,omitempty"`
 	// SyncAge is for how many seconds the API server has not been followed.
@@ -60,7 +60,7 @@ func (a *Agent) healthy() Health {
 		}
 		h.Because = append(h.Because, because)
 	}
-	if since := a.sync.failed.Load(); since != 0 && time.Since(time.Unix(0, since)) > stuck {
+	if since := earliest(a.sync.failed.Load(), a.policies.failed.Load()); since != 0 && time.Since(time.Unix(0, since)) > stuck {
 		h.Because = append(h.Because, "something has not been possible to apply since "+time.Unix(0, since).Format(time.RFC3339))
 	}
 	if why := a.sync.unready.Load(); why != nil && *why != "" {
@@ -72,13 +72,21 @@ func (a *Agent) healthy() Health {
 		h.Because = append(h.Because, "the node is being deleted")
 	}
 	h.NodeEligible = &eligible
-	for k, list := range a.problems.list() {
+	for o, list := range a.problems.list() {
 		if h.Problems == nil {
 			h.Problems = map[string][]string{}
 		}
-		h.Problems[k.String()] = list
+		h.Problems[o.String()] = list
 	}
 	return h
+}
+
+// earliest is the earlier of two times; 0 is none.
+func earliest(a, b int64) int64 {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
 }
 
 func answerHealth(look func() Health, count *prometheus.CounterVec) http.HandlerFunc {

@@ -75,13 +75,21 @@ func (s *syncer) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-s.a.watch.Signal():
+		case <-s.a.policies.wake:
 		case <-beat.C:
 		case <-again.C:
 		}
 		s.alive.Store(time.Now().UnixNano())
 		s.step(ctx)
+		var due time.Time
 		if len(s.retry) > 0 || s.whole && s.pause > 0 {
-			again.Reset(max(time.Until(s.due), 0))
+			due = s.due
+		}
+		if at := s.a.policies.due; !at.IsZero() && (due.IsZero() || at.Before(due)) {
+			due = at
+		}
+		if !due.IsZero() {
+			again.Reset(max(time.Until(due), 0))
 		}
 	}
 }
@@ -89,12 +97,13 @@ func (s *syncer) run(ctx context.Context) error {
 // step applies what there is. Before everything is known, nothing is: what is
 // at work stays until then.
 func (s *syncer) step(ctx context.Context) {
-	if !s.a.watch.Synced(k8s.Services, k8s.Slices, k8s.Nodes) {
+	if !s.a.watch.Synced(everything...) {
 		return
 	}
 	changes := s.a.watch.Take()
 	affected := s.translator.Affected(changes)
 	s.gone = append(s.gone, s.a.watch.TakeGone()...)
+	s.a.policies.step(ctx, changes)
 	s.place(ctx, changes)
 	s.members(ctx, changes)
 	s.edge(ctx, changes)
@@ -107,6 +116,9 @@ func (s *syncer) step(ctx context.Context) {
 		s.change(ctx, affected)
 	}
 	s.end(ctx)
+	if !s.whole && s.a.policies.ready() && s.synced.CompareAndSwap(false, true) {
+		debug.FreeOSMemory() // of the lists, which do not come again
+	}
 	s.ready(ctx)
 }
 
@@ -154,10 +166,7 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 	}
 	s.a.problems.faults(faults)
 	s.applied(start, affected)
-	s.a.log.Info("everything is in force", "services", len(list), "took", time.Since(start).Round(time.Millisecond))
-	if s.synced.CompareAndSwap(false, true) {
-		debug.FreeOSMemory() // of the lists, which do not come again
-	}
+	s.a.log.Info("Services are in force", "services", len(list), "took", time.Since(start).Round(time.Millisecond))
 }
 
 // replaceEach brings each Service into force by itself, and then removes what
@@ -191,7 +200,7 @@ func (s *syncer) replaceEach(ctx context.Context, list []state.Service, start ti
 func (s *syncer) keep(a k8s.Affected, err error) {
 	s.retry[a.Key] = a
 	s.a.metrics.failures.Inc()
-	s.a.problems.failed(a.Key, err)
+	s.a.problems.failed(serviceAt(a.Key), err)
 }
 
 // translate says what a Service wants, and tells what is wrong with it.
@@ -202,7 +211,7 @@ func (s *syncer) translate(k k8s.Key) (state.Service, bool) {
 	} else if err := s.a.checks.set(k, want); err != nil {
 		wrong = append(wrong, fmt.Sprintf("healthCheckNodePort %d: %v", want.HealthCheckNodePort, err))
 	}
-	s.a.problems.object(k, wrong)
+	s.a.problems.object(serviceAt(k), wrong)
 	return want, ok
 }
 
@@ -278,7 +287,7 @@ func (s *syncer) applied(start time.Time, affected []k8s.Affected) {
 	m.syncDuration.Observe(now.Sub(start).Seconds())
 	m.lastSync.Store(now.UnixNano())
 	for _, a := range affected {
-		s.a.problems.works(a.Key)
+		s.a.problems.works(serviceAt(a.Key))
 		m.applyDelay.Observe(now.Sub(a.At).Seconds())
 		m.serviceChanges.Inc()
 		for _, t := range a.Triggered {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -232,7 +233,7 @@ func (h wireHook) owns(f netlink.Filter) bool {
 
 // foreignFilters says whether somebody else's filters are at the hook.
 func foreignFilters(l netlink.Link, h wireHook) bool {
-	filters, _ := netlink.FilterList(l, h.parent()) // without a qdisc there are none
+	filters, _ := netns.Filters(l, h.parent()) // without a qdisc there are none
 	for _, f := range filters {
 		if !h.owns(f) {
 			return true
@@ -261,7 +262,7 @@ func attachWireFilter(l netlink.Link, h wireHook, p *ebpf.Program) error {
 // removeWireFilters removes our filters from devices that are not to have one.
 // The qdisc stays: it is empty, and may be another's by now.
 func removeWireFilters(wanted map[wirePlace]bool) error {
-	links, err := netlink.LinkList()
+	links, err := netns.Links()
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}
@@ -271,7 +272,7 @@ func removeWireFilters(wanted map[wirePlace]bool) error {
 			if wanted[wirePlace{h.pin, l.Attrs().Index}] {
 				continue
 			}
-			filters, _ := netlink.FilterList(l, h.parent()) // without a qdisc there are none
+			filters, _ := netns.Filters(l, h.parent()) // without a qdisc there are none
 			for _, f := range filters {
 				if h.owns(f) {
 					errs = append(errs, ignoreGone(netlink.FilterDel(f)))
@@ -294,9 +295,9 @@ func (d *Datapath) WireDevices() []int {
 			out = append(out, at.ifindex)
 		}
 	}
-	links, _ := netlink.LinkList()
+	links, _ := netns.Links()
 	for _, l := range links {
-		filters, _ := netlink.FilterList(l, netdevIn.parent())
+		filters, _ := netns.Filters(l, netdevIn.parent())
 		for _, f := range filters {
 			if netdevIn.owns(f) {
 				out = append(out, l.Attrs().Index)

@@ -107,7 +107,7 @@ func findNICs(want Edge) ([]nic, error) {
 			return nil, fmt.Errorf("interface %q: %w; `ip link` lists those of this node", name, err)
 		}
 		n := nic{index: l.Attrs().Index}
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+		addrs, err := netns.Addrs(l)
 		if err != nil {
 			return nil, fmt.Errorf("list addresses of %s: %w", name, err)
 		}
@@ -210,7 +210,7 @@ func (e *Engine) Edge() (EdgeStatus, error) {
 
 // detachEdgeFilters is for reset: links go with their pins, filters do not.
 func detachEdgeFilters() error {
-	links, err := netlink.LinkList()
+	links, err := netns.Links()
 	for _, l := range links {
 		err = errors.Join(err, datapath.DetachEdgeFilters(l.Attrs().Index))
 	}

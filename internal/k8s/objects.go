@@ -102,7 +102,10 @@ func (n *Node) Zone() string { return n.Labels[corev1.LabelTopologyZone] }
 
 // Pod is what is kept of a Pod.
 type Pod struct {
-	UID         string
+	UID string
+	// StaticUID is what the kubelet calls a pod that it had from a file: the API's
+	// object is only its mirror, with another UID.
+	StaticUID   string
 	Labels      map[string]string
 	Node        string
 	IPs         []netip.Addr
@@ -340,9 +343,17 @@ func readNode(o *corev1.Node) *Node {
 	return n
 }
 
+// staticUID is an annotation that the kubelet puts on mirrors of its static pods.
+const staticUID = "kubernetes.io/config.hash"
+
+// Ended says that the pod has let go of its addresses.
+func (p *Pod) Ended() bool {
+	return p.Phase == string(corev1.PodSucceeded) || p.Phase == string(corev1.PodFailed)
+}
+
 func readPod(o *corev1.Pod) *Pod {
 	p := &Pod{
-		UID: string(o.UID), Labels: o.Labels, Node: intern(o.Spec.NodeName), Phase: intern(string(o.Status.Phase)),
+		UID: string(o.UID), StaticUID: o.Annotations[staticUID], Labels: o.Labels, Node: intern(o.Spec.NodeName), Phase: intern(string(o.Status.Phase)),
 		HostNetwork: o.Spec.HostNetwork,
 	}
 	ips := make([]string, 0, len(o.Status.PodIPs))
@@ -378,11 +389,7 @@ func strip(o any) (any, error) {
 		m.SetManagedFields(nil)
 		m.SetOwnerReferences(nil)
 		m.SetFinalizers(nil)
-		trigger, triggered := m.GetAnnotations()[corev1.EndpointsLastChangeTriggerTime]
-		m.SetAnnotations(nil)
-		if triggered {
-			m.SetAnnotations(map[string]string{corev1.EndpointsLastChangeTriggerTime: trigger})
-		}
+		m.SetAnnotations(stripped(m.GetAnnotations()))
 	}
 	switch o := o.(type) {
 	case *discoveryv1.EndpointSlice:
@@ -399,6 +406,19 @@ func strip(o any) (any, error) {
 		o.Spec.Selector, o.Status.Conditions = nil, nil
 	}
 	return o, nil
+}
+
+// stripped are the annotations that somebody reads.
+func stripped(all map[string]string) (kept map[string]string) {
+	for _, name := range []string{corev1.EndpointsLastChangeTriggerTime, staticUID} {
+		if value, ok := all[name]; ok {
+			if kept == nil {
+				kept = map[string]string{}
+			}
+			kept[name] = value
+		}
+	}
+	return kept
 }
 
 func stripPod(o *corev1.Pod) {
@@ -453,7 +473,7 @@ func (n *Node) same(o *Node) bool {
 }
 
 func (p *Pod) same(o *Pod) bool {
-	return p.UID == o.UID && maps.Equal(p.Labels, o.Labels) && p.Node == o.Node && slices.Equal(p.IPs, o.IPs) &&
+	return p.UID == o.UID && p.StaticUID == o.StaticUID && maps.Equal(p.Labels, o.Labels) && p.Node == o.Node && slices.Equal(p.IPs, o.IPs) &&
 		p.Phase == o.Phase && slices.Equal(p.Ports, o.Ports) && p.HostNetwork == o.HostNetwork
 }
 

@@ -166,7 +166,7 @@ func (w *world) add(s Spec) (res Result) {
 func (w *world) links(path string) (names []string) {
 	w.t.Helper()
 	err := netns.Do(path, func() error {
-		ls, err := netlink.LinkList()
+		ls, err := netns.Links()
 		for _, l := range ls {
 			names = append(names, l.Attrs().Name)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -141,7 +142,7 @@ func (o *Overlay) setAddrs(self state.Node, l netlink.Link) error {
 	for _, p := range self.PodCIDRs {
 		o.Own = append(o.Own, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
 	}
-	have, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+	have, err := netns.Addrs(l)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -37,7 +38,7 @@ func Self(nodes []state.Node) (state.Node, error) {
 
 // localAddrs are this namespace's addresses, and the links that have them.
 func localAddrs() (map[netip.Addr]int, error) {
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := netns.Addrs(nil)
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
@@ -112,7 +113,7 @@ func deleteRoute(r netlink.Route) error {
 func podRoutes() (map[netip.Prefix][]netlink.Route, error) {
 	out := map[netip.Prefix][]netlink.Route{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		list, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		list, err := netns.Routes(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 		if err != nil {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}

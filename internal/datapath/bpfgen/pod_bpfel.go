@@ -61,7 +61,8 @@ type PodCtEntry struct {
 	Shadow       uint8
 	ClosingOrig  uint8
 	ClosingReply uint8
-	Pad1         [2]uint8
+	Opening      uint8
+	Pad1         uint8
 	Opener       struct {
 		_          structs.HostLayout
 		Endpoint   uint32

@@ -30,7 +30,7 @@ func (t Tuple) String() string { return fmt.Sprintf("%d %v>%v", t.Proto, t.Src, 
 type Flow struct {
 	Key         bpfgen.PodCtKey
 	Entry       bpfgen.PodCtEntry
-	Established bool // in mst_ct_v1
+	Established bool // answered: in mst_ct_v1, and not half-open there
 }
 
 // Tuple is the entry's tuple in the flow's original direction.
@@ -83,6 +83,7 @@ func (d *Datapath) Flow(t testing.TB, tuple Tuple, scope uint8) *Flow {
 		f := Flow{Key: keyOf(tuple, scope), Established: established}
 		err := d.flowTables()[established].Lookup(f.Key, &f.Entry)
 		if err == nil && f.Left() >= 0 {
+			f.Established = established && f.Entry.Opening == 0
 			return &f
 		}
 		check(t, ignoreAbsent(err))
