@@ -46,6 +46,14 @@ cluster: test-deps ## a two-node Kubernetes on this machine with mustang install
 cluster-down: ## remove it
 	@scripts/cluster down
 
+.PHONY: e2e
+e2e: ## upstream's network specs against that cluster (FOCUS='\[Conformance\]' …); docs/e2e.md says what is skipped, and why
+	@scripts/e2e
+
+.PHONY: connectivity
+connectivity: build ## who reaches whom on that cluster, in a table
+	KUBECONFIG=/var/lib/mustang-kube/mustang/kubeconfig $(BIN) connectivity test
+
 .PHONY: generate
 generate: ## recompile the BPF programs and what is generated from them
 	$(GO) generate ./internal/...

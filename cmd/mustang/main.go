@@ -85,7 +85,7 @@ func newRoot(g *globals) *cobra.Command {
 	f.StringVar(&g.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose sockets get Services (default: where cgroup2 is mounted)")
 	f.StringVarP(&g.Output, "output", "o", "table", "table, json or yaml; wide for more columns")
 	root.AddCommand(newSvcCmd(g), newEdgeCmd(g), newPolicyCmd(g), newEpCmd(g), newStatusCmd(g), newObserveCmd(g), newWhyCmd(g), newResetCmd(g), newPodCmd(g), newNodeCmd(g), newLabCmd(g),
-		newBenchCmd(g), newBenchLoadCmd(), newInstallCNICmd(g), newUninstallCNICmd(g), newAgentCmd(g), newConnectivityCmd(g), newSysdumpCmd(g))
+		newBenchCmd(g), newBenchLoadCmd(), newInstallCNICmd(g), newUninstallCNICmd(g), newAgentCmd(g), newConnectivityCmd(g), newSysdumpCmd(g), newUninstallCmd(g))
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usagef("%w; `%s --help` lists the flags", err, cmd.CommandPath())
 	})
