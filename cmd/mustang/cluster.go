@@ -131,7 +131,7 @@ func lacking(n cluster.NodeStatus) string {
 
 func newConnectivityCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{Use: "connectivity", Short: "Test a cluster's network"}
-	cmd.AddCommand(newConnectivityTestCmd(g), newConnectivityServeCmd(), newConnectivityAskCmd(g))
+	cmd.AddCommand(newConnectivityTestCmd(g), newConnectivityServeCmd(), newConnectivityAskCmd(g), newConnectivityLoadCmd(g))
 	return cmd
 }
 
@@ -265,6 +265,24 @@ func newConnectivityAskCmd(g *globals) *cobra.Command {
 	f.DurationVar(&timeout, "timeout", timeout, "for one question")
 	f.IntVar(&times, "times", times, "how often to ask")
 	f.BoolVar(&inVain, "in-vain", false, "no question may be answered")
+	return cmd
+}
+
+func newConnectivityLoadCmd(g *globals) *cobra.Command {
+	duration, clients, rate := time.Minute, 4, 25
+	cmd := &cobra.Command{
+		Use: "load TARGET", Short: "A load that counts what fails, in the test's pods", Hidden: true, Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), duration)
+			defer cancel()
+			g.Output = "json"
+			return g.print(cmd.OutOrStdout(), peer.Generate(ctx, args[0], clients, rate), nil)
+		},
+	}
+	f := cmd.Flags()
+	f.DurationVar(&duration, "for", duration, "how long")
+	f.IntVar(&clients, "clients", clients, "clients of each kind")
+	f.IntVar(&rate, "rate", rate, "questions a second of each client")
 	return cmd
 }
 
