@@ -52,6 +52,9 @@ type syncer struct {
 	edgeFailed  bool
 	devices     chan struct{} // this node's devices may have changed
 
+	network network
+	unready atomic.Pointer[string] // why the node is not ready for pods; nil: not looked at yet; "": it is
+
 	synced atomic.Bool  // everything that there was has been applied
 	alive  atomic.Int64 // Unix nanoseconds of the loop's last turn
 	failed atomic.Int64 // since when something cannot be applied; 0: nothing
@@ -120,6 +123,7 @@ func (s *syncer) step(ctx context.Context) {
 	if !s.whole && s.a.policies.ready() && s.synced.CompareAndSwap(false, true) {
 		debug.FreeOSMemory() // of the lists, which do not come again
 	}
+	s.ready(ctx)
 }
 
 // replace makes everything what Kubernetes says, and removes what it does not

@@ -61,7 +61,13 @@ func (p *plugin) askOrDo(ctx context.Context, r request) (state.Endpoint, error)
 		err error
 	}
 	open := make(chan opened, 1)
+	alone := r.Op != opAdd || !p.RequireAgent
 	go func() {
+		if !alone { // only the agent knows what policy the pod starts with
+			<-ctx.Done()
+			open <- opened{err: fmt.Errorf("no agent answers: %w", ctx.Err())}
+			return
+		}
 		e, err := engine.Open(ctx, p.scope(), engine.Options{ReadOnly: r.readOnly(), Notify: func(s string) { warn("%s", s) }})
 		open <- opened{e, err}
 	}()

@@ -92,7 +92,8 @@ type Node struct {
 	Labels   map[string]string
 	Addrs    []netip.Addr // InternalIP, in the order given
 	PodCIDRs []netip.Prefix
-	Leaving  bool // it is being deleted, or about to be
+	Leaving  bool     // it is being deleted, or about to be
+	Taints   []string // their keys
 	Problems []string
 }
 
@@ -323,6 +324,7 @@ func readNode(o *corev1.Node) *Node {
 	n := &Node{Labels: o.Labels, Leaving: o.DeletionTimestamp != nil}
 	for _, t := range o.Spec.Taints {
 		n.Leaving = n.Leaving || t.Key == "ToBeDeletedByClusterAutoscaler"
+		n.Taints = append(n.Taints, t.Key)
 	}
 	var p problems
 	var addrs []string
@@ -467,7 +469,7 @@ func (e Endpoint) same(o Endpoint) bool {
 
 func (n *Node) same(o *Node) bool {
 	return maps.Equal(n.Labels, o.Labels) && slices.Equal(n.Addrs, o.Addrs) && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
-		n.Leaving == o.Leaving && slices.Equal(n.Problems, o.Problems)
+		n.Leaving == o.Leaving && slices.Equal(n.Taints, o.Taints) && slices.Equal(n.Problems, o.Problems)
 }
 
 func (p *Pod) same(o *Pod) bool {
