@@ -12,11 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/mustang-net/mustang/bench/cni"
-<<<<<<< HEAD
-=======
 	"github.com/mustang-net/mustang/internal/install"
-	"github.com/mustang-net/mustang/lab"
->>>>>>> refs/heads/deploy
 )
 
 func newBenchCNICmd(g *globals) *cobra.Command {
@@ -27,44 +23,13 @@ func newBenchCNICmd(g *globals) *cobra.Command {
 		Short: "How long ADD and DEL take, beside the reference CNI plugins",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-<<<<<<< HEAD
 			return benchReport(cmd, g, file, func(ctx context.Context, self string) (*cni.Report, error) {
 				o.Binary, o.Log = self, cmd.ErrOrStderr()
 				if o.Plugin == "" {
-					o.Plugin = filepath.Join(filepath.Dir(self), pluginFile)
+					o.Plugin = filepath.Join(filepath.Dir(self), install.Plugin)
 				}
 				return cni.Run(ctx, o)
 			})
-=======
-			self, err := os.Executable()
-			if err != nil {
-				return fmt.Errorf("find the mustang binary: %w", err)
-			}
-			o.Binary, o.Log = self, cmd.ErrOrStderr()
-			if o.Plugin == "" {
-				o.Plugin = filepath.Join(filepath.Dir(self), install.Plugin)
-			}
-			if _, err := lab.GC(); err != nil { // a killed bench's
-				return err
-			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
-			defer stop()
-			report, err := cni.Run(ctx, o)
-			if report == nil {
-				return err
-			}
-			text, encodeErr := json.MarshalIndent(report, "", "  ")
-			err = errors.Join(err, encodeErr)
-			if file != "" {
-				err = errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o644))
-			}
-			if g.Output == "json" {
-				fmt.Fprintln(cmd.OutOrStdout(), string(text))
-			} else {
-				report.Render(cmd.OutOrStdout())
-			}
-			return err
->>>>>>> refs/heads/deploy
 		},
 	}
 	f := cmd.Flags()
