@@ -28,6 +28,32 @@ test-deps: ## Debian packages that the tests run
 demo: deps build ## pods, Services, a short bench, its table; then everything is gone again
 	@scripts/demo $(BIN)
 
+VERSION := $(shell sed -n 's/^appVersion: //p' deploy/chart/mustang/Chart.yaml)
+
+.PHONY: image
+image: ## the container image, into bin/image/: one archive for amd64, one for arm64
+	cd deploy/tools && $(GO) run ./image --version $(VERSION) --out ../../bin/image
+
+.PHONY: manifests
+manifests: ## deploy/*.yaml from the chart
+	cd deploy/tools && $(GO) run ./manifest --write
+
+.PHONY: cluster
+cluster: test-deps ## a two-node Kubernetes on this machine with mustang installed (SET="agent.node-mode=vxlan" …)
+	@scripts/cluster up
+
+.PHONY: cluster-down
+cluster-down: ## remove it
+	@scripts/cluster down
+
+.PHONY: e2e
+e2e: ## upstream's network specs against that cluster (FOCUS='\[Conformance\]' …); docs/e2e.md says what is skipped, and why
+	@scripts/e2e
+
+.PHONY: connectivity
+connectivity: build ## who reaches whom on that cluster, in a table
+	KUBECONFIG=/var/lib/mustang-kube/mustang/kubeconfig $(BIN) connectivity test
+
 .PHONY: generate
 generate: ## recompile the BPF programs and what is generated from them
 	$(GO) generate ./internal/...

@@ -11,6 +11,9 @@ import (
 // no rules.
 var unknownSet = hash("set", "unknown")
 
+// Unknown is what an endpoint whose pod is not known gets: it is closed.
+var Unknown = Isolation{unknownSet, unknownSet, setUnknown, setUnknown}
+
 // goneSets is Gone while a change is made, so that what goes and comes again is
 // in it once.
 type goneSets struct {
@@ -222,7 +225,7 @@ func (m *Model) planIsolations(changed []uint32) {
 
 func (m *Model) isolation(ep *endpoint, flags map[*set]uint16) Isolation {
 	if ep.Pod != (Key{}) && m.pods[ep.Pod] == nil {
-		return Isolation{unknownSet, unknownSet, setUnknown, setUnknown}
+		return Unknown
 	}
 	var i Isolation
 	if ep.ingress != nil {

@@ -13,26 +13,30 @@ package policy
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/mustang-net/mustang/internal/state"
 )
 
-// Key names an object in a namespace.
-type Key struct{ Namespace, Name string }
+// Key names an object in a namespace. Objects of different owners are different
+// objects, also when they have one name.
+type Key struct {
+	Namespace, Name string
+	Owner           state.Owner
+}
 
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
 // Compare orders keys by namespace, then name.
 func (k Key) Compare(l Key) int {
-	return cmp.Or(cmp.Compare(k.Namespace, l.Namespace), cmp.Compare(k.Name, l.Name))
+	return cmp.Or(cmp.Compare(k.Namespace, l.Namespace), cmp.Compare(k.Name, l.Name), cmp.Compare(k.Owner, l.Owner))
 }
 
 // Policy is one networking.k8s.io/v1 NetworkPolicy with its defaults filled in.
 type Policy struct {
 	Key
-	Owner state.Owner
 	// Pods selects, within the policy's namespace, those that it isolates.
 	Pods Selector
 	// IsolatesIngress and IsolatesEgress are its policyTypes.
@@ -114,6 +118,17 @@ func (d Direction) String() string {
 
 // MarshalText is the name of d, for JSON.
 func (d Direction) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (d *Direction) UnmarshalText(text []byte) error {
+	for _, v := range []Direction{Ingress, Egress} {
+		if string(text) == v.String() {
+			*d = v
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is neither ingress nor egress", text)
+}
 
 // NamespaceName is the label that every namespace has.
 const NamespaceName = "kubernetes.io/metadata.name"

@@ -54,7 +54,7 @@ func (m *Model) setFor(d Direction, policies []*Policy, id *identity) *set {
 	keys := make([]Key, len(policies))
 	for i, p := range policies {
 		keys[i] = p.Key
-		parts = append(parts, p.Namespace, p.Name, p.content[d])
+		parts = append(parts, p.Namespace, p.Name, p.Owner.String(), p.content[d])
 	}
 	var named []NamedPort
 	if d == Ingress {
@@ -69,6 +69,7 @@ func (m *Model) setFor(d Direction, policies []*Policy, id *identity) *set {
 		s = &set{id: number, direction: d, policies: keys, named: named, content: map[uint64]PeerRules{},
 			dirty: map[uint64]bool{}, fresh: true}
 		m.sets[number] = s
+		m.renamed = true
 	}
 	s.endpoints++
 	return s
@@ -106,6 +107,7 @@ func (m *Model) release(s *set) {
 	m.peers -= len(s.content)
 	m.dropRules(s)
 	delete(m.sets, s.id)
+	m.renamed = true
 	delete(m.strict, s)
 }
 
@@ -159,6 +161,7 @@ func (m *Model) build(s *set) {
 	}
 	m.anyPod(s.anyPods)
 	s.fresh, s.whole = false, true
+	m.renamed = true
 }
 
 // rulesOf is r in terms of the tables: what its numbers allow, and apart what

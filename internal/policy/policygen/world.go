@@ -19,6 +19,7 @@ import (
 	"github.com/mustang-net/mustang/internal/policy"
 	"github.com/mustang-net/mustang/internal/policy/manifest"
 	"github.com/mustang-net/mustang/internal/policy/oracle"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // Slots are how many pods there can be; those below Local are on this node,
@@ -137,7 +138,7 @@ func (w *World) relabelNamespace(name string) {
 	labels[policy.NamespaceName] = name
 	w.note("namespace %s %v", name, labels)
 	w.Oracle.Namespaces[name] = labels
-	w.Model.SetNamespace(name, labels)
+	w.Model.SetNamespace(state.OwnerCLI, name, labels)
 }
 
 // replacePod makes pod i another one, or the same with other labels or ports.
