@@ -129,9 +129,9 @@ func TestPlugin_MustExitWithZeroOnSuccessAndNonZeroOnFailure(t *testing.T) {
 				t.Errorf("%s: the error has no version: %s", command, a.stdout)
 			}
 		}
+		n.ok(n.exec(n.command(binary, "STATUS", conf)))
 		a := c.add(conf)
 		c.ok(c.call("CHECK", conf.prev(a)))
-		n.ok(n.exec(n.command(binary, "STATUS", conf)))
 		valid := []any{map[string]any{"containerID": c.id, "ifname": "eth0"}}
 		n.ok(n.exec(n.command(binary, "GC", conf.with("cni.dev/valid-attachments", valid))))
 		c.del(conf.prev(a))
