@@ -213,14 +213,14 @@ struct {
 	__type(value, struct netns_info);
 } mst_netns_v1 SEC(".maps");
 
-/* How the node appears outside. Written by the engine, read on the first packet of a flow from
- * outside and where a program speaks for the node. */
+/* How the node appears to backends, by enum edge_side. Written by the engine, read on the first
+ * packet of a flow from outside and where a program speaks for the node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, EDGE_SIDES);
 	__type(key, __u32);
 	__type(value, struct edge_config);
-} mst_edge_v1 SEC(".maps");
+} mst_edge_v2 SEC(".maps");
 
 /* Where a connected socket really goes. Written at connect(), read by getpeername() and
  * recvmsg(); lives and dies with the socket, so it has no size. */

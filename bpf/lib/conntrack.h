@@ -26,7 +26,6 @@ struct flow {
 	__u32 now;
 	bool reply;         /* the packet goes against the flow's original direction */
 	bool src_is_hi;
-	bool established;   /* answered, and found in the table of such */
 };
 
 /**
@@ -59,27 +58,25 @@ inline_fn bool ct_alive(const struct ct_entry *e, __u32 now)
 	return e && (__s32)(e->expires - now) >= 0;
 }
 
-inline_fn void ct_found(struct flow *f, bool answered)
+/* A tuple that has a place in the big table has no other: its flows begin there. */
+inline_fn struct ct_entry *ct_lookup(const struct ct_key *key)
 {
-	if (!ct_alive(f->e, f->now)) {
-		f->e = NULL;
-		f->established = f->reply = false;
-		return;
-	}
-	f->established = answered & (f->e->opening ^ 1);
-	f->reply = f->src_is_hi ^ (f->e->flags & CT_ORIGIN_IS_HI);
+	struct ct_entry *e = bpf_map_lookup_elem(&mst_ct_v1, key);
+
+	return e ? e : bpf_map_lookup_elem(&mst_ct_new_v1, key);
 }
-_Static_assert(CT_ORIGIN_IS_HI == 1, "ct_found takes it for a bool");
 
 inline_fn void ct_find_key(struct flow *f)
 {
-	f->e = bpf_map_lookup_elem(&mst_ct_v1, &f->key);
-	ct_found(f, true);
-	if (f->e)
+	f->e = ct_lookup(&f->key);
+	if (!ct_alive(f->e, f->now)) {
+		f->e = NULL;
+		f->reply = false;
 		return;
-	f->e = bpf_map_lookup_elem(&mst_ct_new_v1, &f->key);
-	ct_found(f, false);
+	}
+	f->reply = f->src_is_hi ^ (f->e->flags & CT_ORIGIN_IS_HI);
 }
+_Static_assert(CT_ORIGIN_IS_HI == 1, "ct_find_key takes it for a bool");
 
 /**
  * ct_find - look up the flow of a packet
@@ -140,7 +137,6 @@ inline_fn void ct_other_half(struct ct_entry *half, const struct ct_entry *e, co
 	*half = *e;
 	half->role = e->role == CT_PRE_NAT ? CT_POST_NAT : CT_PRE_NAT;
 	half->flags = (e->flags & ~CT_ORIGIN_IS_HI) | (origin_is_hi ? CT_ORIGIN_IS_HI : 0);
-	half->opening = 0;
 	half->other = *mine;
 }
 
@@ -188,58 +184,8 @@ inline_fn struct ct_entry *ct_half(const struct flow *f, const struct ct_entry *
 
 	ct_tuple(mine, &f->key, e);
 	ct_key_of(key, &e->other, proto, other_scope(e));
-	half = bpf_map_lookup_elem(&mst_ct_v1, key);
-	if (ct_alive(half, f->now) && ct_is_half(half, e, mine))
-		return half;
-	half = bpf_map_lookup_elem(&mst_ct_new_v1, key);
+	half = ct_lookup(key);
 	return ct_alive(half, f->now) && ct_is_half(half, e, mine) ? half : NULL;
-}
-
-/**
- * ct_repair - give the other half the same life, or bring it back if it was evicted
- */
-slow_fn int ct_repair(struct flow *f, struct pkt *p)
-{
-	struct ct_entry *e = f->e, *other, half;
-	struct tuple mine = {};
-	struct ct_key key;
-
-	if (!e)
-		return 0;
-	other = ct_half(f, e, p->proto, &key, &mine);
-	if (other) {
-		if ((__s32)(e->expires - other->expires) > 0 && !(other->closing_orig | other->closing_reply))
-			other->expires = e->expires;
-		return 0;
-	}
-	if (ct_alive(bpf_map_lookup_elem(&mst_ct_v1, &key), f->now))
-		return 0;
-	ct_other_half(&half, e, &mine, ct_key_of(&key, &e->other, p->proto, key.scope));
-	if (f->established)
-		return bpf_map_update_elem(&mst_ct_v1, &key, &half, BPF_ANY);
-	if (ct_alive(bpf_map_lookup_elem(&mst_ct_new_v1, &key), f->now))
-		return 0;
-	return bpf_map_update_elem(&mst_ct_new_v1, &key, &half, BPF_ANY);
-}
-
-/**
- * ct_close - let the other half know that an end has closed, for it may see no packet of that end
- */
-slow_fn int ct_close(struct flow *f, struct pkt *p)
-{
-	struct ct_entry *e = f->e, *other;
-	struct tuple mine = {};
-	struct ct_key key;
-
-	if (!e)
-		return 0;
-	other = ct_half(f, e, p->proto, &key, &mine);
-	if (!other)
-		return 0;
-	other->closing_orig |= e->closing_orig;
-	other->closing_reply |= e->closing_reply;
-	other->expires = f->now + ct_lifetime(other, p->proto, true);
-	return 0;
 }
 
 /* An expiry that says: dead, and somebody is writing a new life over it. */
@@ -264,14 +210,59 @@ inline_fn bool ct_revive(struct ct_entry *old, const struct ct_entry *e, __u32 n
 	return true;
 }
 
-/* A half-open half, wherever it lies; NULL when there is none, or when it is answered. */
-inline_fn struct ct_entry *ct_opening(const struct ct_key *key, __u32 now)
+/* Enter a half-open half, in the place of a dead entry if there is one. */
+inline_fn long ct_enter(const struct ct_key *key, struct ct_entry *e, __u32 now)
 {
-	struct ct_entry *e = bpf_map_lookup_elem(&mst_ct_v1, key);
+	e->opening = CT_OPENING_IN_PLACE;
+	if (ct_revive(bpf_map_lookup_elem(&mst_ct_v1, key), e, now))
+		return 0;
+	e->opening = CT_OPENING;
+	return bpf_map_update_elem(&mst_ct_new_v1, key, e, BPF_ANY);
+}
 
-	if (ct_alive(e, now))
-		return e->opening ? e : NULL;
-	return bpf_map_lookup_elem(&mst_ct_new_v1, key);
+/**
+ * ct_repair - give the other half the same life, or bring it back if it was evicted
+ */
+slow_fn int ct_repair(struct flow *f, struct pkt *p)
+{
+	struct ct_entry *e = f->e, *other, half;
+	struct tuple mine = {};
+	struct ct_key key;
+
+	if (!e)
+		return 0;
+	other = ct_half(f, e, p->proto, &key, &mine);
+	if (other) {
+		if ((__s32)(e->expires - other->expires) > 0 && !(other->closing_orig | other->closing_reply))
+			other->expires = e->expires;
+		return 0;
+	}
+	if (ct_alive(ct_lookup(&key), f->now))
+		return 0;
+	ct_other_half(&half, e, &mine, ct_key_of(&key, &e->other, p->proto, key.scope));
+	if (half.opening)
+		return ct_enter(&key, &half, f->now);
+	return bpf_map_update_elem(&mst_ct_v1, &key, &half, BPF_ANY);
+}
+
+/**
+ * ct_close - let the other half know that an end has closed, for it may see no packet of that end
+ */
+slow_fn int ct_close(struct flow *f, struct pkt *p)
+{
+	struct ct_entry *e = f->e, *other;
+	struct tuple mine = {};
+	struct ct_key key;
+
+	if (!e)
+		return 0;
+	other = ct_half(f, e, p->proto, &key, &mine);
+	if (!other)
+		return 0;
+	other->closing_orig |= e->closing_orig;
+	other->closing_reply |= e->closing_reply;
+	other->expires = f->now + ct_lifetime(other, p->proto, true);
+	return 0;
 }
 
 /**
@@ -286,15 +277,15 @@ global_fn int ct_answered(const struct ct_key *key, struct ct_entry *e, __u32 no
 		return 0;
 	copy = *e;
 	copy.seen_reply = 1;
+	copy.opening = CT_ANSWERED;
 	copy.expires = now + ct_lifetime(&copy, key->proto, true);
-	if (e->opening) {
+	if (e->opening == CT_OPENING_IN_PLACE) {
 		e->seen_reply = 1;
 		e->expires = copy.expires;
-		e->opening = 0;
+		e->opening = CT_ANSWERED;
 		return 0;
 	}
-	if (!ct_revive(bpf_map_lookup_elem(&mst_ct_v1, key), &copy, now) &&
-	    bpf_map_update_elem(&mst_ct_v1, key, &copy, BPF_ANY))
+	if (bpf_map_update_elem(&mst_ct_v1, key, &copy, BPF_ANY))
 		return 0;
 	bpf_map_delete_elem(&mst_ct_new_v1, key);
 	return 1;
@@ -312,17 +303,16 @@ slow_fn int ct_promote(struct flow *f, struct pkt *p)
 		return 0;
 	if (e->role != CT_DIRECT) {
 		ct_key_of(&key, &e->other, p->proto, other_scope(e));
-		other = ct_opening(&key, f->now);
-		if (!other || !(other->seen_reply | e->seen_reply))
+		other = ct_lookup(&key);
+		if (!ct_alive(other, f->now) || !(other->seen_reply | e->seen_reply))
 			return 0;
-		ct_answered(&key, other, f->now);
+		if (other->opening)
+			ct_answered(&key, other, f->now);
 	} else if (!e->seen_reply) {
 		return 0;
 	}
 	if (ct_answered(&f->key, e, f->now))
 		ct_find_key(f);
-	else
-		f->established = e->opening ^ 1;
 	return 0;
 }
 
@@ -393,13 +383,13 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 	}
 	if (f->reply && !e->seen_reply)
 		e->seen_reply = 1;
-	expires = f->now + ct_lifetime(e, p->proto, f->established);
+	expires = f->now + ct_lifetime(e, p->proto, !e->opening);
 	if (expires - e->expires + CT_REFRESH - 1 >= 2 * CT_REFRESH - 1) {
 		e->expires = expires;
 		if (e->role != CT_DIRECT)
 			ct_repair(f, p);
 	}
-	if (!f->established && !f->reply && !(p->tcp_flags & TCP_SYN))
+	if (e->opening && !f->reply && !(p->tcp_flags & TCP_SYN))
 		ct_promote(f, p);
 }
 
@@ -456,7 +446,7 @@ inline_fn bool begins_anew(const struct flow *f, const struct pkt *p)
 }
 
 /**
- * ct_create - a new half-open entry, in the place of a dead one if that is there
+ * ct_create - a new half-open entry
  * @e: complete but for flags' orientation and expiry
  *
  * Return: 0, or a negative errno.
@@ -467,11 +457,7 @@ inline_fn long ct_create(const struct tuple *t, __u8 proto, __u8 scope, struct c
 
 	e->flags = (e->flags & ~CT_ORIGIN_IS_HI) | (ct_key_of(&key, t, proto, scope) ? CT_ORIGIN_IS_HI : 0);
 	e->expires = now + ct_lifetime(e, proto, false);
-	e->opening = 1;
-	if (ct_revive(bpf_map_lookup_elem(&mst_ct_v1, &key), e, now))
-		return 0;
-	e->opening = 0;
-	return bpf_map_update_elem(&mst_ct_new_v1, &key, e, BPF_ANY);
+	return ct_enter(&key, e, now);
 }
 
 /* Whether a flow occupies the tuple that the backend would see. One that has closed ends,

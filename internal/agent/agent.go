@@ -115,6 +115,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	start("follow the API server", func(ctx context.Context) error { a.watch.Run(ctx); return nil })
 	start("apply changes", func(ctx context.Context) error { return a.sync.run(ctx) })
 	start("follow this node's addresses", func(ctx context.Context) error { return a.followAddresses(ctx) })
+	start("follow this node's devices", a.followDevices)
 	start("tell problems", func(ctx context.Context) error { a.problems.run(ctx); return nil })
 	a.log.Info("running", "node", a.config.Node, "api-server", a.client.Server, "bpffs", a.config.BPFFS, "state-dir", a.config.StateDir)
 	<-ctx.Done()

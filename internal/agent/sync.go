@@ -50,6 +50,7 @@ type syncer struct {
 	edgeDevices []string // in force
 	edgeKnown   bool
 	edgeFailed  bool
+	devices     chan struct{} // this node's devices may have changed
 
 	network network
 	unready atomic.Pointer[string] // why the node is not ready for pods; nil: not looked at yet; "": it is
@@ -60,7 +61,8 @@ type syncer struct {
 }
 
 func newSyncer(a *Agent) *syncer {
-	s := &syncer{a: a, translator: k8s.NewTranslator(a.watch, a.config.Node), whole: true, retry: map[k8s.Key]k8s.Affected{}}
+	s := &syncer{a: a, translator: k8s.NewTranslator(a.watch, a.config.Node), whole: true, retry: map[k8s.Key]k8s.Affected{},
+		devices: make(chan struct{}, 1)}
 	s.alive.Store(time.Now().UnixNano())
 	return s
 }
@@ -76,6 +78,8 @@ func (s *syncer) run(ctx context.Context) error {
 			return nil
 		case <-s.a.watch.Signal():
 		case <-s.a.policies.wake:
+		case <-s.devices:
+			s.followEdge(ctx)
 		case <-beat.C:
 		case <-again.C:
 		}

@@ -150,7 +150,7 @@ func (p *pod) hasRouteAnywhere(dst netip.Prefix) (bool, error) {
 
 // checkEndpoint asks the engine.
 func (p *plugin) checkEndpoint(a attachment, f *faults) {
-	_, err := p.node(request{Op: opCheck, Where: engine.Whereabouts{ID: a.Endpoint, Netns: p.env.netns, IfName: p.env.ifname, Owner: state.OwnerCNI}})
+	_, err := p.node(request{Op: opCheck, Ports: p.RuntimeConfig.PortMappings, Where: engine.Whereabouts{ID: a.Endpoint, Netns: p.env.netns, IfName: p.env.ifname, Owner: state.OwnerCNI}})
 	if errors.Is(err, engine.ErrNotFound) {
 		err = errors.New("the interface is not an endpoint: it has no Services and no policy")
 	}
@@ -188,8 +188,8 @@ func (p *plugin) checkMasquerade(a attachment, f *faults) {
 	}
 }
 
-// checkIPAM passes CHECK on to a delegated plugin, // which compares with what it gave: in routed modes, the
-// interface has the addresses without their networks.
+// checkIPAM passes CHECK on to a delegated plugin, which compares with what it
+// gave: in routed modes, the interface has the addresses without their networks.
 func (p *plugin) checkIPAM(a attachment, prev *types100.Result) error {
 	if p.Mode == Chained || p.IPAM.Type == OwnIPAM {
 		return nil

@@ -80,7 +80,7 @@ func (p *plugin) askOrDo(ctx context.Context, r request) (state.Endpoint, error)
 			if o.err != nil {
 				return state.Endpoint{}, o.err
 			}
-			ep, err := r.run(ctx, o.e)
+			ep, err := p.do(ctx, r, o.e)
 			if err = errors.Join(err, o.e.Close()); !errors.Is(err, engine.ErrHeld) {
 				return ep, err
 			}
@@ -102,6 +102,18 @@ func (p *plugin) askOrDo(ctx context.Context, r request) (state.Endpoint, error)
 			return ep, err
 		}
 	}
+}
+
+// do is a request without an agent.
+func (p *plugin) do(ctx context.Context, r request, e *engine.Engine) (state.Endpoint, error) {
+	ep, err := r.run(ctx, e)
+	if err != nil || len(r.Ports) == 0 || r.Op != opAdd {
+		return ep, err
+	}
+	if err := p.openEdge(e); err != nil {
+		return ep, errors.Join(err, e.RemovePod(ep.ID), e.SweepHostPorts())
+	}
+	return ep, nil
 }
 
 // ask is one exchange with the agent.

@@ -7,6 +7,7 @@ package cni
 
 import (
 	"encoding/json"
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -66,7 +67,13 @@ type IPAM struct {
 	Type   string        `json:"type"`
 	Pools  []ipam.Pool   `json:"pools"`
 	Routes []types.Route `json:"routes"`
+	// DaemonSocket is the dhcp plugin's, who needs its daemon.
+	DaemonSocket string `json:"daemonSocketPath"`
 }
+
+// leases says whether addresses come from the pod's network, so that the
+// interface must be there before them, and while they are given back.
+func leases(ipamType string) bool { return ipamType == "dhcp" }
 
 // Args are arguments by the older convention (CONVENTIONS.md, "args").
 type Args struct {
@@ -81,8 +88,8 @@ type Args struct {
 type RuntimeConfig struct {
 	IPs          []string        `json:"ips"`
 	MAC          string          `json:"mac"`
-	PortMappings json.RawMessage `json:"portMappings"` // accepted; the portmap plugin in the list does it
-	Bandwidth    json.RawMessage `json:"bandwidth"`    // recorded, not enforced yet
+	PortMappings []PortMapping   `json:"portMappings"`
+	Bandwidth    json.RawMessage `json:"bandwidth"` // recorded, not enforced yet
 	DNS          *types.DNS      `json:"dns"`
 }
 
@@ -185,7 +192,7 @@ func (c *Config) Validate() error {
 	if !slices.Contains([]string{"both", "socket", "tc", "none"}, c.ServicePath) {
 		return invalid("servicePath", "%q is unknown: use both, socket, tc or none", c.ServicePath)
 	}
-	if err := c.validateMasquerade(); err != nil {
+	if err := errors.Join(c.validateMasquerade(), c.validatePorts()); err != nil {
 		return err
 	}
 	if c.Mode == Chained {
@@ -261,8 +268,6 @@ func (c *Config) validateIPAM() error {
 	switch c.IPAM.Type {
 	case "":
 		return invalid("ipam", "type is missing: use %q with pools, or name an IPAM plugin such as host-local", OwnIPAM)
-	case "dhcp":
-		return invalid("ipam", "type \"dhcp\" needs the interface before it has an address: let the macvlan or bridge plugin make it with dhcp, and put mustang behind it in mode chained")
 	case OwnIPAM:
 		if err := ipam.Normalize(c.IPAM.Pools); err != nil {
 			return invalid("ipam.pools", "%v", err)
@@ -273,6 +278,9 @@ func (c *Config) validateIPAM() error {
 		}
 		if strings.ContainsAny(c.IPAM.Type, "/\\") {
 			return invalid("ipam", "type %q is a path: use the plugin's name", c.IPAM.Type)
+		}
+		if leases(c.IPAM.Type) && !link.CanLease(c.Mode) {
+			return invalid("ipam", "type %q asks the pod's network for an address, which pods in mode %s cannot: use mode macvlan, bridge or host-device, or another ipam", c.IPAM.Type, c.Mode)
 		}
 	}
 	return nil

@@ -108,5 +108,22 @@ func (p *plugin) statusIPAM() error {
 	if _, err := delegate(p.IPAM.Type, p.raw, p.env); err != nil {
 		return p.unavailable(false, fmt.Errorf("IPAM plugin %s: %w", p.IPAM.Type, err))
 	}
+	if leases(p.IPAM.Type) {
+		return p.statusDaemon()
+	}
 	return nil
+}
+
+// statusDaemon asks for the dhcp plugin's daemon, for the plugin itself does not
+// know STATUS.
+func (p *plugin) statusDaemon() error {
+	socket := p.IPAM.DaemonSocket
+	if socket == "" {
+		socket = "/run/cni/dhcp.sock"
+	}
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		return p.unavailable(false, fmt.Errorf("IPAM plugin dhcp: its daemon does not answer: %w; start `dhcp daemon`", err))
+	}
+	return c.Close()
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -66,6 +67,31 @@ func SyncRoutes(remotes []state.Node, overlay *Overlay) (notes []string, err err
 	if err != nil {
 		return nil, err
 	}
+	missing, obsolete, notes, err := compareRoutes(remotes, overlay, have)
+	errs := []error{err}
+	for _, w := range missing {
+		if err := netlink.RouteReplace(&w.route); err != nil {
+			errs = append(errs, fmt.Errorf("add route to %s, of node %s: %w", w.route.Dst, w.node.Name, err))
+		}
+	}
+	for _, r := range obsolete {
+		errs = append(errs, deleteRoute(r))
+	}
+	return notes, errors.Join(errs...)
+}
+
+// RoutesCurrent says whether SyncRoutes has nothing to do.
+func RoutesCurrent(remotes []state.Node, overlay *Overlay) (bool, error) {
+	have, err := podRoutes()
+	if err != nil {
+		return false, err
+	}
+	missing, obsolete, _, err := compareRoutes(remotes, overlay, have)
+	return err == nil && len(missing)+len(obsolete) == 0, err
+}
+
+// compareRoutes says which routes are to come and which to go.
+func compareRoutes(remotes []state.Node, overlay *Overlay, have map[netip.Prefix][]netlink.Route) (missing []wish, obsolete []netlink.Route, notes []string, err error) {
 	var errs []error
 	wanted := map[netip.Prefix]bool{}
 	for _, n := range remotes {
@@ -81,19 +107,25 @@ func SyncRoutes(remotes []state.Node, overlay *Overlay) (notes []string, err err
 				continue
 			}
 			wanted[dst] = true
-			if err := netlink.RouteReplace(&w.route); err != nil {
-				errs = append(errs, fmt.Errorf("add route to %s, of node %s: %w", dst, n.Name, err))
+			if !slices.ContainsFunc(have[dst], w.isThere) {
+				missing = append(missing, w)
 			}
 		}
 	}
 	for dst, list := range have {
 		for _, r := range list {
 			if r.Protocol == routeProtocol && !wanted[dst] {
-				errs = append(errs, deleteRoute(r))
+				obsolete = append(obsolete, r)
 			}
 		}
 	}
-	return notes, errors.Join(errs...)
+	return missing, obsolete, notes, errors.Join(errs...)
+}
+
+// isThere says whether r is the route wished for.
+func (w wish) isThere(r netlink.Route) bool {
+	want := w.route
+	return r.LinkIndex == want.LinkIndex && r.Gw.Equal(want.Gw) && r.MTU == want.MTU && r.Src.Equal(want.Src)
 }
 
 // RemoveRoutes removes all of ours.
