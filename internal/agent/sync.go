@@ -77,9 +77,9 @@ func (s *syncer) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-s.a.watch.Signal():
-		case <-s.a.policies.wake:
 		case <-s.devices:
 			s.followEdge(ctx)
+		case <-s.a.policies.wake:
 		case <-beat.C:
 		case <-again.C:
 		}
