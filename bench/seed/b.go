@@ -31,7 +31,8 @@ func planB(ask Ask) (run.Plan, error) {
 	}
 	p.Contestants = append(p.Contestants, encrypted(c)...)
 	if ask.Quick {
-		p.Profiled = []string{"rr", "crr"}
+		p.Scenarios = []string{"stream", "rr", "rr" + crowd, "crr", "crr" + crowd}
+		p.Profiled = []string{"rr"}
 	}
 	return p, nil
 }

@@ -25,7 +25,7 @@ const (
 
 func sizesC(quick bool) []int {
 	if quick {
-		return []int{small, mpSize, 16384, large}
+		return []int{small, mpSize, large}
 	}
 	out := []int{mpSize}
 	for n := small; n <= large; n *= 2 {
