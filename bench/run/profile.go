@@ -82,7 +82,7 @@ func (s *session) profile(ctx context.Context, c runner.Case) (p report.Profile,
 	}
 	var perf *recorder
 	if PerfMissing() == nil && len(pids) > 0 {
-		if perf, err = record(ctx, append(pids, s.group.Softirqd...)); err != nil {
+		if perf, err = record(ctx, l.ClientCPU); err != nil {
 			return p, err
 		}
 		defer perf.remove()
@@ -133,40 +133,72 @@ func ticksOf(cpu int) (t [3]float64, err error) {
 	return t, fmt.Errorf("/proc/stat has no cpu%d", cpu)
 }
 
-// recorder is a perf that records the load.
+// recorder is a perf that records the load. It is told by a pipe when to begin and to
+// stop, and says by another that it has: its start takes long on a busy machine.
 type recorder struct {
-	cmd    *exec.Cmd
-	dir    string
-	stderr bytes.Buffer
+	cmd      *exec.Cmd
+	dir      string
+	ctl, ack *os.File
+	stderr   bytes.Buffer
 }
 
-// settle is how long perf takes until it records. What it misses, it misses of the
-// beginning of a turn.
-const settle = 300 * time.Millisecond
+// perfPatience bounds each answer of perf.
+const perfPatience = 20 * time.Second
 
-// record starts sampling some processes.
-func record(ctx context.Context, pids []int) (*recorder, error) {
+// record starts sampling a CPU. Whose samples count is seen afterwards.
+func record(ctx context.Context, cpu int) (_ *recorder, err error) {
 	dir, err := os.MkdirTemp("", "mustang-bench-perf")
 	if err != nil {
 		return nil, err
 	}
-	var list []string
-	for _, pid := range pids {
-		list = append(list, strconv.Itoa(pid))
-	}
 	r := &recorder{dir: dir, cmd: exec.CommandContext(ctx, "perf", "record", "-q", "-g", "-F", strconv.Itoa(frequency), "-e", "cpu-clock",
-		"-p", strings.Join(list, ","), "-o", filepath.Join(dir, "perf.data"))}
-	r.cmd.Stderr = &r.stderr
-	if err := r.cmd.Start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("perf record: %w", err), os.RemoveAll(dir))
+		"-C", strconv.Itoa(cpu), "-o", filepath.Join(dir, "perf.data"), "-D", "-1", "--control", "fd:3,4")}
+	defer func() {
+		if err != nil {
+			r.remove()
+		}
+	}()
+	theirCtl, ctl, err := os.Pipe()
+	if err != nil {
+		return nil, err
 	}
-	time.Sleep(settle)
-	return r, nil
+	defer theirCtl.Close()
+	r.ctl = ctl
+	ack, theirAck, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer theirAck.Close()
+	r.ack = ack
+	r.cmd.ExtraFiles, r.cmd.Stderr = []*os.File{theirCtl, theirAck}, &r.stderr
+	if err := r.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("perf record: %w", err)
+	}
+	return r, r.tell("enable")
+}
+
+// tell gives perf an order, and waits until it is carried out.
+func (r *recorder) tell(order string) error {
+	if _, err := fmt.Fprintln(r.ctl, order); err != nil {
+		return fmt.Errorf("tell perf to %s: %w: %s", order, err, bytes.TrimSpace(r.stderr.Bytes()))
+	}
+	if err := r.ack.SetReadDeadline(time.Now().Add(perfPatience)); err != nil {
+		return err
+	}
+	if _, err := r.ack.Read(make([]byte, 16)); err != nil {
+		return fmt.Errorf("perf does not %s: %w: %s", order, err, bytes.TrimSpace(r.stderr.Bytes()))
+	}
+	return nil
 }
 
 // remove ends perf, if it has not ended, and removes its file.
 func (r *recorder) remove() {
-	if r.cmd.ProcessState == nil {
+	for _, f := range []*os.File{r.ctl, r.ack} {
+		if f != nil {
+			f.Close()
+		}
+	}
+	if r.cmd.Process != nil && r.cmd.ProcessState == nil {
 		_ = r.cmd.Process.Kill()
 		_ = r.cmd.Wait()
 	}
@@ -175,8 +207,12 @@ func (r *recorder) remove() {
 
 // stop ends the sampling and folds the stacks.
 func (r *recorder) stop(ctx context.Context, p *report.Profile, pids []int) error {
-	_ = r.cmd.Process.Signal(os.Interrupt)
-	_ = r.cmd.Wait() // its status is the signal's
+	if err := r.tell("stop"); err != nil {
+		return err
+	}
+	if err := r.cmd.Wait(); err != nil {
+		return fmt.Errorf("perf record: %w: %s", err, bytes.TrimSpace(r.stderr.Bytes()))
+	}
 	out, err := exec.CommandContext(ctx, "perf", "script", "-i", filepath.Join(r.dir, "perf.data"), "-F", "comm,pid,ip,sym").Output()
 	if err != nil {
 		return fmt.Errorf("perf: %w: %s", err, bytes.TrimSpace(r.stderr.Bytes()))
