@@ -99,13 +99,8 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 		Duration: o.Duration / turns, Warmup: o.Warmup, CC: r.CC}
 	progress := &runner.Printer{W: o.Log, Terminal: o.Terminal, Rounds: o.Rounds}
 	settings := runner.Settings{Rounds: o.Rounds, Warmup: true, Seed: o.Seed, Turns: func(string) int { return turns }}
-<<<<<<< HEAD
-	r.Samples, err = runner.Run(ctx, r.cases(o.Cores), settings, opener{launcher, targets}, progress)
-	r.Complete, r.Load[1] = err == nil, run.Read("/proc/loadavg")
-=======
 	r.Samples, err = runner.Run(ctx, r.cases, settings, opener{launcher, targets}, progress)
-	r.Complete, r.Load[1] = err == nil, read("/proc/loadavg")
->>>>>>> refs/heads/nodes
+	r.Complete, r.Load[1] = err == nil, run.Read("/proc/loadavg")
 	return r, errors.Join(err, runner.Failed(r.Samples))
 }
 

@@ -150,14 +150,14 @@ func soakClock(t *testing.T) uint32 {
 
 func allFlows(t *testing.T, n *Network) (out []Flow) {
 	t.Helper()
-	for established, m := range n.flowTables() {
+	for big, m := range n.flowTables() {
 		keys := make([]bpfgen.PodCtKey, m.MaxEntries())
 		values := make([]bpfgen.PodCtEntry, m.MaxEntries())
 		var cursor ebpf.MapBatchCursor
 		for {
 			k, err := m.BatchLookup(&cursor, keys, values, nil)
 			for i := range k {
-				out = append(out, Flow{keys[i], values[i], established})
+				out = append(out, Flow{keys[i], values[i], values[i].Opening == bpfgen.CTAnswered, big})
 			}
 			if err != nil {
 				break // the end
