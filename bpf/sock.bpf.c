@@ -82,7 +82,7 @@ slow_fn int client_of(const struct netns_info *ns, const struct addr *to, struct
 
 	__builtin_memset(a, 0, sizeof(*a));
 	if (ns->flags & EP_NODE) {
-		node = bpf_map_lookup_elem(&mst_edge_v1, &zero);
+		node = bpf_map_lookup_elem(&mst_edge_v2, &zero);
 		if (node)
 			*a = v4 ? node->ip4 : node->ip6;
 		return 0;

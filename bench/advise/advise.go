@@ -48,7 +48,7 @@ func Options(n Need) (samehost.Options, error) {
 	for _, mode := range preference {
 		o.Firewall = append(o.Firewall, samehost.Extra{Mode: mode, By: "mustang"}, samehost.Extra{Mode: mode, By: "nft"})
 	}
-	o.StreamBy, o.Only = samehost.StreamOwn, []string{string(n.metric())}
+	o.StreamBy, o.Scenarios = samehost.StreamOwn, []string{string(n.metric())}
 	return o, nil
 }
 

@@ -35,13 +35,13 @@ type client struct {
 	r       Result
 	h       *hdrhistogram.Histogram
 	fd      int                   // the connection; -1 when each transaction has its own
-	buf     []byte                // of one byte
+	buf     []byte                // of one message
 	request func(last byte) error // one transaction
 	turn    func() (Turn, error)
 }
 
 func newClient(o Options) (*client, error) {
-	c := &client{o: o, fd: -1, buf: make([]byte, 1), h: newHistogram()}
+	c := &client{o: o, fd: -1, buf: make([]byte, o.messageSize()), h: newHistogram()}
 	c.turn = c.transact
 	var err error
 	switch o.Mode {
@@ -53,6 +53,9 @@ func newClient(o Options) (*client, error) {
 	default:
 		c.fd, c.r.CC, err = connectTCP(o)
 		c.request = c.exchange
+		if err == nil && o.Mode == Stream && o.Size > 0 {
+			rawSetNoDelay(c.fd, false) // small writes are gathered, as a program's without the option are
+		}
 		switch o.Mode {
 		case Stream:
 			c.turn = c.streamer()
@@ -161,23 +164,26 @@ func (c *client) paced() (t Turn, err error) {
 	return t, c.request(rest)
 }
 
-// exchange sends one byte and waits for one.
+// exchange sends a message and waits for one of its size.
 func (c *client) exchange(last byte) error {
-	c.buf[0] = last
-	if _, e := rawWrite(c.fd, c.buf); e != 0 {
+	c.buf[len(c.buf)-1] = last
+	if e := writeAll(c.fd, c.buf); e != 0 {
 		return fmt.Errorf("send request to %s: %w", c.o.Addr, errno(e))
 	}
-	return c.await(c.fd)
+	return c.await(c.fd, c.buf)
 }
 
-// await waits for one byte.
-func (c *client) await(fd int) error {
-	n, e := rawRead(fd, c.buf)
-	if e != 0 {
-		return fmt.Errorf("wait for response of %s: %w", c.o.Addr, errno(e))
-	}
-	if n == 0 {
-		return fmt.Errorf("%s closed the connection without an answer", c.o.Addr)
+// await waits for as much as buf holds.
+func (c *client) await(fd int, buf []byte) error {
+	for len(buf) > 0 {
+		n, e := rawRead(fd, buf)
+		if e != 0 {
+			return fmt.Errorf("wait for response of %s: %w", c.o.Addr, errno(e))
+		}
+		if n == 0 {
+			return fmt.Errorf("%s closed the connection without an answer", c.o.Addr)
+		}
+		buf = buf[n:]
 	}
 	return nil
 }
@@ -253,17 +259,17 @@ func (c *client) connectOnce(last byte, cc string, to *sockaddr, tv *unix.Timeva
 		nap := unix.NsecToTimespec(int64(time.Millisecond))
 		_ = unix.Nanosleep(&nap, nil)
 	}
-	c.buf[0] = last
+	c.buf[len(c.buf)-1] = last
 	if _, e := rawWrite(fd, c.buf); e != 0 {
 		return fmt.Errorf("send request to %s: %w", c.o.Addr, errno(e))
 	}
-	return c.await(fd)
+	return c.await(fd, c.buf)
 }
 
 // streamer returns a stream's turn. The pipe is empty at both ends of the
 // window, so what was written in it is what the receiver has read in it.
 func (c *client) streamer() func() (Turn, error) {
-	buf := make([]byte, streamBuffer)
+	buf := c.buf
 	return func() (t Turn, err error) {
 		w := newWindow(c.o)
 		if w.opensAt > 0 {
@@ -292,7 +298,7 @@ func (c *client) streamer() func() (Turn, error) {
 			}
 			t.Count++
 		}
-		t.Bytes = t.Count * streamBuffer
+		t.Bytes = t.Count * int64(len(buf))
 		t.All = t.Count
 		return t, w.close(&t)
 	}
@@ -301,15 +307,18 @@ func (c *client) streamer() func() (Turn, error) {
 // push writes buf, and waits for the answer when its last byte asks for one.
 func (c *client) push(buf []byte, last byte) error {
 	buf[len(buf)-1] = last
-	for left := buf; len(left) > 0; {
-		n, e := rawWrite(c.fd, left)
-		if e != 0 {
-			return fmt.Errorf("the stream to %s stalled: %w", c.o.Addr, errno(e))
-		}
-		left = left[n:]
+	if last != more {
+		rawSetNoDelay(c.fd, true) // what Nagle holds back would wait for a delayed acknowledgement
+	}
+	if e := writeAll(c.fd, buf); e != 0 {
+		return fmt.Errorf("the stream to %s stalled: %w", c.o.Addr, errno(e))
 	}
 	if last == more {
 		return nil
 	}
-	return c.await(c.fd)
+	err := c.await(c.fd, make([]byte, 1))
+	if c.o.Size > 0 {
+		rawSetNoDelay(c.fd, false)
+	}
+	return err
 }

@@ -44,8 +44,8 @@ const (
 
 // Options describe one side of one load.
 type Options struct {
+	Scenario
 	Server   bool
-	Mode     Mode
 	Addr     netip.AddrPort // server: where to listen; client: where to connect
 	Place    Place
 	Duration time.Duration // of a turn's measured window
@@ -129,8 +129,11 @@ func Main(args []string, stdin *os.File, stdout io.Writer) error {
 	}
 	o.Place.tune(o.CC)
 	ready := func() { fmt.Fprintln(stdout, Ready) }
-	if o.Server {
+	switch {
+	case o.Server:
 		return serve(o, int(stdin.Fd()), ready)
+	case o.Flows > 1:
+		return dialMany(o, stdin, stdout, ready)
 	}
 	return dial(o, stdin, stdout, ready)
 }
@@ -144,7 +147,7 @@ func parse(args []string) (Options, error) {
 	fs := flag.NewFlagSet("bench-load "+args[0], flag.ContinueOnError)
 	fs.SetOutput(os.Stderr)
 	o.Place.flags(fs)
-	mode := fs.String("mode", "rr", "stream, rr, crr, udp-rr or tail")
+	mode := fs.String("mode", "rr", "stream, rr, crr, udp-rr or tail; with a size, as rr:1440; with a number of connections, as rr*32")
 	fs.IntVar(&o.Rate, "rate", 0, "tail: requests a second")
 	addr := fs.String("addr", "", "address and port to listen on or connect to")
 	fs.DurationVar(&o.Duration, "duration", time.Second, "measured window of a turn")
@@ -158,17 +161,13 @@ func parse(args []string) (Options, error) {
 	if err := fs.Parse(args[1:]); err != nil {
 		return o, err
 	}
-	o.Mode = Mode(*mode)
-	switch o.Mode {
-	case Stream, RR, CRR, UDPRR:
-	case Tail:
-		if !o.Server && o.Rate < 1 {
-			return o, errors.New("bench-load: --mode tail needs --rate, in requests a second")
-		}
-	default:
-		return o, fmt.Errorf("bench-load: unknown mode %q", *mode)
-	}
 	var err error
+	if o.Scenario, err = ParseScenario(*mode); err != nil {
+		return o, fmt.Errorf("bench-load: --mode: %w", err)
+	}
+	if o.Mode == Tail && !o.Server && o.Rate < 1 {
+		return o, errors.New("bench-load: --mode tail needs --rate, in requests a second")
+	}
 	if o.Addr, err = netip.ParseAddrPort(*addr); err != nil {
 		return o, fmt.Errorf("bench-load: --addr: %w", err)
 	}
@@ -182,7 +181,7 @@ func (o Options) Args() []string {
 	if o.Server {
 		role = "server"
 	}
-	args := []string{role, "--mode", string(o.Mode), "--addr", o.Addr.String(),
+	args := []string{role, "--mode", o.Scenario.String(), "--addr", o.Addr.String(),
 		"--duration", o.Duration.String(), "--warmup", o.Warmup.String(), "--timeout", o.Timeout.String()}
 	args = append(args, o.Place.args()...)
 	if o.Rate > 0 {

@@ -109,7 +109,11 @@ func freeAddr(t *testing.T, host string) netip.AddrPort {
 }
 
 func options(mode Mode, addr netip.AddrPort) (server, client Options) {
-	client = Options{Mode: mode, Addr: addr, Place: Place{CPU: -1}, Duration: 20 * time.Millisecond,
+	scenario, err := ParseScenario(string(mode))
+	if err != nil {
+		panic(err)
+	}
+	client = Options{Scenario: scenario, Addr: addr, Place: Place{CPU: -1}, Duration: 20 * time.Millisecond,
 		Warmup: 2 * time.Millisecond, Timeout: 5 * time.Second}
 	server = client
 	server.Server = true
@@ -118,7 +122,7 @@ func options(mode Mode, addr netip.AddrPort) (server, client Options) {
 
 func TestEveryModeTakesTurns(t *testing.T) {
 	for _, host := range []string{"127.0.0.1", "::1"} {
-		for _, mode := range []Mode{Stream, RR, CRR, UDPRR} {
+		for _, mode := range []Mode{Stream, RR, CRR, UDPRR, "stream:64", "rr:65536", "stream*8", "rr*8", "crr*8", "rr:1440*3"} {
 			t.Run(string(mode)+" "+host, func(t *testing.T) {
 				so, co := options(mode, freeAddr(t, host))
 				server := start(t, so)
@@ -135,7 +139,7 @@ func TestEveryModeTakesTurns(t *testing.T) {
 				if r.Turn != sum {
 					t.Errorf("the sum of the turns is %+v, the result %+v", sum, r.Turn)
 				}
-				if mode != Stream && (r.Latency == nil || r.Latency.P50 <= 0 || r.Latency.P50 > r.Latency.Max) {
+				if co.Mode != Stream && (r.Latency == nil || r.Latency.P50 <= 0 || r.Latency.P50 > r.Latency.Max) {
 					t.Errorf("latency %+v", r.Latency)
 				}
 				server.end(t)
@@ -327,7 +331,7 @@ func TestClientWithoutAnswerFailsByItsDeadline(t *testing.T) {
 
 func TestArgsRoundTrip(t *testing.T) {
 	want := Options{
-		Server: true, Mode: CRR, Addr: netip.MustParseAddrPort("[fd00::1]:5201"),
+		Server: true, Scenario: Scenario{Mode: RR, Size: 1440, Flows: 32}, Addr: netip.MustParseAddrPort("[fd00::1]:5201"),
 		Place:    Place{Netns: "/proc/1/fd/3", CPU: 1, Cgroups: []string{"/sys/fs/cgroup/x", "/sys/fs/cgroup/y"}},
 		Duration: time.Second, Warmup: time.Millisecond, Timeout: 2 * time.Second, CC: "cubic",
 		Slow: 0.05, Rate: 100,
@@ -344,7 +348,8 @@ func TestArgsRoundTrip(t *testing.T) {
 
 func TestParseRefusesWhatItDoesNotKnow(t *testing.T) {
 	for _, args := range [][]string{nil, {"dance"}, {"client", "--mode", "x", "--addr", "1.1.1.1:1"}, {"client", "--addr", "nowhere"},
-		{"client", "--mode", "tail", "--addr", "1.1.1.1:1"}} {
+		{"client", "--mode", "tail", "--addr", "1.1.1.1:1"}, {"client", "--mode", "crr:64", "--addr", "1.1.1.1:1"},
+		{"client", "--mode", "rr*0", "--addr", "1.1.1.1:1"}, {"client", "--mode", "udp-rr*2", "--addr", "1.1.1.1:1"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q was accepted", args)
 		}

@@ -49,12 +49,18 @@ func (p Place) Enter() error {
 	// An explicit GOMAXPROCS also stops the runtime from following affinity
 	// changes, which would stop the world while a thread blocks in the kernel.
 	runtime.GOMAXPROCS(1)
-	runtime.LockOSThread()
 	for _, dir := range p.Cgroups {
 		if err := cpu.Join(dir); err != nil {
 			return err
 		}
 	}
+	return p.enterThread()
+}
+
+// enterThread locks the calling goroutine to its thread, and that to the CPU and
+// into the namespace.
+func (p Place) enterThread() error {
+	runtime.LockOSThread()
 	if p.CPU >= 0 {
 		if err := pinThread(p.CPU); err != nil {
 			return err

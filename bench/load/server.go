@@ -14,6 +14,17 @@ import (
 // streamBuffer is the size of one write and one read of a stream, in bytes.
 const streamBuffer = 128 << 10
 
+// messageSize is that of one write.
+func (o Options) messageSize() int {
+	switch {
+	case o.Size > 0:
+		return o.Size
+	case o.Mode == Stream:
+		return streamBuffer
+	}
+	return 1
+}
+
 // errEnd says that the launcher closed the server's standard input.
 var errEnd = errors.New("end of input")
 
@@ -38,10 +49,12 @@ func serve(o Options, stdin int, ready func()) error {
 	defer rawClose(fd)
 	ready()
 	s := server{o, fd, stdin}
-	switch o.Mode {
-	case UDPRR:
+	switch {
+	case o.Flows > 1:
+		err = s.many()
+	case o.Mode == UDPRR:
 		err = s.udp()
-	case CRR:
+	case o.Mode == CRR:
 		err = s.crr()
 	default:
 		err = s.connection()
@@ -79,6 +92,11 @@ func (s server) connection() error {
 	if e != 0 {
 		return fmt.Errorf("server: accept: %w", errno(e))
 	}
+	return s.serveOn(conn)
+}
+
+// serveOn serves the client of one connection and closes it.
+func (s server) serveOn(conn int) error {
 	defer rawClose(conn)
 	if err := setDeadlines(conn, s.o.Timeout); err != nil {
 		return err
@@ -92,21 +110,24 @@ func (s server) connection() error {
 	return s.answer(conn)
 }
 
-// answer answers each byte with a byte until the client closes.
+// answer answers each message with one of its size until the client closes.
 func (s server) answer(conn int) error {
-	buf := make([]byte, 1)
+	buf := make([]byte, s.o.messageSize())
 	for {
-		n, e := rawRead(conn, buf)
-		if e != 0 {
-			return fmt.Errorf("server: read request: %w", errno(e))
+		for got := 0; got < len(buf); {
+			n, e := rawRead(conn, buf[got:])
+			if e != 0 {
+				return fmt.Errorf("server: read request: %w", errno(e))
+			}
+			if n == 0 {
+				return nil
+			}
+			got += n
 		}
-		if n == 0 {
-			return nil
-		}
-		if _, e := rawWrite(conn, buf); e != 0 {
+		if e := writeAll(conn, buf); e != 0 {
 			return fmt.Errorf("server: write response: %w", errno(e))
 		}
-		if buf[0] == rest {
+		if buf[len(buf)-1] == rest {
 			if err := s.rest(conn); err != nil {
 				return err
 			}

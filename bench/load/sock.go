@@ -48,6 +48,27 @@ func rawWrite(fd int, buf []byte) (int, unix.Errno) {
 	}
 }
 
+// writeAll writes the whole of buf.
+func writeAll(fd int, buf []byte) unix.Errno {
+	for len(buf) > 0 {
+		n, e := rawWrite(fd, buf)
+		if e != 0 {
+			return e
+		}
+		buf = buf[n:]
+	}
+	return 0
+}
+
+// rawSetNoDelay sets TCP_NODELAY; on also sends what is held back.
+func rawSetNoDelay(fd int, on bool) {
+	var value int32
+	if on {
+		value = 1
+	}
+	_, _, _ = unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_NODELAY, uintptr(unsafe.Pointer(&value)), unsafe.Sizeof(value), 0)
+}
+
 func rawAccept(fd int) (int, unix.Errno) {
 	for {
 		n, _, e := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(fd), 0, 0, unix.SOCK_CLOEXEC, 0, 0)

@@ -10,13 +10,11 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/bench/cpu"
 	"github.com/mustang-net/mustang/bench/load"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/lab"
 )
@@ -43,9 +41,6 @@ func Defaults() Options {
 		Seed: 1, MTU: 1500, Cores: "same"}
 }
 
-// lockFile is every bench's: two would measure each other.
-const lockFile = "/run/mustang-bench.lock"
-
 // Report is a run.
 type Report struct {
 	Kernel   string          `json:"kernel"`
@@ -61,20 +56,20 @@ type Report struct {
 // Run measures all contestants. What is finished when ctx ends is reported;
 // everything that was built is gone on return.
 func Run(ctx context.Context, o Options) (r *Report, err error) {
-	if os.Getuid() != 0 {
-		return nil, errors.New("the bench makes network namespaces: run it as root")
-	}
 	if o.Cores != "same" && o.Cores != "cross" {
 		return nil, fmt.Errorf("cores %q is unknown: use same or cross", o.Cores)
 	}
-	unlock, err := lock()
+	unlock, err := run.Lock()
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	client, server, err := cpus(o.Cores)
+	client, server, err := run.CPUs(o.Cores == "cross")
 	if err != nil {
 		return nil, err
+	}
+	if o.Cores == "same" {
+		server = client
 	}
 	group := cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), slices.Compact([]int{client, server}))
 	var labs []*lab.Lab
@@ -84,8 +79,8 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 		}
 		err = errors.Join(err, group.Close())
 	}()
-	r = &Report{Kernel: read("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU(), CC: load.ProbeCC("cubic"), Options: o}
-	r.Load[0] = read("/proc/loadavg")
+	r = &Report{Kernel: run.Read("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU(), CC: load.ProbeCC("cubic"), Options: o}
+	r.Load[0] = run.Read("/proc/loadavg")
 	targets := map[string]runner.Target{}
 	for i, c := range contestants() {
 		l, paths, err := c.up(ctx, o, i, group.Env(fmt.Sprintf("e%d", i)))
@@ -103,7 +98,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	progress := &runner.Printer{W: o.Log, Terminal: o.Terminal, Rounds: o.Rounds}
 	settings := runner.Settings{Rounds: o.Rounds, Warmup: true, Seed: o.Seed, Turns: func(string) int { return turns }}
 	r.Samples, err = runner.Run(ctx, r.cases(o.Cores), settings, opener{launcher, targets}, progress)
-	r.Complete, r.Load[1] = err == nil, read("/proc/loadavg")
+	r.Complete, r.Load[1] = err == nil, run.Read("/proc/loadavg")
 	return r, errors.Join(err, runner.Failed(r.Samples))
 }
 
@@ -133,44 +128,4 @@ func (r *Report) cases(cores string) (out []runner.Case) {
 		}
 	}
 	return out
-}
-
-func lock() (unlock func(), err error) {
-	f, err := os.OpenFile(lockFile, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", lockFile, err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, errors.New("another bench runs on this machine: two would measure each other; wait for it")
-	}
-	return func() { f.Close() }, nil
-}
-
-// cpus are the client's and the server's: the last that this process may use,
-// or the last two.
-func cpus(cores string) (client, server int, err error) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return 0, 0, fmt.Errorf("read CPU affinity: %w", err)
-	}
-	var allowed []int
-	for i := range len(set) * 64 {
-		if set.IsSet(i) {
-			allowed = append(allowed, i)
-		}
-	}
-	client = allowed[len(allowed)-1]
-	if cores == "same" {
-		return client, client, nil
-	}
-	if len(allowed) < 2 {
-		return 0, 0, errors.New("cross-core samples need two CPUs, this process may use one: use --cores same")
-	}
-	return client, allowed[len(allowed)-2], nil
-}
-
-func read(file string) string {
-	text, _ := os.ReadFile(file)
-	return strings.TrimSpace(string(text))
 }

@@ -5,10 +5,13 @@ package policy
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 
+	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/lab"
 )
@@ -46,11 +49,51 @@ func contestants(o Options) []contestant {
 			}
 		}
 		if o.Pods > 0 {
-			list = append(list, contestant{fmt.Sprintf("%s, %d pods with a policy each", by, o.Pods), nft, perPod, o.Pods})
+			list = append(list, contestant{Name(by, o.Pods), nft, perPod, o.Pods})
 		}
 	}
 	return list
 }
+
+// PerPod is a contestant of other runs: so many pods of a node with a policy each, by
+// mustang or, as a careful author would write it, by nftables on a node that routes.
+func PerPod(labName string, nft bool, pods int, binary string) run.Contestant {
+	c := contestant{nft: nft, kind: perPod, size: pods}
+	by := map[bool]string{false: "mustang", true: "nft"}[nft]
+	c.name = Name(by, pods)
+	return plugIn{c, labName, Options{Binary: binary}}
+}
+
+// Name is that of such a contestant, by mustang or nft.
+func Name(by string, pods int) string { return fmt.Sprintf("%s, %d pods with a policy each", by, pods) }
+
+// plugIn is a contestant as run's plug-in.
+type plugIn struct {
+	contestant
+	lab string
+	o   Options
+}
+
+func (p plugIn) Name() string { return p.name }
+
+// Up implements run.Contestant.
+func (p plugIn) Up(ctx context.Context, cgroup string) (run.Env, error) {
+	e, err := p.up(ctx, p.o, p.lab, cgroup)
+	if err != nil {
+		return nil, err
+	}
+	by := map[bool]string{false: string(lab.Mustang), true: "nft"}[p.nft]
+	return plugInEnv{e, report.Subject{ID: p.name, Contestant: p.name, Mode: string(lab.Veth), By: by, Via: report.PodIP, Policies: p.size, Pods: p.size + 1}}, nil
+}
+
+type plugInEnv struct {
+	*env
+	subject report.Subject
+}
+
+func (e plugInEnv) Paths() []run.Path           { return []run.Path{{Subject: e.subject, Target: e.target}} }
+func (e plugInEnv) ProgramSet() json.RawMessage { return nil }
+func (e plugInEnv) Close() error                { return e.lab.Close() }
 
 type env struct {
 	lab    *lab.Lab

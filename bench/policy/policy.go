@@ -13,13 +13,11 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/bench/cpu"
 	"github.com/mustang-net/mustang/bench/load"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/runner"
 )
 
@@ -48,8 +46,6 @@ var Scenarios = []string{string(load.CRR), string(load.RR)}
 
 func (o Options) validate() error {
 	switch {
-	case os.Getuid() != 0:
-		return errors.New("the bench makes network namespaces: run it as root")
 	case o.Rounds < 1:
 		return errors.New("--rounds: want at least 1")
 	case o.Duration < 50*time.Millisecond:
@@ -80,12 +76,17 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	core, err := firstCPU()
+	unlock, err := run.Lock()
 	if err != nil {
 		return nil, err
 	}
-	r = &Report{Kernel: read("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU(), Rounds: o.Rounds, Failures: map[string]string{}, seed: o.Seed}
-	r.Load[0] = read("/proc/loadavg")
+	defer unlock()
+	core, _, err := run.CPUs(false)
+	if err != nil {
+		return nil, err
+	}
+	r = &Report{Kernel: run.Read("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU(), Rounds: o.Rounds, Failures: map[string]string{}, seed: o.Seed}
+	r.Load[0] = run.Read("/proc/loadavg")
 	group := cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), []int{core})
 	var envs []*env
 	defer func() {
@@ -116,7 +117,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	l := runner.Launcher{Self: o.Self, Group: group, ClientCPU: core, ServerCPU: core, Duration: o.Duration, Warmup: o.Warmup, CC: load.ProbeCC("cubic")}
 	r.Samples, err = runner.Run(ctx, cases, runner.Settings{Rounds: o.Rounds, Warmup: true, Seed: o.Seed}, opener{l, targets},
 		&runner.Printer{W: o.Log, Rounds: o.Rounds})
-	r.Load[1] = read("/proc/loadavg")
+	r.Load[1] = run.Read("/proc/loadavg")
 	return r, errors.Join(err, runner.Failed(r.Samples), r.failed())
 }
 
@@ -138,25 +139,4 @@ func (r *Report) failed() error {
 		errs = append(errs, fmt.Errorf("%s: %s", name, text))
 	}
 	return errors.Join(errs...)
-}
-
-func read(path string) string {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return "unknown"
-	}
-	return strings.TrimSpace(string(text))
-}
-
-func firstCPU() (int, error) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return 0, fmt.Errorf("ask for the CPUs of this process: %w", err)
-	}
-	for i := range 1024 {
-		if set.IsSet(i) {
-			return i, nil
-		}
-	}
-	return 0, errors.New("this process may run on no CPU")
 }

@@ -67,7 +67,7 @@ func (d *Document) renderCalibration(w io.Writer, color bool) {
 		if !stats.ControlHolds(c.Ratio) {
 			verdict = stats.Fail
 		}
-		t.rows = append(t.rows, []string{fmt.Sprintf("%s: %s ÷ %s", heads[c.Metric], c.Subject, c.Over), c.Cores, interval3(c.Ratio), paint(verdict, color)})
+		t.rows = append(t.rows, []string{fmt.Sprintf("%s: %s ÷ %s", head(c.Metric), c.Subject, c.Over), c.Cores, interval3(c.Ratio), paint(verdict, color)})
 	}
 	t.write(w)
 	t = table{head: []string{"planted: must be found", "core", "ratio", ""}}
@@ -79,7 +79,7 @@ func (d *Document) renderCalibration(w io.Writer, color bool) {
 		if !plantedFound(f) {
 			verdict = stats.Fail
 		}
-		t.rows = append(t.rows, []string{heads[f.Metric] + ": " + f.Subject, f.Cores, interval3(f.Ratio), paint(verdict, color)})
+		t.rows = append(t.rows, []string{head(f.Metric) + ": " + f.Subject, f.Cores, interval3(f.Ratio), paint(verdict, color)})
 	}
 	t.write(w)
 	misses, allowed, all := d.controlMisses()

@@ -62,23 +62,56 @@ func Compare(old, now *Document) *Comparison {
 			c.OnlyNew = append(c.OnlyNew, id)
 			continue
 		}
-		if id == Base || id == BaseAgain {
+		base := now.BaseID()
+		if id == base || id == now.AgainID() {
 			continue
 		}
 		for _, cores := range now.Settings.Cores {
-			for _, m := range Metrics {
-				a, _ := fo.ratios(id, Base, m, cores)
-				b, _ := fn.ratios(id, Base, m, cores)
+			for _, m := range now.Metrics() {
+				a, _ := fo.ratios(id, base, m, cores)
+				b, _ := fn.ratios(id, base, m, cores)
 				if len(a) == 0 || len(b) == 0 {
 					continue
 				}
 				by := stats.Change(a, b, now.Settings.Seed)
-				c.Changes = append(c.Changes, Change{Subject: id, Over: Base, Metric: m, Cores: cores,
+				c.Changes = append(c.Changes, Change{Subject: id, Over: base, Metric: m, Cores: cores,
 					Old: stats.Of(a, fo.seed), New: stats.Of(b, fn.seed), By: by, Verdict: judgeChange(by, m.Lower())})
 			}
 		}
 	}
 	return c
+}
+
+// CompareAll compares the runs of two files, each with that of the same article.
+func CompareAll(old, now *Bundle) *Comparison {
+	all := &Comparison{Changes: []Change{}}
+	for _, d := range now.Runs {
+		name := d.Settings.Article
+		before := old.Article(name)
+		if before == nil {
+			all.OnlyNew = append(all.OnlyNew, "seed "+name)
+			continue
+		}
+		c := Compare(before, d)
+		prefix := ""
+		if len(now.Runs) > 1 {
+			prefix = "seed " + name + ": "
+		}
+		for i := range c.Changes {
+			c.Changes[i].Subject = prefix + c.Changes[i].Subject
+		}
+		for _, n := range c.Notes {
+			all.Notes = append(all.Notes, prefix+n)
+		}
+		all.Changes = append(all.Changes, c.Changes...)
+		all.OnlyOld, all.OnlyNew = append(all.OnlyOld, c.OnlyOld...), append(all.OnlyNew, c.OnlyNew...)
+	}
+	for _, d := range old.Runs {
+		if now.Article(d.Settings.Article) == nil {
+			all.OnlyOld = append(all.OnlyOld, "seed "+d.Settings.Article)
+		}
+	}
+	return all
 }
 
 func subjectIDs(d *Document) (out []string) {
@@ -114,6 +147,7 @@ func differences(old, now *Document) (notes []string) {
 		}
 	}
 	a, b := old.Machine, now.Machine
+	differ("divided by", old.BaseID(), now.BaseID())
 	differ("kernel", a.Kernel, b.Kernel)
 	differ("CPU", a.CPU, b.CPU)
 	differ("CPUs", a.CPUs, b.CPUs)
@@ -152,14 +186,14 @@ func (c *Comparison) Render(w io.Writer, color bool) {
 	for _, n := range c.Notes {
 		fmt.Fprintln(w, "DIFFERS:", n)
 	}
-	t := table{head: []string{"ratio to loopback", "metric", "core", "old", "new", "new ÷ old (99 %)", ""}}
+	t := table{head: []string{"ratio to the base", "metric", "core", "old", "new", "new ÷ old (99 %)", ""}}
 	paints := map[string]stats.Verdict{Faster: stats.Pass, Slower: stats.Fail}
 	for _, ch := range c.Changes {
 		verdict := ch.Verdict
 		if v, ok := paints[ch.Verdict]; ok && color {
 			verdict = paintAs(verdict, v)
 		}
-		t.rows = append(t.rows, []string{ch.Subject, heads[ch.Metric], ch.Cores, interval(ch.Old), interval(ch.New), interval3(ch.By), verdict})
+		t.rows = append(t.rows, []string{ch.Subject, head(ch.Metric), ch.Cores, interval(ch.Old), interval(ch.New), interval3(ch.By), verdict})
 	}
 	t.write(w)
 	for _, id := range c.OnlyOld {

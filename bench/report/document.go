@@ -9,6 +9,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -18,9 +19,12 @@ import (
 	"github.com/mustang-net/mustang/bench/runner"
 )
 
-// Schema names the document's layout; docs/bench-samehost.md describes it. A
+// Schema names the document's layout; docs/bench-schema.json describes it. A
 // field may be added under the same name; nothing changes its meaning.
-const Schema = "mustang.bench.samehost/v1"
+const Schema = "mustang.bench/v1"
+
+// schemaBefore is what the layout was called when all runs were of one host.
+const schemaBefore = "mustang.bench.samehost/v1"
 
 // Ways to reach the server.
 const (
@@ -35,6 +39,8 @@ const (
 	Bridge      = "bridge"
 	BridgeNFOff = "bridge-nf-off"
 	Macvlan     = "macvlan"
+	// PolicyRouting is veth with a routing rule for each pod.
+	PolicyRouting = "policy-routing"
 )
 
 // Ways to tune pods; a plus sign joins several.
@@ -52,7 +58,7 @@ const (
 // Subjects that are always there.
 const (
 	Base      = "loopback"          // what everything is divided by
-	BaseAgain = "loopback again"    // the A/A control
+	BaseAgain = Base + " again"     // the A/A control
 	BaseMTU   = "loopback mtu 1500" // streams at the pods' MTU
 )
 
@@ -68,13 +74,19 @@ type Document struct {
 	Samples  []runner.Sample   `json:"samples"`
 	Figures  []Figure          `json:"figures"`
 	Bars     []Bar             `json:"bars"`
-	Control  []Figure          `json:"control"` // the A/A control; each must enclose 1
+	Control  []Figure          `json:"control"`            // the A/A control; each must enclose 1
+	Claims   []Claim           `json:"claims,omitempty"`   // of an article, judged by this run
+	Profiles []Profile         `json:"profiles,omitempty"` // where the CPU time goes
 	Failures map[string]string `json:"failures,omitempty"`
 	Facts    map[string]bool   `json:"facts,omitempty"` // what happens, beside how fast
 }
 
 // Settings are what the run was asked for.
 type Settings struct {
+	Article    string   `json:"article,omitempty"` // whose table this is; "" for none
+	Command    string   `json:"command,omitempty"` // of mustang bench; "" is samehost
+	Quick      bool     `json:"quick,omitempty"`   // fewer contestants or shorter samples than the article's whole run
+	Base       string   `json:"base,omitempty"`    // the subject that everything is divided by; "" is loopback
 	Modes      []string `json:"modes"`
 	ServicesBy []string `json:"services_by"`
 	Services   []int    `json:"services"`
@@ -103,6 +115,7 @@ type Extra struct {
 	Mode     string `json:"mode"`
 	By       string `json:"services_by"`
 	Services int    `json:"services"`
+	Pods     int    `json:"pods,omitempty"` // on the node; 0: two
 }
 
 // Machine is where it ran.
@@ -136,12 +149,23 @@ type Subject struct {
 	Services   int    `json:"services,omitempty"`
 	Tune       string `json:"tune,omitempty"` // "" is as MTU says, with the kernel's bundles of 64 KiB
 	Via        string `json:"via"`
+	Pods       int    `json:"pods,omitempty"`     // on its node, where it is their number that counts
+	Policies   int    `json:"policies,omitempty"` // NetworkPolicies, where it is their number that counts
 	Position   string `json:"position,omitempty"` // of the Service's rule; "" where there is one, or a table is looked up
 	// Backend names what implements it, with its version; ProgramSet is what
 	// `mustang status -o json` printed there.
 	Backend    string          `json:"backend,omitempty"`
 	ProgramSet json.RawMessage `json:"program_set,omitempty"`
 }
+
+// BaseID is the subject that everything is divided by.
+func (d *Document) BaseID() string { return cmp.Or(d.Settings.Base, Base) }
+
+// AgainID is the base once more: the A/A control.
+func (d *Document) AgainID() string { return AgainOf(d.BaseID()) }
+
+// AgainOf names the A/A control of a base.
+func AgainOf(base string) string { return base + " again" }
 
 // FinishedRounds is how many rounds the document has.
 func (d *Document) FinishedRounds() int {
@@ -159,14 +183,7 @@ func (d *Document) Write(path string) error {
 	if err := d.Encode(&b); err != nil {
 		return err
 	}
-	tmp := path + ".part"
-	if err := os.WriteFile(tmp, b.Bytes(), 0o644); err != nil {
-		return fmt.Errorf("write bench document: %w", err)
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return fmt.Errorf("write bench document: %w", err)
-	}
-	return nil
+	return writeWhole(path, b.Bytes())
 }
 
 // Encode writes the document as JSON.
@@ -188,6 +205,9 @@ func Read(path string) (*Document, error) {
 	d := &Document{}
 	if err := json.Unmarshal(b, d); err != nil {
 		return nil, fmt.Errorf("read bench document %s: %w", path, err)
+	}
+	if d.Schema == schemaBefore {
+		d.Schema = Schema
 	}
 	if d.Schema != Schema {
 		return nil, fmt.Errorf("read bench document %s: schema %q, want %q", path, d.Schema, Schema)

@@ -7,92 +7,8 @@ import (
 	"math"
 	"slices"
 
-	"github.com/mustang-net/mustang/bench/load"
-	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/bench/stats"
 )
-
-// Metric is what a figure compares.
-type Metric string
-
-const (
-	StreamRate Metric = "stream"
-	RRRate     Metric = "rr"
-	CRRRate    Metric = "crr"
-	UDPRRRate  Metric = "udp-rr"
-	CPUPerGB   Metric = "cpu_per_gb"       // CPU s per 10⁹ bytes of a stream
-	CPUPerRR   Metric = "cpu_per_1000_rr"  // CPU s per 1000 transactions
-	CPUPerCRR  Metric = "cpu_per_1000_crr" // CPU s per 1000 connections
-	TailP50    Metric = "tail_p50"         // ns, of requests at a fixed rate, from when each was due
-	TailP99    Metric = "tail_p99"
-	TailP999   Metric = "tail_p999"
-)
-
-// Metrics in the order of the tables' columns.
-var Metrics = []Metric{StreamRate, RRRate, CRRRate, UDPRRRate, CPUPerGB, CPUPerRR, CPUPerCRR, TailP50, TailP99, TailP999}
-
-// Lower reports whether less is better.
-func (m Metric) Lower() bool {
-	return m == CPUPerGB || m == CPUPerRR || m == CPUPerCRR || m.Tail()
-}
-
-// Tail reports whether the metric is a latency of the tail scenario.
-func (m Metric) Tail() bool { return m == TailP50 || m == TailP99 || m == TailP999 }
-
-func (m Metric) scenario() string {
-	switch m {
-	case CPUPerGB:
-		return string(StreamRate)
-	case CPUPerRR:
-		return string(RRRate)
-	case CPUPerCRR:
-		return string(CRRRate)
-	case TailP50, TailP99, TailP999:
-		return string(load.Tail)
-	}
-	return string(m)
-}
-
-// of returns the metric's value in a sample, NaN for none.
-func (m Metric) of(s runner.Sample) float64 {
-	if !s.Usable() {
-		return math.NaN()
-	}
-	used := s.CPU + s.Softirqd
-	switch m {
-	case CPUPerGB:
-		return used / (float64(s.Bytes) / 1e9)
-	case CPUPerRR, CPUPerCRR:
-		return used / (float64(s.Count) / 1e3)
-	}
-	if m.Tail() {
-		return m.latency(s.Latency)
-	}
-	return s.Rate
-}
-
-func (m Metric) latency(l *load.Latency) float64 {
-	switch {
-	case l == nil:
-		return math.NaN()
-	case m == TailP50:
-		return float64(l.P50)
-	case m == TailP99:
-		return float64(l.P99)
-	}
-	return float64(l.P999)
-}
-
-// turns are the metric's values in the sample's turns.
-func (m Metric) turns(s runner.Sample) []float64 {
-	if !s.Usable() || m.Tail() { // quantiles are of all turns
-		return nil
-	}
-	if m.Lower() {
-		return s.TurnCosts
-	}
-	return s.TurnRates
-}
 
 // Figure is one metric of one subject as a ratio to another subject, from the
 // ratios inside each round.
@@ -133,8 +49,9 @@ type key struct {
 // NewFigures indexes the document's samples.
 func NewFigures(d *Document) *Figures {
 	f := &Figures{seed: d.Settings.Seed, values: map[key]map[int]value{}}
+	metrics := d.Metrics()
 	for _, s := range d.Samples {
-		for _, m := range Metrics {
+		for _, m := range metrics {
 			if m.scenario() != s.Scenario {
 				continue
 			}
@@ -203,21 +120,22 @@ func (f *Figures) Median(subject string, m Metric, cores string) float64 {
 func (d *Document) Compute() {
 	f := NewFigures(d)
 	d.Figures, d.Control = nil, nil
+	metrics, base, again := d.Metrics(), d.BaseID(), d.AgainID()
 	add := func(to *[]Figure, subject, over, cores string) {
-		for _, m := range Metrics {
+		for _, m := range metrics {
 			if fig := f.Ratio(subject, over, m, cores); fig.Ratio.N > 0 {
 				*to = append(*to, fig)
 			}
 		}
 	}
 	for _, cores := range d.Settings.Cores {
-		add(&d.Control, BaseAgain, Base, cores)
+		add(&d.Control, again, base, cores)
 		for i := 1; i < d.Settings.Calibrate; i++ {
 			add(&d.Control, LoopbackNumber(2*i+1), LoopbackNumber(2*i), cores)
 		}
 		for _, s := range d.Subjects {
-			if s.ID != Base && s.ID != BaseAgain {
-				add(&d.Figures, s.ID, Base, cores)
+			if s.ID != base && s.ID != again {
+				add(&d.Figures, s.ID, base, cores)
 			}
 			if s.Via == ClusterIP {
 				if pod, ok := d.sibling(s, PodIP); ok {
@@ -226,7 +144,9 @@ func (d *Document) Compute() {
 			}
 		}
 	}
-	d.Bars = evaluate(d, f)
+	if d.Bars = nil; base == Base && (d.Settings.Article == "" || d.Settings.Article == "A") {
+		d.Bars = evaluate(d, f)
+	}
 }
 
 // sibling is the same contestant, reached another way.

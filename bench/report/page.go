@@ -8,12 +8,13 @@ import (
 	"bytes"
 	"cmp"
 	_ "embed"
+	"errors"
 	"fmt"
 	"html/template"
 	"io"
-	"maps"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/mustang-net/mustang/bench/stats"
 )
@@ -23,14 +24,46 @@ var pageHTML string
 
 // page is what the template shows.
 type page struct {
+	Bundle *Bundle
+	First  *Document // whose machine it is
+	Rows   []summary
+	Runs   []section
+}
+
+// summary is a run in the page's first table.
+type summary struct {
+	Anchor, Title string
+	Rounds        int
+	Took          string
+	Claims, Bars  map[string]int
+	Noisy         string
+	Complete      bool
+	Control       string
+	HasClaims     bool
+}
+
+// section is a run.
+type section struct {
 	Doc      *Document
+	Anchor   string
+	Title    string
 	Text     string // the terminal's report, with its method
 	Verdicts map[string]int
+	Claims   []claimRow
 	Bars     []Bar
 	Absent   int
 	Charts   []chart
 	Curves   []curve
+	Bills    []bill
+	Splits   []split
+	Flames   []flame
 	Raw      []rawRow
+}
+
+// claimRow is a claim as it is printed.
+type claimRow struct {
+	Claim
+	Figure, Measured, Asked, Class string
 }
 
 // chart is ratios of one metric, one row a subject.
@@ -52,49 +85,67 @@ type chartRow struct {
 	IsMustang          bool
 }
 
-// curve is a metric over the number of Services.
-type curve struct {
-	Title string
-	Ticks []tick // of the number, along the foot
-	Marks []tick // of the ratio, up the side
-	Lines []curveLine
-}
-
-type curveLine struct {
-	Name   string
-	Class  int
-	Points string // of an SVG polyline, 0…100 by 0…100
-	Dots   []dot
-}
-
-type dot struct{ X, Y, Low, High float64 }
-
 // rawRow is a subject's samples of one scenario.
 type rawRow struct {
 	Subject, Scenario, Cores string
 	Rates                    []string // of the rounds
 }
 
+// WriteHTML writes the page of one run.
+func (d *Document) WriteHTML(w io.Writer) error { return (&Bundle{Runs: []*Document{d}}).WriteHTML(w) }
+
 // WriteHTML writes the page.
-func (d *Document) WriteHTML(w io.Writer) error {
+func (b *Bundle) WriteHTML(w io.Writer) error {
+	if len(b.Runs) == 0 {
+		return errors.New("page of the report: there is no run in it")
+	}
 	t, err := template.New("page").Funcs(template.FuncMap{
-		"interval": interval, "number": number, "head": func(m Metric) string { return heads[m] },
+		"interval": interval, "number": number, "head": head, "percent": percent,
 		"sign": func(b Bar) string { return map[bool]string{false: "≥", true: "≤"}[b.AtMost] },
 	}).Parse(pageHTML)
 	if err != nil {
 		return fmt.Errorf("page of the report: %w", err)
 	}
-	if err := t.Execute(w, d.page()); err != nil {
+	if err := t.Execute(w, b.page()); err != nil {
 		return fmt.Errorf("page of the report: %w", err)
 	}
 	return nil
 }
 
-func (d *Document) page() page {
+func (b *Bundle) page() page {
+	p := page{Bundle: b, First: b.Runs[0]}
+	for _, d := range b.Runs {
+		s := d.section()
+		p.Runs = append(p.Runs, s)
+		row := summary{Anchor: s.Anchor, Title: s.Title, Rounds: d.FinishedRounds(), Took: "–", Claims: CountClaims(d.Claims), Bars: s.Verdicts,
+			Noisy: percent(d.NoisyShare()), Complete: d.Complete, HasClaims: len(d.Claims) > 0}
+		if !d.Finished.IsZero() {
+			row.Took = d.Finished.Sub(d.Started).Round(time.Second).String()
+		}
+		misses, _, all := d.controlMisses()
+		if row.Control = fmt.Sprintf("%d of %d", misses, all); d.FinishedRounds() < stats.MinControl {
+			row.Control = "too few rounds"
+		}
+		p.Rows = append(p.Rows, row)
+	}
+	return p
+}
+
+// title names a run for people.
+func (d *Document) title() string {
+	name := map[string]string{"": "Pods and Services on one host", "A": "Seed A: pods on one host, by pod IP and ClusterIP", "B": "Seed B: from node to node", "C": "Seed C: direct routing against VXLAN",
+		"D": "Seed D: Services, policies and pods in number", "E": "Seed E: latency of a pod against its host's"}[d.Settings.Article]
+	if d.Settings.Command == "cluster" {
+		name = "A Kubernetes cluster"
+	}
+	return name
+}
+
+func (d *Document) section() section {
 	f := NewFigures(d)
 	var text bytes.Buffer
 	d.Render(&text, false)
-	p := page{Doc: d, Text: text.String(), Verdicts: map[string]int{}, Raw: d.rawRows()}
+	p := section{Doc: d, Anchor: "run-" + cmp.Or(d.Settings.Article, "0"), Title: d.title(), Text: text.String(), Verdicts: map[string]int{}, Raw: d.rawRows()}
 	for _, b := range d.Bars {
 		if b.Why == whyAbsent {
 			p.Absent++
@@ -103,24 +154,46 @@ func (d *Document) page() page {
 		p.Bars = append(p.Bars, b)
 		p.Verdicts[string(b.Verdict)]++
 	}
+	for _, c := range d.Claims {
+		row := claimRow{Claim: c, Class: map[string]string{Confirmed: "PASS", NotConfirmed: "FAIL"}[c.Verdict]}
+		row.Figure, row.Measured, row.Asked = c.columns()
+		p.Claims = append(p.Claims, row)
+	}
 	for _, cores := range d.Settings.Cores {
-		for _, m := range Metrics {
-			if c, ok := d.chart(f, m, cores, Base); ok {
-				p.Charts = append(p.Charts, c)
-			}
+		p.draw(d, f, cores)
+	}
+	p.Splits, p.Flames = d.splits(), d.flames(p.Anchor)
+	return p
+}
+
+// draw adds the charts of a core setting.
+func (p *section) draw(d *Document, f *Figures, cores string) {
+	for _, m := range d.Metrics() {
+		if m.sized() {
+			continue
 		}
-		for _, m := range []Metric{StreamRate, RRRate, CRRRate} {
-			if c, ok := d.clusterChart(f, m, cores); ok {
-				p.Charts = append(p.Charts, c)
-			}
+		if c, ok := d.chart(f, m, cores, d.BaseID()); ok {
+			p.Charts = append(p.Charts, c)
 		}
-		for _, m := range []Metric{RRRate, CRRRate} {
-			if c, ok := d.curve(f, m, cores); ok {
+		if b, ok := d.bill(f, m, cores); ok {
+			p.Bills = append(p.Bills, b)
+		}
+	}
+	for _, m := range []Metric{StreamRate, RRRate, CRRRate, ABShort, ABLong, UDPRRRate} {
+		if c, ok := d.clusterChart(f, m, cores); ok {
+			p.Charts = append(p.Charts, c)
+		}
+	}
+	for _, m := range []Metric{RRRate, CRRRate, ABShort, ABLong, UDPRRRate} {
+		for _, over := range numbered {
+			if c, ok := d.scaling(f, m, cores, over); ok {
 				p.Curves = append(p.Curves, c)
 			}
 		}
 	}
-	return p
+	for _, kind := range []Metric{StreamRate, RRRate, CPUPerGB} {
+		p.Curves = append(p.Curves, d.sizeCurves(f, kind, cores)...)
+	}
 }
 
 // named is an estimate with its row's name.
@@ -144,7 +217,7 @@ func (d *Document) chart(f *Figures, m Metric, cores, base string) (chart, bool)
 	if m.Lower() {
 		note += "; less is better"
 	}
-	return layOut(fmt.Sprintf("%s ÷ %s, %s core", heads[m], base, cores), note, rows)
+	return layOut(fmt.Sprintf("%s ÷ %s, %s core", head(m), base, cores), note, rows)
 }
 
 func (d *Document) clusterChart(f *Figures, m Metric, cores string) (chart, bool) {
@@ -158,7 +231,7 @@ func (d *Document) clusterChart(f *Figures, m Metric, cores string) (chart, bool
 			rows = append(rows, named{s.ID, s.By, e})
 		}
 	}
-	return layOut(fmt.Sprintf("%s by ClusterIP ÷ by pod IP, %s core", heads[m], cores), "what a Service costs", rows)
+	return layOut(fmt.Sprintf("%s by ClusterIP ÷ by pod IP, %s core", head(m), cores), "what a Service costs", rows)
 }
 
 // layOut chooses a scale that holds all intervals and 1.
@@ -183,61 +256,6 @@ func layOut(title, note string, rows []named) (chart, bool) {
 	for _, r := range rows {
 		c.Rows = append(c.Rows, chartRow{Name: r.name, Text: interval(r.e), Low: at(r.e.Low), Width: at(r.e.High) - at(r.e.Low),
 			Median: at(r.e.Median), IsMustang: isMustang(r.by)})
-	}
-	return c, true
-}
-
-// curve draws a metric over the number of Services, when there are several.
-func (d *Document) curve(f *Figures, m Metric, cores string) (curve, bool) {
-	type point struct {
-		n int
-		e stats.Estimate
-	}
-	lines := map[string][]point{}
-	var numbers []int
-	top := 1.0
-	for _, s := range d.Subjects {
-		e := f.Ratio(s.ID, Base, m, cores).Ratio
-		if s.Via != ClusterIP || s.Tune != "" || e.N == 0 {
-			continue
-		}
-		names := []string{s.Mode + " " + s.By}
-		if scanned := s.By == "iptables-nft" || s.By == "iptables-legacy"; scanned {
-			// One Service stands in every place.
-			names = []string{s.Mode + " " + s.By + ", " + cmp.Or(s.Position, Middle)}
-			if s.Position == "" {
-				names = append(names, s.Mode+" "+s.By+", "+Last)
-			}
-		}
-		for _, name := range names {
-			lines[name] = append(lines[name], point{s.Services, e})
-		}
-		numbers = append(numbers, s.Services)
-		top = max(top, e.High)
-	}
-	slices.Sort(numbers)
-	numbers = slices.Compact(numbers)
-	if len(numbers) < 2 {
-		return curve{}, false
-	}
-	first, last := math.Log(float64(numbers[0])), math.Log(float64(numbers[len(numbers)-1]))
-	x := func(n int) float64 { return 100 * (math.Log(float64(n)) - first) / (last - first) }
-	y := func(v float64) float64 { return 100 - 100*v/top }
-	c := curve{Title: fmt.Sprintf("%s by ClusterIP ÷ loopback over the number of Services, %s core", heads[m], cores)}
-	for _, n := range numbers {
-		c.Ticks = append(c.Ticks, tick{x(n), fmt.Sprint(n)})
-	}
-	for v := 0.0; v <= top; v += 0.25 {
-		c.Marks = append(c.Marks, tick{y(v), fmt.Sprintf("%.2f", v)})
-	}
-	for i, name := range slices.Sorted(maps.Keys(lines)) {
-		l := curveLine{Name: name, Class: i % 6}
-		slices.SortFunc(lines[name], func(a, b point) int { return a.n - b.n })
-		for _, p := range lines[name] {
-			l.Points += fmt.Sprintf("%.2f,%.2f ", x(p.n), y(p.e.Median))
-			l.Dots = append(l.Dots, dot{x(p.n), y(p.e.Median), y(p.e.Low), y(p.e.High)})
-		}
-		c.Lines = append(c.Lines, l)
 	}
 	return c, true
 }

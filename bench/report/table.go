@@ -31,20 +31,30 @@ func (d *Document) Render(w io.Writer, color bool) {
 		return
 	}
 	for _, cores := range d.Settings.Cores {
-		d.renderLoopback(w, f, cores)
+		d.renderRatios(w, f, cores)
+		d.renderScaled(w, f, cores)
+		d.renderSizes(w, f, cores)
 		d.renderCluster(w, f, cores)
 		d.renderTails(w, f, cores)
 		d.renderSeed(w, f, cores)
 	}
+	d.renderSplit(w)
 	d.renderBars(w, color)
+	RenderClaims(w, d.Settings.Article, d.Claims)
 	d.renderFoot(w, f)
 }
 
 func (d *Document) renderHead(w io.Writer) {
 	s := d.Settings
-	command := "samehost"
-	if s.Calibrate > 0 {
+	command := cmp.Or(s.Command, "samehost")
+	switch {
+	case s.Article != "":
+		command = "seed " + s.Article
+	case s.Calibrate > 0:
 		command = "calibrate"
+	}
+	if s.Quick {
+		command += " --quick"
 	}
 	fmt.Fprintf(w, "mustang bench %s: kernel %s, %d CPUs (%s)\n", command, d.Machine.Kernel, d.Machine.CPUs, d.Machine.CPU)
 	family := "IPv4"
@@ -71,39 +81,33 @@ func (d *Document) renderHead(w io.Writer) {
 // tooNoisy is the share of noisy samples above which the report says so.
 const tooNoisy = 0.2
 
-var heads = map[Metric]string{
-	StreamRate: "stream", RRRate: "RR", CRRRate: "CRR", UDPRRRate: "UDP RR",
-	TailP50: "tail p50", TailP99: "tail p99", TailP999: "tail p99.9",
-	CPUPerGB: "CPU s/GB", CPUPerRR: "CPU/1000 RR", CPUPerCRR: "CPU/1000 CRR",
-}
-
 // present returns the metrics that the run measured.
 func (d *Document) present(f *Figures, cores string) []Metric {
 	var out []Metric
-	for _, m := range Metrics {
-		if !m.Tail() && !math.IsNaN(f.Median(Base, m, cores)) {
+	for _, m := range d.Metrics() {
+		if !m.Tail() && !m.sized() && !math.IsNaN(f.Median(d.BaseID(), m, cores)) {
 			out = append(out, m)
 		}
 	}
 	return out
 }
 
-func (d *Document) renderLoopback(w io.Writer, f *Figures, cores string) {
+func (d *Document) renderRatios(w io.Writer, f *Figures, cores string) {
 	metrics := d.present(f, cores)
-	t := table{head: []string{"ratio to loopback, " + cores + " core"}}
-	base := []string{"loopback itself"}
+	t := table{head: []string{"ratio to " + d.BaseID() + ", " + cores + " core"}}
+	base := []string{d.BaseID() + " itself"}
 	for _, m := range metrics {
-		t.head = append(t.head, heads[m])
-		base = append(base, absolute(f.Median(Base, m, cores), m))
+		t.head = append(t.head, head(m))
+		base = append(base, absolute(f.Median(d.BaseID(), m, cores), m))
 	}
 	t.rows = append(t.rows, base)
 	for _, s := range d.Subjects {
-		if s.ID == Base {
+		if s.ID == d.BaseID() {
 			continue
 		}
 		row := []string{s.ID}
 		for _, m := range metrics {
-			row = append(row, interval(f.Ratio(s.ID, Base, m, cores).Ratio))
+			row = append(row, interval(f.Ratio(s.ID, d.BaseID(), m, cores).Ratio))
 		}
 		t.rows = append(t.rows, row)
 	}
@@ -114,7 +118,7 @@ func (d *Document) renderCluster(w io.Writer, f *Figures, cores string) {
 	metrics := d.present(f, cores)
 	t := table{head: []string{"ClusterIP ÷ pod IP, " + cores + " core"}}
 	for _, m := range metrics {
-		t.head = append(t.head, heads[m])
+		t.head = append(t.head, head(m))
 	}
 	for _, s := range d.Subjects {
 		pod, ok := d.sibling(s, PodIP)
@@ -132,17 +136,17 @@ func (d *Document) renderCluster(w io.Writer, f *Figures, cores string) {
 
 // renderTails prints latencies of the open loop, and their ratios to loopback's.
 func (d *Document) renderTails(w io.Writer, f *Figures, cores string) {
-	if math.IsNaN(f.Median(Base, TailP50, cores)) {
+	if math.IsNaN(f.Median(d.BaseID(), TailP50, cores)) {
 		return
 	}
 	t := table{head: []string{fmt.Sprintf("%d requests/s, µs from when due, %s core", d.Settings.TailRate, cores),
-		"p50", "p99", "p99.9", "p50 ÷ loopback", "p99 ÷ loopback", "p99.9 ÷ loopback"}}
+		"p50", "p99", "p99.9", "p50 ÷ base", "p99 ÷ base", "p99.9 ÷ base"}}
 	for _, s := range d.Subjects {
 		var own, ratios []string
 		for _, m := range []Metric{TailP50, TailP99, TailP999} {
 			own = append(own, absolute(f.Median(s.ID, m, cores), m))
-			if s.ID != Base {
-				ratios = append(ratios, interval(f.Ratio(s.ID, Base, m, cores).Ratio))
+			if s.ID != d.BaseID() {
+				ratios = append(ratios, interval(f.Ratio(s.ID, d.BaseID(), m, cores).Ratio))
 			}
 		}
 		if math.IsNaN(f.Median(s.ID, TailP50, cores)) {
@@ -157,6 +161,9 @@ func (d *Document) renderTails(w io.Writer, f *Figures, cores string) {
 // renderSeed puts the streams beside article A's. Both are divided by the same
 // thing: a plain veth (iptables) reached by pod IP.
 func (d *Document) renderSeed(w io.Writer, f *Figures, cores string) {
+	if d.BaseID() != Base || len(d.Metrics()) > 0 && !slices.Contains(d.Metrics(), StreamRate) {
+		return
+	}
 	base, ok := d.find(Veth, []string{"iptables-nft", "iptables-legacy", "nft", "none"}, 0, PodIP)
 	t := table{head: []string{"stream beside the article, " + cores + " core",
 		"÷ plain veth pod IP", "article", "ClusterIP ÷ pod IP", "article", "article's mode"}}
@@ -265,8 +272,8 @@ func (d *Document) renderControl(w io.Writer) {
 	}
 	for _, c := range d.Control {
 		if !stats.ControlHolds(c.Ratio) {
-			fmt.Fprintf(w, "A/A CONTROL FAILS: %s, %s core: loopback differs from itself by %s; trust no difference smaller than that\n",
-				heads[c.Metric], c.Cores, interval3(c.Ratio))
+			fmt.Fprintf(w, "A/A CONTROL FAILS: %s, %s core: the base differs from itself by %s; trust no difference smaller than that\n",
+				head(c.Metric), c.Cores, interval3(c.Ratio))
 		}
 	}
 }
@@ -279,9 +286,9 @@ func (d *Document) renderUneven(w io.Writer, f *Figures) {
 	for _, cores := range d.Settings.Cores {
 		for _, s := range d.Subjects {
 			for _, m := range []Metric{StreamRate, RRRate, CRRRate, UDPRRRate} {
-				if sums, uneven := f.Uneven(s.ID, Base, m, cores); uneven {
+				if sums, uneven := f.Uneven(s.ID, d.BaseID(), m, cores); uneven {
 					fmt.Fprintf(w, "UNEVEN: %s, %s, %s core: some turns differ much from the others; by the sum of all turns the ratio is %.2f\n",
-						s.ID, heads[m], cores, sums)
+						s.ID, head(m), cores, sums)
 				}
 			}
 		}
@@ -293,9 +300,9 @@ func absolute(v float64, m Metric) string {
 	switch {
 	case math.IsNaN(v):
 		return "–"
-	case m == StreamRate:
+	case m.kind() == StreamRate:
 		return fmt.Sprintf("%.1f Gbit/s", v/1e9)
-	case m == CPUPerGB:
+	case m.kind() == CPUPerGB:
 		return fmt.Sprintf("%.3f s", v)
 	case m.Tail():
 		return fmt.Sprintf("%.0f", v/1e3)

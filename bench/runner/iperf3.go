@@ -47,16 +47,17 @@ type iperf3Report struct {
 // iperf3Load is a stream by iperf3. Its whole seconds are the shortest it can do,
 // so it has one turn, which is all of it.
 type iperf3Load struct {
-	l Launcher
-	t Target
-	s Sample
+	l     Launcher
+	t     Target
+	flows int
+	s     Sample
 }
 
 // Turn implements Load.
 func (i *iperf3Load) Turn(ctx context.Context) (Turn, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, i.l.Duration+time.Second+slack, errDeadline)
 	defer cancel()
-	if err := i.l.iperf3(ctx, i.t, &i.s); err != nil {
+	if err := i.l.iperf3(ctx, i.t, i.flows, &i.s); err != nil {
 		return Turn{}, err
 	}
 	if i.s.Bytes == 0 {
@@ -71,9 +72,9 @@ func (i *iperf3Load) Finish() (Sample, error) { return i.s, nil }
 // Kill implements Load: nothing runs between turns.
 func (i *iperf3Load) Kill() {}
 
-// iperf3 measures one stream of one flow. CPU time is that of both processes
+// iperf3 measures one stream of so many flows. CPU time is that of both processes
 // from start to end: iperf3 has no hook at the ends of its window.
-func (l Launcher) iperf3(ctx context.Context, t Target, s *Sample) error {
+func (l Launcher) iperf3(ctx context.Context, t Target, flows int, s *Sample) error {
 	before, err := l.Group.Read()
 	if err != nil {
 		return err
@@ -84,7 +85,7 @@ func (l Launcher) iperf3(ctx context.Context, t Target, s *Sample) error {
 	server := serverPlace.ExecArgs("iperf3", "-s", "-1", "--forceflush",
 		"-B", t.Listen.Addr().String(), "-p", port)
 	args := []string{"iperf3", "-c", t.Dial.Addr().String(), "-p", strconv.Itoa(int(t.Dial.Port())),
-		"-t", seconds, "-J", "--connect-timeout", strconv.FormatInt(socketDeadline.Milliseconds(), 10)}
+		"-t", seconds, "-P", strconv.Itoa(flows), "-J", "--connect-timeout", strconv.FormatInt(socketDeadline.Milliseconds(), 10)}
 	if l.CC != "" {
 		args = append(args, "-C", l.CC)
 	}

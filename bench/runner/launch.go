@@ -59,10 +59,17 @@ var errDeadline = errors.New("no end by its deadline")
 
 // Open starts the load of one scenario over a target.
 func (l Launcher) Open(ctx context.Context, t Target, scenario string) (Load, error) {
-	if scenario == string(load.Stream) && l.Iperf3 {
-		return &iperf3Load{l: l, t: t}, nil
+	if scenario == ABShort || scenario == ABLong {
+		return l.ab(ctx, t, scenario)
 	}
-	own, err := l.own(ctx, t, load.Mode(scenario))
+	what, err := load.ParseScenario(scenario)
+	if err != nil {
+		return nil, err
+	}
+	if what.Mode == load.Stream && what.Size == 0 && l.Iperf3 {
+		return &iperf3Load{l: l, t: t, flows: max(1, what.Flows)}, nil
+	}
+	own, err := l.own(ctx, t, what)
 	if err != nil {
 		return nil, err // not own: an interface that holds nil is not nil
 	}
@@ -111,8 +118,9 @@ type ownLoad struct {
 	server, client *process
 }
 
-func (l Launcher) own(ctx context.Context, t Target, mode load.Mode) (*ownLoad, error) {
-	o := load.Options{Mode: mode, Duration: l.Duration, Warmup: l.Warmup, Timeout: socketDeadline, CC: l.CC, CPU: l.Group.Source}
+func (l Launcher) own(ctx context.Context, t Target, what load.Scenario) (*ownLoad, error) {
+	mode := what.Mode
+	o := load.Options{Scenario: what, Duration: l.Duration, Warmup: l.Warmup, Timeout: socketDeadline, CC: l.CC, CPU: l.Group.Source}
 	server, client := o, o
 	server.Server, server.Addr, client.Addr, client.Slow = true, t.Listen, t.Dial, t.Slow
 	if mode == load.Tail {
@@ -140,6 +148,11 @@ func (l Launcher) own(ctx context.Context, t Target, mode load.Mode) (*ownLoad, 
 		return nil, fmt.Errorf("client: %w", err)
 	}
 	return own, nil
+}
+
+// PIDs are the load's processes.
+func (o *ownLoad) PIDs() []int {
+	return []int{o.server.cmd.Process.Pid, o.client.cmd.Process.Pid}
 }
 
 // Turn implements Load.

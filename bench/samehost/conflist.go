@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/lab"
 )
@@ -138,7 +139,7 @@ func (c conflist) Up(ctx context.Context, cgroup string) (env Env, err error) {
 
 // addPod connects a pod: each plugin gets the result of the one before it.
 func (e *conflistEnv) addPod(ctx context.Context, name string) (*attachment, error) {
-	ns, err := newNetNS(0)
+	ns, err := run.NewNetNS(0)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 
 	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/lab"
 )
@@ -20,6 +21,7 @@ type pods struct {
 	mode     string // report's: bridge-nf-off is a mode here
 	by       lab.ServiceBy
 	services int // how many, the one under test included
+	pods     int // on the node; 0: the client and the server alone
 	mtu      int
 	binary   string
 	v6, udp  bool
@@ -31,14 +33,20 @@ type pods struct {
 // digits, is unique among those that are up at once; by is one of AllBy or none.
 func NewPods(labName, mode, by, binary string) Contestant {
 	return pods{labName: labName, mode: mode, by: lab.ServiceBy(by), services: 1, mtu: Defaults().MTU, binary: binary,
-		backend: backendVersion(by)}
+		backend: run.BackendVersion(by)}
 }
 
 func (p pods) Name() string {
-	if p.by == lab.NoServices {
-		return p.mode
-	}
 	name := p.mode + " " + string(p.by)
+	if p.by == lab.NoServices {
+		name = p.mode
+	}
+	if p.pods > 0 {
+		name += fmt.Sprintf(" (%d pods)", p.pods)
+	}
+	if p.by == lab.NoServices {
+		return name
+	}
 	if p.services > 1 {
 		name += fmt.Sprintf(" (%d Services)", p.services)
 	}
@@ -55,11 +63,17 @@ type podsEnv struct {
 }
 
 func (p pods) config(cgroup string) lab.Config {
-	cfg := lab.Config{Name: p.labName, Mode: lab.Mode(p.mode), Services: p.by, MTU: p.mtu, Binary: p.binary, CgroupRoot: cgroup}
+	by := p.by
+	if by == IPVS {
+		by = lab.NoServices // on plain pods, by tools of our own
+	}
+	cfg := lab.Config{Name: p.labName, Mode: lab.Mode(p.mode), Services: by, MTU: p.mtu, Binary: p.binary, CgroupRoot: cgroup}
 	p.applyTune(&cfg)
 	switch p.mode {
 	case report.BridgeNFOff:
 		cfg.Mode = lab.Bridge
+	case report.PolicyRouting:
+		cfg.Mode = lab.Veth
 	case report.Bridge:
 		// Only the kernel's Services need it; mustang runs at its own best.
 		cfg.BridgeNF = kernelServices(p.by)
@@ -68,7 +82,7 @@ func (p pods) config(cgroup string) lab.Config {
 }
 
 func kernelServices(by lab.ServiceBy) bool {
-	return by == lab.IptablesNFT || by == lab.IptablesLegacy || by == lab.NFT
+	return by == lab.IptablesNFT || by == lab.IptablesLegacy || by == lab.NFT || by == IPVS
 }
 
 // Up builds the lab with its pods and Services.
@@ -89,6 +103,16 @@ func (p pods) Up(ctx context.Context, cgroup string) (env Env, err error) {
 	server, err := l.Node().AddPod(ctx, "server")
 	if err != nil {
 		return nil, err
+	}
+	for i := 2; i < p.pods; i++ {
+		if _, err := l.Node().AddPod(ctx, fmt.Sprintf("pod%d", i)); err != nil {
+			return nil, err
+		}
+	}
+	if p.mode == report.PolicyRouting {
+		if err := policyRouting(l.Node()); err != nil {
+			return nil, err
+		}
 	}
 	addr := server.IPv4
 	if p.v6 {
@@ -117,7 +141,11 @@ func (p pods) addPaths(ctx context.Context, e *podsEnv, target runner.Target, ad
 		return nil
 	}
 	services, tested := p.serviceList(addr)
-	if err := e.lab.Node().AddServices(ctx, services); err != nil {
+	add := e.lab.Node().AddServices
+	if p.by == IPVS {
+		add = func(ctx context.Context, list []lab.Service) error { return addIPVS(ctx, e.lab.Node(), list) }
+	}
+	if err := add(ctx, services); err != nil {
 		return err
 	}
 	for _, t := range tested {
@@ -128,7 +156,7 @@ func (p pods) addPaths(ctx context.Context, e *podsEnv, target runner.Target, ad
 }
 
 func (e *podsEnv) add(p pods, via, position string, t runner.Target) {
-	s := report.Subject{ID: p.Name(), Contestant: p.Name(), Mode: p.mode, By: string(p.by), Tune: p.tune, Via: via, Position: position, Backend: p.backend}
+	s := report.Subject{ID: p.Name(), Contestant: p.Name(), Mode: p.mode, By: string(p.by), Tune: p.tune, Pods: p.pods, Via: via, Position: position, Backend: p.backend}
 	if p.by != lab.NoServices {
 		s.Services = p.services
 	}

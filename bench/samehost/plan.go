@@ -3,6 +3,7 @@
 package samehost
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,48 +11,30 @@ import (
 
 	"github.com/mustang-net/mustang/bench/load"
 	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/lab"
 )
 
 // Options are what a run is asked for. Zero values are not defaults: start
 // from Defaults or Quick.
 type Options struct {
+	run.Options
 	Modes      []string
 	ServicesBy []string
-	Services   []int // numbers of Services; each is a contestant of its own
-	Rounds     int
-	Budget     time.Duration // instead of Rounds: as many as fit, with the building; 0 for none
-	Duration   time.Duration // of a sample, which is the sum of its turns
-	Turns      int           // of a sample; iperf3's have one
-	Warmup     time.Duration // before the window of each turn
-	Cores      string        // same, cross or both
-	Seed       uint64
-	IPv6       bool
-	UDP        bool // also UDP request/response
-	TailRate   int  // also requests at this rate, a second; 0 for none
-	StreamBy   string
-	MTU        int
+	Services   []int    // numbers of Services; each is a contestant of its own
+	UDP        bool     // also UDP request/response
 	NoStream   bool     // where copying costs nothing a stream says nothing
 	Calibrate  int      // pairs of loopbacks instead of pods: see Calibration
 	Tune       []string // each makes mustang's contestants once more; parts joined by +
-
-	// Resume is an interrupted run to go on with; the options that made it must be
-	// its own: see Resumed. Nil for a new run.
-	Resume *report.Document
-	// Keep is given the document after each round; nil for nobody.
-	Keep func(*report.Document) error
 
 	// Conflists are files of CNI configuration lists, each a way of connecting pods;
 	// the kernel's own Services go with it. CNIPath is where its plugins are.
 	Conflists []string
 	CNIPath   []string
 
-	Extra    []Extra  // contestants beside the product of the above, where the kernel has their modes
-	Firewall []Extra  // of which FirewallFact is to be found out; By "" for no eBPF
-	Only     []string // scenarios to measure; nil for all
-
-	Binary string   // mustang, for the labs
-	Self   []string // command that runs the load program
+	Extra     []Extra  // contestants beside the product of the above, where the kernel has their modes
+	Firewall  []Extra  // of which FirewallFact is to be found out; By "" for no eBPF
+	Scenarios []string // instead of those that follow from the above
 }
 
 // Calibration is a run that judges the bench itself: equal paths must come out as
@@ -67,15 +50,19 @@ var (
 	AllModes = allModes()
 	// EveryMachine lists the modes that kernels without ipvlan and netkit have.
 	EveryMachine = []string{report.Veth, report.Bridge, report.BridgeNFOff, report.Macvlan}
-	AllBy        = []string{"iptables-nft", "iptables-legacy", "nft", "mustang-tc", "mustang-socket", "mustang"}
+	AllBy        = []string{"iptables-nft", "iptables-legacy", "nft", "mustang-tc", "mustang-socket", "mustang", IPVS}
 )
 
-// allModes are the lab's, with a bridge that the firewall does not see.
+// allModes are the lab's, with a bridge that the firewall does not see, and routing by
+// a rule for each pod.
 func allModes() (out []string) {
 	for _, m := range lab.Modes {
 		out = append(out, string(m))
 		if m == lab.Bridge {
 			out = append(out, report.BridgeNFOff)
+		}
+		if m == lab.Veth {
+			out = append(out, report.PolicyRouting)
 		}
 	}
 	return out
@@ -83,27 +70,15 @@ func allModes() (out []string) {
 
 // Ways to make a stream.
 const (
-	StreamIperf3 = "iperf3"
-	StreamOwn    = "own"
+	StreamIperf3 = run.StreamIperf3
+	StreamOwn    = run.StreamOwn
 )
 
 // Defaults is a full run: enough rounds for a claim, iperf3 streams as the
 // article's. Where instructions are counted, little of it is enough.
 func Defaults() Options {
-	o := realDefaults()
-	if emulation() == report.EmulatedInstructions {
-		o.NoStream, o.StreamBy = true, StreamOwn
-		o.Rounds, o.Duration, o.Turns, o.Warmup = 3, 60*time.Millisecond, 1, 30*time.Millisecond
-	}
-	return o
-}
-
-func realDefaults() Options {
-	return Options{
-		Modes: EveryMachine, ServicesBy: AllBy[:5], Services: []int{1},
-		Rounds: 20, Duration: 300 * time.Millisecond, Turns: 20, Warmup: 2 * time.Millisecond,
-		Cores: "same", Seed: 1, StreamBy: StreamIperf3, MTU: 1500, CNIPath: []string{"/opt/cni/bin", "/usr/lib/cni"},
-	}
+	return Options{Options: run.Defaults(), NoStream: run.Emulation() == report.EmulatedInstructions,
+		Modes: EveryMachine, ServicesBy: AllBy[:5], Services: []int{1}, CNIPath: []string{"/opt/cni/bin", "/usr/lib/cni"}}
 }
 
 // Quick is a look, not a claim: under two minutes. Streams are the load
@@ -127,7 +102,7 @@ func (o Options) validate() error {
 		}
 	}
 	for _, e := range o.Extra {
-		if !slices.Contains(AllModes, e.Mode) || !slices.Contains(AllBy, e.By) || e.Services < 1 {
+		if !slices.Contains(AllModes, e.Mode) || !slices.Contains(append(AllBy, string(lab.NoServices)), e.By) || e.Services < 1 || e.Pods < 0 || e.Pods > maxPods {
 			return fmt.Errorf("contestant %+v is unknown", e)
 		}
 	}
@@ -139,32 +114,16 @@ func (o Options) validate() error {
 	if err := validateTunes(o.Tune); err != nil {
 		return err
 	}
-	switch {
-	case len(o.Services) == 0:
+	if len(o.Services) == 0 {
 		return errors.New("--services: want at least one number")
-	case o.Rounds < 1 && o.Budget == 0:
-		return errors.New("--rounds: want at least 1")
-	case o.Budget < 0:
-		return errors.New("--budget: want a time, as 5m")
-	case o.TailRate < 0 || o.TailRate > 1_000_000:
-		return fmt.Errorf("--tails: %d requests a second: use 1 to 1,000,000", o.TailRate)
-	case o.Duration < 50*time.Millisecond:
-		return errors.New("--duration: want at least 50ms, CPU time is not exact below")
-	case o.Turns < 1 || o.Duration/time.Duration(o.Turns) < 5*time.Millisecond:
-		return fmt.Errorf("--turns: want 1 to %d, so that a turn of a sample of %s has 5ms", o.Duration/(5*time.Millisecond), o.Duration)
-	case o.cores() == nil:
-		return fmt.Errorf("--cores %q is unknown: use same, cross or both", o.Cores)
-	case o.StreamBy != StreamIperf3 && o.StreamBy != StreamOwn:
-		return fmt.Errorf("--stream-by %q is unknown: use iperf3 or own", o.StreamBy)
 	}
-	return nil
-}
-
-func (o Options) cores() []string {
-	return map[string][]string{"same": {"same"}, "cross": {"cross"}, "both": {"same", "cross"}}[o.Cores]
+	return o.Options.Validate()
 }
 
 func (o Options) scenarios() []string {
+	if o.Scenarios != nil {
+		return o.Scenarios
+	}
 	s := []string{string(load.RR), string(load.CRR)}
 	if !o.NoStream {
 		s = append([]string{string(load.Stream)}, s...)
@@ -175,18 +134,7 @@ func (o Options) scenarios() []string {
 	if o.TailRate > 0 {
 		s = append(s, string(load.Tail))
 	}
-	if o.Only != nil {
-		s = slices.DeleteFunc(s, func(name string) bool { return !slices.Contains(o.Only, name) })
-	}
 	return s
-}
-
-// turns is how many turns a sample of a scenario has.
-func (o Options) turns(scenario string) int {
-	if scenario == string(load.Stream) && o.StreamBy == StreamIperf3 {
-		return 1
-	}
-	return o.Turns
 }
 
 // contestants lists everything to measure. Loopback is there twice: the second
@@ -207,7 +155,8 @@ func (o Options) contestants() ([]Contestant, error) {
 	}
 	made := func(p pods) pods {
 		p.labName = fmt.Sprintf("bn%d", len(list))
-		p.mtu, p.binary, p.v6, p.udp = o.MTU, o.Binary, o.IPv6, o.UDP
+		p.mtu, p.binary, p.v6 = o.MTU, o.Binary, o.IPv6
+		p.udp = slices.Contains(o.scenarios(), string(load.UDPRR))
 		return p
 	}
 	add := func(p pods) { list = append(list, made(p)) }
@@ -220,7 +169,7 @@ func (o Options) contestants() ([]Contestant, error) {
 		}
 		for _, by := range o.ServicesBy {
 			for _, n := range o.Services {
-				p := pods{mode: mode, by: lab.ServiceBy(by), services: n, backend: backendVersion(by)}
+				p := pods{mode: mode, by: lab.ServiceBy(by), services: n, backend: run.BackendVersion(by)}
 				add(p)
 				for _, p.tune = range o.Tune {
 					if p.tunable() {
@@ -231,7 +180,7 @@ func (o Options) contestants() ([]Contestant, error) {
 		}
 	}
 	for _, p := range o.extras() {
-		add(p)
+		list = append(list, run.Optional{Contestant: made(p)})
 	}
 	for _, file := range o.Conflists {
 		for _, p := range o.besideCNI() {
@@ -252,7 +201,7 @@ func (o Options) besideCNI() (out []pods) {
 			continue
 		}
 		for _, n := range o.Services {
-			out = append(out, pods{by: lab.ServiceBy(by), services: n, backend: backendVersion(by)})
+			out = append(out, pods{by: lab.ServiceBy(by), services: n, backend: run.BackendVersion(by)})
 		}
 	}
 	if len(out) == 0 {
@@ -264,14 +213,9 @@ func (o Options) besideCNI() (out []pods) {
 // extras are contestants beside the product of modes, kinds and numbers.
 func (o Options) extras() (out []pods) {
 	for _, e := range o.Extra {
-		out = append(out, pods{mode: e.Mode, by: lab.ServiceBy(e.By), services: e.Services, backend: backendVersion(e.By)})
+		out = append(out, pods{mode: e.Mode, by: lab.ServiceBy(e.By), services: e.Services, pods: e.Pods, backend: run.BackendVersion(e.By)})
 	}
 	return out
-}
-
-func (o Options) isExtra(c Contestant) bool {
-	p, ok := c.(pods)
-	return ok && slices.Contains(o.Extra, Extra{Mode: p.mode, By: string(p.by), Services: p.services})
 }
 
 // Extra is a contestant beside the product of modes, kinds and numbers.
@@ -283,4 +227,39 @@ func (o Options) mostServices() int {
 		most = max(most, e.Services)
 	}
 	return most
+}
+
+// Plan is what a run of these options does.
+func (o Options) Plan() (run.Plan, error) {
+	if err := o.validate(); err != nil {
+		return run.Plan{}, err
+	}
+	list, err := o.contestants()
+	if err != nil {
+		return run.Plan{}, err
+	}
+	p := run.Plan{Options: o.Options, Contestants: list, Scenarios: o.scenarios(), Facts: o.facts(),
+		// The kernel's firewalls take milliseconds a Service when there are many.
+		BuildTime: 2*time.Minute + time.Duration(o.mostServices())*6*time.Millisecond,
+		Settings: report.Settings{Modes: o.Modes, ServicesBy: o.ServicesBy, Services: o.Services, Calibrate: o.Calibrate,
+			Conflists: o.Conflists, Extra: o.Extra, UDP: o.UDP, Tunes: o.Tune}}
+	return p, nil
+}
+
+// Run measures, as run.Run does.
+func Run(ctx context.Context, o Options, log run.Log) (*report.Document, error) {
+	p, err := o.Plan()
+	if err != nil {
+		return nil, err
+	}
+	return run.Run(ctx, p, log)
+}
+
+// Resumed returns the options that made a document, to go on with its run.
+func Resumed(d *report.Document) Options {
+	o, set := Defaults(), d.Settings
+	o.Options = run.ResumedOptions(d)
+	o.Modes, o.ServicesBy, o.Services, o.Tune = set.Modes, set.ServicesBy, set.Services, set.Tunes
+	o.Calibrate, o.Conflists, o.Extra, o.UDP = set.Calibrate, set.Conflists, set.Extra, set.UDP
+	return o
 }

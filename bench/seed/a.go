@@ -6,8 +6,10 @@ package seed
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/samehost"
 )
 
@@ -19,13 +21,18 @@ const (
 	many     = 5000
 )
 
-// OptionsA is the run that article A's claims are judged by. With quick it is a
-// look: too few rounds for a verdict on a ratio.
-func OptionsA(quick bool) samehost.Options {
+var a = Article{Name: "A", Title: "Pods on one host, six ways to connect them", Full: 17 * time.Minute, Quick: 110 * time.Second, plan: planA, claims: claimsA()}
+
+func planA(ask Ask) (run.Plan, error) {
 	o := samehost.Defaults()
-	if quick {
-		o = samehost.Quick()
+	if ask.Quick {
+		o.Options = options(true)
 	}
+	o.StreamBy = run.StreamOwn
+	if ask.Iperf3 && !ask.Quick {
+		o.StreamBy = run.StreamIperf3 // the article's own tool
+	}
+	o.Binary, o.Self = ask.Binary, ask.Self
 	o.Modes = append([]string{}, samehost.EveryMachine...)
 	o.ServicesBy, o.Services = []string{iptables, ebpf}, []int{1}
 	o.Extra = append(o.Extra, samehost.Extra{Mode: ipvlan, By: iptables, Services: 1}, samehost.Extra{Mode: ipvlan, By: ebpf, Services: 1})
@@ -33,18 +40,15 @@ func OptionsA(quick bool) samehost.Options {
 		o.Extra = append(o.Extra, samehost.Extra{Mode: mode, By: iptables, Services: many})
 	}
 	o.Firewall = []samehost.Extra{{Mode: report.Veth}, {Mode: report.Macvlan}}
-	return o
+	return o.Plan()
 }
 
-// A judges article A's claims by a run.
-func A(d *report.Document) []Claim {
+func claimsA() []claim {
 	pod := func(mode, by string) path { return path{mode: mode, by: by, services: 1, via: report.PodIP} }
 	vip := func(mode, by string) path { return path{mode: mode, by: by, services: 1, via: report.ClusterIP} }
 	plain := path{mode: report.BridgeNFOff, by: "none", via: report.PodIP}
 	stream := report.StreamRate
-	claims := []interface {
-		judge(*report.Document, *report.Figures) Claim
-	}{
+	claims := []claim{
 		ratioClaim{"veth + eBPF carries about 11 % more than plain veth", 74.4 / 66.8, pod(report.Veth, ebpf), pod(report.Veth, iptables), stream, 1.08, false},
 		ratioClaim{"veth + eBPF: a ClusterIP costs nothing", 74.4 / 74.4, vip(report.Veth, ebpf), pod(report.Veth, ebpf), stream, 0.97, false},
 		ratioClaim{"ipvlan + eBPF: a ClusterIP costs a few percent", 78.8 / 83.6, vip(ipvlan, ebpf), pod(ipvlan, ebpf), stream, 0.92, false},
@@ -58,16 +62,10 @@ func A(d *report.Document) []Claim {
 		ratioClaim{"a bridge is faster by 17 % when the firewall does not see it", 77.1 / 65.6, plain, pod(report.Bridge, iptables), stream, 1.1, false},
 	}
 	for _, mode := range []string{report.Veth, report.Bridge, report.Macvlan} {
-		of := path{mode, iptables, many, report.ClusterIP, report.Middle}
+		of := path{mode: mode, by: iptables, services: many, via: report.ClusterIP, position: report.Middle}
 		claims = append(claims, ratioClaim{fmt.Sprintf("iptables: thousands of Services slow %s (new connections, %d ÷ 1, middle rule)", mode, many),
 			0, of, vip(mode, iptables), report.CRRRate, 0.9, true})
 	}
-	claims = append(claims, factClaim{"without eBPF, traffic of macvlan pods of one host escapes the host's firewall, of veth it does not",
+	return append(claims, factClaim{"without eBPF, traffic of macvlan pods of one host escapes the host's firewall, of veth it does not",
 		map[string]bool{samehost.FirewallFact(report.Macvlan, ""): false, samehost.FirewallFact(report.Veth, ""): true}})
-	f := report.NewFigures(d)
-	out := make([]Claim, 0, len(claims))
-	for _, c := range claims {
-		out = append(out, c.judge(d, f))
-	}
-	return out
 }

@@ -7,158 +7,119 @@
 package seed
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
-	"io"
+	"slices"
 	"strings"
-	"text/tabwriter"
+	"time"
 
 	"github.com/mustang-net/mustang/bench/report"
-	"github.com/mustang-net/mustang/bench/stats"
+	"github.com/mustang-net/mustang/bench/run"
 )
 
-// Verdicts on a claim.
-const (
-	Confirmed    = "confirmed"
-	NotConfirmed = "not confirmed"
-	NotShown     = "not shown" // the interval straddles the limit, or too few rounds
-	NotTestable  = "not testable here"
-)
-
-// Claim is what an article says.
-type Claim struct {
-	Text string `json:"claim"`
-	// Article is the article's own figure for the ratio, 0 for none.
-	Article float64        `json:"article,omitempty"`
-	Ratio   stats.Estimate `json:"ratio"`
-	// Limit is what the ratio's interval must pass: reach, or not exceed.
-	Limit   float64 `json:"limit,omitempty"`
-	AtMost  bool    `json:"at_most,omitempty"`
-	Verdict string  `json:"verdict"`
-	Why     string  `json:"why,omitempty"`
+// Ask is what a run of an article is asked for.
+type Ask struct {
+	Quick  bool
+	Budget time.Duration // 0: the article's own
+	Binary string
+	Self   []string
+	// Iperf3 makes streams by it where an article did.
+	Iperf3 bool
 }
 
-// path selects a subject of a run.
-type path struct {
-	mode, by string
-	services int
-	via      string
-	position string
+// Article is one of the articles.
+type Article struct {
+	Name        string // a letter
+	Title       string
+	Full, Quick time.Duration // its share of an hour, and of eight minutes
+	plan        func(Ask) (run.Plan, error)
+	claims      []claim
 }
 
-// find returns the subject, or why there is none.
-func (p path) find(d *report.Document) (string, error) {
-	for _, s := range d.Subjects {
-		if s.Mode == p.mode && s.By == p.by && s.Services == p.services && s.Via == p.via && s.Position == p.position && s.Tune == "" {
-			if why := d.Failures[s.ID]; why != "" {
-				return s.ID, errors.New(sentence(why))
-			}
-			return s.ID, nil
-		}
-	}
-	for name, why := range d.Failures {
-		if strings.HasPrefix(name, strings.TrimSpace(p.mode+" "+p.by)) {
-			return "", errors.New(sentence(why))
-		}
-	}
-	return "", fmt.Errorf("the run has no %s", strings.TrimSpace(p.mode+" "+p.by))
+// claim is something that an article says.
+type claim interface {
+	judge(*report.Document, *report.Figures) report.Claim
 }
 
-// sentence is what a person needs of a failure: its first line, without the
-// command that said it.
-func sentence(failure string) string {
-	line, _, _ := strings.Cut(failure, "\n")
-	if i := strings.LastIndex(line, "exit status "); i >= 0 {
-		if _, said, ok := strings.Cut(line[i:], ": "); ok {
-			line = said
-		}
-	}
-	line = strings.TrimPrefix(line, "mustang: ")
-	return strings.TrimSuffix(line, " ("+errors.ErrUnsupported.Error()+")")
-}
+// Articles are all, in their order.
+var Articles = []Article{a, b, c, d, e}
 
-// ratioClaim is a claim about one path ÷ another.
-type ratioClaim struct {
-	text    string
-	article float64
-	of, to  path
-	metric  report.Metric
-	limit   float64
-	atMost  bool
-}
-
-func (c ratioClaim) judge(d *report.Document, f *report.Figures) Claim {
-	out := Claim{Text: c.text, Article: c.article, Limit: c.limit, AtMost: c.atMost, Verdict: NotTestable}
-	a, err := c.of.find(d)
-	b, err2 := c.to.find(d)
-	if err = cmp.Or(err, err2); err != nil {
-		out.Why = err.Error()
-		return out
-	}
-	out.Ratio = f.Ratio(a, b, c.metric, "same").Ratio
-	judge := stats.AtLeast
-	if c.atMost {
-		judge = stats.AtMost
-	}
-	switch judge(out.Ratio, c.limit) {
-	case stats.Pass:
-		out.Verdict = Confirmed
-	case stats.Fail:
-		out.Verdict = NotConfirmed
-	default:
-		out.Verdict, out.Why = NotShown, "the interval straddles the limit"
-		if out.Ratio.N < stats.MinRounds {
-			out.Why = fmt.Sprintf("%d rounds, a claim needs %d", out.Ratio.N, stats.MinRounds)
-		}
+// Names are the articles' letters.
+func Names() (out []string) {
+	for _, a := range Articles {
+		out = append(out, a.Name)
 	}
 	return out
 }
 
-// factClaim is a claim about what happens, not how fast.
-type factClaim struct {
-	text string
-	want map[string]bool // of Document.Facts
+// Find returns an article by its letter.
+func Find(name string) (Article, error) {
+	i := slices.IndexFunc(Articles, func(a Article) bool { return a.Name == name })
+	if i < 0 {
+		return Article{}, fmt.Errorf("seed %q is unknown: use one of %s, or all", name, strings.Join(Names(), ", "))
+	}
+	return Articles[i], nil
 }
 
-func (c factClaim) judge(d *report.Document, _ *report.Figures) Claim {
-	out := Claim{Text: c.text, Verdict: Confirmed}
-	for name, want := range c.want {
-		got, ok := d.Facts[name]
-		switch {
-		case !ok:
-			return Claim{Text: c.text, Verdict: NotTestable, Why: cmp.Or(sentence(d.Failures[name]), "the run did not try it")}
-		case got != want:
-			out.Verdict, out.Why = NotConfirmed, fmt.Sprintf("%s: %v", name, got)
+// Plan is the run that the article's claims are judged by.
+func (a Article) Plan(ask Ask) (run.Plan, error) {
+	p, err := a.plan(ask)
+	if err != nil {
+		return p, err
+	}
+	if p.Budget = ask.Budget; p.Budget == 0 {
+		p.Budget = a.Full
+		if ask.Quick {
+			p.Budget = a.Quick
 		}
 	}
-	return out
+	p.Binary, p.Self = ask.Binary, ask.Self
+	p.Settings.Article, p.Settings.Quick = a.Name, ask.Quick
+	return p, nil
 }
 
-// Render prints the claims, a sentence each.
-func Render(w io.Writer, name string, claims []Claim) {
-	fmt.Fprintf(w, "\nSeed %s, claim by claim. Of a ratio, what counts is that its whole 95 %% interval passes the limit.\n\n", name)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "claim\tarticle\tmeasured\tlimit\tverdict")
-	n := map[string]int{}
-	for _, c := range claims {
-		n[c.Verdict]++
-		article, measured, limit := "–", "–", ""
-		if c.Article > 0 {
-			article = fmt.Sprintf("%.2f", c.Article)
-		}
-		if c.Ratio.N > 0 {
-			measured = fmt.Sprintf("%.2f [%.2f %.2f]", c.Ratio.Median, c.Ratio.Low, c.Ratio.High)
-		}
-		if c.Limit > 0 {
-			limit = map[bool]string{false: "≥ ", true: "≤ "}[c.AtMost] + fmt.Sprintf("%.2f", c.Limit)
-		}
-		verdict := c.Verdict
-		if c.Why != "" {
-			verdict += ": " + c.Why
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", c.Text, article, measured, limit, verdict)
+// Resumed is the plan that made a document, to go on with its run.
+func (a Article) Resumed(d *report.Document, ask Ask) (run.Plan, error) {
+	ask.Quick, ask.Iperf3 = d.Settings.Quick, d.Settings.StreamBy == run.StreamIperf3
+	p, err := a.Plan(ask)
+	p.Resume, p.Seed = d, d.Settings.Seed
+	return p, err
+}
+
+// Judge puts the article's claims into a run's document.
+func (a Article) Judge(d *report.Document) {
+	f := report.NewFigures(d)
+	d.Claims = nil
+	for _, c := range a.claims {
+		d.Claims = append(d.Claims, c.judge(d, f))
 	}
-	t.Flush()
-	fmt.Fprintf(w, "\n%d confirmed, %d not confirmed, %d not shown, %d not testable here\n", n[Confirmed], n[NotConfirmed], n[NotShown], n[NotTestable])
+}
+
+// Judge puts the claims of the document's own article into it; without one it does nothing.
+func Judge(d *report.Document) {
+	if a, err := Find(d.Settings.Article); err == nil {
+		a.Judge(d)
+	}
+}
+
+// options are how the articles' runs measure: samples of one core, by the load
+// program. Quick ones are as short as a round may be, so that there are enough of them.
+func options(quick bool) run.Options {
+	o := run.Defaults()
+	o.StreamBy = run.StreamOwn
+	o.Duration, o.Turns = 150*time.Millisecond, 10
+	if quick {
+		o.Duration, o.Turns = 45*time.Millisecond, 3
+	}
+	return o
+}
+
+// buildTime bounds the building of one contestant of the articles' runs.
+const buildTime = 2 * time.Minute
+
+// profileTime is how long each path is sampled for its flame graph.
+func profileTime(quick bool) time.Duration {
+	if quick {
+		return 500 * time.Millisecond
+	}
+	return 1500 * time.Millisecond
 }

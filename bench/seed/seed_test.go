@@ -12,6 +12,11 @@ import (
 	"github.com/mustang-net/mustang/bench/samehost"
 )
 
+func claimsOf(d *report.Document) []report.Claim {
+	a.Judge(d)
+	return d.Claims
+}
+
 // article is a run with exactly the article's figures.
 func article() *report.Document {
 	d := &report.Document{Schema: report.Schema, Complete: true, Failures: map[string]string{},
@@ -43,8 +48,8 @@ func article() *report.Document {
 }
 
 func TestArticlesOwnFiguresConfirmIt(t *testing.T) {
-	for _, c := range A(article()) {
-		if c.Verdict != Confirmed {
+	for _, c := range claimsOf(article()) {
+		if c.Verdict != report.Confirmed {
 			t.Errorf("%s: %s (%s), %+v", c.Text, c.Verdict, c.Why, c.Ratio)
 		}
 	}
@@ -67,27 +72,27 @@ func TestVerdictsSayWhy(t *testing.T) {
 		}
 	}
 	d.Facts[samehost.FirewallFact("macvlan", "")] = true
-	want := map[string]string{"veth + eBPF carries": NotConfirmed, "ipvlan + eBPF": NotTestable, "ipvlan by pod IP": NotTestable,
-		"without eBPF": NotConfirmed, "macvlan is the fastest": Confirmed}
-	claims := A(d)
+	want := map[string]string{"veth + eBPF carries": report.NotConfirmed, "ipvlan + eBPF": report.NotTestable, "ipvlan by pod IP": report.NotTestable,
+		"without eBPF": report.NotConfirmed, "macvlan is the fastest": report.Confirmed}
+	claims := claimsOf(d)
 	for _, c := range claims {
 		for prefix, verdict := range want {
 			if strings.HasPrefix(c.Text, prefix) && c.Verdict != verdict {
 				t.Errorf("%s: %s, want %s", c.Text, c.Verdict, verdict)
 			}
 		}
-		if (c.Verdict == NotTestable || c.Verdict == NotShown) && (c.Why == "" || strings.Contains(c.Why, "\n")) {
+		if (c.Verdict == report.NotTestable || c.Verdict == report.ClaimUnclear) && (c.Why == "" || strings.Contains(c.Why, "\n")) {
 			t.Errorf("%s: %s without one sentence why: %q", c.Text, c.Verdict, c.Why)
 		}
 	}
 	var b bytes.Buffer
-	Render(&b, "A", claims)
+	report.RenderClaims(&b, "A", claims)
 	if !strings.Contains(b.String(), "not testable here: mode ipvlan: this kernel has no ipvlan\n") || !strings.Contains(b.String(), "not testable here") {
 		t.Errorf("the report lacks the reason:\n%s", b.String())
 	}
 	d.Samples = d.Samples[:0]
-	for _, c := range A(d) {
-		if c.Verdict == Confirmed && c.Limit > 0 {
+	for _, c := range claimsOf(d) {
+		if c.Verdict == report.Confirmed && c.Limit > 0 {
 			t.Errorf("%s is confirmed without samples", c.Text)
 		}
 	}

@@ -9,16 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/bench/load"
 	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/samehost"
-	"github.com/mustang-net/mustang/lab"
 )
 
 func newBenchCmd(g *globals) *cobra.Command {
@@ -136,9 +134,6 @@ and the slower one must be found. Exit status is not 0 otherwise.`,
 }
 
 func (f *benchFlags) run(cmd *cobra.Command, g *globals) error {
-	if _, err := lab.GC(); err != nil { // a killed bench's
-		return err
-	}
 	o := f.options(cmd)
 	if f.resume != "" {
 		var err error
@@ -182,24 +177,37 @@ func (f *benchFlags) resumed(cmd *cobra.Command) (samehost.Options, error) {
 
 // benchRun measures, writes the file and prints the report.
 func benchRun(cmd *cobra.Command, g *globals, o samehost.Options, file string) (*report.Document, error) {
-	self, err := os.Executable()
+	self, err := benchSelf()
 	if err != nil {
-		return nil, fmt.Errorf("find the mustang binary: %w", err)
+		return nil, err
 	}
-	o.Binary, o.Self = self, []string{self, "bench-load"}
-	if file != "" {
-		o.Keep = func(d *report.Document) error { return d.Write(file) }
+	o.Binary, o.Self = self, benchLoad(self)
+	plan, err := o.Plan()
+	if err != nil {
+		return nil, err
 	}
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
-	defer stop()
-	doc, err := samehost.Run(ctx, o, samehost.Log{W: cmd.ErrOrStderr(), Terminal: benchTerminal(os.Stderr)})
+	doc, err := benchMeasure(cmd, plan, file)
 	if doc == nil {
 		return nil, err
 	}
+	return doc, errors.Join(benchPrint(cmd, g.Output, doc), err)
+}
+
+// benchMeasure runs a plan, and writes the file after each round and at the end.
+func benchMeasure(cmd *cobra.Command, plan run.Plan, file string) (*report.Document, error) {
 	if file != "" {
+		plan.Keep = func(d *report.Document) error { return d.Write(file) }
+	}
+	ctx, stop, err := benchStart(cmd)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	doc, err := run.Run(ctx, plan, run.Log{W: cmd.ErrOrStderr(), Terminal: benchTerminal(os.Stderr)})
+	if doc != nil && file != "" {
 		err = errors.Join(err, doc.Write(file))
 	}
-	return doc, errors.Join(benchPrint(cmd, g.Output, doc), err)
+	return doc, err
 }
 
 func benchPrint(cmd *cobra.Command, output string, doc *report.Document) error {
@@ -208,9 +216,4 @@ func benchPrint(cmd *cobra.Command, output string, doc *report.Document) error {
 	}
 	doc.Render(cmd.OutOrStdout(), benchTerminal(os.Stdout))
 	return nil
-}
-
-func benchTerminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
 }

@@ -2,76 +2,202 @@
 
 package main
 
-// mustang bench seed: an article's table and claims on this machine.
+// mustang bench seed: the articles' tables and claims on this machine.
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/bench/samehost"
 	"github.com/mustang-net/mustang/bench/seed"
-	"github.com/mustang-net/mustang/lab"
 )
 
+// allSeeds stands for every article.
+const allSeeds = "all"
+
+type seedFlags struct {
+	quick        bool
+	budget       time.Duration
+	json, html   string
+	from, resume string
+}
+
 func newBenchSeedCmd(g *globals) *cobra.Command {
-	var quick bool
-	var budget time.Duration
-	var file, from string
+	var f seedFlags
 	cmd := &cobra.Command{
-		Use:   "seed A",
-		Short: "An article's table on this machine, with a verdict on each of its claims",
-		Long: `Reproduce a table of the articles that mustang is built from, as ratios beside
-the article's, and judge its claims: confirmed, not confirmed, or why neither.
-A: pods on one host, every way to connect them, by pod IP and by ClusterIP.`,
-		Args:      cobra.ExactArgs(1),
-		ValidArgs: []string{"A"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if args[0] != "A" {
-				return fmt.Errorf("seed %s: this version has A only", args[0])
-			}
-			var doc *report.Document
-			var err error
-			if from != "" {
-				if doc, err = report.Read(from); err != nil {
-					return err
-				}
-				doc.Compute()
-			} else if doc, err = seedRun(cmd, seed.OptionsA(quick), budget, file); doc == nil {
-				return err
-			}
-			claims := seed.A(doc)
-			if g.Output == "json" {
-				text, encodeErr := json.MarshalIndent(claims, "", " ")
-				fmt.Fprintln(cmd.OutOrStdout(), string(text))
-				return errors.Join(err, encodeErr)
-			}
-			seed.Render(cmd.OutOrStdout(), args[0], claims)
-			return err
-		},
+		Use:       "seed " + strings.Join(seed.Names(), "|") + "|" + allSeeds,
+		Short:     "The articles' tables on this machine, with a verdict on each of their claims",
+		Long:      seedLong(),
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), func(_ *cobra.Command, args []string) error { _, err := articles(args[0]); return err }),
+		ValidArgs: append(seed.Names(), allSeeds),
+		RunE:      func(cmd *cobra.Command, args []string) error { return f.run(cmd, g, args[0]) },
 	}
 	fl := cmd.Flags()
-	fl.BoolVar(&quick, "quick", false, "a look; too few rounds for verdicts on ratios")
-	fl.DurationVar(&budget, "budget", 0, "as many rounds as fit into this time, instead of 20")
-	fl.StringVar(&file, "json", "", "write every raw round to this file, after each round")
-	fl.StringVar(&from, "from", "", "judge by this file of an earlier run instead of running")
+	fl.BoolVar(&f.quick, "quick", false, "shorter samples, fewer sizes: all of them within 8 minutes")
+	fl.DurationVar(&f.budget, "budget", 0, "as many rounds as fit into this time, instead of the article's own share of an hour")
+	fl.StringVar(&f.json, "json", "", "write every raw round to this file, after each round")
+	fl.StringVar(&f.html, "html", "", "write the report to this file, as one page that needs nothing else")
+	fl.StringVar(&f.from, "from", "", "judge by this file of an earlier run instead of running")
+	fl.StringVar(&f.resume, "resume", "", "go on with the run of this file")
+	cmd.MarkFlagsMutuallyExclusive("from", "resume", "json")
+	cmd.MarkFlagsMutuallyExclusive("from", "quick")
+	cmd.MarkFlagsMutuallyExclusive("resume", "quick")
 	return cmd
 }
 
-// seedRun measures, with streams by iperf3, the article's own tool, where it is.
+func seedLong() string {
+	text := "Reproduce the tables of the articles that mustang is built from, as ratios beside\nthe articles', and judge their claims: confirmed, not confirmed, or why neither.\n"
+	for _, a := range seed.Articles {
+		text += fmt.Sprintf("  %s  %s (%v; --quick: %v)\n", a.Name, a.Title, a.Full, a.Quick)
+	}
+	return text
+}
+
+func articles(name string) ([]seed.Article, error) {
+	if name == allSeeds {
+		return seed.Articles, nil
+	}
+	a, err := seed.Find(name)
+	return []seed.Article{a}, err
+}
+
+func (f seedFlags) run(cmd *cobra.Command, g *globals, name string) error {
+	list, err := articles(name)
+	if err != nil {
+		return err
+	}
+	b := &report.Bundle{}
+	if name == allSeeds {
+		b.Schema = report.BundleSchema
+	}
+	if path := f.from + f.resume; path != "" {
+		if b, err = report.ReadAny(path); err != nil {
+			return err
+		}
+	}
+	if f.from == "" {
+		err = f.measure(cmd, b, list)
+	}
+	b.Compute()
+	for _, d := range b.Runs {
+		seed.Judge(d)
+	}
+	return errors.Join(err, f.write(b), f.print(cmd, g, b, list))
+}
+
+// file is where the rounds are kept.
+func (f seedFlags) file() string { return f.json + f.resume }
+
+// write writes what was asked for.
+func (f seedFlags) write(b *report.Bundle) (err error) {
+	if len(b.Runs) == 0 {
+		return nil
+	}
+	if f.file() != "" {
+		err = b.Write(f.file())
+	}
+	if f.html != "" {
+		err = errors.Join(err, benchFile(f.html, b.WriteHTML))
+	}
+	return err
+}
+
+// measure runs the articles that the file has not whole, one after the other.
+func (f seedFlags) measure(cmd *cobra.Command, b *report.Bundle, list []seed.Article) error {
+	self, err := benchSelf()
+	if err != nil {
+		return err
+	}
+	_, noIperf := runner.Iperf3Version()
+	if noIperf != nil {
+		fmt.Fprintln(cmd.ErrOrStderr(), "no iperf3, the article's tool: install the package iperf3; streams are the load program's")
+	}
+	for _, missing := range []error{run.PerfMissing(), runner.ABTools()} {
+		if missing != nil {
+			fmt.Fprintln(cmd.ErrOrStderr(), missing)
+		}
+	}
+	whole := time.Duration(0)
+	for _, a := range list {
+		whole += a.Full
+	}
+	var errs []error
+	for _, a := range list {
+		ask := seed.Ask{Quick: f.quick, Budget: time.Duration(float64(f.budget) * float64(a.Full) / float64(whole)), Binary: self, Self: benchLoad(self), Iperf3: noIperf == nil}
+		plan, err := a.Plan(ask)
+		if old := b.Article(a.Name); old != nil {
+			if old.Complete {
+				continue
+			}
+			plan, err = a.Resumed(old, ask)
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "seed %s: %s, %v\n", a.Name, a.Title, plan.Budget)
+		if err := f.one(cmd, b, plan); err != nil {
+			errs = append(errs, fmt.Errorf("seed %s: %w", a.Name, err))
+			if errors.Is(err, context.Canceled) {
+				break
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// one runs one article, and keeps its rounds in the file.
+func (f seedFlags) one(cmd *cobra.Command, b *report.Bundle, plan run.Plan) error {
+	plan.Keep = func(d *report.Document) error {
+		b.Put(d)
+		if f.file() == "" {
+			return nil
+		}
+		return b.Write(f.file())
+	}
+	doc, err := benchMeasure(cmd, plan, "")
+	if doc != nil {
+		b.Put(doc)
+		if doc.Samples != nil && f.file() != "" {
+			err = errors.Join(err, b.Write(f.file()))
+		}
+	}
+	return err
+}
+
+func (f seedFlags) print(cmd *cobra.Command, g *globals, b *report.Bundle, list []seed.Article) error {
+	if g.Output == "json" {
+		all := map[string][]report.Claim{}
+		for _, d := range b.Runs {
+			all[d.Settings.Article] = d.Claims
+		}
+		text, err := json.MarshalIndent(all, "", " ")
+		fmt.Fprintln(cmd.OutOrStdout(), string(text))
+		return err
+	}
+	for _, d := range b.Runs {
+		if slices.ContainsFunc(list, func(a seed.Article) bool { return a.Name == d.Settings.Article }) {
+			d.Render(cmd.OutOrStdout(), benchTerminal(os.Stdout))
+		}
+	}
+	return nil
+}
+
+// seedRun measures pods on one host, with streams by iperf3 where it is.
 func seedRun(cmd *cobra.Command, o samehost.Options, budget time.Duration, file string) (*report.Document, error) {
 	if _, err := runner.Iperf3Version(); err != nil {
 		o.StreamBy = samehost.StreamOwn
-		fmt.Fprintln(cmd.ErrOrStderr(), "no iperf3, the article's tool: install the package iperf3; streams are the load program's")
 	}
 	o.Budget = budget
-	if _, err := lab.GC(); err != nil { // a killed bench's
-		return nil, err
-	}
 	return benchRun(cmd, &globals{Output: "table"}, o, file)
 }

@@ -5,19 +5,14 @@ package main
 // mustang bench cni: ADD and DEL of CNI plugins.
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"os"
-	"os/signal"
+	"context"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/bench/cni"
-	"github.com/mustang-net/mustang/lab"
+	"github.com/mustang-net/mustang/internal/install"
 )
 
 func newBenchCNICmd(g *globals) *cobra.Command {
@@ -28,38 +23,17 @@ func newBenchCNICmd(g *globals) *cobra.Command {
 		Short: "How long ADD and DEL take, beside the reference CNI plugins",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			self, err := os.Executable()
-			if err != nil {
-				return fmt.Errorf("find the mustang binary: %w", err)
-			}
-			o.Binary, o.Log = self, cmd.ErrOrStderr()
-			if o.Plugin == "" {
-				o.Plugin = filepath.Join(filepath.Dir(self), pluginFile)
-			}
-			if _, err := lab.GC(); err != nil { // a killed bench's
-				return err
-			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
-			defer stop()
-			report, err := cni.Run(ctx, o)
-			if report == nil {
-				return err
-			}
-			text, encodeErr := json.MarshalIndent(report, "", "  ")
-			err = errors.Join(err, encodeErr)
-			if file != "" {
-				err = errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o644))
-			}
-			if g.Output == "json" {
-				fmt.Fprintln(cmd.OutOrStdout(), string(text))
-			} else {
-				report.Render(cmd.OutOrStdout())
-			}
-			return err
+			return benchReport(cmd, g, file, func(ctx context.Context, self string) (*cni.Report, error) {
+				o.Binary, o.Log = self, cmd.ErrOrStderr()
+				if o.Plugin == "" {
+					o.Plugin = filepath.Join(filepath.Dir(self), install.Plugin)
+				}
+				return cni.Run(ctx, o)
+			})
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.Plugin, "plugin", "", "the CNI plugin (default: "+pluginFile+" beside this tool)")
+	f.StringVar(&o.Plugin, "plugin", "", "the CNI plugin (default: "+install.Plugin+" beside this tool)")
 	f.StringVar(&o.Reference, "reference", "/usr/lib/cni", "directory of the reference plugins")
 	f.StringSliceVar(&o.Contestants, "contestants", nil, "some of: "+strings.Join(cni.Names(), ", ")+" (default: all; "+cni.Base+" always)")
 	f.IntVar(&o.Rounds, "rounds", 15, "a claim needs 15")

@@ -5,14 +5,11 @@ package main
 // mustang bench nodes: pods on two nodes.
 
 import (
-	"encoding/json"
-	"errors"
+	"context"
 	"fmt"
 	"os"
-	"os/signal"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/bench/nodes"
 	"github.com/mustang-net/mustang/lab"
@@ -26,31 +23,10 @@ func newBenchNodesCmd(g *globals) *cobra.Command {
 		Short: "Pods on two nodes: direct and VXLAN, by eBPF and by the kernel, beside bare namespaces",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			self, err := os.Executable()
-			if err != nil {
-				return fmt.Errorf("find the mustang binary: %w", err)
-			}
-			o.Binary, o.Self, o.Log, o.Terminal = self, []string{self, "bench-load"}, cmd.ErrOrStderr(), benchTerminal(os.Stderr)
-			if _, err := lab.GC(); err != nil { // a killed bench's
-				return err
-			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
-			defer stop()
-			report, err := nodes.Run(ctx, o)
-			if report == nil {
-				return err
-			}
-			text, encodeErr := json.MarshalIndent(report, "", "  ")
-			err = errors.Join(err, encodeErr)
-			if file != "" {
-				err = errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o644))
-			}
-			if g.Output == "json" {
-				fmt.Fprintln(cmd.OutOrStdout(), string(text))
-			} else {
-				report.Render(cmd.OutOrStdout())
-			}
-			return err
+			return benchReport(cmd, g, file, func(ctx context.Context, self string) (*nodes.Report, error) {
+				o.Binary, o.Self, o.Log, o.Terminal = self, benchLoad(self), cmd.ErrOrStderr(), benchTerminal(os.Stderr)
+				return nodes.Run(ctx, o)
+			})
 		},
 	}
 	f := cmd.Flags()

@@ -5,17 +5,11 @@ package main
 // mustang bench policy: what NetworkPolicy costs.
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"os"
-	"os/signal"
+	"context"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/bench/policy"
-	"github.com/mustang-net/mustang/lab"
 )
 
 func newBenchPolicyCmd(g *globals) *cobra.Command {
@@ -26,31 +20,10 @@ func newBenchPolicyCmd(g *globals) *cobra.Command {
 		Short: "What NetworkPolicy costs, with few rules and with many, beside nftables",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			self, err := os.Executable()
-			if err != nil {
-				return fmt.Errorf("find the mustang binary: %w", err)
-			}
-			o.Binary, o.Self, o.Log = self, []string{self, "bench-load"}, cmd.ErrOrStderr()
-			if _, err := lab.GC(); err != nil { // a killed bench's
-				return err
-			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
-			defer stop()
-			report, err := policy.Run(ctx, o)
-			if report == nil {
-				return err
-			}
-			text, encodeErr := json.MarshalIndent(report, "", "  ")
-			err = errors.Join(err, encodeErr)
-			if file != "" {
-				err = errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o644))
-			}
-			if g.Output == "json" {
-				fmt.Fprintln(cmd.OutOrStdout(), string(text))
-			} else {
-				report.Render(cmd.OutOrStdout())
-			}
-			return err
+			return benchReport(cmd, g, file, func(ctx context.Context, self string) (*policy.Report, error) {
+				o.Binary, o.Self, o.Log = self, benchLoad(self), cmd.ErrOrStderr()
+				return policy.Run(ctx, o)
+			})
 		},
 	}
 	f := cmd.Flags()

@@ -5,17 +5,11 @@ package main
 // mustang bench services: how soon changes of Services reach packets.
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"os"
-	"os/signal"
+	"context"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/bench/services"
-	"github.com/mustang-net/mustang/lab"
 )
 
 func newBenchServicesCmd(g *globals) *cobra.Command {
@@ -28,31 +22,10 @@ func newBenchServicesCmd(g *globals) *cobra.Command {
 repository) in a lab's node, and each contestant in turn.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			self, err := os.Executable()
-			if err != nil {
-				return fmt.Errorf("find the mustang binary: %w", err)
-			}
-			o.Binary, o.Log = self, cmd.ErrOrStderr()
-			if _, err := lab.GC(); err != nil { // a killed bench's
-				return err
-			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
-			defer stop()
-			report, err := services.Run(ctx, o)
-			if report == nil {
-				return err
-			}
-			text, encodeErr := json.MarshalIndent(report, "", "  ")
-			err = errors.Join(err, encodeErr)
-			if file != "" {
-				err = errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o644))
-			}
-			if g.Output == "json" {
-				fmt.Fprintln(cmd.OutOrStdout(), string(text))
-			} else {
-				report.Render(cmd.OutOrStdout())
-			}
-			return err
+			return benchReport(cmd, g, file, func(ctx context.Context, self string) (*services.Report, error) {
+				o.Binary, o.Log = self, cmd.ErrOrStderr()
+				return services.Run(ctx, o)
+			})
 		},
 	}
 	f := cmd.Flags()

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -132,7 +133,7 @@ func checkHostRoute(a netip.Addr, f *faults) {
 		family = netlink.FAMILY_V4
 	}
 	dst := ipNet(netip.PrefixFrom(a, a.BitLen()))
-	if list, err := netlink.RouteListFiltered(family, &netlink.Route{Dst: &dst}, netlink.RT_FILTER_DST); err == nil && len(list) == 0 {
+	if list, err := netns.Routes(family, &netlink.Route{Dst: &dst}, netlink.RT_FILTER_DST); err == nil && len(list) == 0 {
 		f.add("the node's route to %s is missing", a)
 	}
 }

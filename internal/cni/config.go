@@ -45,6 +45,7 @@ type Config struct {
 	Masquerade        bool     `json:"masquerade"`        // towards the outside, pods wear the node's address
 	MasqueradeExclude []string `json:"masqueradeExclude"` // destinations that count as inside
 	ServicePath       string   `json:"servicePath"`       // where Services act: both, socket, tc or none
+	RequireAgent      bool     `json:"requireAgent"`      // no pod starts without an agent, which knows its policy
 	BPFFS             string   `json:"bpffs"`             // the node's scope, as the tool's flags
 	StateDir          string   `json:"stateDir"`
 	CgroupRoot        string   `json:"cgroupRoot"`
@@ -162,7 +163,7 @@ func Parse(text []byte, unknown func(field string)) (*Config, error) {
 // conventions allow in any configuration.
 var knownFields = []string{
 	"cniVersion", "name", "type", "capabilities", "dns", "ipam", "mode", "mtu", "localMTU", "localCIDRs", "uplink", "bridge", "masquerade",
-	"masqueradeExclude", "servicePath", "bpffs", "stateDir", "cgroupRoot", "args", "runtimeConfig", "prevResult",
+	"masqueradeExclude", "servicePath", "requireAgent", "bpffs", "stateDir", "cgroupRoot", "args", "runtimeConfig", "prevResult",
 	"cni.dev/valid-attachments", "cni.dev/attachments",
 }
 

@@ -90,6 +90,13 @@ const (
 	CTRst = 2
 )
 
+// enum ct_opening
+const (
+	CTAnswered       = 0
+	CTOpening        = 1 // in the small table
+	CTOpeningInPlace = 2 // in the big one, where a dead entry was
+)
+
 // enum ct_end_id
 const (
 	CTEndCut = 4294967295
@@ -151,6 +158,13 @@ const (
 	RemoteTunnel = 1 // its pods are reached through the tunnel
 )
 
+// enum edge_side
+const (
+	EdgeWire   = 0
+	EdgeTunnel = 1 // to nodes that are reached through it; its ports are EDGE_WIRE's
+	EdgeSides  = 2
+)
+
 // enum redirect_kind
 const (
 	RedirectNone    = 0
@@ -168,6 +182,7 @@ const (
 	CbReason          = 3
 	CbAnswer          = 4 // answer_key on an answer that goes out of the host end
 	CbRemote          = 4 // of a packet from the wire: the node that sent it by the tunnel, or 0
+	CbWay             = 4 // of a packet from a pod: 1 + the slot of mst_fast where its flow's way is, or 0
 )
 
 // enum pod_program

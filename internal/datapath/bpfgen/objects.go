@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "b7f027ad2823dc08cc944d6c71c05a7488404d38706431c970c9f57b3703d5c1"
+const ObjectsHash = "0aefc099c5e3bdbce7d60a23d4021138e3e532666bbfef6766b7e63980e281c0"

@@ -1,32 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package samehost
+package run
 
 // Going on with a run that was cut short.
 
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/mustang-net/mustang/bench/report"
 )
-
-// Resumed returns the options that made a document, to go on with its run.
-func Resumed(d *report.Document) Options {
-	o, set := Defaults(), d.Settings
-	o.Modes, o.ServicesBy, o.Services, o.Tune = set.Modes, set.ServicesBy, set.Services, set.Tunes
-	o.Rounds, o.Turns, o.Calibrate, o.Seed = set.Rounds, set.Turns, set.Calibrate, set.Seed
-	o.Conflists, o.Extra = set.Conflists, set.Extra
-	o.Duration = time.Duration(set.Duration * float64(time.Second))
-	o.IPv6, o.UDP, o.TailRate, o.StreamBy, o.MTU = set.IPv6, set.UDP, set.TailRate, set.StreamBy, set.MTU
-	o.Cores = "both"
-	if len(set.Cores) == 1 {
-		o.Cores = set.Cores[0]
-	}
-	o.Resume = d
-	return o
-}
 
 // sameMachine says why rounds of now cannot stand beside those of an earlier run.
 func sameMachine(then, now *report.Document) error {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package samehost
+package run
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -19,16 +18,22 @@ var versionCommands = map[string][]string{
 	"iptables-legacy": {"iptables-legacy", "--version"},
 	"nft":             {"nft", "--version"},
 	"iperf3":          {"iperf3", "--version"},
+	"nginx":           {"nginx", "-v"},
+	"ab":              {"ab", "-V"},
+	"perf":            {"perf", "--version"},
 }
 
-// backendVersion names the implementation of Services, "" for mustang, which
+// BackendVersion names the implementation of Services, "" for mustang, which
 // names itself by its program set.
-func backendVersion(by string) string {
+func BackendVersion(by string) string {
 	argv := versionCommands[by]
 	if argv == nil {
 		return ""
 	}
-	out, err := exec.Command(argv[0], argv[1:]...).Output()
+	if _, err := exec.LookPath(argv[0]); err != nil {
+		return "" // not installed
+	}
+	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 	if err != nil {
 		return argv[0] + " (version unknown)"
 	}
@@ -51,8 +56,8 @@ const (
 	instructionEnv = "MUSTANG_VM_INSTRUCTION_NS"
 )
 
-// emulation is report.Machine's Emulated for this machine.
-func emulation() string {
+// Emulation is report.Machine's Emulated for this machine.
+func Emulation() string {
 	switch {
 	case os.Getenv(instructionEnv) != "":
 		return report.EmulatedInstructions
@@ -62,13 +67,15 @@ func emulation() string {
 	return ""
 }
 
-func describeMachine() report.Machine {
+func DescribeMachine() report.Machine {
 	m := report.Machine{
-		Kernel: kernelRelease(), Emulated: emulation(), Arch: runtime.GOARCH, CPU: cpuModel(), CPUs: runtime.NumCPU(),
+		Kernel: kernelRelease(), Emulated: Emulation(), Arch: runtime.GOARCH, CPU: cpuModel(), CPUs: runtime.NumCPU(),
 		Versions: map[string]string{}, Sysctls: map[string]string{},
 	}
 	for name := range versionCommands {
-		m.Versions[name] = backendVersion(name)
+		if v := BackendVersion(name); v != "" {
+			m.Versions[name] = v
+		}
 	}
 	// What changes figures from one machine to the next.
 	for _, name := range []string{
@@ -95,28 +102,4 @@ func cpuModel() string {
 		}
 	}
 	return "unknown CPU"
-}
-
-// chooseCPUs returns the CPU of the client, and the server's for cross-core
-// samples: the last two that this process may use, since the first one tends
-// to carry the machine's interrupts.
-func chooseCPUs(cross bool) (client, server int, err error) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return 0, 0, fmt.Errorf("read CPU affinity: %w", err)
-	}
-	var allowed []int
-	for i := range len(set) * 64 {
-		if set.IsSet(i) {
-			allowed = append(allowed, i)
-		}
-	}
-	client = allowed[len(allowed)-1]
-	if len(allowed) == 1 {
-		if cross {
-			return 0, 0, fmt.Errorf("cross-core samples need two CPUs, this process may use one: use --cores same")
-		}
-		return client, client, nil
-	}
-	return client, allowed[len(allowed)-2], nil
 }

@@ -1,36 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package samehost
+package run
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/mustang-net/mustang/bench/cpu"
 	"github.com/mustang-net/mustang/bench/load"
 	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/bench/runner"
-	"golang.org/x/sys/unix"
 )
-
-// lockFile keeps two benches from measuring each other.
-const lockFile = "/run/mustang-bench.lock"
-
-// Log is where progress goes.
-type Log struct {
-	W        io.Writer
-	Terminal bool
-}
 
 // session is a run while its environments are up.
 type session struct {
-	o     Options
+	o     Plan
 	log   Log
 	doc   *report.Document
 	group *cpu.Group
@@ -45,24 +35,19 @@ type session struct {
 // Run measures and returns the document, which is worth keeping whenever it is
 // not nil: an error may mean that some contestants failed, or that the run was
 // interrupted after some rounds. Everything that was built is gone on return.
-func Run(ctx context.Context, o Options, log Log) (doc *report.Document, err error) {
-	if err := o.validate(); err != nil {
+func Run(ctx context.Context, o Plan, log Log) (doc *report.Document, err error) {
+	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	if os.Getuid() != 0 {
-		return nil, errors.New("the bench makes network namespaces: run it as root")
+	if err := o.tools(); err != nil {
+		return nil, err
 	}
-	if o.StreamBy == StreamIperf3 {
-		if _, err := runner.Iperf3Version(); err != nil {
-			return nil, err
-		}
-	}
-	unlock, err := lock()
+	unlock, err := Lock()
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	client, server, err := chooseCPUs(slices.Contains(o.cores(), "cross"))
+	client, server, err := CPUs(slices.Contains(o.AllCores(), "cross"))
 	if err != nil {
 		return nil, err
 	}
@@ -84,43 +69,40 @@ func Run(ctx context.Context, o Options, log Log) (doc *report.Document, err err
 			return nil, err
 		}
 	}
-	s.firewalls(ctx)
+	s.facts(ctx)
+	err = s.profiles(ctx)
+	if err != nil {
+		return s.doc, err
+	}
 	return s.doc, s.measure(ctx, began)
 }
 
-func lock() (unlock func(), err error) {
-	f, err := os.OpenFile(lockFile, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", lockFile, err)
+// tools says which program is missing, and its package.
+func (o Plan) tools() error {
+	if o.StreamBy == StreamIperf3 && slices.ContainsFunc(o.Scenarios, func(name string) bool { return strings.HasPrefix(name, string(load.Stream)) }) {
+		if _, err := runner.Iperf3Version(); err != nil {
+			return err
+		}
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, errors.New("another bench runs on this machine: two would measure each other; wait for it")
-	}
-	// The file stays: removing a lock file lets a waiter lock a nameless one.
-	return func() { f.Close() }, nil
+	return nil
 }
 
 func (s *session) newDocument(client, server int) *report.Document {
-	o := s.o
+	o, set := s.o, s.o.Settings
+	set.Rounds, set.Duration, set.Turns, set.Cores, set.Seed = o.Rounds, o.Duration.Seconds(), o.Turns, o.AllCores(), o.Seed
+	set.IPv6, set.TailRate, set.MTU, set.StreamBy, set.CC = o.IPv6, o.TailRate, o.MTU, o.StreamBy, load.ProbeCC("cubic")
+	set.CPUSource, set.ClientCPU, set.ServerCPU = s.group.Kind, client, server
 	return &report.Document{
-		Schema: report.Schema, Started: time.Now().UTC(), Machine: describeMachine(), Failures: map[string]string{}, Facts: map[string]bool{},
-		Samples: []runner.Sample{}, // not nil: in JSON it is a list, even when empty
-		Settings: report.Settings{
-			Modes: o.Modes, ServicesBy: o.ServicesBy, Services: o.Services, Rounds: o.Rounds, Duration: o.Duration.Seconds(), Turns: o.Turns, Calibrate: o.Calibrate,
-			Cores: o.cores(), Seed: o.Seed, Conflists: o.Conflists, Extra: o.Extra, IPv6: o.IPv6, UDP: o.UDP, TailRate: o.TailRate, MTU: o.MTU, Tunes: o.Tune, StreamBy: o.StreamBy, CC: load.ProbeCC("cubic"),
-			CPUSource: s.group.Kind, ClientCPU: client, ServerCPU: server,
-		},
+		Schema: report.Schema, Started: time.Now().UTC(), Machine: DescribeMachine(), Failures: map[string]string{}, Facts: map[string]bool{},
+		Samples:  []runner.Sample{}, // not nil: in JSON it is a list, even when empty
+		Settings: set,
 	}
 }
 
 // up builds all environments. One that cannot be built is a failure of its
-// contestant, not of the run; without loopback there is nothing to divide by.
+// contestant, not of the run; without the base there is nothing to divide by.
 func (s *session) up(ctx context.Context) error {
-	list, err := s.o.contestants()
-	if err != nil {
-		return err
-	}
+	list := s.o.Contestants
 	for i, c := range list {
 		s.say("building %d of %d: %s", i+1, len(list), c.Name())
 		env, err := s.build(ctx, c, s.group.Env(fmt.Sprintf("e%d", i)))
@@ -131,14 +113,16 @@ func (s *session) up(ctx context.Context) error {
 			return cause
 		}
 		if err != nil {
-			if c.Name() == report.Base {
+			if c.Name() == s.doc.BaseID() {
 				return err
 			}
 			s.doc.Failures[c.Name()] = err.Error()
-			if errors.Is(err, errors.ErrUnsupported) && s.o.isExtra(c) {
+			if lacking(c, err) {
 				s.lacking++
+				s.say("not here: %s: %v", c.Name(), err)
+			} else {
+				s.say("failed: %s: %v", c.Name(), err)
 			}
-			s.say("failed: %s: %v", c.Name(), err)
 			if s.log.Terminal {
 				fmt.Fprintln(s.log.W)
 			}
@@ -156,7 +140,7 @@ func (s *session) up(ctx context.Context) error {
 // build bounds the time of one environment: the kernel's firewalls take
 // milliseconds a Service when there are many.
 func (s *session) build(ctx context.Context, c Contestant, cgroup string) (Env, error) {
-	limit := 2*time.Minute + time.Duration(s.o.mostServices())*6*time.Millisecond
+	limit := s.o.BuildTime
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not built within %s", limit))
 	defer cancel()
 	return c.Up(ctx, cgroup)
@@ -166,8 +150,8 @@ func (s *session) add(p Path, env Env) {
 	p.Subject.ProgramSet = env.ProgramSet()
 	s.doc.Subjects = append(s.doc.Subjects, p.Subject)
 	s.paths[p.Subject.ID] = p
-	for _, cores := range s.o.cores() {
-		for _, scenario := range s.o.scenarios() {
+	for _, cores := range s.o.AllCores() {
+		for _, scenario := range s.o.Scenarios {
 			if p.Only == nil || slices.Contains(p.Only, scenario) {
 				s.cases = append(s.cases, runner.Case{Subject: p.Subject.ID, Scenario: scenario, Cores: cores})
 			}
@@ -202,6 +186,27 @@ func (s *session) resume() error {
 	old.Settings.Rounds = s.o.Rounds
 	s.doc = old
 	return nil
+}
+
+// facts finds out what the plan asks, and is not known yet. What cannot be tried is a
+// failure of the fact.
+func (s *session) facts(ctx context.Context) {
+	for i, f := range s.o.Facts {
+		if _, known := s.doc.Facts[f.Name]; known {
+			continue
+		}
+		l := s.launcher(runner.Case{Cores: "same"})
+		l.Duration, l.Warmup = 20*time.Millisecond, 0
+		is, err := f.Find(ctx, l, s.group.Env(fmt.Sprintf("f%d", i)))
+		if err == nil {
+			s.doc.Facts[f.Name] = is
+			continue
+		}
+		if errors.Is(err, errors.ErrUnsupported) {
+			s.lacking++
+		}
+		s.doc.Failures[f.Name] = err.Error()
+	}
 }
 
 func (s *session) measure(ctx context.Context, began time.Time) error {

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// What the commands of mustang bench share.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/lab"
+)
+
+// benchSelf is this binary, which the labs and loads of a bench run.
+func benchSelf() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find the mustang binary: %w", err)
+	}
+	return self, nil
+}
+
+// benchLoad is the command that runs the load program.
+func benchLoad(self string) []string { return []string{self, "bench-load"} }
+
+// benchStart removes what a killed bench left, and returns a context that ends with
+// Ctrl-C: the run then keeps its finished rounds.
+func benchStart(cmd *cobra.Command) (context.Context, context.CancelFunc, error) {
+	if _, err := lab.GC(); err != nil {
+		return nil, nil, err
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+	return ctx, stop, nil
+}
+
+// benchRender is a bench's report.
+type benchRender[R any] interface {
+	*R
+	Render(io.Writer)
+}
+
+// benchReport runs a bench, and writes and prints its report, also that of a run that
+// was cut short. file is for the report as JSON, "" for none.
+func benchReport[R any, P benchRender[R]](cmd *cobra.Command, g *globals, file string, run func(ctx context.Context, self string) (P, error)) error {
+	self, err := benchSelf()
+	if err != nil {
+		return err
+	}
+	ctx, stop, err := benchStart(cmd)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	report, err := run(ctx, self)
+	if report == nil {
+		return err
+	}
+	text, encodeErr := json.MarshalIndent(report, "", "  ")
+	err = errors.Join(err, encodeErr)
+	if file != "" {
+		err = errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o644))
+	}
+	if g.Output == "json" {
+		fmt.Fprintln(cmd.OutOrStdout(), string(text))
+	} else {
+		report.Render(cmd.OutOrStdout())
+	}
+	return err
+}
+
+// benchTerminal says whether a file is a terminal.
+func benchTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
