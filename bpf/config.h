@@ -14,8 +14,8 @@ const volatile __u8 deliver_egress = 0;
 /* 1: to_pod runs at the node's NIC, for a packet of another node's pod, and delivers it. */
 const volatile __u8 from_wire = 0;
 
-/* 1: bpf_fib_lookup can leave the neighbour to bpf_redirect_neigh (6.3). */
-const volatile __u8 has_fib_skip_neigh = 0;
+/* 1: from_outside runs at the tunnel's device, for answers to flows that wear its address. */
+const volatile __u8 from_tunnel = 0;
 
 /* Marks an answer of ours that passes a hook on its way back to the pod. The loader draws it by
  * lot, so that nobody can pass another packet off as one. */

@@ -15,12 +15,13 @@
 #include "lib/nat.h"
 #include "lib/parse.h"
 #include "lib/refuse.h"
+#include "lib/remote.h"
 
-inline_fn struct edge_config *edge_config(void)
+inline_fn struct edge_config *edge_config(__u32 side)
 {
-	__u32 zero = 0;
+	__u32 key = side; /* enum edge_side */
 
-	return bpf_map_lookup_elem(&mst_edge_v1, &zero);
+	return bpf_map_lookup_elem(&mst_edge_v2, &key);
 }
 
 /* Beside the verdicts, as EDGE_SEND: the packet is to be dropped, for the reason that it carries. */
@@ -83,7 +84,8 @@ struct edge_plan {
 	__u32 endpoint;    /* the backend's, on this node; 0: none */
 	__u8 host;         /* 1: the backend is the node itself */
 	__u8 wear;         /* 1: the flow wears the node's address */
-	__u8 pad[6];
+	__u8 side;         /* enum edge_side: which of them */
+	__u8 pad[5];
 };
 
 /**
@@ -92,7 +94,7 @@ struct edge_plan {
  */
 global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan *plan, __u32 now)
 {
-	struct edge_config *c = edge_config();
+	struct edge_config *c = edge_config(EDGE_WIRE), *worn;
 
 	if (!p || !plan || !c)
 		return REASON_NAT_PORTS;
@@ -100,7 +102,10 @@ global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan
 		if (!tuple_taken(&plan->post, p->proto, now))
 			return REASON_NONE;
 	} else {
-		plan->post.src = p->ipv6 ? c->ip6 : c->ip4;
+		worn = plan->side == EDGE_TUNNEL ? edge_config(EDGE_TUNNEL) : c;
+		if (!worn)
+			return REASON_NAT_PORTS;
+		plan->post.src = p->ipv6 ? worn->ip6 : worn->ip4;
 		if (addr_is_zero(&plan->post.src))
 			return REASON_NAT_PORTS;
 	}
@@ -110,6 +115,15 @@ global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan
 			return REASON_NONE;
 	}
 	return REASON_NAT_PORTS;
+}
+
+/* A node that is reached through the tunnel takes no other address of ours there, and knows by it
+ * that the answer goes back through it. */
+inline_fn __u8 edge_side(const struct addr *backend)
+{
+	struct remote *r = remote_of(remote_find(backend));
+
+	return r && r->flags & REMOTE_TUNNEL ? EDGE_TUNNEL : EDGE_WIRE;
 }
 
 /**
@@ -132,6 +146,8 @@ slow_fn int edge_plan_backend(struct __sk_buff *skb, struct pkt *p, const struct
 	plan->endpoint = endpoint_of(&to);
 	plan->host = !plan->endpoint && address_flags(&to) & SVC_NODE;
 	plan->wear = !(s->flags & SVC_KEEP_SOURCE) && !plan->host;
+	if (plan->wear && !plan->endpoint)
+		plan->side = edge_side(&to);
 	ep = plan->endpoint ? endpoint_slot(plan->endpoint) : NULL;
 	if (ep && ep->flags & EP_IN_POD) /* answers past the node's stack already */
 		plan->wear = 0;
@@ -330,14 +346,27 @@ inline_fn bool edge_destination(struct __sk_buff *skb, struct addr *dst)
 /* Of what goes to the node itself, only node ports and the ports that flows wear are the edge's. */
 slow_fn bool edge_port(const struct addr *dst, const struct pkt *p)
 {
-	struct edge_config *c = edge_config();
+	struct edge_config *c = edge_config(EDGE_WIRE);
 	__u16 address, port = bpf_ntohs(p->t.dport);
 
 	if (p->kind == PKT_ICMP_ERROR)
 		return true;
 	if (!c || p->kind != PKT_FLOW || (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP))
 		return false;
-	return (__u16)(port - c->port_first) < c->port_count || service_find(dst, p->t.dport, p->proto, SCOPE_ANY, &address);
+	if ((__u16)(port - c->port_first) < c->port_count)
+		return true;
+	return !from_tunnel && service_find(dst, p->t.dport, p->proto, SCOPE_ANY, &address);
+}
+
+/* What an address that a packet is for means here. */
+inline_fn __u16 destination_flags(const struct addr *dst)
+{
+	struct edge_config *c;
+
+	if (!from_tunnel)
+		return address_flags(dst);
+	c = edge_config(EDGE_TUNNEL);
+	return c && (addr_equal(dst, &c->ip4) || addr_equal(dst, &c->ip6)) ? SVC_ADDRESS | SVC_NODE : 0;
 }
 
 SEC("tc")
@@ -351,7 +380,7 @@ int from_outside(struct __sk_buff *skb)
 
 	if (skb->pkt_type != PACKET_HOST || !edge_destination(skb, &dst))
 		return NEXT;
-	address = address_flags(&dst);
+	address = destination_flags(&dst);
 	/* What does not add up is the stack's to judge, as if nothing were here. */
 	if (!address || parse(skb, &p) || (p.frag && frag_follow(&p, f.now)))
 		return NEXT;

@@ -19,7 +19,8 @@ struct {
 	__type(value, struct ct_entry);
 } mst_ct_v1 SEC(".maps");
 
-/* Flows not yet answered: apart, so that a flood of them evicts only its own kind.
+/* Flows not yet answered, on tuples that have no place in the table above: apart, so that a flood of
+ * them evicts only its own kind.
  * Writers, readers and life as above. Size: what a flood may hold. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -213,14 +214,14 @@ struct {
 	__type(value, struct netns_info);
 } mst_netns_v1 SEC(".maps");
 
-/* How the node appears outside. Written by the engine, read on the first packet of a flow from
- * outside and where a program speaks for the node. */
+/* How the node appears to backends, by enum edge_side. Written by the engine, read on the first
+ * packet of a flow from outside and where a program speaks for the node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, EDGE_SIDES);
 	__type(key, __u32);
 	__type(value, struct edge_config);
-} mst_edge_v1 SEC(".maps");
+} mst_edge_v2 SEC(".maps");
 
 /* Where a connected socket really goes. Written at connect(), read by getpeername() and
  * recvmsg(); lives and dies with the socket, so it has no size. */

@@ -71,7 +71,8 @@ inline_fn bool reply_translated_here(struct endpoint *self, struct endpoint *to)
 /* Whether what is decided about this packet holds for those that follow. */
 inline_fn bool worth_keeping(const struct flow *f, const struct pkt *p)
 {
-	return p->shape == SHAPE_USUAL && f->established && f->key.scope == CT_SCOPE_FLOW && !(f->e->closing_orig | f->e->closing_reply);
+	return p->shape == SHAPE_USUAL && f->key.scope == CT_SCOPE_FLOW &&
+	       !(f->e->opening | f->e->closing_orig | f->e->closing_reply);
 }
 
 /**
@@ -125,6 +126,7 @@ struct plan {
 	__u8 role;         /* CT_DIRECT or CT_PRE_NAT */
 	__u8 scope;        /* enum ct_scope of the packet's own tuple */
 	__u8 flags;        /* enum ct_flag */
+	bool found;        /* the responder is known */
 };
 
 /**
@@ -133,17 +135,27 @@ struct plan {
  */
 global_fn int plan_service(struct pkt *p, struct plan *plan)
 {
+	struct service_key key;
 	struct service *s;
 	struct backend *b;
-	__u16 address;
+	__u16 address = 0;
 	__u32 id = 0;
 	int reason;
 
 	if (!p || !plan)
 		return REASON_NONE;
-	s = service_find(&p->t.dst, p->t.dport, p->proto, SCOPE_ANY, &address);
+	key = (struct service_key){ .addr = p->t.dst, .port = p->t.dport, .proto = p->proto };
+	s = service_at(&key, SCOPE_ANY);
+	if (!s) {
+		end_set(&plan->responder, &p->t.dst);
+		plan->found = true;
+		if (plan->responder.endpoint) /* a pod's own port */
+			return REASON_NONE;
+		s = service_of_address(&key, SCOPE_ANY, &address);
+	}
 	if (!s)
 		return address & SVC_REFUSE ? REASON_SERVICE_PORT : REASON_NONE;
+	plan->found = false;
 	if (p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		return REASON_MIDSTREAM_NAT;
 	reason = service_closed(s, &p->t.src);
@@ -177,7 +189,8 @@ global_fn int admit(struct pkt *p, struct plan *plan, __u32 self)
 
 	if (!p || !plan || !j)
 		return REASON_POLICY_UNKNOWN;
-	end_set(&plan->responder, &plan->post.dst);
+	if (!plan->found)
+		end_set(&plan->responder, &plan->post.dst);
 	if (self && !plan->responder.endpoint) /* a link-local address is in no table */
 		end_set_id(&plan->responder, self);
 	j->opener = p->t.src;

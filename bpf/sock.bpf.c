@@ -57,6 +57,17 @@ inline_fn struct netns_info *socket_netns(struct bpf_sock_addr *ctx)
 	return ns && ns->flags & EP_SERVICE_SOCKET ? ns : NULL;
 }
 
+/* Loopback is each namespace's own: frontends there are for the sockets of the node's. */
+inline_fn __u8 scope_of(const struct netns_info *ns, const struct addr *to)
+{
+	bool v4 = addr_is_ipv4(to) && to->bytes[12] == 127;
+	bool v6 = !to->quads[0] && to->quads[1] == bpf_cpu_to_be64(1);
+
+	if (!v4 && !v6)
+		return SCOPE_ANY;
+	return ns->flags & EP_NODE ? SCOPE_NODE : SCOPE_NOBODY;
+}
+
 /**
  * client_of - the address that a socket's packets will have, as far as it is known here
  * @to: where they go: the family counts
@@ -71,7 +82,7 @@ slow_fn int client_of(const struct netns_info *ns, const struct addr *to, struct
 
 	__builtin_memset(a, 0, sizeof(*a));
 	if (ns->flags & EP_NODE) {
-		node = bpf_map_lookup_elem(&mst_edge_v1, &zero);
+		node = bpf_map_lookup_elem(&mst_edge_v2, &zero);
 		if (node)
 			*a = v4 ? node->ip4 : node->ip6;
 		return 0;
@@ -182,7 +193,7 @@ inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 
 	if (!ns)
 		return KEEP;
-	s = service_find(&d->addr, d->port, ctx->protocol, SCOPE_ANY, &address);
+	s = service_find(&d->addr, d->port, ctx->protocol, scope_of(ns, &d->addr), &address);
 	if (!s) {
 		if (!(address & SVC_REFUSE))
 			return keep(ctx);
@@ -256,7 +267,7 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 
 	if (!ns)
 		return KEEP;
-	s = service_find(&d->addr, d->port, ctx->protocol, SCOPE_ANY, &address);
+	s = service_find(&d->addr, d->port, ctx->protocol, scope_of(ns, &d->addr), &address);
 	if (!s) {
 		if (!(address & SVC_REFUSE))
 			return KEEP;

@@ -110,6 +110,8 @@ struct endpoint_counters {
 enum frontend_scope {
 	SCOPE_ANY = 0,
 	SCOPE_OUTSIDE = 1, /* for clients outside the cluster, where they have backends of their own */
+	SCOPE_NODE = 2,    /* for the node's own sockets: loopback addresses */
+	SCOPE_NOBODY = 3,  /* has no entries */
 };
 
 /* proto 0 and port 0: the address itself is a Service's (see SVC_ADDRESS). A node port has the
@@ -237,6 +239,13 @@ enum ct_closing {
 	CT_RST = 2,
 };
 
+/* Whether a flow is half-open, and where it then lies. */
+enum ct_opening {
+	CT_ANSWERED = 0,
+	CT_OPENING = 1,          /* in the small table */
+	CT_OPENING_IN_PLACE = 2, /* in the big one, where a dead entry was */
+};
+
 /* Instead of an endpoint: a change of policy cut the flow. No endpoint has this id, so each
  * packet of the flow is judged again, in its original direction. */
 enum ct_end_id {
@@ -259,7 +268,8 @@ struct ct_entry {
 	__u8 shadow;   /* 1: the PRE half is keyed with CT_SCOPE_SHADOW */
 	__u8 closing_orig;  /* enum ct_closing, by the opener's packets */
 	__u8 closing_reply; /* by the other end's */
-	__u8 pad1[2];
+	__u8 opening;       /* enum ct_opening */
+	__u8 pad1;
 	struct ct_end opener;
 	struct ct_end responder;
 	__u32 backend;      /* id, or enum backend_id */
@@ -287,7 +297,11 @@ struct fast_flow {
 	__u8 proto;
 	__u8 flags;            /* enum fast_flag */
 	struct tuple to;       /* what the packet's tuple becomes */
-	__u64 pad[3];
+	/* Where packets with that tuple left the node (lib/way.h). */
+	__u32 way_until;       /* a time of its own, in moments */
+	__u32 way_ifindex;
+	__u32 way_mtu;         /* bytes, without the link header */
+	__u8 way_macs[12];     /* destination and source */
 };
 _Static_assert(sizeof(struct fast_flow) == 128, "fast_flow");
 
@@ -572,7 +586,13 @@ struct prefix {
 	__u8 addr[16]; /* struct addr, which would be aligned to 8 bytes */
 };
 _Static_assert(sizeof(struct prefix) == 20, "prefix");
-/* The one element of mst_edge: how the node appears outside. */
+enum edge_side {
+	EDGE_WIRE = 0,
+	EDGE_TUNNEL = 1, /* to nodes that are reached through it; its ports are EDGE_WIRE's */
+	EDGE_SIDES = 2,
+};
+
+/* An element of mst_edge: how the node appears to a backend. */
 struct edge_config {
 	struct addr ip4; /* wears it for clients that do not keep theirs; zero when it has none */
 	struct addr ip6;
@@ -599,6 +619,7 @@ enum cb_word {
 	CB_REASON = 3,
 	CB_ANSWER = 4, /* answer_key on an answer that goes out of the host end */
 	CB_REMOTE = 4, /* of a packet from the wire: the node that sent it by the tunnel, or 0 */
+	CB_WAY = 4,    /* of a packet from a pod: 1 + the slot of mst_fast where its flow's way is, or 0 */
 };
 
 /* Slots of the program table that entry programs call. */

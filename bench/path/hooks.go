@@ -28,10 +28,8 @@ type Hook struct {
 	Cost   stats.Estimate `json:"cost"` // in the document's unit, of a packet
 }
 
-// name is the hook's row in a record.
-func (h Hook) name() string {
-	return fmt.Sprintf("hook %s %s %s: %s", h.Mode, h.Hook, h.Family, h.Packet)
-}
+// name is the hook's in a record's part of its mode.
+func (h Hook) name() string { return fmt.Sprintf("%s %s: %s", h.Hook, h.Family, h.Packet) }
 
 // hookCase is a packet and the hook that it is sent into.
 type hookCase struct {

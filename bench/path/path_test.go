@@ -73,40 +73,64 @@ func TestRestorerSendsTheSameFrameOrANewPort(t *testing.T) {
 	}
 }
 
-// run is a document with one transaction of each cost.
-func run(costs map[string]float64) *Document {
+// run is a document with one transaction of each cost, by contestant, and one
+// packet at a hook of veth.
+func run(hook float64, costs map[string]float64) *Document {
 	d := &Document{Emulated: true, Unit: Instructions, Kernel: "6.12", Go: "go1"}
 	for name, c := range costs {
-		d.Transactions = append(d.Transactions, Transaction{Subject: name, Scenario: "rr", Cost: stats.Estimate{Median: c}})
+		d.Transactions = append(d.Transactions, Transaction{Subject: name + ", pod IP", Contestant: name, Via: "pod IP", Scenario: "rr", Cost: stats.Estimate{Median: c}})
+	}
+	if hook > 0 {
+		d.Hooks = append(d.Hooks, Hook{Mode: "veth", Family: "v4", Hook: "from_pod", Packet: "established", Cost: stats.Estimate{Median: hook}})
 	}
 	return d
 }
 
 func TestRecordFailsOnWhatGrewOrWent(t *testing.T) {
-	record, err := NewRecord(run(map[string]float64{"loopback": 10000, "veth": 20000}))
+	type costs = map[string]float64
+	was := run(300, costs{"loopback": 10000, "veth": 20000})
+	was.Transactions = append(was.Transactions, Transaction{Subject: "veth, pod IP", Contestant: "veth", Via: "pod IP", Scenario: "crr", Cost: stats.Estimate{Median: 90000}})
+	record, err := NewRecord(was)
 	if err != nil {
 		t.Fatal(err)
 	}
+	whole := func(hook, rr, crr float64) *Document {
+		d := run(hook, costs{"veth": rr})
+		if crr > 0 {
+			d.Transactions = append(d.Transactions, was.Transactions[2])
+			d.Transactions[1].Cost.Median = crr
+		}
+		return d
+	}
+	otherGo := whole(310, 30000, 90000)
+	otherGo.Go = "go2"
 	for name, c := range map[string]struct {
-		now  map[string]float64
+		now  *Document
 		want string // in the output; "" is no failure
 	}{
-		"the same":     {map[string]float64{"loopback": 10000, "veth": 20000}, ""},
-		"within":       {map[string]float64{"loopback": 10000, "veth": 20399}, ""},
-		"beyond":       {map[string]float64{"loopback": 10000, "veth": 20401}, "WORSE    rr veth: 20000 → 20401"},
-		"gone":         {map[string]float64{"loopback": 10000}, "MISSING  rr veth"},
-		"better":       {map[string]float64{"loopback": 10000, "veth": 10000}, ""},
-		"one new more": {map[string]float64{"loopback": 10000, "veth": 20000, "netkit": 1}, ""},
+		"the same":                 {whole(300, 20000, 90000), ""},
+		"within":                   {whole(306, 20399, 90000), ""},
+		"a transaction beyond":     {whole(300, 20401, 90000), "WORSE    veth: rr by pod IP: 20000 → 20401"},
+		"a hook beyond":            {whole(307, 20000, 90000), "WORSE    hooks of veth: from_pod v4: established: 300 → 307"},
+		"gone from a part":         {whole(300, 20000, 0), "MISSING  veth: crr by pod IP"},
+		"better":                   {whole(100, 10000, 90000), ""},
+		"a new part":               {run(300, costs{"netkit": 1}), ""},
+		"parts that were not run":  {run(300, nil), ""},
+		"nothing that is recorded": {run(0, costs{"netkit": 1}), "-"},
+		"another Go":               {otherGo, "WORSE    hooks of veth: from_pod v4: established: 300 → 310"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			err := record.Check(run(c.now), &out)
-			if (err != nil) != (c.want != "") || !strings.Contains(out.String(), c.want) {
+			err := record.Check(c.now, &out)
+			if (err != nil) != (c.want != "") || c.want != "-" && !strings.Contains(out.String(), c.want) {
 				t.Errorf("%v, want %q in %q", err, c.want, out.String())
+			}
+			if c.now == otherGo && strings.Contains(out.String(), "30000") {
+				t.Errorf("transactions of another Go were compared: %s", out.String())
 			}
 		})
 	}
-	other := run(map[string]float64{"loopback": 10000, "veth": 20000})
+	other := run(300, costs{"veth": 20000})
 	other.Kernel = "6.18"
 	if err := record.Check(other, &bytes.Buffer{}); err == nil {
 		t.Error("instructions of another kernel were compared")

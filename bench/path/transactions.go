@@ -21,20 +21,22 @@ import (
 
 // Transaction is what one request and its answer cost on one path.
 type Transaction struct {
-	Subject  string         `json:"subject"`
-	Mode     string         `json:"mode,omitempty"`
-	By       string         `json:"services_by,omitempty"`
-	Via      string         `json:"via"`
-	Scenario string         `json:"scenario"` // rr, crr
-	Samples  []float64      `json:"samples"`  // in the document's unit
-	Cost     stats.Estimate `json:"cost"`     // their median
+	Subject    string         `json:"subject"`
+	Contestant string         `json:"contestant"`
+	Mode       string         `json:"mode,omitempty"`
+	By         string         `json:"services_by,omitempty"`
+	Via        string         `json:"via"`
+	Scenario   string         `json:"scenario"` // rr, crr
+	Samples    []float64      `json:"samples"`  // in the document's unit
+	Cost       stats.Estimate `json:"cost"`     // their median
 	// Loopback's cost ÷ this one's: the ratio of rates.
 	Ratio float64 `json:"ratio"`
 	// Programs is the part of BPF programs in it, from a sample apart.
 	Programs []ProgramShare `json:"programs,omitempty"`
 }
 
-func (t Transaction) name() string { return t.Scenario + " " + t.Subject }
+// name is the transaction's in a record's part of its contestant.
+func (t Transaction) name() string { return t.Scenario + " by " + t.Via }
 
 // settle is how long a closed environment has for its last work, which the
 // kernel does in the background, on the only processor. Idle time is free here.
@@ -46,8 +48,11 @@ const settle = time.Second
 func (d *Document) transactions(ctx context.Context, o Options) error {
 	group := cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), []int{0})
 	list := []samehost.Contestant{samehost.NewLoopback(report.Base)}
-	for _, mode := range o.Modes {
+	for i, mode := range o.Modes {
 		for _, by := range o.ServicesBy {
+			if by == "mustang-socket" && i > 0 {
+				continue // connect() is the same in every mode
+			}
 			list = append(list, samehost.NewPods("bnpath", mode, by, o.Binary))
 		}
 	}
@@ -83,9 +88,9 @@ func (d *Document) contestant(ctx context.Context, o Options, l runner.Launcher,
 			if p.Subject.By == "mustang-socket" && (p.Subject.Via == report.PodIP || scenario == load.RR) {
 				continue // the same path as to a pod with mustang-tc: only a connection meets the socket's programs
 			}
-			t := Transaction{Subject: p.Subject.ID, Mode: p.Subject.Mode, By: p.Subject.By, Via: p.Subject.Via, Scenario: string(scenario)}
+			t := Transaction{Subject: p.Subject.ID, Contestant: p.Subject.Contestant, Mode: p.Subject.Mode, By: p.Subject.By, Via: p.Subject.Via, Scenario: string(scenario)}
 			if err := t.measure(ctx, o, l, p.Target); err != nil {
-				return fmt.Errorf("%s: %w", t.name(), err)
+				return fmt.Errorf("%s %s: %w", t.Scenario, t.Subject, err)
 			}
 			d.Transactions = append(d.Transactions, t)
 		}

@@ -8,8 +8,9 @@
  *
  * Half-open flows live in a small table of their own until a packet of the
  * opener follows a reply; then both halves move. A flow that ends leaves its
- * entry there, dead, and the next one on its tuple moves into it: a client that
- * uses its ports in turn costs the big table no insertion.
+ * entry dead, and the next one on its tuple begins in its place, half-open: it
+ * takes no room that was not taken, so a flood gains nothing by it, and a client
+ * that uses its ports in turn costs neither table an insertion.
  */
 #pragma once
 
@@ -25,7 +26,6 @@ struct flow {
 	__u32 now;
 	bool reply;         /* the packet goes against the flow's original direction */
 	bool src_is_hi;
-	bool established;   /* found in the table of answered flows */
 };
 
 /**
@@ -58,40 +58,34 @@ inline_fn bool ct_alive(const struct ct_entry *e, __u32 now)
 	return e && (__s32)(e->expires - now) >= 0;
 }
 
-inline_fn void ct_found(struct flow *f, bool established)
+/* A tuple that has a place in the big table has no other: its flows begin there. */
+inline_fn struct ct_entry *ct_lookup(const struct ct_key *key)
 {
-	if (!ct_alive(f->e, f->now))
-		f->e = NULL;
-	f->established = established;
-	f->reply = f->e && f->src_is_hi != !!(f->e->flags & CT_ORIGIN_IS_HI);
+	struct ct_entry *e = bpf_map_lookup_elem(&mst_ct_v1, key);
+
+	return e ? e : bpf_map_lookup_elem(&mst_ct_new_v1, key);
 }
 
 inline_fn void ct_find_key(struct flow *f)
 {
-	f->e = bpf_map_lookup_elem(&mst_ct_v1, &f->key);
-	ct_found(f, true);
-	if (f->e)
+	f->e = ct_lookup(&f->key);
+	if (!ct_alive(f->e, f->now)) {
+		f->e = NULL;
+		f->reply = false;
 		return;
-	f->e = bpf_map_lookup_elem(&mst_ct_new_v1, &f->key);
-	ct_found(f, false);
+	}
+	f->reply = f->src_is_hi ^ (f->e->flags & CT_ORIGIN_IS_HI);
 }
+_Static_assert(CT_ORIGIN_IS_HI == 1, "ct_find_key takes it for a bool");
 
 /**
  * ct_find - look up the flow of a packet
  * @f: now must be set; the rest is filled
  * @scope: enum ct_scope
- *
- * The answer to a SYN belongs to a half-open flow, so it looks there first.
  */
 slow_fn int ct_find(struct flow *f, const struct pkt *p, __u8 scope)
 {
 	f->src_is_hi = ct_key_of(&f->key, &p->t, p->proto, scope);
-	if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK)) {
-		f->e = bpf_map_lookup_elem(&mst_ct_new_v1, &f->key);
-		ct_found(f, false);
-		if (f->e)
-			return 0;
-	}
 	ct_find_key(f);
 	return 0;
 }
@@ -190,11 +184,40 @@ inline_fn struct ct_entry *ct_half(const struct flow *f, const struct ct_entry *
 
 	ct_tuple(mine, &f->key, e);
 	ct_key_of(key, &e->other, proto, other_scope(e));
-	half = bpf_map_lookup_elem(&mst_ct_v1, key);
-	if (ct_alive(half, f->now) && ct_is_half(half, e, mine))
-		return half;
-	half = bpf_map_lookup_elem(&mst_ct_new_v1, key);
+	half = ct_lookup(key);
 	return ct_alive(half, f->now) && ct_is_half(half, e, mine) ? half : NULL;
+}
+
+/* An expiry that says: dead, and somebody is writing a new life over it. */
+#define CT_TAKEN(now) ((now) - (1u << 30))
+
+/**
+ * ct_revive - write an entry over a dead one, which nobody reads until it lives again
+ * @old: what lies at the key, or NULL
+ *
+ * Return: whether it was dead, and this CPU the one that took it.
+ */
+inline_fn bool ct_revive(struct ct_entry *old, const struct ct_entry *e, __u32 now)
+{
+	__u32 expired = old ? old->expires : now;
+
+	if (!old || (__s32)(expired - now) >= 0 || expired == CT_TAKEN(now) ||
+	    __sync_val_compare_and_swap(&old->expires, expired, CT_TAKEN(now)) != expired)
+		return false;
+	__builtin_memcpy(&old->role, &e->role, sizeof(*e) - __builtin_offsetof(struct ct_entry, role));
+	barrier();
+	old->expires = e->expires;
+	return true;
+}
+
+/* Enter a half-open half, in the place of a dead entry if there is one. */
+inline_fn long ct_enter(const struct ct_key *key, struct ct_entry *e, __u32 now)
+{
+	e->opening = CT_OPENING_IN_PLACE;
+	if (ct_revive(bpf_map_lookup_elem(&mst_ct_v1, key), e, now))
+		return 0;
+	e->opening = CT_OPENING;
+	return bpf_map_update_elem(&mst_ct_new_v1, key, e, BPF_ANY);
 }
 
 /**
@@ -214,14 +237,12 @@ slow_fn int ct_repair(struct flow *f, struct pkt *p)
 			other->expires = e->expires;
 		return 0;
 	}
-	if (ct_alive(bpf_map_lookup_elem(&mst_ct_v1, &key), f->now))
+	if (ct_alive(ct_lookup(&key), f->now))
 		return 0;
 	ct_other_half(&half, e, &mine, ct_key_of(&key, &e->other, p->proto, key.scope));
-	if (f->established)
-		return bpf_map_update_elem(&mst_ct_v1, &key, &half, BPF_ANY);
-	if (ct_alive(bpf_map_lookup_elem(&mst_ct_new_v1, &key), f->now))
-		return 0;
-	return bpf_map_update_elem(&mst_ct_new_v1, &key, &half, BPF_ANY);
+	if (half.opening)
+		return ct_enter(&key, &half, f->now);
+	return bpf_map_update_elem(&mst_ct_v1, &key, &half, BPF_ANY);
 }
 
 /**
@@ -244,49 +265,55 @@ slow_fn int ct_close(struct flow *f, struct pkt *p)
 	return 0;
 }
 
-/* Enter an answered half, in the place of one that is dead: nobody reads that any more. */
-inline_fn long ct_settle(const struct ct_key *key, const struct ct_entry *e, __u32 now)
+/**
+ * ct_answered - a half-open half becomes an answered one: where it lies, or it moves
+ * Return: whether it moved.
+ */
+global_fn int ct_answered(const struct ct_key *key, struct ct_entry *e, __u32 now)
 {
-	struct ct_entry *old = bpf_map_lookup_elem(&mst_ct_v1, key);
+	struct ct_entry copy;
 
-	if (!old || ct_alive(old, now))
-		return bpf_map_update_elem(&mst_ct_v1, key, e, BPF_ANY);
-	__builtin_memcpy(&old->role, &e->role, sizeof(*e) - __builtin_offsetof(struct ct_entry, role));
-	barrier();
-	old->expires = e->expires;
-	return 0;
+	if (!key || !e)
+		return 0;
+	copy = *e;
+	copy.seen_reply = 1;
+	copy.opening = CT_ANSWERED;
+	copy.expires = now + ct_lifetime(&copy, key->proto, true);
+	if (e->opening == CT_OPENING_IN_PLACE) {
+		e->seen_reply = 1;
+		e->expires = copy.expires;
+		e->opening = CT_ANSWERED;
+		return 0;
+	}
+	if (bpf_map_update_elem(&mst_ct_v1, key, &copy, BPF_ANY))
+		return 0;
+	bpf_map_delete_elem(&mst_ct_new_v1, key);
+	return 1;
 }
 
 /**
- * ct_promote - move an answered flow, both halves of it, to the table of answered flows
+ * ct_promote - an answered flow, both halves of it, is one of the established
  */
 slow_fn int ct_promote(struct flow *f, struct pkt *p)
 {
-	struct ct_entry *e = f->e, *other, copy, half;
+	struct ct_entry *e = f->e, *other;
 	struct ct_key key;
 
 	if (!e)
 		return 0;
-	copy = *e;
-	if (copy.role != CT_DIRECT) {
-		ct_key_of(&key, &copy.other, p->proto, other_scope(&copy));
-		other = bpf_map_lookup_elem(&mst_ct_new_v1, &key);
-		if (!other || !(other->seen_reply | copy.seen_reply))
+	if (e->role != CT_DIRECT) {
+		ct_key_of(&key, &e->other, p->proto, other_scope(e));
+		other = ct_lookup(&key);
+		if (!ct_alive(other, f->now) || !(other->seen_reply | e->seen_reply))
 			return 0;
-		half = *other;
-		half.seen_reply = 1;
-		half.expires = f->now + ct_lifetime(&half, p->proto, true);
-		if (ct_settle(&key, &half, f->now))
-			return 0;
-		bpf_map_delete_elem(&mst_ct_new_v1, &key);
-	} else if (!copy.seen_reply) {
+		if (other->opening)
+			ct_answered(&key, other, f->now);
+	} else if (!e->seen_reply) {
 		return 0;
 	}
-	copy.seen_reply = 1;
-	copy.expires = f->now + ct_lifetime(&copy, p->proto, true);
-	if (!ct_settle(&f->key, &copy, f->now))
-		bpf_map_delete_elem(&mst_ct_new_v1, &f->key);
-	return 1;
+	if (ct_answered(&f->key, e, f->now))
+		ct_find_key(f);
+	return 0;
 }
 
 /* Both ends have closed, or one has reset: nothing more is owed to the flow. */
@@ -356,14 +383,14 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 	}
 	if (f->reply && !e->seen_reply)
 		e->seen_reply = 1;
-	expires = f->now + ct_lifetime(e, p->proto, f->established);
+	expires = f->now + ct_lifetime(e, p->proto, !e->opening);
 	if (expires - e->expires + CT_REFRESH - 1 >= 2 * CT_REFRESH - 1) {
 		e->expires = expires;
 		if (e->role != CT_DIRECT)
 			ct_repair(f, p);
 	}
-	if (!f->established && !f->reply && !(p->tcp_flags & TCP_SYN) && ct_promote(f, p))
-		ct_find_key(f);
+	if (e->opening && !f->reply && !(p->tcp_flags & TCP_SYN))
+		ct_promote(f, p);
 }
 
 inline_fn void ct_end(struct ct_entry *e, const struct ct_key *key, __u32 now)
@@ -430,7 +457,7 @@ inline_fn long ct_create(const struct tuple *t, __u8 proto, __u8 scope, struct c
 
 	e->flags = (e->flags & ~CT_ORIGIN_IS_HI) | (ct_key_of(&key, t, proto, scope) ? CT_ORIGIN_IS_HI : 0);
 	e->expires = now + ct_lifetime(e, proto, false);
-	return bpf_map_update_elem(&mst_ct_new_v1, &key, e, BPF_ANY);
+	return ct_enter(&key, e, now);
 }
 
 /* Whether a flow occupies the tuple that the backend would see. One that has closed ends,

@@ -5,8 +5,8 @@
  * Unless the Service keeps the client's address, it wears the node's, so that
  * the answer finds back here whichever node the backend is on. The program at a
  * local backend's interface turns the answer back and sends it to the wire; of
- * a remote backend, the NIC's ingress does; of the node's own sockets, and of
- * pods with a NIC of their own, its egress.
+ * a remote backend, the NIC's ingress does, or that of the tunnel's device; of
+ * the node's own sockets, and of pods with a NIC of their own, its egress.
  */
 #pragma once
 

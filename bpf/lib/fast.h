@@ -20,6 +20,7 @@
 #include "nat.h"
 #include "parse.h"
 #include "remote.h"
+#include "way.h"
 #include "wire.h"
 
 /* Of both directions of a flow the same: @a and @b are the last words of both addresses. */
@@ -48,9 +49,14 @@ inline_fn __u32 fast_hook(__u32 id, __u32 dir)
 	return id << 1 | dir | (__u32)from_wire << 31;
 }
 
+inline_fn __u32 fast_place(__u32 hash, __u32 hook)
+{
+	return (hash ^ hook * 37) & (FAST_SLOTS - 1);
+}
+
 inline_fn struct fast_flow *fast_slot(__u32 hash, __u32 hook)
 {
-	__u32 slot = (hash ^ hook * 37) & (FAST_SLOTS - 1);
+	__u32 slot = fast_place(hash, hook);
 
 	return bpf_map_lookup_elem(&mst_fast_v1, &slot);
 }
@@ -206,9 +212,11 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	int reason;
 
 	p->shape = glance(skb, p);
+	hash = tuple_hash(&p->t);
+	if (dir == DIR_FROM_POD && !in_pod)
+		way_slot_note(skb, p->shape ? fast_place(hash, hook) : WAY_NONE);
 	if (p->shape != SHAPE_USUAL)
 		return FAST_NO;
-	hash = tuple_hash(&p->t);
 	p->generation = fast_generation(hash, self);
 	fast = fast_slot(hash, hook);
 	if (!fast || !fast_is(fast, p, hook) || !fast_holds(fast, p))
@@ -259,6 +267,8 @@ slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct c
 
 	if (!fast || mine->endpoint != id || (void *)(eth + 1) > packet_end(skb))
 		return 0;
+	if (!tuple_equal(way_tuple(fast), to ? to : &p->t) || fast->proto != p->proto)
+		fast->way_until = now_moments() - 1; /* it was another flow's */
 	fast->t = p->t;
 	fast->t.pad = hook;
 	fast->until = now_seconds() + FAST_LIFETIME;

@@ -12,6 +12,7 @@
 #include "encap.h"
 #include "parse.h"
 #include "remote.h"
+#include "way.h"
 
 #define FLOWINFO_MASK 0x0fffffff
 #define AF_INET 2
@@ -33,12 +34,6 @@ inline_fn __u32 wire_length(struct __sk_buff *skb, const struct pkt *p)
 	return p->l4_off - ETH_HLEN + header + skb->gso_size;
 }
 
-/* Where a packet goes out. */
-struct way {
-	__u32 ifindex;
-	struct bpf_redir_neigh next;
-};
-
 /**
  * fib_route - ask the routing table, as for a packet that came in here
  * @fib: filled but for the device
@@ -51,9 +46,15 @@ inline_fn bool fib_route(struct __sk_buff *skb, struct bpf_fib_lookup *fib, stru
 	long found;
 
 	fib->ifindex = skb->ifindex;
-	found = bpf_fib_lookup(skb, fib, sizeof(*fib), has_fib_skip_neigh ? BPF_FIB_LOOKUP_SKIP_NEIGH : 0);
+	found = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
 	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return false;
+	way->mtu = 0;
+	if (found == BPF_FIB_LKUP_RET_SUCCESS) {
+		way->mtu = fib->mtu_result;
+		__builtin_memcpy(way->macs, fib->dmac, ETH_ALEN);
+		__builtin_memcpy(way->macs + ETH_ALEN, fib->smac, ETH_ALEN);
+	}
 	way->ifindex = fib->ifindex;
 	way->next.nh_family = fib->family;
 	__builtin_memcpy(way->next.ipv6_nh, fib->ipv6_dst, sizeof(way->next.ipv6_nh)); /* or IPv4's, first */
@@ -61,10 +62,27 @@ inline_fn bool fib_route(struct __sk_buff *skb, struct bpf_fib_lookup *fib, stru
 }
 
 /* Out of the device, to the neighbour: the kernel finds its link address. */
-inline_fn int way_out(struct __sk_buff *skb, struct way *way)
+inline_fn int way_out(struct __sk_buff *skb, const struct pkt *p, struct way *way)
 {
+	struct fast_flow *kept = way_slot(skb);
+
+	if (kept)
+		way_keep(kept, p, way);
 	redirect_note(skb, way->ifindex, REDIRECT_NEIGH);
 	return bpf_redirect_neigh(way->ifindex, &way->next, sizeof(way->next), 0);
+}
+
+/* Out of the device, to the link address that is known. The tunnel's family may be another than
+ * that of the packet inside. */
+inline_fn int way_out_again(struct __sk_buff *skb, const struct fast_flow *kept, bool ipv6)
+{
+	struct ethhdr eth = { .h_proto = ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP) };
+
+	__builtin_memcpy(&eth, kept->way_macs, sizeof(kept->way_macs));
+	if (bpf_skb_store_bytes(skb, 0, &eth, sizeof(eth), 0))
+		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
+	redirect_note(skb, kept->way_ifindex, REDIRECT_NEIGH);
+	return bpf_redirect(kept->way_ifindex, 0);
 }
 
 inline_fn void fib_addrs(struct bpf_fib_lookup *fib, const struct addr *src, const struct addr *dst)
@@ -102,22 +120,29 @@ inline_fn void fib_flow(struct __sk_buff *skb, struct bpf_fib_lookup *fib, const
  */
 inline_fn bool hop_take(struct __sk_buff *skb, const struct pkt *p)
 {
+	void *header = packet(skb) + ETH_HLEN;
+
 	if (p->ipv6) {
+		const struct ipv6hdr *ip = header;
 		__u8 limit;
 
-		if (bpf_skb_load_bytes(skb, ETH_HLEN + 7, &limit, 1) || limit <= 1)
+		if ((void *)(ip + 1) > packet_end(skb) || ip->hop_limit <= 1)
 			return false;
-		limit--;
+		limit = ip->hop_limit - 1;
 		return !bpf_skb_store_bytes(skb, ETH_HLEN + 7, &limit, 1, BPF_F_RECOMPUTE_CSUM);
 	} else {
+		const struct iphdr *ip = header;
 		struct {
 			__u8 ttl, proto;
 			__sum16 check;
 		} h;
 		__u32 sum;
 
-		if (bpf_skb_load_bytes(skb, ETH_HLEN + 8, &h, sizeof(h)) || h.ttl <= 1)
+		if ((void *)(ip + 1) > packet_end(skb) || ip->ttl <= 1)
 			return false;
+		h.ttl = ip->ttl;
+		h.proto = ip->protocol;
+		h.check = ip->check;
 		h.ttl--;
 		sum = h.check + (__u32)bpf_htons(0x0100); /* RFC 1624 */
 		h.check = sum + (sum >= 0xffff);
@@ -126,31 +151,27 @@ inline_fn bool hop_take(struct __sk_buff *skb, const struct pkt *p)
 }
 
 /* To the node in direct routing. */
-slow_fn bool pod_route(struct __sk_buff *skb, const struct pkt *p, struct way *way)
+slow_fn bool pod_route(struct __sk_buff *skb, const struct pkt *p, __u32 length, struct way *way)
 {
-	struct bpf_fib_lookup fib = {};
+	struct bpf_fib_lookup fib = { .tot_len = length };
 
 	if (!p || !way)
 		return false;
 	fib_flow(skb, &fib, p);
-	fib.tot_len = wire_length(skb, p);
 	return fib_route(skb, &fib, way);
 }
 
 /* To the other end of the tunnel. */
-slow_fn bool tunnel_route(struct __sk_buff *skb, const struct pkt *p, const struct tunnel *t, struct way *way)
+slow_fn bool tunnel_route(struct __sk_buff *skb, const struct tunnel *t, __u32 length, struct way *way)
 {
-	struct bpf_fib_lookup fib = { .l4_protocol = IPPROTO_UDP };
-	__u32 more;
+	struct bpf_fib_lookup fib = { .l4_protocol = IPPROTO_UDP, .tot_len = length };
 
-	if (!p || !t || !way)
+	if (!t || !way)
 		return false;
-	more = tunnel_overhead(t);
 	fib_addrs(&fib, &t->src, &t->dst);
 	fib.sport = t->sport;
 	fib.dport = t->port;
-	fib.tot_len = wire_length(skb, p) + more;
-	return skb->len + more <= 65535 && fib_route(skb, &fib, way);
+	return fib_route(skb, &fib, way);
 }
 
 inline_fn void tunnel_to(struct tunnel *t, struct __sk_buff *skb, const struct pkt *p, const struct node_config *n,
@@ -166,6 +187,29 @@ inline_fn void tunnel_to(struct tunnel *t, struct __sk_buff *skb, const struct p
 	t->pad = 0;
 }
 
+/* Through the tunnel, the way that its flow's packets have just gone or another. */
+slow_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const struct node_config *n, const struct remote *r)
+{
+	struct fast_flow *kept = way_slot(skb);
+	struct way way;
+	struct tunnel t;
+	__u32 length;
+	bool again;
+
+	tunnel_to(&t, skb, p, n, r);
+	length = wire_length(skb, p) + tunnel_overhead(&t);
+	again = kept && way_holds(kept, p, length);
+	if (skb->len + tunnel_overhead(&t) > 65535)
+		return NEXT;
+	if (!again && (!tunnel_route(skb, &t, length, &way) || way.ifindex == n->overlay))
+		return NEXT;
+	if (!hop_take(skb, p))
+		return NEXT;
+	if (tunnel_push(skb, &t))
+		return drop(skb, REASON_ENCAP, DIR_FROM_POD);
+	return again ? way_out_again(skb, kept, !addr_is_ipv4(&t.dst)) : way_out(skb, p, &way);
+}
+
 /**
  * to_wire - send a pod's packet to the pod of another node
  * @p: remote is the node, as the packet's flow has it
@@ -175,21 +219,23 @@ inline_fn void tunnel_to(struct tunnel *t, struct __sk_buff *skb, const struct p
 global_fn int to_wire(struct __sk_buff *skb, struct pkt *p)
 {
 	struct node_config *n = node_config();
+	struct fast_flow *kept;
 	struct remote *r;
-	struct tunnel t;
 	struct way way;
+	__u32 length;
 
 	if (!p || !n || !(n->flags & NODE_EBPF))
 		return NEXT;
 	r = remote_of(p->remote);
 	if (!r)
 		return NEXT;
-	if (!(r->flags & REMOTE_TUNNEL))
-		return pod_route(skb, p, &way) && hop_take(skb, p) ? way_out(skb, &way) : NEXT;
-	tunnel_to(&t, skb, p, n, r);
-	if (!tunnel_route(skb, p, &t, &way) || way.ifindex == n->overlay || !hop_take(skb, p))
-		return NEXT;
-	return tunnel_push(skb, &t) ? drop(skb, REASON_ENCAP, DIR_FROM_POD) : way_out(skb, &way);
+	if (r->flags & REMOTE_TUNNEL)
+		return into_tunnel(skb, p, n, r);
+	length = wire_length(skb, p);
+	kept = way_slot(skb);
+	if (kept && way_holds(kept, p, length))
+		return hop_take(skb, p) ? way_out_again(skb, kept, p->ipv6) : NEXT;
+	return pod_route(skb, p, length, &way) && hop_take(skb, p) ? way_out(skb, p, &way) : NEXT;
 }
 
 /* Beside the verdicts: the packet is to leave the node, by to_wire. */

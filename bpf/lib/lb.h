@@ -5,36 +5,54 @@
 #include "common.h"
 
 /**
- * service_find - the Service behind an address, port and protocol
- * @scope: SCOPE_OUTSIDE for a client outside the cluster
- * @address: where the flags of the address go, 0 when it has no frontend
+ * service_at - the Service whose frontend a key is
+ * @key: its scope is set here
+ * @scope: SCOPE_OUTSIDE for a client outside the cluster; of SCOPE_ANY and those of loopback, that alone
  *
  * Return: NULL when there is none.
  */
+inline_fn struct service *service_at(struct service_key *key, __u8 scope)
+{
+	struct service *s;
+
+	key->scope = scope == SCOPE_OUTSIDE ? SCOPE_ANY : scope;
+	s = bpf_map_lookup_elem(&mst_services_v2, key);
+	if (!s || scope != SCOPE_OUTSIDE || !(s->flags & SVC_SPLIT))
+		return s;
+	key->scope = SCOPE_OUTSIDE;
+	return bpf_map_lookup_elem(&mst_services_v2, key);
+}
+
+/**
+ * service_of_address - the same where the key itself is no frontend
+ * @address: where the flags of the address go, 0 when it has no frontend
+ */
+inline_fn struct service *service_of_address(struct service_key *key, __u8 scope, __u16 *address)
+{
+	struct service_key whole = { .addr = key->addr };
+	struct service *mark = bpf_map_lookup_elem(&mst_services_v2, &whole);
+
+	if (!mark)
+		return NULL;
+	*address = mark->flags;
+	if (!(*address & SVC_NODE))
+		return NULL;
+	if (addr_is_ipv4(&key->addr))
+		key->addr.words[3] = 0;
+	else
+		key->addr.quads[0] = key->addr.quads[1] = 0;
+	return service_at(key, scope);
+}
+
+/* The Service behind an address, port and protocol, as service_at() and then service_of_address(). */
 inline_fn struct service *service_find(const struct addr *a, __be16 port, __u8 proto, __u8 scope,
 				       __u16 *address)
 {
-	struct service_key key = { .addr = *a, .port = port, .proto = proto }, whole = { .addr = *a };
-	struct service *s = bpf_map_lookup_elem(&mst_services_v2, &key), *mark;
+	struct service_key key = { .addr = *a, .port = port, .proto = proto };
+	struct service *s = service_at(&key, scope);
 
 	*address = 0;
-	if (!s) {
-		mark = bpf_map_lookup_elem(&mst_services_v2, &whole);
-		if (!mark)
-			return NULL;
-		*address = mark->flags;
-		if (!(*address & SVC_NODE))
-			return NULL;
-		if (addr_is_ipv4(a))
-			key.addr.words[3] = 0;
-		else
-			key.addr.quads[0] = key.addr.quads[1] = 0;
-		s = bpf_map_lookup_elem(&mst_services_v2, &key);
-	}
-	if (!s || scope != SCOPE_OUTSIDE || !(s->flags & SVC_SPLIT))
-		return s;
-	key.scope = SCOPE_OUTSIDE;
-	return bpf_map_lookup_elem(&mst_services_v2, &key);
+	return s ? s : service_of_address(&key, scope, address);
 }
 
 /* Whether the client may use the Service, as far as its address goes. */

@@ -23,8 +23,8 @@ func newAgentCmd(g *globals) *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "agent",
-		Short: "Follow Kubernetes, and give this node its Services",
-		Long: `Follows the API server and keeps this node's Services as it says, until it is
+		Short: "Follow Kubernetes, and give this node its Services and NetworkPolicies",
+		Long: `Follows the API server and keeps this node's Services and NetworkPolicies as it says, until it is
 told to stop. What is at work stays at work when the agent ends, however it ends.
 Settings come from flags, then from --config, then from defaults.`,
 		Example: "  mustang agent --kubeconfig /etc/kubernetes/agent.conf --api-server 10.0.0.1:6443 --node n1",
@@ -45,6 +45,7 @@ Settings come from flags, then from --config, then from defaults.`,
 			return a.Run(cmd.Context())
 		},
 	}
+	cmd.AddCommand(newAgentHealthCmd(g))
 	d := agent.Defaults()
 	f := cmd.Flags()
 	f.StringVar(&file, "config", "", "YAML file with these settings by these names")
@@ -57,6 +58,9 @@ Settings come from flags, then from --config, then from defaults.`,
 	f.BoolVar(&given.HostServices, "host-services", d.HostServices, "the node's own sockets, and host-network pods, get Services, too")
 	f.StringVar(&given.HealthAddress, "health-address", d.HealthAddress, "ADDRESS:PORT of /healthz and /livez, or none")
 	f.StringVar(&given.MetricsAddress, "metrics-address", d.MetricsAddress, "ADDRESS:PORT of /metrics, or none")
+	f.StringVar(&given.CNIConfDir, "cni-conf-dir", d.CNIConfDir, "where the container runtime looks for networks: the agent's list goes there when it is ready; none: somebody else sees to it")
+	f.BoolVar(&given.CNIDisplace, "cni-displace", false, "write the list although another network's is there")
+	f.StringVar(&given.StartupTaint, "startup-taint", "", "taint that the agent takes off its node when it is ready")
 	f.StringVar(&given.LogLevel, "log-level", d.LogLevel, "debug, info, warn or error")
 	return cmd
 }
@@ -76,6 +80,7 @@ func agentConfig(cmd *cobra.Command, g *globals, given agent.Config, file string
 		"bpffs": {&c.BPFFS, &given.BPFFS}, "state-dir": {&c.StateDir, &given.StateDir}, "cgroup-root": {&c.CgroupRoot, &given.CgroupRoot},
 		"health-address": {&c.HealthAddress, &given.HealthAddress}, "metrics-address": {&c.MetricsAddress, &given.MetricsAddress},
 		"node-mode": {&c.NodeMode, &given.NodeMode}, "log-level": {&c.LogLevel, &given.LogLevel},
+		"cni-conf-dir": {&c.CNIConfDir, &given.CNIConfDir}, "startup-taint": {&c.StartupTaint, &given.StartupTaint},
 	} {
 		if cmd.Flags().Changed(name) {
 			*setting.to = *setting.from
@@ -86,6 +91,9 @@ func agentConfig(cmd *cobra.Command, g *globals, given agent.Config, file string
 	}
 	if cmd.Flags().Changed("node-port-addresses") {
 		c.NodePortAddresses = given.NodePortAddresses
+	}
+	if cmd.Flags().Changed("cni-displace") {
+		c.CNIDisplace = given.CNIDisplace
 	}
 	if cmd.Flags().Changed("host-services") {
 		c.HostServices = given.HostServices
@@ -109,7 +117,7 @@ func (g *globals) delegate(cmd *cobra.Command, args []string) error {
 	for top.HasParent() && top.Parent().HasParent() {
 		top = top.Parent()
 	}
-	if g.shared != nil || !agents[top.Name()] {
+	if f := cmd.Flags().Lookup("cluster"); g.shared != nil || !agents[top.Name()] || f != nil && f.Changed {
 		return nil
 	}
 	if err := cmd.ValidateArgs(args); err != nil {
@@ -120,7 +128,11 @@ func (g *globals) delegate(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	call := agent.Call{Args: os.Args[1:], BPFFS: g.BPFFS, Dir: dir}
-	if f := cmd.Flags().Lookup("file"); f != nil && f.Value.String() != "" {
+	for _, name := range []string{"file", "filename"} {
+		f := cmd.Flags().Lookup(name)
+		if f == nil || f.Value.String() == "" {
+			continue
+		}
 		text, err := g.readFile(f.Value.String(), cmd.InOrStdin())
 		if err != nil {
 			return nil // the command meets the error again, and tells

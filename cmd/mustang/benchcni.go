@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/mustang-net/mustang/bench/cni"
+	"github.com/mustang-net/mustang/internal/install"
 )
 
 func newBenchCNICmd(g *globals) *cobra.Command {
@@ -25,14 +26,14 @@ func newBenchCNICmd(g *globals) *cobra.Command {
 			return benchReport(cmd, g, file, func(ctx context.Context, self string) (*cni.Report, error) {
 				o.Binary, o.Log = self, cmd.ErrOrStderr()
 				if o.Plugin == "" {
-					o.Plugin = filepath.Join(filepath.Dir(self), pluginFile)
+					o.Plugin = filepath.Join(filepath.Dir(self), install.Plugin)
 				}
 				return cni.Run(ctx, o)
 			})
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.Plugin, "plugin", "", "the CNI plugin (default: "+pluginFile+" beside this tool)")
+	f.StringVar(&o.Plugin, "plugin", "", "the CNI plugin (default: "+install.Plugin+" beside this tool)")
 	f.StringVar(&o.Reference, "reference", "/usr/lib/cni", "directory of the reference plugins")
 	f.StringSliceVar(&o.Contestants, "contestants", nil, "some of: "+strings.Join(cni.Names(), ", ")+" (default: all; "+cni.Base+" always)")
 	f.IntVar(&o.Rounds, "rounds", 15, "a claim needs 15")

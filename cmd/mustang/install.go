@@ -6,42 +6,37 @@ package main
 // the container runtime looks for them.
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/mustang-net/mustang/internal/cni"
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/install"
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
-// pluginFile is the plugin's name: the "type" of configurations.
-const pluginFile = "mustang-cni"
-
 // installFlags are those of install-cni and uninstall-cni.
 type installFlags struct {
-	binDir, confDir, netnsDir   string
-	name, plugin, config        string
+	place                       install.Place
+	netnsDir, plugin, config    string
 	mode, uplink, mtu           string
 	pools, exclude              []string
 	displace, adopt, masquerade bool
+	pluginOnly                  bool
 }
 
 func (f *installFlags) dirs(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.binDir, "bin-dir", "/opt/cni/bin", "where the runtime looks for plugins")
-	cmd.Flags().StringVar(&f.confDir, "conf-dir", "/etc/cni/net.d", "where the runtime looks for networks")
-	cmd.Flags().StringVar(&f.name, "conf-name", "05-mustang.conflist", "the network list's file")
+	cmd.Flags().StringVar(&f.place.BinDir, "bin-dir", install.DefaultBinDir, "where the runtime looks for plugins")
+	cmd.Flags().StringVar(&f.place.ConfDir, "conf-dir", install.DefaultConfDir, "where the runtime looks for networks")
+	cmd.Flags().StringVar(&f.place.ConfName, "conf-name", install.DefaultConfName, "the network list's file")
 }
 
 func newInstallCNICmd(g *globals) *cobra.Command {
@@ -57,7 +52,8 @@ so. Pods that exist already are listed as not mustang's, or adopted.`,
 	}
 	f.dirs(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&f.plugin, "plugin", "", "the plugin's file (default: "+pluginFile+" beside this tool)")
+	fl.StringVar(&f.plugin, "plugin", "", "the plugin's file (default: "+install.Plugin+" beside this tool)")
+	fl.BoolVar(&f.pluginOnly, "plugin-only", false, "install the plugin alone: an agent writes the list when it is ready")
 	fl.StringVar(&f.config, "config", "", "network list to install (default: one is made from the flags below)")
 	fl.BoolVar(&f.displace, "displace", false, "install although another network's list is there")
 	fl.StringVar(&f.netnsDir, "netns-dir", netns.Dir, "where the runtime keeps pods' network namespaces")
@@ -77,13 +73,22 @@ func newUninstallCNICmd(g *globals) *cobra.Command {
 		Use:   "uninstall-cni",
 		Short: "Remove what install-cni put there; running pods stay as they are",
 		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return f.uninstall(cmd.OutOrStdout()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			removed, err := f.place.Remove()
+			for _, path := range removed {
+				fmt.Fprintln(cmd.OutOrStdout(), "removed", path)
+			}
+			return err
+		},
 	}
 	f.dirs(cmd)
 	return cmd
 }
 
 func (f *installFlags) install(cmd *cobra.Command, g *globals) error {
+	if f.pluginOnly {
+		return f.putPlugin(cmd.OutOrStdout())
+	}
 	list, err := f.list(g)
 	if err != nil {
 		return err
@@ -91,29 +96,34 @@ func (f *installFlags) install(cmd *cobra.Command, g *globals) error {
 	if err := f.refuseOthers(); err != nil {
 		return err
 	}
+	if err := f.putPlugin(cmd.OutOrStdout()); err != nil {
+		return err
+	}
+	path, err := f.place.PutList(list)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(cmd.OutOrStdout(), "installed", path)
+	return f.existing(cmd, g)
+}
+
+func (f *installFlags) putPlugin(w io.Writer) error {
 	if f.plugin == "" {
 		self, err := os.Executable()
 		if err != nil {
 			return fmt.Errorf("find the mustang binary: %w", err)
 		}
-		f.plugin = filepath.Join(filepath.Dir(self), pluginFile)
+		f.plugin = filepath.Join(filepath.Dir(self), install.Plugin)
 	}
-	plugin, err := os.ReadFile(f.plugin)
+	text, err := os.ReadFile(f.plugin)
 	if err != nil {
 		return fmt.Errorf("read the plugin: %w; name it by --plugin", err)
 	}
-	// The plugin first: a runtime uses a list as soon as it sees it.
-	for _, x := range []struct {
-		path string
-		text []byte
-		mode os.FileMode
-	}{{filepath.Join(f.binDir, pluginFile), plugin, 0o755}, {filepath.Join(f.confDir, f.name), list, 0o644}} {
-		if err := replaceFile(x.path, x.text, x.mode); err != nil {
-			return err
-		}
-		fmt.Fprintln(cmd.OutOrStdout(), "installed", x.path)
+	path, err := f.place.PutPlugin(text)
+	if err == nil {
+		fmt.Fprintln(w, "installed", path)
 	}
-	return f.existing(cmd, g)
+	return err
 }
 
 // list is the network list to install, checked.
@@ -125,26 +135,9 @@ func (f *installFlags) list(g *globals) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--config: %w", err)
 	}
-	plugins, err := pluginsOf(text)
+	err = install.Check(text, func(field string) { g.notify(fmt.Sprintf("unknown field %q in the network list", field)) })
 	if err != nil {
-		return nil, fmt.Errorf("--config: %w", err)
-	}
-	ours := false
-	for _, p := range plugins {
-		if typeOf(p) != pluginFile {
-			continue
-		}
-		ours = true
-		c, err := cni.Parse(p, func(field string) { g.notify(fmt.Sprintf("unknown field %q in the network list", field)) })
-		if err == nil {
-			err = c.Validate()
-		}
-		if err != nil {
-			return nil, usagef("%w", err)
-		}
-	}
-	if !ours {
-		return nil, usagef("--config: no plugin of type %s is in the list", pluginFile)
+		return nil, usagef("--config: %w", err)
 	}
 	return text, nil
 }
@@ -153,9 +146,7 @@ func (f *installFlags) makeList(g *globals) ([]byte, error) {
 	if len(f.pools) == 0 {
 		return nil, errors.New("pods need addresses: name this node's networks by --pool, or give a whole list by --config")
 	}
-	own := map[string]any{"type": pluginFile, "mode": f.mode, "mtu": f.mtu, "masquerade": f.masquerade,
-		"ipam":         map[string]any{"type": cni.OwnIPAM, "pools": f.pools},
-		"capabilities": map[string]bool{"portMappings": true, "bandwidth": true, "ips": true, "mac": true}}
+	own := map[string]any{"mode": f.mode, "mtu": f.mtu, "masquerade": f.masquerade, "ipam": map[string]any{"type": cni.OwnIPAM, "pools": f.pools}}
 	var bytes int
 	if n, err := fmt.Sscanf(f.mtu, "%d", &bytes); n == 1 && err == nil {
 		own["mtu"] = bytes
@@ -174,89 +165,16 @@ func (f *installFlags) makeList(g *globals) ([]byte, error) {
 	if len(f.exclude) > 0 {
 		own["masqueradeExclude"] = f.exclude
 	}
-	list := map[string]any{"cniVersion": "1.0.0", "name": "mustang", "plugins": []any{own,
-		map[string]any{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}}}}
-	text, err := json.MarshalIndent(list, "", "  ")
-	return append(text, '\n'), err
+	return install.List(own)
 }
 
-// pluginsOf are the plugins of a list, or the one that a single configuration is.
-func pluginsOf(text []byte) ([]json.RawMessage, error) {
-	var list struct {
-		Type    string            `json:"type"`
-		Plugins []json.RawMessage `json:"plugins"`
-	}
-	if err := json.Unmarshal(text, &list); err != nil {
-		return nil, fmt.Errorf("read the network list: %w", err)
-	}
-	if list.Type != "" {
-		return []json.RawMessage{text}, nil
-	}
-	return list.Plugins, nil
-}
-
-func typeOf(plugin json.RawMessage) string {
-	var p struct {
-		Type string `json:"type"`
-	}
-	_ = json.Unmarshal(plugin, &p)
-	return p.Type
-}
-
-// isOurs says whether a file is a network list with mustang in it.
-func isOurs(path string) bool {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return false
-	}
-	plugins, err := pluginsOf(text)
-	return err == nil && slices.ContainsFunc(plugins, func(p json.RawMessage) bool { return typeOf(p) == pluginFile })
-}
-
-// refuseOthers looks for lists of other networks: the runtime takes the first
-// by name, so ours would displace one, or be displaced.
+// refuseOthers wants no other network's list there, unless it may be displaced.
 func (f *installFlags) refuseOthers() error {
-	entries, err := os.ReadDir(f.confDir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("look for other networks: %w", err)
-	}
-	var others []string
-	for _, e := range entries {
-		path := filepath.Join(f.confDir, e.Name())
-		if slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name())) && e.Name() != f.name && !isOurs(path) {
-			others = append(others, path)
-		}
-	}
-	target := filepath.Join(f.confDir, f.name)
-	if _, err := os.Stat(target); err == nil && !isOurs(target) {
-		others = append(others, target)
-	}
-	if len(others) == 0 || f.displace {
-		return nil
+	others, err := f.place.Others()
+	if err != nil || len(others) == 0 || f.displace {
+		return err
 	}
 	return fmt.Errorf("another network is installed: %s; --displace installs mustang all the same (the runtime takes the first list by name), or put mustang behind it in its own list, in mode chained", strings.Join(others, ", "))
-}
-
-// replaceFile writes beside and renames: a runtime that looks meanwhile sees
-// the old file or the new one.
-func replaceFile(path string, text []byte, mode os.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("install %s: %w", path, err)
-	}
-	// A dot and no known ending: nobody takes it for a plugin or a list.
-	beside := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
-	f, err := os.OpenFile(beside, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, mode)
-	if err != nil {
-		return fmt.Errorf("install %s: %w", path, err)
-	}
-	_, err = io.Copy(f, bytes.NewReader(text))
-	if err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err == nil {
-		err = os.Rename(beside, path)
-	}
-	if err != nil {
-		return fmt.Errorf("install %s: %w", path, errors.Join(err, os.Remove(beside)))
-	}
-	return nil
 }
 
 // existing lists the pods that are not mustang's, or adopts them.
@@ -290,24 +208,4 @@ func (f *installFlags) existing(cmd *cobra.Command, g *globals) error {
 		}
 		return errors.Join(errs...)
 	})
-}
-
-// uninstall removes the list first: no runtime must find a list without its
-// plugin.
-func (f *installFlags) uninstall(w io.Writer) error {
-	list := filepath.Join(f.confDir, f.name)
-	if _, err := os.Stat(list); err == nil && !isOurs(list) {
-		return fmt.Errorf("%s is another network's: it stays; name mustang's by --conf-name", list)
-	}
-	for _, path := range []string{list, filepath.Join(f.binDir, pluginFile)} {
-		err := os.Remove(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("uninstall: %w", err)
-		}
-		fmt.Fprintln(w, "removed", path)
-	}
-	return nil
 }

@@ -60,12 +60,16 @@ func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
+// version is set where a release is built.
+var version = "dev"
+
 func newRootCmd() *cobra.Command { return newRoot(&globals{warnings: os.Stderr}) }
 
 func newRoot(g *globals) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "mustang",
 		Short:         "An eBPF pod network",
+		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
@@ -81,7 +85,7 @@ func newRoot(g *globals) *cobra.Command {
 	f.StringVar(&g.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose sockets get Services (default: where cgroup2 is mounted)")
 	f.StringVarP(&g.Output, "output", "o", "table", "table, json or yaml; wide for more columns")
 	root.AddCommand(newSvcCmd(g), newEdgeCmd(g), newPolicyCmd(g), newEpCmd(g), newStatusCmd(g), newObserveCmd(g), newWhyCmd(g), newResetCmd(g), newPodCmd(g), newNodeCmd(g), newLabCmd(g),
-		newBenchCmd(g), newBenchLoadCmd(), newInstallCNICmd(g), newUninstallCNICmd(g), newAgentCmd(g))
+		newBenchCmd(g), newBenchLoadCmd(), newInstallCNICmd(g), newUninstallCNICmd(g), newAgentCmd(g), newConnectivityCmd(g), newSysdumpCmd(g), newUninstallCmd(g))
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usagef("%w; `%s --help` lists the flags", err, cmd.CommandPath())
 	})

@@ -5,11 +5,15 @@ package main
 // mustang node: the other nodes, without Kubernetes.
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
 	"github.com/mustang-net/mustang/internal/engine"
@@ -24,7 +28,7 @@ func newNodeCmd(g *globals) *cobra.Command {
 		Long: `Each node is told of all: the one that has an address of this machine is this
 node. Routes to the others' pods follow, and the datapath.`,
 	}
-	cmd.AddCommand(newNodeAddCmd(g), newNodeRmCmd(g), newNodeLsCmd(g), newNodeApplyCmd(g), newNodeSetCmd(g))
+	cmd.AddCommand(newNodeAddCmd(g), newNodeRmCmd(g), newNodeLsCmd(g), newNodeApplyCmd(g), newNodeSetCmd(g), newNodeSyncCmd(g))
 	return cmd
 }
 
@@ -174,6 +178,41 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 	fl.StringSliceVar(&s.Devices, "devices", nil, "the links to other nodes; auto: those with a default route, this node's addresses or the ways to others")
 	fl.IntVar(&s.VNI, "vni", 0, "vxlan: the network's number, the same on every node")
 	fl.IntVar(&s.Port, "port", 0, "vxlan: the UDP port, the same on every node")
+	return cmd
+}
+
+func newNodeSyncCmd(g *globals) *cobra.Command {
+	var follow bool
+	cmd := &cobra.Command{
+		Use:   "sync",
+		Short: "Bring the ways to other nodes up to date with this node's devices",
+		Long: `A NIC that gets another MTU, is restarted or comes back as another: routes, programs
+and what pods are told of the MTU follow. With --follow, whenever that happens, until
+interrupted. The agent does it by itself.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			sync := func(ctx context.Context) error {
+				return g.with(ctx, false, func(e *engine.Engine) error {
+					changed, err := e.FollowDevices()
+					if changed && err == nil {
+						fmt.Fprintln(cmd.OutOrStdout(), "brought up to date")
+					}
+					return err
+				})
+			}
+			if !follow {
+				return sync(cmd.Context())
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+			defer stop()
+			return node.Follow(ctx, func() {
+				if err := sync(ctx); err != nil && ctx.Err() == nil {
+					fmt.Fprintln(cmd.ErrOrStderr(), "Error:", err) // the next change is another try
+				}
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&follow, "follow", false, "whenever devices, addresses or routes change")
 	return cmd
 }
 

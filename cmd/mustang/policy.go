@@ -5,9 +5,9 @@ package main
 // mustang policy: NetworkPolicies without Kubernetes.
 
 import (
+	"bytes"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 
@@ -38,7 +38,7 @@ The pods are this node's endpoints: --namespace and --labels of ` + "`pod add`" 
 ` + "`ep add`" + ` say what selectors see of them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			f, err := readPolicies(cmd.InOrStdin(), file)
+			f, err := g.readPolicies(cmd.InOrStdin(), file)
 			if err != nil {
 				return err
 			}
@@ -60,16 +60,12 @@ func fileFlag(cmd *cobra.Command, to *string) {
 	cobra.CheckErr(cmd.MarkFlagRequired("filename"))
 }
 
-func readPolicies(stdin io.Reader, name string) (manifest.File, error) {
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return manifest.File{}, usageError{err}
-		}
-		defer f.Close()
-		stdin = f
+func (g *globals) readPolicies(stdin io.Reader, name string) (manifest.File, error) {
+	text, err := g.readFile(name, stdin)
+	if err != nil {
+		return manifest.File{}, usageError{err}
 	}
-	file, err := manifest.Read(stdin)
+	file, err := manifest.Read(bytes.NewReader(text))
 	if err != nil {
 		return file, usageError{fmt.Errorf("%s: %w", name, err)}
 	}
@@ -85,7 +81,7 @@ func newPolicyRmCmd(g *globals) *cobra.Command {
 			if (file == "") == (len(args) == 0) {
 				return usagef("name what to remove by -f or by NAMESPACE/NAME")
 			}
-			keys, namespaces, err := policyNames(cmd.InOrStdin(), file, args)
+			keys, namespaces, err := g.policyNames(cmd.InOrStdin(), file, args)
 			if err != nil {
 				return err
 			}
@@ -96,9 +92,9 @@ func newPolicyRmCmd(g *globals) *cobra.Command {
 	return cmd
 }
 
-func policyNames(stdin io.Reader, file string, args []string) (keys []policy.Key, namespaces []string, err error) {
+func (g *globals) policyNames(stdin io.Reader, file string, args []string) (keys []policy.Key, namespaces []string, err error) {
 	if file != "" {
-		f, err := readPolicies(stdin, file)
+		f, err := g.readPolicies(stdin, file)
 		for _, p := range f.Policies {
 			keys = append(keys, p.Key)
 		}
@@ -190,7 +186,7 @@ func policyViews(e *engine.Engine) ([]policyView, error) {
 }
 
 func policyTable(w io.Writer, views []policyView) {
-	row(w, "NAMESPACE", "NAME", "TYPES", "INGRESS", "EGRESS", "ENDPOINTS", "IN-FORCE")
+	row(w, "NAMESPACE", "NAME", "OWNER", "TYPES", "INGRESS", "EGRESS", "ENDPOINTS", "IN-FORCE")
 	for _, v := range views {
 		force := "yes"
 		if len(v.Missing) > 0 {
@@ -200,7 +196,7 @@ func policyTable(w io.Writer, views []policyView) {
 		for i, id := range v.Endpoints {
 			ids[i] = strconv.Itoa(int(id))
 		}
-		row(w, v.Namespace, v.Name, strings.Join(v.Types, ","), v.Ingress, v.Egress, strings.Join(ids, ","), force)
+		row(w, v.Namespace, v.Name, v.Owner, strings.Join(v.Types, ","), v.Ingress, v.Egress, strings.Join(ids, ","), force)
 	}
 }
 

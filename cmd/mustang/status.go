@@ -15,11 +15,15 @@ import (
 )
 
 func newStatusCmd(g *globals) *cobra.Command {
-	return &cobra.Command{
+	whole, kubeconfig := false, ""
+	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show programs, tables, kernel features, and dropped packets with their reasons",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if whole {
+				return g.clusterStatus(cmd, kubeconfig)
+			}
 			return g.with(cmd.Context(), true, func(e *engine.Engine) error {
 				s, err := e.Status()
 				if err != nil {
@@ -30,6 +34,9 @@ func newStatusCmd(g *globals) *cobra.Command {
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&whole, "cluster", false, "all nodes of the cluster, by their agents")
+	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "with --cluster: which (default: as kubectl)")
+	return cmd
 }
 
 // statusView is what is printed.

@@ -31,9 +31,13 @@ type Agent struct {
 	metrics  *metrics
 	checks   *healthChecks
 	problems *problems
+	policies *policies
 	sync     *syncer
 	command  Command
 }
+
+// everything is what the agent follows.
+var everything = []k8s.Kind{k8s.Services, k8s.Slices, k8s.Nodes, k8s.Pods, k8s.Namespaces, k8s.Policies}
 
 // Command runs one call of the command line with the engine in the agent.
 type Command func(ctx context.Context, e *engine.Engine, call Call) Answer
@@ -50,16 +54,17 @@ func New(ctx context.Context, config Config, log *slog.Logger, command Command) 
 		return nil, err
 	}
 	e, err := engine.Open(ctx, config.scope(), engine.Options{
-		Notify: func(s string) { log.Warn(s) }, Node: service.Node{Name: config.Node},
+		Notify: func(s string) { log.Warn(s) }, Node: service.Node{Name: config.Node}, Fed: true,
 	})
 	if err != nil {
 		return nil, err
 	}
 	a := &Agent{config: config, log: log, client: client, engine: e, command: command}
-	a.watch = client.NewWatch(log, k8s.Services, k8s.Slices, k8s.Nodes)
+	a.watch = client.NewWatch(log, everything...)
 	a.metrics = newMetrics(a)
 	a.checks = newHealthChecks(log, func() bool { return len(a.healthy().Because) == 0 })
 	a.problems = newProblems(log, client.Events(config.Node))
+	a.policies = newPolicies(a)
 	a.sync = newSyncer(a)
 	return a, nil
 }
@@ -101,7 +106,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	start("serve the CNI plugin", func(ctx context.Context) error {
 		defer os.Remove(cni.SocketPath(a.config.StateDir))
-		s := cni.Server{Engine: a.with, Log: a.log}
+		s := cni.Server{Engine: a.with, Labels: a.policies.labels, Added: a.policies.added, Log: a.log}
 		return s.Serve(ctx, plugin)
 	})
 	start("serve the command line", func(ctx context.Context) error { return a.serveTool(ctx, tool) })
@@ -109,6 +114,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	start("serve metrics", func(ctx context.Context) error { return a.serveMetrics(ctx) })
 	start("follow the API server", func(ctx context.Context) error { a.watch.Run(ctx); return nil })
 	start("apply changes", func(ctx context.Context) error { return a.sync.run(ctx) })
+	start("follow this node's devices", a.followDevices)
+	start("follow this node's addresses", func(ctx context.Context) error { return a.followAddresses(ctx) })
 	start("tell problems", func(ctx context.Context) error { a.problems.run(ctx); return nil })
 	a.log.Info("running", "node", a.config.Node, "api-server", a.client.Server, "bpffs", a.config.BPFFS, "state-dir", a.config.StateDir)
 	<-ctx.Done()

@@ -46,6 +46,20 @@ type Config struct {
 	// HostServices gives Services to the node's own sockets, too.
 	HostServices bool `json:"host-services"`
 
+	// CNIConfDir is where the container runtime looks for networks: the agent
+	// writes its network list there as soon as pods can be given what they need.
+	// None: somebody else writes it.
+	CNIConfDir string `json:"cni-conf-dir,omitempty"`
+	// CNIDisplace writes the list although another network's is there.
+	CNIDisplace bool `json:"cni-displace,omitempty"`
+	// CNI is the plugin's configuration (docs/cni.md). What it leaves out the
+	// agent fills in: the node's pod CIDRs as pools, and the scope.
+	CNI map[string]any `json:"cni,omitempty"`
+
+	// StartupTaint is the key of the taint that the agent takes off its node when
+	// it is ready: until then nothing is scheduled there. "": it looks at none.
+	StartupTaint string `json:"startup-taint,omitempty"`
+
 	BPFFS      string `json:"bpffs,omitempty"`
 	StateDir   string `json:"state-dir,omitempty"`
 	CgroupRoot string `json:"cgroup-root,omitempty"`
@@ -71,7 +85,7 @@ func Defaults() Config {
 		node = strings.ToLower(node)
 	}
 	return Config{
-		Node: node, BPFFS: engine.DefaultBPFFS, StateDir: engine.DefaultStateDir,
+		Node: node, BPFFS: engine.DefaultBPFFS, StateDir: engine.DefaultStateDir, CNIConfDir: None,
 		HealthAddress: "[::]:10256", MetricsAddress: "127.0.0.1:10249", LogLevel: "info", NodeMode: string(state.NodeDirect), HostServices: true,
 	}
 }
@@ -100,8 +114,8 @@ func (c Config) Check() error {
 			errs = append(errs, fmt.Errorf("kubeconfig: %w; give an existing file, or none in a pod", err))
 		}
 	}
-	for _, dir := range []struct{ name, value string }{{"bpffs", c.BPFFS}, {"state-dir", c.StateDir}, {"cgroup-root", c.CgroupRoot}} {
-		if dir.value == "" && dir.name == "cgroup-root" {
+	for _, dir := range []struct{ name, value string }{{"bpffs", c.BPFFS}, {"state-dir", c.StateDir}, {"cgroup-root", c.CgroupRoot}, {"cni-conf-dir", c.CNIConfDir}} {
+		if dir.value == "" && dir.name == "cgroup-root" || dir.value == None && dir.name == "cni-conf-dir" {
 			continue
 		}
 		if !strings.HasPrefix(dir.value, "/") {
@@ -121,6 +135,7 @@ func (c Config) Check() error {
 	if _, err := c.level(); err != nil {
 		errs = append(errs, err)
 	}
+	errs = append(errs, c.checkCNI())
 	return errors.Join(errs...)
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"time"
 
@@ -20,23 +21,27 @@ import (
 // applied, before the agent calls itself unhealthy.
 const stuck = 60 * time.Second
 
-// health is what /healthz and /livez answer.
-type health struct {
+// Health is what /healthz and /livez answer.
+type Health struct {
 	// The first two are kube-proxy's, whose readers expect them.
 	LastUpdated  time.Time `json:"lastUpdated"`
 	CurrentTime  time.Time `json:"currentTime"`
 	NodeEligible *bool     `json:"nodeEligible,omitempty"`
 	Because      []string  `json:"because,omitempty"` // why it is not well
-	// Problems are Services that are not in force in whole. They are no reason
+	// Problems are objects that are not in force in whole. They are no reason
 	// to call the agent ill.
 	Problems map[string][]string `json:"problems,omitempty"`
+	// SyncAge is for how many seconds the API server has not been followed.
+	SyncAge  float64 `json:"syncAge"`
+	NodeMode string  `json:"nodeMode"`
 }
 
 // live says whether the agent does its work. An API server that is away is no
 // reason to restart an agent: that would not bring it back.
-func (a *Agent) live() (h health) {
+func (a *Agent) live() (h Health) {
 	now := time.Now()
 	h.CurrentTime, h.LastUpdated = now, now
+	h.SyncAge, h.NodeMode = a.outage().Seconds(), a.config.NodeMode
 	if alive := time.Unix(0, a.sync.alive.Load()); now.Sub(alive) > stuck {
 		h.Because = append(h.Because, fmt.Sprintf("nothing has been applied for %v", now.Sub(alive).Round(time.Second)))
 		h.LastUpdated = alive
@@ -46,7 +51,7 @@ func (a *Agent) live() (h health) {
 
 // healthy says whether load balancers should send here (KEP-3836): the agent
 // lives, knows what there is, can apply it, and the node is to stay.
-func (a *Agent) healthy() health {
+func (a *Agent) healthy() Health {
 	h := a.live()
 	if !a.sync.synced.Load() {
 		because := "not everything that there is has been applied yet"
@@ -55,8 +60,11 @@ func (a *Agent) healthy() health {
 		}
 		h.Because = append(h.Because, because)
 	}
-	if since := a.sync.failed.Load(); since != 0 && time.Since(time.Unix(0, since)) > stuck {
+	if since := earliest(a.sync.failed.Load(), a.policies.failed.Load()); since != 0 && time.Since(time.Unix(0, since)) > stuck {
 		h.Because = append(h.Because, "something has not been possible to apply since "+time.Unix(0, since).Format(time.RFC3339))
+	}
+	if why := a.sync.unready.Load(); why != nil && *why != "" {
+		h.Because = append(h.Because, *why)
 	}
 	eligible := true
 	if n := a.watch.Nodes.Get(a.nodeKey()); n != nil && n.Leaving {
@@ -64,16 +72,24 @@ func (a *Agent) healthy() health {
 		h.Because = append(h.Because, "the node is being deleted")
 	}
 	h.NodeEligible = &eligible
-	for k, list := range a.problems.list() {
+	for o, list := range a.problems.list() {
 		if h.Problems == nil {
 			h.Problems = map[string][]string{}
 		}
-		h.Problems[k.String()] = list
+		h.Problems[o.String()] = list
 	}
 	return h
 }
 
-func answerHealth(look func() health, count *prometheus.CounterVec) http.HandlerFunc {
+// earliest is the earlier of two times; 0 is none.
+func earliest(a, b int64) int64 {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+func answerHealth(look func() Health, count *prometheus.CounterVec) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		h, code := look(), http.StatusOK
 		if len(h.Because) > 0 {
@@ -92,6 +108,31 @@ func (a *Agent) serveHealth(ctx context.Context) error {
 	mux.Handle("GET /healthz", answerHealth(a.healthy, a.metrics.healthz))
 	mux.Handle("GET /livez", answerHealth(a.live, a.metrics.livez))
 	return serveHTTP(ctx, "health-address", a.config.HealthAddress, mux)
+}
+
+// AskHealth asks the agent with this configuration, on this node. One that is
+// not well answers, too.
+func AskHealth(ctx context.Context, c Config) (h Health, err error) {
+	if c.HealthAddress == None {
+		return h, errors.New("health-address is none: the agent tells nobody how it is")
+	}
+	at, err := netip.ParseAddrPort(c.HealthAddress)
+	if err != nil {
+		return h, err
+	}
+	if at.Addr().IsUnspecified() {
+		at = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), at.Port())
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+at.String()+"/healthz", nil)
+	if err != nil {
+		return h, err
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return h, fmt.Errorf("ask the agent how it is: %w", err)
+	}
+	defer answer.Body.Close()
+	return h, json.NewDecoder(answer.Body).Decode(&h)
 }
 
 func (a *Agent) serveMetrics(ctx context.Context) error {

@@ -23,6 +23,8 @@ type metrics struct {
 	syncDuration    prometheus.Histogram
 	programming     prometheus.Histogram
 	applyDelay      prometheus.Histogram
+	policyDelay     prometheus.Histogram
+	addDelay        prometheus.Histogram
 	serviceChanges  prometheus.Counter
 	endpointChanges prometheus.Counter
 	failures        prometheus.Counter
@@ -47,13 +49,15 @@ func newMetrics(a *Agent) *metrics {
 		programming: histogram("kubeproxy_network_programming_duration_seconds",
 			"From the time that a slice gives for its change to the tables.", append(fine, 30, 60, 120, 300)),
 		applyDelay:      histogram("mustang_apply_delay_seconds", "From the arrival of a change to the tables.", fine),
+		policyDelay:     histogram("mustang_policy_apply_delay_seconds", "From the arrival of a pod, namespace or NetworkPolicy to the tables.", fine),
+		addDelay:        histogram("mustang_policy_add_delay_seconds", "From when a new pod's labels are known, and it is asked for, to its policy being in force.", fine),
 		serviceChanges:  counter("kubeproxy_sync_proxy_rules_service_changes_total", "Services looked at anew."),
 		endpointChanges: counter("kubeproxy_sync_proxy_rules_endpoint_changes_total", "EndpointSlices looked at anew."),
 		failures:        counter("mustang_apply_failures_total", "Changes that could not be applied and are tried again."),
 		healthz:         codes("kubeproxy_proxy_healthz_total", "Answers of /healthz by status."),
 		livez:           codes("kubeproxy_proxy_livez_total", "Answers of /livez by status."),
 	}
-	m.registry.MustRegister(m.syncDuration, m.programming, m.applyDelay, m.serviceChanges, m.endpointChanges, m.failures,
+	m.registry.MustRegister(m.syncDuration, m.programming, m.applyDelay, m.policyDelay, m.addDelay, m.serviceChanges, m.endpointChanges, m.failures,
 		m.healthz, m.livez, tables{a}, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	gauge := func(name, help string, value func() float64) {
@@ -72,8 +76,16 @@ func newMetrics(a *Agent) *metrics {
 		return 0
 	})
 	gauge("mustang_services_with_problems", "Services that are not in force in whole.", func() float64 {
-		return float64(a.problems.count())
+		return float64(a.problems.count(k8s.Services))
 	})
+	gauge("mustang_policies_with_problems", "NetworkPolicies that are not in force in whole.", func() float64 {
+		return float64(a.problems.count(k8s.Policies))
+	})
+	gauge("mustang_policy_addresses_left_out", "Addresses of pods that did not fit into the table of identities: no rule allows them.", func() float64 {
+		return float64(a.policies.leftOut.Load())
+	})
+	gauge("mustang_kubernetes_pods", "Pods that are watched.", func() float64 { return float64(a.watch.Pods.Len()) })
+	gauge("mustang_kubernetes_policies", "NetworkPolicies that are watched.", func() float64 { return float64(a.watch.Policies.Len()) })
 	gauge("mustang_kubernetes_services", "Services that are watched.", func() float64 { return float64(a.watch.Services.Len()) })
 	gauge("mustang_kubernetes_slices", "EndpointSlices that are watched.", func() float64 { return float64(a.watch.Slices.Len()) })
 	return m
@@ -97,12 +109,13 @@ var (
 	descSize    = prometheus.NewDesc("mustang_table_size", "Entries that there is room for.", []string{"table"}, nil)
 	descMemory  = prometheus.NewDesc("mustang_table_memory_bytes", "Kernel memory.", []string{"table"}, nil)
 	descDrops   = prometheus.NewDesc("mustang_drops_total", "Packets dropped.", []string{"reason", "direction"}, nil)
+	descPolicy  = prometheus.NewDesc("mustang_policy_problem", "1 for each NetworkPolicy that is not in force in whole.", []string{"namespace", "policy"}, nil)
 	descProblem = prometheus.NewDesc("mustang_service_problem", "1 for each Service that is not in force in whole.", []string{"namespace", "service"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (tables) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descUsed, descSize, descMemory, descDrops, descProblem} {
+	for _, d := range []*prometheus.Desc{descUsed, descSize, descMemory, descDrops, descPolicy, descProblem} {
 		ch <- d
 	}
 }
@@ -130,8 +143,9 @@ func (t tables) Collect(ch chan<- prometheus.Metric) {
 	for _, d := range drops {
 		ch <- prometheus.MustNewConstMetric(descDrops, prometheus.CounterValue, float64(d.Packets), d.Reason, d.Direction)
 	}
-	for k := range t.a.problems.list() {
-		gauge(descProblem, 1, k.Namespace, k.Name)
+	descs := map[k8s.Kind]*prometheus.Desc{k8s.Services: descProblem, k8s.Policies: descPolicy}
+	for o := range t.a.problems.list() {
+		gauge(descs[o.kind], 1, o.key.Namespace, o.key.Name)
 	}
 }
 

@@ -75,6 +75,48 @@ func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
 	s.a.log.Info("nodes are in force", "nodes", len(list), "mode", s.a.config.NodeMode)
 }
 
+// followDevices keeps what depends on this node's devices up to date.
+func (a *Agent) followDevices(ctx context.Context) error {
+	return node.Follow(ctx, func() {
+		err := a.with(ctx, func(e *engine.Engine) error {
+			changed, err := e.FollowDevices()
+			if changed && err == nil {
+				a.log.Info("the ways to other nodes follow this node's devices")
+			}
+			return err
+		})
+		if err != nil && ctx.Err() == nil {
+			a.metrics.failures.Inc()
+			a.log.Error("the ways to other nodes do not follow this node's devices; the next change is another try", "error", err)
+		}
+		select {
+		case a.sync.devices <- struct{}{}:
+		default: // it will look anyway
+		}
+	})
+}
+
+// followEdge brings the edge to the devices that are there now.
+func (s *syncer) followEdge(ctx context.Context) {
+	if !s.edgeKnown || s.edgeFailed || len(s.edgeDevices) == 0 {
+		return // it is tried again as it is
+	}
+	want := engine.Edge{Devices: s.edgeDevices, Host: s.a.config.HostServices}
+	want.Prefixes, _ = s.a.config.prefixes() // checked at the start
+	changed := false
+	err := s.a.with(ctx, func(e *engine.Engine) (err error) {
+		changed, err = e.FollowEdge(want)
+		return err
+	})
+	switch {
+	case err != nil && ctx.Err() == nil:
+		// A NIC on its way: whoever brings it back changes it once more.
+		s.a.log.Warn("clients outside are not served as they should be; the next change of the devices is another try", "devices", want.Devices, "error", err)
+	case changed:
+		s.a.log.Info("the edge follows this node's devices", "devices", want.Devices)
+	}
+}
+
 // edge serves clients outside and the node's own sockets. What it is made of
 // may change with the Node, so it is looked at again with each change of it.
 func (s *syncer) edge(ctx context.Context, changes []k8s.Change) {

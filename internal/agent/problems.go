@@ -3,7 +3,7 @@
 package agent
 
 // Objects that cannot be brought into force, in whole or in part: each is named
-// in the log, in a metric and, where RBAC allows it, in an event on the Service.
+// in the log, in a metric and, where RBAC allows it, in an event on the object.
 
 import (
 	"context"
@@ -24,44 +24,54 @@ const (
 	sources
 )
 
-// problems are the sentences about each Service, as they are now.
+// object is a Service or a NetworkPolicy.
+type object struct {
+	kind k8s.Kind
+	key  k8s.Key
+}
+
+func (o object) String() string { return string(o.kind) + " " + o.key.String() }
+
+func serviceAt(k k8s.Key) object { return object{k8s.Services, k} }
+
+// problems are the sentences about each object, as they are now.
 type problems struct {
 	log    *slog.Logger
 	events *k8s.Events
 
 	mu   sync.Mutex
-	by   map[k8s.Key]*[sources][]string
+	by   map[object]*[sources][]string
 	tell chan struct{}
 	news []told
 }
 
 type told struct {
-	key      k8s.Key
+	object   object
 	sentence string
 }
 
 func newProblems(log *slog.Logger, events *k8s.Events) *problems {
-	return &problems{log: log, events: events, by: map[k8s.Key]*[sources][]string{}, tell: make(chan struct{}, 1)}
+	return &problems{log: log, events: events, by: map[object]*[sources][]string{}, tell: make(chan struct{}, 1)}
 }
 
-// set replaces what a source says of a Service, and tells what is new.
-func (p *problems) set(key k8s.Key, source int, now []string) {
+// set replaces what a source says of an object, and tells what is new.
+func (p *problems) set(o object, source int, now []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	all := p.by[key]
+	all := p.by[o]
 	if all == nil && len(now) == 0 {
 		return
 	}
 	if all == nil {
 		all = new([sources][]string)
-		p.by[key] = all
+		p.by[o] = all
 	}
 	for _, s := range now {
 		if slices.Contains(all[source], s) {
 			continue
 		}
-		p.log.Warn("a Service is not in force in whole", "service", key, "problem", s)
-		p.news = append(p.news, told{key, s})
+		p.log.Warn("an object is not in force in whole", "object", o, "problem", s)
+		p.news = append(p.news, told{o, s})
 		select {
 		case p.tell <- struct{}{}:
 		default:
@@ -69,47 +79,57 @@ func (p *problems) set(key k8s.Key, source int, now []string) {
 	}
 	all[source] = now
 	if len(all[fromObject])+len(all[fromEngine])+len(all[fromWrite]) == 0 {
-		delete(p.by, key)
-		p.log.Info("a Service has no problem any more", "service", key)
+		delete(p.by, o)
+		p.log.Info("an object has no problem any more", "object", o)
 	}
 }
 
-func (p *problems) object(key k8s.Key, now []string) { p.set(key, fromObject, now) }
-func (p *problems) failed(key k8s.Key, err error)    { p.set(key, fromWrite, []string{err.Error()}) }
-func (p *problems) works(key k8s.Key)                { p.set(key, fromWrite, nil) }
-func keyOf(id state.ServiceID) k8s.Key               { return k8s.Key{Namespace: id.Namespace, Name: id.Name} }
+func (p *problems) object(o object, now []string) { p.set(o, fromObject, now) }
+func (p *problems) failed(o object, err error)    { p.set(o, fromWrite, []string{err.Error()}) }
+func (p *problems) works(o object)                { p.set(o, fromWrite, nil) }
+func keyOf(id state.ServiceID) k8s.Key            { return k8s.Key{Namespace: id.Namespace, Name: id.Name} }
 
 // faults replaces what the engine says of all Services.
 func (p *problems) faults(list []service.Problem) {
-	now := map[k8s.Key][]string{}
+	now := map[object][]string{}
 	for _, f := range list {
-		k := keyOf(f.Service)
-		now[k] = append(now[k], f.Err.Error())
+		o := serviceAt(keyOf(f.Service))
+		now[o] = append(now[o], f.Err.Error())
 	}
+	p.replace(k8s.Services, fromEngine, now)
+}
+
+// replace replaces what a source says of all objects of a kind.
+func (p *problems) replace(kind k8s.Kind, source int, now map[object][]string) {
 	p.mu.Lock()
-	for k, all := range p.by {
-		if len(all[fromEngine]) > 0 && now[k] == nil {
-			now[k] = nil
+	for o, all := range p.by {
+		if o.kind == kind && len(all[source]) > 0 && now[o] == nil {
+			now[o] = nil
 		}
 	}
 	p.mu.Unlock()
-	for k, list := range now {
-		p.set(k, fromEngine, list)
+	for o, list := range now {
+		p.set(o, source, list)
 	}
 }
 
-// count is how many Services have a problem.
-func (p *problems) count() int {
+// count is how many objects of a kind have a problem.
+func (p *problems) count(kind k8s.Kind) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.by)
+	for o := range p.by {
+		if o.kind == kind {
+			n++
+		}
+	}
+	return n
 }
 
-// list is every Service with its sentences.
-func (p *problems) list() map[k8s.Key][]string {
+// list is every object with its sentences.
+func (p *problems) list() map[object][]string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	out := make(map[k8s.Key][]string, len(p.by))
+	out := make(map[object][]string, len(p.by))
 	for k, all := range p.by {
 		out[k] = slices.Concat(all[:]...)
 	}
@@ -129,8 +149,8 @@ func (p *problems) run(ctx context.Context) {
 		p.news = nil
 		p.mu.Unlock()
 		for _, n := range news {
-			if err := p.events.Warn(ctx, n.key, n.sentence); err != nil && ctx.Err() == nil {
-				p.log.Debug("an event could not be written", "service", n.key, "error", err)
+			if err := p.events.Warn(ctx, n.object.kind, n.object.key, n.sentence); err != nil && ctx.Err() == nil {
+				p.log.Debug("an event could not be written", "object", n.object, "error", err)
 			}
 		}
 	}

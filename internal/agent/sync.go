@@ -50,6 +50,10 @@ type syncer struct {
 	edgeDevices []string // in force
 	edgeKnown   bool
 	edgeFailed  bool
+	devices     chan struct{} // this node's devices may have changed
+
+	network network
+	unready atomic.Pointer[string] // why the node is not ready for pods; nil: not looked at yet; "": it is
 
 	synced atomic.Bool  // everything that there was has been applied
 	alive  atomic.Int64 // Unix nanoseconds of the loop's last turn
@@ -57,7 +61,8 @@ type syncer struct {
 }
 
 func newSyncer(a *Agent) *syncer {
-	s := &syncer{a: a, translator: k8s.NewTranslator(a.watch, a.config.Node), whole: true, retry: map[k8s.Key]k8s.Affected{}}
+	s := &syncer{a: a, translator: k8s.NewTranslator(a.watch, a.config.Node), whole: true, retry: map[k8s.Key]k8s.Affected{},
+		devices: make(chan struct{}, 1)}
 	s.alive.Store(time.Now().UnixNano())
 	return s
 }
@@ -72,13 +77,23 @@ func (s *syncer) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-s.a.watch.Signal():
+		case <-s.devices:
+			s.followEdge(ctx)
+		case <-s.a.policies.wake:
 		case <-beat.C:
 		case <-again.C:
 		}
 		s.alive.Store(time.Now().UnixNano())
 		s.step(ctx)
+		var due time.Time
 		if len(s.retry) > 0 || s.whole && s.pause > 0 {
-			again.Reset(max(time.Until(s.due), 0))
+			due = s.due
+		}
+		if at := s.a.policies.due; !at.IsZero() && (due.IsZero() || at.Before(due)) {
+			due = at
+		}
+		if !due.IsZero() {
+			again.Reset(max(time.Until(due), 0))
 		}
 	}
 }
@@ -86,12 +101,13 @@ func (s *syncer) run(ctx context.Context) error {
 // step applies what there is. Before everything is known, nothing is: what is
 // at work stays until then.
 func (s *syncer) step(ctx context.Context) {
-	if !s.a.watch.Synced(k8s.Services, k8s.Slices, k8s.Nodes) {
+	if !s.a.watch.Synced(everything...) {
 		return
 	}
 	changes := s.a.watch.Take()
 	affected := s.translator.Affected(changes)
 	s.gone = append(s.gone, s.a.watch.TakeGone()...)
+	s.a.policies.step(ctx, changes)
 	s.place(ctx, changes)
 	s.members(ctx, changes)
 	s.edge(ctx, changes)
@@ -104,6 +120,10 @@ func (s *syncer) step(ctx context.Context) {
 		s.change(ctx, affected)
 	}
 	s.end(ctx)
+	if !s.whole && s.a.policies.ready() && s.synced.CompareAndSwap(false, true) {
+		debug.FreeOSMemory() // of the lists, which do not come again
+	}
+	s.ready(ctx)
 }
 
 // replace makes everything what Kubernetes says, and removes what it does not
@@ -150,10 +170,7 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 	}
 	s.a.problems.faults(faults)
 	s.applied(start, affected)
-	s.a.log.Info("everything is in force", "services", len(list), "took", time.Since(start).Round(time.Millisecond))
-	if s.synced.CompareAndSwap(false, true) {
-		debug.FreeOSMemory() // of the lists, which do not come again
-	}
+	s.a.log.Info("Services are in force", "services", len(list), "took", time.Since(start).Round(time.Millisecond))
 }
 
 // replaceEach brings each Service into force by itself, and then removes what
@@ -187,7 +204,7 @@ func (s *syncer) replaceEach(ctx context.Context, list []state.Service, start ti
 func (s *syncer) keep(a k8s.Affected, err error) {
 	s.retry[a.Key] = a
 	s.a.metrics.failures.Inc()
-	s.a.problems.failed(a.Key, err)
+	s.a.problems.failed(serviceAt(a.Key), err)
 }
 
 // translate says what a Service wants, and tells what is wrong with it.
@@ -198,7 +215,7 @@ func (s *syncer) translate(k k8s.Key) (state.Service, bool) {
 	} else if err := s.a.checks.set(k, want); err != nil {
 		wrong = append(wrong, fmt.Sprintf("healthCheckNodePort %d: %v", want.HealthCheckNodePort, err))
 	}
-	s.a.problems.object(k, wrong)
+	s.a.problems.object(serviceAt(k), wrong)
 	return want, ok
 }
 
@@ -274,7 +291,7 @@ func (s *syncer) applied(start time.Time, affected []k8s.Affected) {
 	m.syncDuration.Observe(now.Sub(start).Seconds())
 	m.lastSync.Store(now.UnixNano())
 	for _, a := range affected {
-		s.a.problems.works(a.Key)
+		s.a.problems.works(serviceAt(a.Key))
 		m.applyDelay.Observe(now.Sub(a.At).Seconds())
 		m.serviceChanges.Inc()
 		for _, t := range a.Triggered {

@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/cni"
 	"github.com/mustang-net/mustang/internal/engine"
 )
 
@@ -50,6 +51,11 @@ var ErrNoAgent = errors.New("no agent listens")
 
 // toolSocket is where the agent of a scope answers the command line.
 func toolSocket(stateDir string) string { return filepath.Join(stateDir, "tool.sock") }
+
+// Files are what a killed agent leaves in the state directory.
+func Files(stateDir string) []string {
+	return []string{cni.SocketPath(stateDir), cni.SocketPath(stateDir) + ".new", toolSocket(stateDir), toolSocket(stateDir) + ".new"}
+}
 
 // Ask has the agent of a scope run a call. ErrNoAgent: there is none.
 func Ask(ctx context.Context, stateDir string, call Call) (Answer, error) {

@@ -33,6 +33,7 @@ func (p *plugin) add() error {
 	}
 	a := p.attachment()
 	a.State, a.Maker, a.Masquerade, a.Bandwidth = stateMaking, record.ThisMaker(), p.masqueradeGroup(), p.RuntimeConfig.Bandwidth
+	a.HostPorts = len(p.RuntimeConfig.PortMappings) > 0
 	left, err := p.store.claim(a)
 	if err != nil {
 		return err
@@ -81,11 +82,14 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 	if p.Mode == Chained {
 		return p.makeChained(a)
 	}
-	given, err := p.allocate(a)
-	if err != nil {
+	var given addresses
+	var lease func() (link.Lease, error)
+	if leases(p.IPAM.Type) {
+		lease = func() (link.Lease, error) { return p.lease(a, &given) }
+	} else if err := p.allocate(a, &given); err != nil {
 		return nil, err
 	}
-	spec, err := p.linkSpec(*a, given)
+	spec, err := p.linkSpec(*a, given, lease)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +101,14 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 	if spec.RouteMTU, err = engine.PodMTU(p.scope()); err != nil {
 		return nil, err
 	}
-	spec.Attach = func(ep state.Endpoint) error { return p.attach(a, engine.EndpointSpec{Made: &ep}) }
+	spec.Attach = func(ep state.Endpoint) error {
+		if a.Endpoint != 0 { // the one without addresses, by which the network was asked
+			if err := p.detach(*a, 0); err != nil {
+				return err
+			}
+		}
+		return p.attach(a, engine.EndpointSpec{Made: &ep})
+	}
 	made, err := link.Add(spec)
 	if err != nil {
 		return nil, linkError(*a, err)
@@ -127,7 +138,11 @@ func linkError(a attachment, err error) error {
 func (p *plugin) attach(a *attachment, s engine.EndpointSpec) error {
 	s.Netns, s.IfName, s.Owner, s.ServicePath = a.NetNS, a.IfName, state.OwnerCNI, state.ServicePath(p.ServicePath)
 	s.Labels, s.Pod, s.OwnQdiscs = p.Args.CNI.Lbl, p.pod(), len(a.Bandwidth) > 0
-	ep, err := p.node(request{Op: opAdd, Spec: s})
+	r := request{Op: opAdd, Spec: s}
+	if s.Made == nil || len(s.Made.Addrs()) > 0 { // else it is about to ask for them
+		r.Ports = p.RuntimeConfig.PortMappings
+	}
+	ep, err := p.node(r)
 	if err == nil {
 		a.Endpoint, a.Addrs = ep.ID, ep.Addrs()
 	}
@@ -155,15 +170,25 @@ func (g addresses) of(v4 bool) ipam.Allocation {
 	return ipam.Allocation{}
 }
 
+// lease asks IPAM when the interface is there. The record learns what has to be
+// cleaned up.
+func (p *plugin) lease(a *attachment, g *addresses) (link.Lease, error) {
+	if err := p.allocate(a, g); err != nil {
+		return link.Lease{}, err
+	}
+	v4, v6 := g.of(true), g.of(false)
+	return link.Lease{IPv4: v4.Prefix, IPv6: v6.Prefix, Gateway4: v4.Gateway, Gateway6: v6.Gateway}, p.store.Write(a.file(), *a)
+}
+
 // allocate asks IPAM.
-func (p *plugin) allocate(a *attachment) (g addresses, err error) {
+func (p *plugin) allocate(a *attachment, g *addresses) (err error) {
 	if p.IPAM.Type == OwnIPAM {
-		g, err = p.ownAddresses(*a)
+		*g, err = p.ownAddresses(*a)
 	} else {
-		g, err = p.delegatedAddresses()
+		*g, err = p.delegatedAddresses()
 	}
 	if err != nil {
-		return g, err
+		return err
 	}
 	for _, x := range g.ips {
 		a.Addrs = append(a.Addrs, x.Prefix.Addr())
@@ -171,7 +196,7 @@ func (p *plugin) allocate(a *attachment) (g addresses, err error) {
 			a.Given = append(a.Given, x)
 		}
 	}
-	return g, nil
+	return nil
 }
 
 func (p *plugin) ownAddresses(a attachment) (addresses, error) {
@@ -221,8 +246,9 @@ func (p *plugin) delegatedAddresses() (g addresses, err error) {
 	return g, nil
 }
 
-func (p *plugin) linkSpec(a attachment, g addresses) (link.Spec, error) {
+func (p *plugin) linkSpec(a attachment, g addresses, lease func() (link.Lease, error)) (link.Spec, error) {
 	s := a.linkSpec()
+	s.Lease = lease
 	mac, err := p.wantedMAC(p.cniArgs)
 	if err != nil {
 		return s, err

@@ -44,7 +44,8 @@ type attachment struct {
 	Given       []ipam.Allocation `json:"given,omitempty"`      // by a delegated IPAM plugin
 	Masquerade  string            `json:"masquerade,omitempty"` // the group of rules that it is in
 	Bandwidth   json.RawMessage   `json:"bandwidth,omitempty"`
-	Config      json.RawMessage   `json:"config"` // for IPAM plugins, when GC must speak for a runtime
+	HostPorts   bool              `json:"hostPorts,omitempty"` // it may have some
+	Config      json.RawMessage   `json:"config"`              // for IPAM plugins, when GC must speak for a runtime
 }
 
 // key is the attachment's name for people and for link names.

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -132,7 +133,7 @@ func checkHostRoute(a netip.Addr, f *faults) {
 		family = netlink.FAMILY_V4
 	}
 	dst := ipNet(netip.PrefixFrom(a, a.BitLen()))
-	if list, err := netlink.RouteListFiltered(family, &netlink.Route{Dst: &dst}, netlink.RT_FILTER_DST); err == nil && len(list) == 0 {
+	if list, err := netns.Routes(family, &netlink.Route{Dst: &dst}, netlink.RT_FILTER_DST); err == nil && len(list) == 0 {
 		f.add("the node's route to %s is missing", a)
 	}
 }
@@ -149,7 +150,7 @@ func (p *pod) hasRouteAnywhere(dst netip.Prefix) (bool, error) {
 
 // checkEndpoint asks the engine.
 func (p *plugin) checkEndpoint(a attachment, f *faults) {
-	_, err := p.node(request{Op: opCheck, Where: engine.Whereabouts{ID: a.Endpoint, Netns: p.env.netns, IfName: p.env.ifname, Owner: state.OwnerCNI}})
+	_, err := p.node(request{Op: opCheck, Ports: p.RuntimeConfig.PortMappings, Where: engine.Whereabouts{ID: a.Endpoint, Netns: p.env.netns, IfName: p.env.ifname, Owner: state.OwnerCNI}})
 	if errors.Is(err, engine.ErrNotFound) {
 		err = errors.New("the interface is not an endpoint: it has no Services and no policy")
 	}
@@ -187,8 +188,8 @@ func (p *plugin) checkMasquerade(a attachment, f *faults) {
 	}
 }
 
-// checkIPAM passes CHECK on to a delegated plugin, // which compares with what it gave: in routed modes, the
-// interface has the addresses without their networks.
+// checkIPAM passes CHECK on to a delegated plugin, which compares with what it
+// gave: in routed modes, the interface has the addresses without their networks.
 func (p *plugin) checkIPAM(a attachment, prev *types100.Result) error {
 	if p.Mode == Chained || p.IPAM.Type == OwnIPAM {
 		return nil

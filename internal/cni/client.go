@@ -6,6 +6,7 @@ package cni
 // own.
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -60,32 +61,59 @@ func (p *plugin) askOrDo(ctx context.Context, r request) (state.Endpoint, error)
 		err error
 	}
 	open := make(chan opened, 1)
+	alone := r.Op != opAdd || !p.RequireAgent
 	go func() {
+		if !alone { // only the agent knows what policy the pod starts with
+			<-ctx.Done()
+			open <- opened{err: fmt.Errorf("no agent answers: %w", ctx.Err())}
+			return
+		}
 		e, err := engine.Open(ctx, p.scope(), engine.Options{ReadOnly: r.readOnly(), Notify: func(s string) { warn("%s", s) }})
 		open <- opened{e, err}
 	}()
 	again := time.NewTicker(knock)
 	defer again.Stop()
+	var held error
 	for {
 		select {
 		case o := <-open:
 			if o.err != nil {
 				return state.Endpoint{}, o.err
 			}
-			ep, err := r.run(ctx, o.e)
-			return ep, errors.Join(err, o.e.Close())
+			ep, err := p.do(ctx, r, o.e)
+			if err = errors.Join(err, o.e.Close()); !errors.Is(err, engine.ErrHeld) {
+				return ep, err
+			}
+			held = err // only an agent can say what the pod may do
+		case <-ctx.Done():
+			return state.Endpoint{}, cmp.Or(held, ctx.Err())
 		case <-again.C:
 			ep, err := p.ask(ctx, r)
 			if errors.Is(err, errNoAgent) {
 				continue
 			}
 			cancel()
+			if held != nil {
+				return ep, err
+			}
 			if o := <-open; o.e != nil {
 				err = errors.Join(err, o.e.Close())
 			}
 			return ep, err
 		}
 	}
+}
+
+// do is a request without an agent.
+func (p *plugin) do(ctx context.Context, r request, e *engine.Engine) (state.Endpoint, error) {
+	ep, err := r.run(ctx, e)
+	if err != nil || len(r.Ports) == 0 || r.Op != opAdd {
+		return ep, err
+	}
+	if err := p.openEdge(e); err != nil {
+		return ep, errors.Join(err, e.RemovePod(ep.ID), e.SweepHostPorts())
+	}
+	return ep, nil
 }
 
 // ask is one exchange with the agent.

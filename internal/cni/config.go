@@ -7,6 +7,7 @@ package cni
 
 import (
 	"encoding/json"
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -44,6 +45,7 @@ type Config struct {
 	Masquerade        bool     `json:"masquerade"`        // towards the outside, pods wear the node's address
 	MasqueradeExclude []string `json:"masqueradeExclude"` // destinations that count as inside
 	ServicePath       string   `json:"servicePath"`       // where Services act: both, socket, tc or none
+	RequireAgent      bool     `json:"requireAgent"`      // no pod starts without an agent, which knows its policy
 	BPFFS             string   `json:"bpffs"`             // the node's scope, as the tool's flags
 	StateDir          string   `json:"stateDir"`
 	CgroupRoot        string   `json:"cgroupRoot"`
@@ -65,7 +67,13 @@ type IPAM struct {
 	Type   string        `json:"type"`
 	Pools  []ipam.Pool   `json:"pools"`
 	Routes []types.Route `json:"routes"`
+	// DaemonSocket is the dhcp plugin's, who needs its daemon.
+	DaemonSocket string `json:"daemonSocketPath"`
 }
+
+// leases says whether addresses come from the pod's network, so that the
+// interface must be there before them, and while they are given back.
+func leases(ipamType string) bool { return ipamType == "dhcp" }
 
 // Args are arguments by the older convention (CONVENTIONS.md, "args").
 type Args struct {
@@ -80,8 +88,8 @@ type Args struct {
 type RuntimeConfig struct {
 	IPs          []string        `json:"ips"`
 	MAC          string          `json:"mac"`
-	PortMappings json.RawMessage `json:"portMappings"` // accepted; the portmap plugin in the list does it
-	Bandwidth    json.RawMessage `json:"bandwidth"`    // recorded, not enforced yet
+	PortMappings []PortMapping   `json:"portMappings"`
+	Bandwidth    json.RawMessage `json:"bandwidth"` // recorded, not enforced yet
 	DNS          *types.DNS      `json:"dns"`
 }
 
@@ -155,7 +163,7 @@ func Parse(text []byte, unknown func(field string)) (*Config, error) {
 // conventions allow in any configuration.
 var knownFields = []string{
 	"cniVersion", "name", "type", "capabilities", "dns", "ipam", "mode", "mtu", "localMTU", "localCIDRs", "uplink", "bridge", "masquerade",
-	"masqueradeExclude", "servicePath", "bpffs", "stateDir", "cgroupRoot", "args", "runtimeConfig", "prevResult",
+	"masqueradeExclude", "servicePath", "requireAgent", "bpffs", "stateDir", "cgroupRoot", "args", "runtimeConfig", "prevResult",
 	"cni.dev/valid-attachments", "cni.dev/attachments",
 }
 
@@ -184,7 +192,7 @@ func (c *Config) Validate() error {
 	if !slices.Contains([]string{"both", "socket", "tc", "none"}, c.ServicePath) {
 		return invalid("servicePath", "%q is unknown: use both, socket, tc or none", c.ServicePath)
 	}
-	if err := c.validateMasquerade(); err != nil {
+	if err := errors.Join(c.validateMasquerade(), c.validatePorts()); err != nil {
 		return err
 	}
 	if c.Mode == Chained {
@@ -260,8 +268,6 @@ func (c *Config) validateIPAM() error {
 	switch c.IPAM.Type {
 	case "":
 		return invalid("ipam", "type is missing: use %q with pools, or name an IPAM plugin such as host-local", OwnIPAM)
-	case "dhcp":
-		return invalid("ipam", "type \"dhcp\" needs the interface before it has an address: let the macvlan or bridge plugin make it with dhcp, and put mustang behind it in mode chained")
 	case OwnIPAM:
 		if err := ipam.Normalize(c.IPAM.Pools); err != nil {
 			return invalid("ipam.pools", "%v", err)
@@ -272,6 +278,9 @@ func (c *Config) validateIPAM() error {
 		}
 		if strings.ContainsAny(c.IPAM.Type, "/\\") {
 			return invalid("ipam", "type %q is a path: use the plugin's name", c.IPAM.Type)
+		}
+		if leases(c.IPAM.Type) && !link.CanLease(c.Mode) {
+			return invalid("ipam", "type %q asks the pod's network for an address, which pods in mode %s cannot: use mode macvlan, bridge or host-device, or another ipam", c.IPAM.Type, c.Mode)
 		}
 	}
 	return nil

@@ -26,6 +26,7 @@ func (p *plugin) del() error {
 	}
 	// Without a record it was done before, or never ADDed, or the records are
 	// lost: what carries the container's own name is removed.
+	a.HostPorts = a.HostPorts || !found
 	if err := p.undo(a); err != nil {
 		return err
 	}
@@ -44,8 +45,16 @@ func (p *plugin) undo(a attachment) error {
 			a.NetNS = ""
 		}
 	}
-	errs := p.disconnect(a)
-	errs = append(errs, p.masqueradeRemove(a), p.release(a))
+	var errs []error
+	if leases(a.IPAM) { // the network is told by the interface, or a lease ends by itself (spec, DEL)
+		if err := p.release(a); err != nil {
+			warn("%v", err)
+		}
+	}
+	errs = append(append(errs, p.disconnect(a)...), p.masqueradeRemove(a))
+	if !leases(a.IPAM) { // nobody gets the addresses while this one has them
+		errs = append(errs, p.release(a))
+	}
 	return errors.Join(errs...)
 }
 
@@ -74,7 +83,7 @@ func (p *plugin) isAnothers(a attachment) (bool, error) {
 
 // detach takes the datapath off, by the endpoint's id, or by where it is.
 func (p *plugin) detach(a attachment, host int) error {
-	_, err := p.node(request{Op: opRemove, Where: engine.Whereabouts{
+	_, err := p.node(request{Op: opRemove, Sweep: a.HostPorts, Where: engine.Whereabouts{
 		ID: a.Endpoint, Netns: a.NetNS, IfName: a.IfName, HostIfIndex: host, Owner: state.OwnerCNI}})
 	return err
 }

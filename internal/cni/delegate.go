@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -47,6 +48,16 @@ func delegate(plugin string, config []byte, c call) ([]byte, error) {
 		return nil, err
 	}
 	out, err := execPlugin(file, config, c)
+	if err == nil {
+		return out, nil
+	}
+	if c.command == "GC" || c.command == "STATUS" {
+		// One that is older than these two has many ways to say so.
+		if known, verr := knownVersions(file, c); verr == nil && !slices.Contains(known, "1.1.0") {
+			return nil, nil
+		}
+		return nil, err
+	}
 	var e *types.Error
 	if !errors.As(err, &e) || e.Code != types.ErrIncompatibleCNIVersion {
 		return out, err
@@ -54,9 +65,6 @@ func delegate(plugin string, config []byte, c call) ([]byte, error) {
 	older, verr := olderVersion(file, config, c)
 	if verr != nil {
 		return nil, errors.Join(err, verr)
-	}
-	if c.command == "GC" || c.command == "STATUS" {
-		return nil, nil // it has neither
 	}
 	return execPlugin(file, older, c)
 }
@@ -86,8 +94,8 @@ func execPlugin(file string, config []byte, c call) ([]byte, error) {
 	return nil, fmt.Errorf("IPAM plugin %s: %w: %s", filepath.Base(file), err, bytes.TrimSpace(out.Bytes()))
 }
 
-// olderVersion is config with the newest version that the plugin knows.
-func olderVersion(file string, config []byte, c call) ([]byte, error) {
+// knownVersions are the versions of the spec that a plugin speaks, oldest first.
+func knownVersions(file string, c call) ([]string, error) {
 	out, err := execPlugin(file, []byte(`{"cniVersion":"1.0.0"}`), call{command: "VERSION", path: c.path})
 	if err != nil {
 		return nil, err
@@ -96,11 +104,20 @@ func olderVersion(file string, config []byte, c call) ([]byte, error) {
 	if err := json.Unmarshal(out, &info); err != nil || len(info.SupportedVersions) == 0 {
 		return nil, fmt.Errorf("%s tells no supported versions", filepath.Base(file))
 	}
+	return info.SupportedVersions, nil
+}
+
+// olderVersion is config with the newest version that the plugin knows.
+func olderVersion(file string, config []byte, c call) ([]byte, error) {
+	known, err := knownVersions(file, c)
+	if err != nil {
+		return nil, err
+	}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(config, &fields); err != nil {
 		return nil, err
 	}
-	newest := info.SupportedVersions[len(info.SupportedVersions)-1]
+	newest := known[len(known)-1]
 	if prev := fields["prevResult"]; len(prev) > 0 && string(prev) != "null" {
 		r, err := parseResult(prev, versionOf(config))
 		if err != nil {

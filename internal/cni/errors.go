@@ -21,6 +21,7 @@ const (
 	errNotAsExpected uint = 100 // CHECK: something is broken
 	errExists        uint = 101 // ADD: the attachment or the interface is there already
 	errExhausted     uint = 102 // ADD: no address is free
+	errPortTaken     uint = 103 // ADD: a host port is taken
 )
 
 func coded(code uint, err error) *types.Error {

@@ -22,10 +22,10 @@ import (
 type operation string
 
 const (
-	opAdd     operation = "add"     // Spec becomes an endpoint, which is answered
+	opAdd     operation = "add"     // Spec becomes an endpoint with Ports, which is answered
 	opRemove  operation = "remove"  // the endpoint at Where; absent is success
 	opCollect operation = "collect" // the plugin's endpoints whose interfaces are gone, but those in Keep
-	opCheck   operation = "check"   // the endpoint at Where; each fault is a line of the error
+	opCheck   operation = "check"   // the endpoint at Where, with Ports; each fault is a line of the error
 	opStatus  operation = "status"  // the tables can be read
 )
 
@@ -35,6 +35,9 @@ type request struct {
 	Spec  engine.EndpointSpec `json:"spec,omitzero"`
 	Where engine.Whereabouts  `json:"where,omitzero"`
 	Keep  []uint32            `json:"keep,omitempty"`
+	Ports []PortMapping       `json:"ports,omitempty"` // of the endpoint
+	// Sweep closes host ports that lead to no endpoint any more.
+	Sweep bool `json:"sweep,omitempty"`
 }
 
 // readOnly requests create no tables where there are none.
@@ -45,17 +48,21 @@ func (r request) run(ctx context.Context, e *engine.Engine) (state.Endpoint, err
 	var none state.Endpoint
 	switch r.Op {
 	case opAdd:
-		return e.AddEndpoint(ctx, r.Spec)
+		return r.addEndpoint(ctx, e)
 	case opRemove:
-		return none, e.RemoveAt(r.Where)
+		err := e.RemoveAt(r.Where)
+		if r.Sweep {
+			err = errors.Join(err, e.SweepHostPorts())
+		}
+		return none, err
 	case opCollect:
-		return none, collectDead(e, r.Keep)
+		return none, errors.Join(collectDead(e, r.Keep), e.SweepHostPorts())
 	case opCheck:
 		id, err := e.EndpointOf(r.Where)
 		if err != nil {
 			return none, err
 		}
-		return none, e.CheckEndpoint(id)
+		return none, errors.Join(e.CheckEndpoint(id), r.checkPorts(e, id))
 	case opStatus:
 		_, err := e.Endpoints()
 		return none, err

@@ -82,6 +82,9 @@ func (p *plugin) finishPod(a attachment, spec link.Spec, made link.Result, g add
 		if x.Prefix.Addr().Is4() {
 			gw, isDefault = gw4, made.Default4
 		}
+		if spec.Lease != nil {
+			gw = x.Gateway
+		}
 		has := x.Prefix
 		if link.Routed(spec.Mode) {
 			has = netip.PrefixFrom(has.Addr(), has.Addr().BitLen())

@@ -33,10 +33,14 @@ func SocketPath(stateDir string) string { return filepath.Join(stateDir, "agent.
 type Server struct {
 	// Engine runs fn with the node's engine, while nobody else uses it.
 	Engine func(ctx context.Context, fn func(*engine.Engine) error) error
-	// Labels answers a pod's labels, and waits until the agent has heard of the
-	// pod or ctx ends. nil: pods have the labels that the runtime tells.
+	// Labels answers a pod's labels, and waits until the agent can say what policy
+	// the pod has, or ctx ends. A pod without a name has the labels that the runtime
+	// tells. nil: so has every pod.
 	Labels func(ctx context.Context, pod state.PodRef) (map[string]string, error)
-	Log    *slog.Logger // nil: silent
+	// Added, when given, hears how long a pod took to become an endpoint, from when
+	// its labels were known.
+	Added func(time.Duration)
+	Log   *slog.Logger // nil: silent
 }
 
 // Listen makes the scope's socket, which only its owner may use, in place of
@@ -131,11 +135,16 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) error {
 }
 
 func (s *Server) do(ctx context.Context, r request) (ep state.Endpoint, err error) {
-	if pod := r.Spec.Pod; r.Op == opAdd && s.Labels != nil && pod.Name != "" {
-		if r.Spec.Labels, err = s.Labels(ctx, pod); err != nil {
+	if pod := r.Spec.Pod; r.Op == opAdd && s.Labels != nil {
+		labels, err := s.Labels(ctx, pod)
+		if err != nil {
 			return ep, s.tryAgain(ctx, fmt.Errorf("learn the labels of pod %s/%s: %w", pod.Namespace, pod.Name, err))
 		}
+		if pod.Name != "" {
+			r.Spec.Labels = labels
+		}
 	}
+	start := time.Now()
 	err = s.Engine(ctx, func(e *engine.Engine) error {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -143,6 +152,9 @@ func (s *Server) do(ctx context.Context, r request) (ep state.Endpoint, err erro
 		ep, err = r.run(ctx, e)
 		return err
 	})
+	if err == nil && r.Op == opAdd && s.Added != nil {
+		s.Added(time.Since(start))
+	}
 	return ep, s.tryAgain(ctx, err)
 }
 

@@ -87,7 +87,7 @@ func (p *plugin) statusUplink() error {
 		err = fmt.Errorf("mode %s needs the node's interface to the network, and there is no default route: name it by uplink", p.Mode)
 	}
 	if err != nil {
-		return p.unavailable(true, err)
+		return p.unavailable(p.Mode != link.HostDevice, err) // a pod that has the device has all it needs
 	}
 	if l.Attrs().Flags&net.FlagUp == 0 && p.Mode != link.HostDevice {
 		return p.unavailable(true, fmt.Errorf("uplink %s is down", l.Attrs().Name))
@@ -108,5 +108,22 @@ func (p *plugin) statusIPAM() error {
 	if _, err := delegate(p.IPAM.Type, p.raw, p.env); err != nil {
 		return p.unavailable(false, fmt.Errorf("IPAM plugin %s: %w", p.IPAM.Type, err))
 	}
+	if leases(p.IPAM.Type) {
+		return p.statusDaemon()
+	}
 	return nil
+}
+
+// statusDaemon asks for the dhcp plugin's daemon, for the plugin itself does not
+// know STATUS.
+func (p *plugin) statusDaemon() error {
+	socket := p.IPAM.DaemonSocket
+	if socket == "" {
+		socket = "/run/cni/dhcp.sock"
+	}
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		return p.unavailable(false, fmt.Errorf("IPAM plugin dhcp: its daemon does not answer: %w; start `dhcp daemon`", err))
+	}
+	return c.Close()
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -49,7 +50,7 @@ func filterHolds(ep state.Endpoint, h hook) (bool, error) {
 	if err != nil {
 		return false, ignoreGone(err)
 	}
-	filters, err := netlink.FilterList(l, parentOf(h))
+	filters, err := netns.Filters(l, parentOf(h))
 	if err != nil {
 		return false, nil // no qdisc
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -38,7 +39,7 @@ func HasClsact(ifindex int) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("interface %d: %w", ifindex, err)
 	}
-	list, err := netlink.QdiscList(l)
+	list, err := netns.Qdiscs(l)
 	if err != nil {
 		return false, fmt.Errorf("list qdiscs of %s: %w", l.Attrs().Name, err)
 	}
@@ -58,7 +59,7 @@ func HasFilters(ep state.Endpoint) bool {
 		return false
 	}
 	for _, h := range hooks(ep) {
-		filters, _ := netlink.FilterList(l, parentOf(h))
+		filters, _ := netns.Filters(l, parentOf(h))
 		for _, f := range filters {
 			if b, ok := f.(*netlink.BpfFilter); ok && strings.HasPrefix(b.Name, filterName(ep.ID, h)) {
 				return true
@@ -109,7 +110,7 @@ func DetachFilters(ep state.Endpoint) error {
 	}
 	left := 0
 	for _, h := range hooks(ep) {
-		filters, err := netlink.FilterList(l, parentOf(h))
+		filters, err := netns.Filters(l, parentOf(h))
 		if err != nil {
 			return fmt.Errorf("list filters of %s: %w", l.Attrs().Name, err)
 		}

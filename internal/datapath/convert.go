@@ -72,8 +72,11 @@ func PrefixOf(p netip.Prefix) Prefix {
 // KeyOf is the key of a binding.
 func KeyOf(k state.BindingKey) FrontendKey {
 	out := FrontendKey{Addr: FromAddr(k.Frontend.AddrPort.Addr()), Port: Port(k.Frontend.AddrPort.Port()), Proto: uint8(k.Frontend.Protocol)}
-	if k.Outside {
+	switch {
+	case k.Outside:
 		out.Scope = bpfgen.ScopeOutside
+	case k.Frontend.AddrPort.Addr().IsLoopback():
+		out.Scope = bpfgen.ScopeNode
 	}
 	return out
 }

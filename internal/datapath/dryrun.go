@@ -45,7 +45,7 @@ var scratchTables = []string{
 var sharedTables = []string{
 	bpfgen.PodMapMstBackendsV1,
 	bpfgen.PodMapMstChildrenV1,
-	bpfgen.PodMapMstEdgeV1,
+	bpfgen.PodMapMstEdgeV2,
 	bpfgen.PodMapMstEndpointAddrsV1,
 	bpfgen.PodMapMstEndpointsV1,
 	bpfgen.PodMapMstIdentitiesV1,

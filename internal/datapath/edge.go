@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // edgeHook is one direction of a NIC.
@@ -149,7 +150,7 @@ func edgeFilters(ifindex int) (out []*netlink.BpfFilter, err error) {
 		return nil, ignoreGone(err)
 	}
 	for _, h := range edgeHooks {
-		filters, err := netlink.FilterList(l, h.parent)
+		filters, err := netns.Filters(l, h.parent)
 		if err := ignoreGone(err); err != nil {
 			return nil, fmt.Errorf("list filters of %s: %w", l.Attrs().Name, err)
 		}
@@ -176,7 +177,7 @@ func (d *Datapath) Edges() ([]int, error) {
 		}
 	}
 	if d.AttachKind() == AttachClsact {
-		links, err := netlink.LinkList()
+		links, err := netns.Links()
 		if err != nil {
 			return nil, fmt.Errorf("list interfaces: %w", err)
 		}

@@ -183,11 +183,7 @@ func (d *Datapath) Clients(dep *Departures) (map[Connection]bool, error) {
 // reply that is under way, as both do for a client's reset. Late, both go.
 func (d *Datapath) ForgetFlows(dep *Departures, late bool) (forgotten int, err error) {
 	for _, name := range ctTables {
-		half := name == bpfgen.PodMapMstCtNewV1
-		if !half && !dep.Has(state.UDP) && !(late && dep.Has(state.TCP)) {
-			break // established TCP goes on
-		}
-		n, err := forget(bindTable[ctKey, ctEntry](d, name), dep, half, late)
+		n, err := forget(bindTable[ctKey, ctEntry](d, name), dep, late)
 		forgotten += n
 		if err != nil {
 			return forgotten, err
@@ -199,7 +195,7 @@ func (d *Datapath) ForgetFlows(dep *Departures, late bool) (forgotten int, err e
 	return forgotten, err
 }
 
-func forget(t *Table[ctKey, ctEntry], dep *Departures, half, late bool) (forgotten int, err error) {
+func forget(t *Table[ctKey, ctEntry], dep *Departures, late bool) (forgotten int, err error) {
 	var dead []ctKey
 	err = t.eachChunk(func(keys []ctKey, values []ctEntry) error {
 		dead = dead[:0]
@@ -212,7 +208,7 @@ func forget(t *Table[ctKey, ctEntry], dep *Departures, half, late bool) (forgott
 					dead = append(dead, *k)
 				}
 			case leaves:
-				if half && client && e.Backend != bpfgen.BackendLeft {
+				if e.Opening != bpfgen.CTAnswered && client && e.Backend != bpfgen.BackendLeft {
 					e.Backend = bpfgen.BackendLeft
 					if err := t.replace(*k, e); err != nil {
 						return err

@@ -6,13 +6,11 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
-	"sync"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -64,33 +62,16 @@ var programNames = [bpfgen.ProgCount]string{
 
 // Build identifies the programs of this binary on this kernel: a hash of the
 // objects and of the constants they are loaded with.
-func Build() [32]byte { return buildWith(Probe().SetRetval, Probe().FIBSkipNeigh) }
+func Build() [32]byte { return buildWith(Probe().SetRetval) }
 
-func buildWith(setRetval, skipNeigh bool) [32]byte {
-	sum := objectsHash()
-	return sha256.Sum256(fmt.Appendf(sum[:], "set_retval=%t fib_skip_neigh=%t", setRetval, skipNeigh))
+func buildWith(setRetval bool) [32]byte {
+	return sha256.Sum256(fmt.Appendf(nil, "%s set_retval=%t", bpfgen.ObjectsHash, setRetval))
 }
-
-// objectsHash is by checksums of the objects, two of each: every start of the
-// plugin asks for it, and a hash of some hundred kilobytes would take it longer
-// than the tables do. Nobody makes objects that collide on purpose.
-var objectsHash = sync.OnceValue(func() [32]byte {
-	var sums []byte
-	for _, object := range bpfgen.Objects() {
-		sums = fmt.Appendf(sums, "%d %x %x\n", len(object), crc32.ChecksumIEEE(object), crc32.Checksum(object, crc32.MakeTable(crc32.Castagnoli)))
-	}
-	return sha256.Sum256(sums)
-})
 
 // isBuild says whether build is this binary's. It asks the kernel nothing: as
 // long as a node's tables live, its kernel is the same, and so are the constants.
 func isBuild(build [32]byte) bool {
-	for _, setRetval := range []bool{true, false} {
-		if build == buildWith(setRetval, true) || build == buildWith(setRetval, false) {
-			return true
-		}
-	}
-	return false
+	return build == buildWith(true) || build == buildWith(false)
 }
 
 // EnsurePrograms loads the shared programs that are missing, and replaces all
@@ -185,10 +166,8 @@ func (d *Datapath) loadVariant(v variant) error {
 
 // setVariables sets load-time constants; has_set_retval wherever it exists.
 func setVariables(spec *ebpf.CollectionSpec, values map[string]any) error {
-	for name, has := range map[string]bool{"has_set_retval": Probe().SetRetval, "has_fib_skip_neigh": Probe().FIBSkipNeigh} {
-		if has && spec.Variables[name] != nil {
-			values[name] = uint8(1)
-		}
+	if Probe().SetRetval {
+		values["has_set_retval"] = uint8(1)
 	}
 	for name, value := range values {
 		v := spec.Variables[name]

@@ -297,7 +297,7 @@ var tableNames = []string{
 	bpfgen.PodMapMstCtNewV1,
 	bpfgen.PodMapMstCtV1,
 	bpfgen.PodMapMstDropsV1,
-	bpfgen.PodMapMstEdgeV1,
+	bpfgen.PodMapMstEdgeV2,
 	bpfgen.PodMapMstEndpointAddrsV1,
 	bpfgen.PodMapMstEndpointCountersV1,
 	bpfgen.PodMapMstEndpointsV1,
@@ -401,7 +401,7 @@ func (d *Datapath) bind() {
 	d.Backends = bindTable[uint32, Backend](d, bpfgen.PodMapMstBackendsV1)
 	d.affinity = bindTable[bpfgen.PodAffinityKey, bpfgen.PodAffinity](d, bpfgen.PodMapMstAffinityV1)
 	d.Sources = bindTable[SourceKey, uint8](d, bpfgen.PodMapMstSourcesV1)
-	d.Edge = bindTable[uint32, EdgeConfig](d, bpfgen.EdgeMapMstEdgeV1)
+	d.Edge = bindTable[uint32, EdgeConfig](d, bpfgen.EdgeMapMstEdgeV2)
 	d.Endpoints = bindTable[uint32, EndpointSlot](d, bpfgen.PodMapMstEndpointsV1)
 	d.Addrs = bindTable[Addr, uint32](d, bpfgen.PodMapMstEndpointAddrsV1)
 	d.Netns = bindTable[uint64, NetnsInfo](d, bpfgen.PodMapMstNetnsV1)

@@ -82,7 +82,7 @@ func (d *Datapath) DetachParent(ifindex int) error {
 	if err != nil {
 		return ignoreGone(err)
 	}
-	filters, err := netlink.FilterList(l, netlink.HANDLE_MIN_EGRESS)
+	filters, err := netns.Filters(l, netlink.HANDLE_MIN_EGRESS)
 	if err != nil {
 		return ignoreGone(err)
 	}

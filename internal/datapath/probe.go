@@ -18,16 +18,15 @@ import (
 
 // Features are what this kernel can, found by trying, never by its version.
 type Features struct {
-	TCX          bool `json:"tcx"`            // links at tc hooks (6.6); else clsact filters
-	Netkit       bool `json:"netkit"`         // links at netkit's hooks (6.7); else no netkit
-	RedirectPeer bool `json:"redirect_peer"`  // straight into the pod (5.10)
-	NetnsCookie  bool `json:"netns_cookie"`   // sockets told apart by namespace (5.14)
-	KtimeCoarse  bool `json:"ktime_coarse"`   // a cheap clock (5.11)
-	SetRetval    bool `json:"set_retval"`     // a refused connect() gets its own errno (5.18)
-	SockStorage  bool `json:"sock_storage"`   // state that lives with a socket, at connect() (5.10)
-	FIBSkipNeigh bool `json:"fib_skip_neigh"` // a route without its neighbour (6.3)
-	LRU          bool `json:"lru"`            // tables that make room by themselves
-	BTF          bool `json:"btf"`            // the kernel describes its own types
+	TCX          bool `json:"tcx"`           // links at tc hooks (6.6); else clsact filters
+	Netkit       bool `json:"netkit"`        // links at netkit's hooks (6.7); else no netkit
+	RedirectPeer bool `json:"redirect_peer"` // straight into the pod (5.10)
+	NetnsCookie  bool `json:"netns_cookie"`  // sockets told apart by namespace (5.14)
+	KtimeCoarse  bool `json:"ktime_coarse"`  // a cheap clock (5.11)
+	SetRetval    bool `json:"set_retval"`    // a refused connect() gets its own errno (5.18)
+	SockStorage  bool `json:"sock_storage"`  // state that lives with a socket, at connect() (5.10)
+	LRU          bool `json:"lru"`           // tables that make room by themselves
+	BTF          bool `json:"btf"`           // the kernel describes its own types
 }
 
 // Missing names what mustang cannot do without and this kernel lacks.
@@ -64,7 +63,6 @@ var Probe = sync.OnceValue(func() Features {
 		NetnsCookie:  helper(ebpf.CGroupSockAddr, asm.FnGetNetnsCookie) && cookie == nil,
 		KtimeCoarse:  helper(ebpf.SchedCLS, asm.FnKtimeGetCoarseNs),
 		SetRetval:    haveSetRetval(),
-		FIBSkipNeigh: haveFIBSkipNeigh(),
 		SockStorage:  helper(ebpf.CGroupSockAddr, asm.FnSkStorageGet),
 		LRU:          features.HaveMapType(ebpf.LRUHash) == nil,
 		BTF:          btf == nil,
@@ -107,33 +105,4 @@ func haveLink(create func(ifindex int, h hook, prog *ebpf.Program) (link.Link, e
 		return true
 	}
 	return !errors.Is(err, ebpf.ErrNotSupported)
-}
-
-// haveFIBSkipNeigh looks up a route with that flag: a kernel that does not know
-// it refuses the call.
-func haveFIBSkipNeigh() bool {
-	const (
-		skipNeigh = 1 << 2 // BPF_FIB_LOOKUP_SKIP_NEIGH
-		size      = 64     // of struct bpf_fib_lookup
-		family    = 2      // AF_INET
-		einval    = -22
-	)
-	insns := asm.Instructions{asm.Mov.Imm(asm.R0, 0)}
-	for off := int16(-size); off < 0; off += 8 {
-		insns = append(insns, asm.StoreMem(asm.RFP, off, asm.R0, asm.DWord))
-	}
-	insns = append(insns,
-		asm.StoreImm(asm.RFP, -size, family, asm.Byte),
-		asm.StoreImm(asm.RFP, -size+8, 1, asm.Word), // ifindex: loopback
-		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -size),
-		asm.Mov.Imm(asm.R3, size), asm.Mov.Imm(asm.R4, skipNeigh),
-		asm.FnFibLookup.Call(), asm.Return(),
-	)
-	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Instructions: insns, License: "GPL"})
-	if err != nil {
-		return false
-	}
-	defer prog.Close()
-	ret, err := prog.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
-	return err == nil && int32(ret) != einval
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -27,26 +29,31 @@ type wireHook struct {
 	program string
 	ingress bool
 	spec    func() (*ebpf.CollectionSpec, error)
+	// priority is a filter's. Ours are below anybody's: a foreign filter, which has
+	// a smaller number, sees a packet before we send it on.
+	priority  uint16
+	first     bool           // before all that is there
+	constants map[string]any // of bpf/config.h
 }
 
 var (
-	netdevIn   = wireHook{"netdev-in", bpfgen.NetdevProgFromNetdev, true, netdevSpec}
-	overlayIn  = wireHook{"overlay-in", bpfgen.OverlayProgFromOverlay, true, overlaySpec}
-	overlayOut = wireHook{"overlay-out", bpfgen.OverlayProgToOverlay, false, overlaySpec}
-	wireHooks  = []wireHook{netdevIn, overlayIn, overlayOut}
+	netdevIn  = wireHook{pin: "netdev-in", program: bpfgen.NetdevProgFromNetdev, ingress: true, spec: netdevSpec, priority: 49000}
+	overlayIn = wireHook{pin: "overlay-in", program: bpfgen.OverlayProgFromOverlay, ingress: true, spec: overlaySpec, priority: 49000, first: true}
+	// What overlayIn lets pass.
+	overlayEdge = wireHook{pin: "overlay-edge", program: bpfgen.EdgeProgFromOutside, ingress: true, spec: edgeSpec, priority: 49001,
+		constants: map[string]any{bpfgen.EdgeVarFromTunnel: uint8(1)}}
+	overlayOut = wireHook{pin: "overlay-out", program: bpfgen.OverlayProgToOverlay, spec: overlaySpec, priority: 49000}
+	wireHooks  = []wireHook{netdevIn, overlayIn, overlayEdge, overlayOut}
 )
-
-// Below anybody's: a foreign filter, which has a smaller number, sees a packet
-// before we send it on.
-const wirePriority = 49000
 
 func (d *Datapath) wirePin(h wireHook, ifindex int) string {
 	return filepath.Join(d.dir, linksDir, fmt.Sprintf("%s-%d", h.pin, ifindex))
 }
 
 // SyncWire puts the programs on exactly these devices of the calling thread's
-// namespace: those to other nodes, and the tunnel's, 0 when there is none.
-func (d *Datapath) SyncWire(netdevs []int, overlay int) error {
+// namespace: those to other nodes, and the tunnel's, 0 when there is none. With
+// edge, answers to clients outside come by the tunnel.
+func (d *Datapath) SyncWire(netdevs []int, overlay int, edge bool) error {
 	wanted := map[wirePlace]bool{}
 	for _, i := range netdevs {
 		wanted[wirePlace{netdevIn.pin, i}] = true
@@ -54,6 +61,9 @@ func (d *Datapath) SyncWire(netdevs []int, overlay int) error {
 	if overlay != 0 {
 		wanted[wirePlace{overlayIn.pin, overlay}] = true
 		wanted[wirePlace{overlayOut.pin, overlay}] = true
+		if edge {
+			wanted[wirePlace{overlayEdge.pin, overlay}] = true
+		}
 	}
 	var errs []error
 	for _, at := range d.wirePlaces() {
@@ -133,7 +143,11 @@ func (d *Datapath) attachWire(h wireHook, ifindex int) error {
 	if h.ingress {
 		at = ebpf.AttachTCXIngress
 	}
-	held, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: at, Anchor: link.Tail()})
+	anchor := link.Tail()
+	if h.first {
+		anchor = link.Head()
+	}
+	held, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: at, Anchor: anchor})
 	if err != nil {
 		return fmt.Errorf("attach %s to %s: %w", h.program, l.Attrs().Name, err)
 	}
@@ -173,7 +187,9 @@ func (d *Datapath) loadWire(h wireHook) (*ebpf.Program, error) {
 			delete(spec.Programs, name)
 		}
 	}
-	if err := setVariables(spec, map[string]any{}); err != nil {
+	constants := map[string]any{}
+	maps.Copy(constants, h.constants)
+	if err := setVariables(spec, constants); err != nil {
 		return nil, err
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: d.replacements(spec)})
@@ -232,7 +248,7 @@ func (h wireHook) owns(f netlink.Filter) bool {
 
 // foreignFilters says whether somebody else's filters are at the hook.
 func foreignFilters(l netlink.Link, h wireHook) bool {
-	filters, _ := netlink.FilterList(l, h.parent()) // without a qdisc there are none
+	filters, _ := netns.Filters(l, h.parent()) // without a qdisc there are none
 	for _, f := range filters {
 		if !h.owns(f) {
 			return true
@@ -248,7 +264,7 @@ func attachWireFilter(l netlink.Link, h wireHook, p *ebpf.Program) error {
 	}
 	err := netlink.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: ifindex, Parent: h.parent(), Handle: filterHandle, Protocol: unix.ETH_P_ALL, Priority: wirePriority,
+			LinkIndex: ifindex, Parent: h.parent(), Handle: filterHandle, Protocol: unix.ETH_P_ALL, Priority: h.priority,
 		},
 		Fd: p.FD(), Name: h.filterName(), DirectAction: true,
 	})
@@ -261,7 +277,7 @@ func attachWireFilter(l netlink.Link, h wireHook, p *ebpf.Program) error {
 // removeWireFilters removes our filters from devices that are not to have one.
 // The qdisc stays: it is empty, and may be another's by now.
 func removeWireFilters(wanted map[wirePlace]bool) error {
-	links, err := netlink.LinkList()
+	links, err := netns.Links()
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}
@@ -271,7 +287,7 @@ func removeWireFilters(wanted map[wirePlace]bool) error {
 			if wanted[wirePlace{h.pin, l.Attrs().Index}] {
 				continue
 			}
-			filters, _ := netlink.FilterList(l, h.parent()) // without a qdisc there are none
+			filters, _ := netns.Filters(l, h.parent()) // without a qdisc there are none
 			for _, f := range filters {
 				if h.owns(f) {
 					errs = append(errs, ignoreGone(netlink.FilterDel(f)))
@@ -294,9 +310,9 @@ func (d *Datapath) WireDevices() []int {
 			out = append(out, at.ifindex)
 		}
 	}
-	links, _ := netlink.LinkList()
+	links, _ := netns.Links()
 	for _, l := range links {
-		filters, _ := netlink.FilterList(l, netdevIn.parent())
+		filters, _ := netns.Filters(l, netdevIn.parent())
 		for _, f := range filters {
 			if netdevIn.owns(f) {
 				out = append(out, l.Attrs().Index)

@@ -92,7 +92,7 @@ func examine(ep *state.Endpoint) (netlink.Link, error) {
 	if len(ep.MAC) != 6 {
 		return nil, fmt.Errorf("interface %q in %s has no Ethernet address; only Ethernet interfaces can be endpoints", ep.IfName, ep.Netns)
 	}
-	addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+	addrs, err := netns.Addrs(l)
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of %s: %w", ep.IfName, err)
 	}
@@ -128,7 +128,7 @@ func linkAddress(l netlink.Link) net.HardwareAddr {
 }
 
 func linkNames() []string {
-	links, _ := netlink.LinkList()
+	links, _ := netns.Links()
 	names := make([]string, len(links))
 	for i, l := range links {
 		names[i] = l.Attrs().Name
@@ -138,11 +138,11 @@ func linkNames() []string {
 
 // gatewayMAC is the address of the default gateway behind l, when it is known.
 func gatewayMAC(l netlink.Link) net.HardwareAddr {
-	routes, err := netlink.RouteList(l, netlink.FAMILY_ALL)
+	routes, err := netns.RoutesBy(l)
 	if err != nil {
 		return nil
 	}
-	neighbours, err := netlink.NeighList(l.Attrs().Index, netlink.FAMILY_ALL)
+	neighbours, err := netns.Neighbours(l.Attrs().Index)
 	if err != nil {
 		return nil
 	}

@@ -76,7 +76,6 @@ func (e *Engine) SetEdge(want Edge) error {
 		return err
 	}
 	config := datapath.EdgeConfig{PortFirst: want.Ports.First, PortCount: want.Ports.Last - want.Ports.First + 1}
-	var takes []netip.Addr
 	for _, n := range nics {
 		for _, a := range n.addrs {
 			if a.Is4() && config.Ip4 == (datapath.Addr{}) {
@@ -84,19 +83,39 @@ func (e *Engine) SetEdge(want Edge) error {
 			} else if a.Is6() && config.Ip6 == (datapath.Addr{}) {
 				config.Ip6 = datapath.FromAddr(a)
 			}
-			if len(want.Prefixes) == 0 || slices.ContainsFunc(want.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) {
-				takes = append(takes, a)
-			}
 		}
 	}
+	takes := want.takes(nics)
 	if len(nics) > 0 && len(takes) == 0 {
 		return fmt.Errorf("none of the addresses of %v is in %v; give prefixes that hold one, or none", want.Devices, want.Prefixes)
 	}
 	e.warnOfPorts(want)
-	if err := errors.Join(e.dp.Edge.Put([]uint32{0}, []datapath.EdgeConfig{config}), e.services.SetNodeAddresses(takes)); err != nil {
+	if err := errors.Join(e.dp.Edge.Put([]uint32{bpfgen.EdgeWire}, []datapath.EdgeConfig{config}), e.services.SetNodeAddresses(takes)); err != nil {
 		return err
 	}
-	return privilege(errors.Join(e.attachEdges(nics), e.setHost(want.Host)))
+	return privilege(errors.Join(e.attachEdges(nics), e.syncTunnelEdge(), e.setHost(want.Host)))
+}
+
+// syncTunnelEdge lets answers to clients outside come by the tunnel, where there
+// is one.
+func (e *Engine) syncTunnelEdge() error {
+	n, err := e.store.Nodes()
+	if err != nil || len(n.Nodes) == 0 {
+		return err
+	}
+	return e.syncNodes(n)
+}
+
+// takes are the addresses that take node ports.
+func (want Edge) takes(nics []nic) (out []netip.Addr) {
+	for _, n := range nics {
+		for _, a := range n.addrs {
+			if len(want.Prefixes) == 0 || slices.ContainsFunc(want.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) {
+				out = append(out, a)
+			}
+		}
+	}
+	return out
 }
 
 func findNICs(want Edge) ([]nic, error) {
@@ -107,7 +126,7 @@ func findNICs(want Edge) ([]nic, error) {
 			return nil, fmt.Errorf("interface %q: %w; `ip link` lists those of this node", name, err)
 		}
 		n := nic{index: l.Attrs().Index}
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+		addrs, err := netns.Addrs(l)
 		if err != nil {
 			return nil, fmt.Errorf("list addresses of %s: %w", name, err)
 		}
@@ -181,7 +200,7 @@ func (e *Engine) Edge() (EdgeStatus, error) {
 		return s, err
 	}
 	s.Addresses = e.services.NodeAddresses()
-	config, _, err := e.dp.Edge.Get(0)
+	config, _, err := e.dp.Edge.Get(bpfgen.EdgeWire)
 	if err != nil {
 		return s, err
 	}
@@ -210,7 +229,7 @@ func (e *Engine) Edge() (EdgeStatus, error) {
 
 // detachEdgeFilters is for reset: links go with their pins, filters do not.
 func detachEdgeFilters() error {
-	links, err := netlink.LinkList()
+	links, err := netns.Links()
 	for _, l := range links {
 		err = errors.Join(err, datapath.DetachEdgeFilters(l.Attrs().Index))
 	}

@@ -358,7 +358,7 @@ func egressProgram(t *testing.T, ifname string, filter bool) uint32 {
 	}
 	var ids []uint32
 	if filter {
-		filters, err := netlink.FilterList(l, netlink.HANDLE_MIN_EGRESS)
+		filters, err := netns.Filters(l, netlink.HANDLE_MIN_EGRESS)
 		if err != nil {
 			t.Fatal(err)
 		}

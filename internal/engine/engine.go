@@ -32,11 +32,10 @@ type Options struct {
 	Sizes    datapath.Sizes // of tables that are created
 	Notify   func(string)   // gets progress and warnings, a sentence each
 	NoTCX    bool           // attach by clsact, as on kernels without tcx
-	// Policies is the model of a caller that knows more of the world than the
-	// store does, and keeps it from one engine to the next: an agent that watches
-	// Kubernetes. The engine tells it of endpoints; pods that Kubernetes has are
-	// the caller's to tell. nil: what the command line gave is all there is.
-	Policies *policy.Model
+	// Fed says that the caller tells by FeedPolicies of pods, namespaces and
+	// policies that the store does not know: an agent that watches Kubernetes.
+	// Until it does, nothing in force about policy changes.
+	Fed bool
 	// Node is this node's name and zone, which hints of backends speak of.
 	Node service.Node
 
@@ -56,6 +55,7 @@ type Engine struct {
 	catalog  *service.Catalog
 	known    map[uint32]state.Endpoint
 	policies *policy.Model // nil: not asked for yet
+	fed      bool          // by FeedPolicies, once at least
 	lender   func(string)  // its owner's Notify, while somebody else has it
 
 	// ResetRemoved says that what the next changes remove from Services is

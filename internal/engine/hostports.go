@@ -3,8 +3,11 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+
+	"github.com/mustang-net/mustang/internal/datapath"
 
 	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
@@ -14,7 +17,7 @@ import (
 // is a Service of owner cni with one frontend, one backend, and the policy Local.
 type HostPort struct {
 	Protocol state.Protocol
-	HostIP   netip.Addr // invalid or unspecified: every address that takes node ports
+	HostIP   netip.Addr // invalid or unspecified: every address that takes node ports; a loopback's is for the node's own sockets
 	HostPort uint16
 	Pod      netip.AddrPort
 }
@@ -38,6 +41,20 @@ func (h HostPort) service() state.Service {
 	}
 }
 
+// ErrPortTaken is about a host port that leads to another pod, or is a Service's.
+var ErrPortTaken = errors.New("is taken")
+
+// frontend is what the port is in the tables.
+func (h HostPort) frontend() state.BindingKey {
+	s := h.service()
+	return state.BindingKey{Frontend: state.Frontend{AddrPort: s.Ports[0].Frontends[0].AddrPort, Protocol: h.Protocol}}
+}
+
+// isOpen says that b leads from the port to its pod.
+func (h HostPort) isOpen(b state.Binding) bool {
+	return b.Owner == state.OwnerCNI && len(b.Backends) == 1 && b.Backends[0] == h.Pod
+}
+
 // AddHostPorts opens host ports, all or none. Ones that are open to the same
 // pods already are no error.
 func (e *Engine) AddHostPorts(list ...HostPort) error {
@@ -49,13 +66,12 @@ func (e *Engine) AddHostPorts(list ...HostPort) error {
 	}
 	var services []state.Service
 	for _, h := range list {
-		s := h.service()
-		key := state.BindingKey{Frontend: state.Frontend{AddrPort: s.Ports[0].Frontends[0].AddrPort, Protocol: h.Protocol}}
-		if b, taken := e.services.Get(key); taken && (b.Owner != state.OwnerCNI || len(b.Backends) != 1 || b.Backends[0] != h.Pod) {
+		key := h.frontend()
+		if b, found := e.services.Get(key); found && !h.isOpen(b) {
 			holder, _ := e.catalog.Holder(key)
-			return fmt.Errorf("host port %s is taken: it leads to %v, of %v's Service %s; give the pod another", key.Frontend, b.Backends, b.Owner, holder)
+			return fmt.Errorf("host port %s %w: it leads to %v, of %v's Service %s; give the pod another", key.Frontend, ErrPortTaken, b.Backends, b.Owner, holder)
 		}
-		services = append(services, s)
+		services = append(services, h.service())
 	}
 	change := e.catalog.Plan(services, nil)
 	if err := change.Refused(); err != nil {
@@ -72,11 +88,49 @@ func (e *Engine) RemoveHostPorts(list ...HostPort) error {
 	}
 	var ids []state.ServiceID
 	for _, h := range list {
-		s := h.service()
-		b, ok := e.services.Get(state.BindingKey{Frontend: state.Frontend{AddrPort: s.Ports[0].Frontends[0].AddrPort, Protocol: h.Protocol}})
-		if ok && b.Owner == state.OwnerCNI && len(b.Backends) == 1 && b.Backends[0] == h.Pod {
-			ids = append(ids, s.ServiceID)
+		if b, ok := e.services.Get(h.frontend()); ok && h.isOpen(b) {
+			ids = append(ids, h.service().ServiceID)
 		}
 	}
 	return e.change(e.catalog.Plan(nil, ids), operation{})
+}
+
+// SweepHostPorts closes the host ports that lead to no endpoint.
+func (e *Engine) SweepHostPorts() error {
+	if err := e.loadCatalog(); err != nil || e.services == nil {
+		return err
+	}
+	var ids []state.ServiceID
+	for _, b := range e.services.List() {
+		if b.Owner != state.OwnerCNI || len(b.Backends) != 1 {
+			continue
+		}
+		_, lives, err := e.dp.Addrs.Get(datapath.FromAddr(b.Backends[0].Addr()))
+		if err != nil {
+			return err
+		}
+		if id, held := e.catalog.Holder(b.Key()); !lives && held {
+			ids = append(ids, id)
+		}
+	}
+	return e.change(e.catalog.Plan(nil, ids), operation{})
+}
+
+// CheckHostPorts answers an error for each that is not open, joined.
+func (e *Engine) CheckHostPorts(list ...HostPort) error {
+	if err := e.loadCatalog(); err != nil {
+		return err
+	}
+	var errs []error
+	for _, h := range list {
+		open := false
+		if e.services != nil {
+			b, found := e.services.Get(h.frontend())
+			open = found && h.isOpen(b)
+		}
+		if !open {
+			errs = append(errs, fmt.Errorf("host port %s does not lead to %s", h.frontend().Frontend, h.Pod))
+		}
+	}
+	return errors.Join(errs...)
 }

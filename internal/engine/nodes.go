@@ -244,7 +244,11 @@ func (e *Engine) syncWire(devices []peers.Device, remotes []state.Node, set stat
 			netdevs = append(netdevs, d.Index)
 		}
 	}
-	return e.dp.SyncWire(netdevs, overlay.Ifindex())
+	edges, err := e.dp.Edges()
+	if err != nil {
+		return err
+	}
+	return e.dp.SyncWire(netdevs, overlay.Ifindex(), len(edges) > 0)
 }
 
 // syncRemotes writes the tables of nodes: a node before the networks that lead
@@ -262,6 +266,7 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 		config.Flags = bpfgen.NodeEbpf
 	}
 	config.Ip4, config.Ip6 = datapath.FromAddr(self.Addr(true)), datapath.FromAddr(self.Addr(false))
+	own := datapath.EdgeConfig{Ip4: datapath.FromAddr(overlay.Addr(true)), Ip6: datapath.FromAddr(overlay.Addr(false))}
 	slots := map[uint32]datapath.Remote{}
 	tunnels := map[datapath.Addr]uint32{}
 	nets := map[datapath.Prefix]uint32{}
@@ -280,6 +285,7 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 	}
 	return errors.Join(
 		e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{config}),
+		e.dp.Edge.Put([]uint32{bpfgen.EdgeTunnel}, []datapath.EdgeConfig{own}),
 		replace(e.dp.Remotes, slots), replace(e.dp.Peers, tunnels), replace(e.dp.Nets, nets))
 }
 
@@ -304,8 +310,13 @@ func replace[K, V comparable](t *datapath.Table[K, V], want map[K]V) error {
 	return errors.Join(t.Put(put, values), t.Delete(gone))
 }
 
+// tunnelled says whether some node is reached through the tunnel.
+func tunnelled(remotes []state.Node) bool {
+	return slices.ContainsFunc(remotes, func(n state.Node) bool { return n.Mode == state.NodeVXLAN })
+}
+
 func (e *Engine) syncOverlay(self state.Node, remotes []state.Node, set state.NodeSettings) (*peers.Overlay, error) {
-	if !slices.ContainsFunc(remotes, func(n state.Node) bool { return n.Mode == state.NodeVXLAN }) {
+	if !tunnelled(remotes) {
 		return nil, peers.RemoveOverlay()
 	}
 	for _, n := range remotes {

@@ -53,11 +53,11 @@ func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 		if slices.Contains(attached, d.Index) {
 			s.Devices = append(s.Devices, d.Name)
 		} else if set.HostRouting == state.RoutingEBPF && len(remotes) > 0 {
-			warnings = append(warnings, fmt.Sprintf("device %s leads to other nodes and does not carry mustang's program, so the host's stack forwards what comes by it; `mustang node set --host-routing ebpf` attaches it", d.Name))
+			warnings = append(warnings, fmt.Sprintf("device %s leads to other nodes and does not carry mustang's program, so the host's stack forwards what comes by it; `mustang node sync` attaches it", d.Name))
 		}
 	}
 	if mtu, err := podMTU(n); err == nil && mtu != n.PodMTU {
-		warnings = append(warnings, fmt.Sprintf("the devices to other nodes leave pods %d bytes, and pods were told %d; `mustang node set --host-routing %s` tells them anew", mtu, n.PodMTU, set.HostRouting))
+		warnings = append(warnings, fmt.Sprintf("the devices to other nodes leave pods %d bytes, and pods were told %d; `mustang node sync` tells them anew", mtu, n.PodMTU))
 	}
 	for _, p := range s.Wire {
 		if p.Fault != "" {

@@ -86,7 +86,7 @@ func parentLink(ep state.Endpoint) (netlink.Link, error) {
 // ownChildren are the keys of a parent's children in this namespace, the node's
 // own: by their link addresses, where they have one each, and as routes show them.
 func ownChildren(parent int) (keys []datapath.ChildKey, err error) {
-	links, err := netns.Dump(netlink.LinkList)
+	links, err := netns.Links()
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}

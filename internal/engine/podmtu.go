@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/netns"
 	peers "github.com/mustang-net/mustang/internal/node"
 	"github.com/mustang-net/mustang/internal/state"
 	"github.com/mustang-net/mustang/internal/store"
@@ -78,7 +79,7 @@ func (e *Engine) setPodMTU(ep state.Endpoint, before, now int) error {
 	}
 	err := e.inPod(ep, func() error {
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-			routes, err := netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: ep.PodIndex, Table: unix.RT_TABLE_MAIN},
+			routes, err := netns.Routes(family, &netlink.Route{LinkIndex: ep.PodIndex, Table: unix.RT_TABLE_MAIN},
 				netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 			if err != nil {
 				return err

@@ -12,8 +12,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
-
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/policy"
 	"github.com/mustang-net/mustang/internal/reconcile"
 	"github.com/mustang-net/mustang/internal/state"
@@ -60,26 +59,16 @@ func (e *Engine) loadPolicies() error {
 	if err != nil {
 		return err
 	}
-	m := e.opts.Policies
-	if m == nil {
-		var l policy.Limits
-		if l.Identities, l.Prefixes, l.Peers, l.Ports, err = e.dp.PolicySizes(); err != nil {
-			return err
-		}
-		m = policy.New(l)
+	var l policy.Limits
+	if l.Identities, l.Prefixes, l.Peers, l.Ports, err = e.dp.PolicySizes(); err != nil {
+		return err
 	}
 	records, err := e.store.Endpoints()
 	if err != nil {
 		return err
 	}
-	e.policies = m
-	m.Again() // who knows who wrote the tables last
+	e.policies = policy.New(l)
 	e.feedStored(storedPolicies{}, stored)
-	for _, id := range m.Endpoints() {
-		if _, ok := e.known[id]; !ok {
-			m.DeleteEndpoint(id)
-		}
-	}
 	for id, ep := range e.known {
 		if ep.Labels == nil { // what the tables alone say of it
 			ep.Labels, ep.Ports, ep.Pod = records[id].Labels, records[id].Ports, records[id].Pod
@@ -91,7 +80,7 @@ func (e *Engine) loadPolicies() error {
 
 // governed says that policy is in play here at all.
 func (e *Engine) governed() (bool, error) {
-	if e.policies != nil || e.opts.Policies != nil {
+	if e.policies != nil || e.opts.Fed {
 		return true, nil
 	}
 	stored, err := e.readPolicies()
@@ -101,6 +90,9 @@ func (e *Engine) governed() (bool, error) {
 // prepareIsolation loads what isolate needs, before the new endpoint is in the
 // store: its record has nothing in the tables yet.
 func (e *Engine) prepareIsolation() error {
+	if err := e.heldError(); err != nil {
+		return err
+	}
 	governed, err := e.governed()
 	if err != nil || !governed {
 		return err
@@ -113,10 +105,10 @@ func (e *Engine) feedStored(old, now storedPolicies) {
 		e.policies.DeletePolicy(p.Key)
 	}
 	for name := range old.Namespaces {
-		e.policies.DeleteNamespace(name)
+		e.policies.DeleteNamespace(state.OwnerCLI, name)
 	}
 	for name, labels := range now.Namespaces {
-		e.policies.SetNamespace(name, labels)
+		e.policies.SetNamespace(state.OwnerCLI, name, labels)
 	}
 	for _, p := range now.Policies {
 		e.policies.SetPolicy(p)
@@ -126,17 +118,25 @@ func (e *Engine) feedStored(old, now storedPolicies) {
 // feedEndpoint tells the model of an endpoint, and of its pod where nobody else
 // does.
 func (e *Engine) feedEndpoint(ep state.Endpoint) {
-	key := podOf(ep)
-	if e.opts.Policies == nil || ep.Owner == state.OwnerCLI {
+	key := e.podOf(ep)
+	if e.isOwnPod(ep) {
 		e.policies.SetPod(policy.Pod{Key: key, Labels: ep.Labels, Addrs: ep.Addrs(), Ports: ep.Ports})
 	}
 	e.policies.SetEndpoint(policy.Endpoint{ID: ep.ID, Pod: key, Addrs: ep.Addrs()})
 }
 
+// isOwnPod says that nobody but the endpoint tells what its pod is.
+func (e *Engine) isOwnPod(ep state.Endpoint) bool {
+	return !e.opts.Fed || ep.Owner == state.OwnerCLI || ep.Pod.Name == ""
+}
+
 // podOf is the pod that an endpoint belongs to. One that was not named is by
 // itself, in the default namespace.
-func podOf(ep state.Endpoint) policy.Key {
-	k := policy.Key{Namespace: ep.Pod.Namespace, Name: ep.Pod.Name}
+func (e *Engine) podOf(ep state.Endpoint) policy.Key {
+	k := policy.Key{Namespace: ep.Pod.Namespace, Name: ep.Pod.Name, Owner: state.OwnerKubernetes}
+	if e.isOwnPod(ep) {
+		k.Owner = state.OwnerCLI
+	}
 	if k.Namespace == "" {
 		k.Namespace = "default"
 	}
@@ -148,7 +148,7 @@ func podOf(ep state.Endpoint) policy.Key {
 
 // feedNode tells the model which addresses are this namespace's.
 func (e *Engine) feedNode() error {
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := netns.Addrs(nil)
 	if err != nil {
 		return fmt.Errorf("list the node's addresses: %w", err)
 	}
@@ -162,29 +162,11 @@ func (e *Engine) feedNode() error {
 	return nil
 }
 
-// ApplyPolicies brings the tables to what the model says. It is for who feeds
-// the model; what is given through the engine is applied by it.
-func (e *Engine) ApplyPolicies() error {
-	if e.dp == nil {
-		return errReadOnly
-	}
-	if err := e.loadPolicies(); err != nil {
-		return err
-	}
-	return e.writePolicies()
-}
-
-// RefreshNode looks at this namespace's addresses again: who sees them change
-// calls it before ApplyPolicies.
-func (e *Engine) RefreshNode() error {
-	if err := e.loadPolicies(); err != nil || e.policies == nil {
-		return err
-	}
-	return e.feedNode()
-}
-
 // Policies is the model, filled; nil when there is no scope.
 func (e *Engine) Policies() (*policy.Model, error) {
+	if err := e.heldError(); err != nil {
+		return nil, err
+	}
 	if err := e.loadPolicies(); err != nil || e.policies == nil {
 		return nil, err
 	}
@@ -207,12 +189,15 @@ func (e *Engine) writePolicies() error {
 			e.known[id] = ep
 		}
 	}
-	return nil
+	return e.keepNames()
 }
 
 // isolate puts ep's policy into the tables, before ep itself: its programs
 // forward nothing yet. On a node without policies that is one write.
 func (e *Engine) isolate(ep state.Endpoint) error {
+	if e.held() {
+		return e.close(ep)
+	}
 	governed, err := e.governed()
 	if err != nil {
 		return err
@@ -236,19 +221,19 @@ func (e *Engine) unisolate(ep state.Endpoint) error {
 	if err != nil {
 		return err
 	}
-	if !governed {
+	if !governed || e.held() {
 		return e.dp.Policies.Delete([]uint32{ep.ID})
 	}
 	if err := e.loadPolicies(); err != nil {
 		return err
 	}
 	e.policies.DeleteEndpoint(ep.ID)
-	key := podOf(ep)
-	if e.opts.Policies == nil || ep.Owner == state.OwnerCLI {
+	key := e.podOf(ep)
+	if e.isOwnPod(ep) {
 		e.policies.DeletePod(key)
 	}
 	for id, other := range e.known {
-		if id != ep.ID && podOf(other) == key { // the pod's other interface
+		if id != ep.ID && e.podOf(other) == key { // the pod's other interface
 			e.feedEndpoint(other)
 		}
 	}
@@ -278,6 +263,7 @@ func (e *Engine) ApplyPolicyFile(policies []policy.Policy, namespaces map[string
 func (e *Engine) RemovePolicies(keys []policy.Key, namespaces []string) error {
 	return e.changePolicies(func(now *storedPolicies) error {
 		for _, k := range keys {
+			k.Owner = state.OwnerCLI
 			at := now.index(k)
 			if at < 0 {
 				return fmt.Errorf("policy %s: %w; `mustang policy ls` lists those that exist", k, ErrNotFound)
@@ -298,6 +284,9 @@ func (p *storedPolicies) index(k policy.Key) int {
 func (e *Engine) changePolicies(change func(*storedPolicies) error) error {
 	if e.dp == nil {
 		return errReadOnly
+	}
+	if err := e.heldError(); err != nil {
+		return err
 	}
 	old, err := e.readPolicies()
 	if err != nil {
@@ -333,6 +322,10 @@ func (e *Engine) replacePolicies(old, now storedPolicies) error {
 	if err := e.writePolicies(); err != nil {
 		return err
 	}
+	return e.storePolicies(now)
+}
+
+func (e *Engine) storePolicies(now storedPolicies) error {
 	if now.empty() {
 		return e.store.DeletePolicies()
 	}
@@ -341,6 +334,9 @@ func (e *Engine) replacePolicies(old, now storedPolicies) error {
 
 // finishPolicies is replacePolicies for a killed tool.
 func (e *Engine) finishPolicies(now storedPolicies) error {
+	if e.held() { // they are in force with the rest
+		return e.storePolicies(now)
+	}
 	old, err := e.readPolicies()
 	if err == nil {
 		err = e.loadPolicies()

@@ -42,10 +42,15 @@ func (n *node) addLabelled(path string, owner state.Owner, labels map[string]str
 	n.t.Helper()
 	var ep state.Endpoint
 	n.must(func(e *Engine) (err error) {
-		ep, err = e.AddEndpoint(context.Background(), EndpointSpec{Netns: path, IfName: "eth0", Owner: owner, Labels: labels, Pod: state.PodRef{Namespace: "ns", Name: labels["name"]}})
+		ep, err = e.AddEndpoint(context.Background(), labelled(path, owner, labels))
 		return err
 	})
 	return ep
+}
+
+// labelled is a pod's interface; the label "name" is the pod's name.
+func labelled(path string, owner state.Owner, labels map[string]string) EndpointSpec {
+	return EndpointSpec{Netns: path, IfName: "eth0", Owner: owner, Labels: labels, Pod: state.PodRef{Namespace: "ns", Name: labels["name"]}}
 }
 
 func app(name string) policy.Selector {
@@ -54,7 +59,7 @@ func app(name string) policy.Selector {
 
 // closedTo is a policy that lets nobody in.
 func closedTo(name, apps string) policy.Policy {
-	return policy.Policy{Key: policy.Key{Namespace: "ns", Name: name}, Pods: app(apps), IsolatesIngress: true}
+	return policy.Policy{Key: policy.Key{Namespace: "ns", Name: name, Owner: state.OwnerCLI}, Pods: app(apps), IsolatesIngress: true}
 }
 
 func TestPoliciesOutliveTheTool(t *testing.T) {
@@ -115,38 +120,6 @@ func TestAKilledPolicyChangeIsFinished(t *testing.T) {
 	n.hold(a, "10.9.0.2", false)
 	n.must(func(e *Engine) error { return e.RemovePolicies([]policy.Key{{Namespace: "ns", Name: "p"}}, nil) })
 	n.hold(a, "10.9.0.2", true)
-}
-
-// With a model of its caller's, an endpoint is closed until its pod is known.
-func TestAPodThatIsNotKnownIsClosed(t *testing.T) {
-	n := newNode(t)
-	n.run("ip addr add 10.9.255.1/32 dev lo")
-	n.opts.Policies = policy.New(policy.Limits{Identities: 1000, Prefixes: 1000, Peers: 1000, Ports: 1000})
-	a, b := n.pod(1), n.pod(2)
-	named := func(name string) map[string]string {
-		return map[string]string{"name": name}
-	}
-	n.opts.Policies.SetPod(policy.Pod{Key: policy.Key{Namespace: "ns", Name: "a"}, Labels: map[string]string{"app": "a"}})
-	n.addLabelled(a, state.OwnerCNI, named("a"))
-	n.addLabelled(b, state.OwnerCNI, named("b"))
-	n.hold(a, "10.9.0.2", false)
-	n.hold(b, "10.9.0.1", false)
-	n.hold(b, "fd09::1", false)
-	n.run("ping -c 1 -W 1 10.9.0.2")
-	n.must(func(e *Engine) error {
-		d, err := e.drops()
-		for _, x := range d {
-			if x.Reason == "policy_unknown" && x.Packets > 0 {
-				return err
-			}
-		}
-		t.Errorf("nothing is counted as policy_unknown: %v", d)
-		return err
-	})
-	n.opts.Policies.SetPod(policy.Pod{Key: policy.Key{Namespace: "ns", Name: "b"}, Labels: map[string]string{"app": "b"}})
-	n.must(func(e *Engine) error { return e.ApplyPolicies() })
-	n.hold(a, "10.9.0.2", true)
-	n.hold(b, "10.9.0.1", true)
 }
 
 // A full table costs the rule that does not fit, and nobody else.

@@ -183,28 +183,37 @@ func TestNoBPFFSIsOneSentenceWithTheMend(t *testing.T) {
 	}
 }
 
-// This is `svc apply` of 100,000 Services.
-func TestManyServicesTakeSeconds(t *testing.T) {
+// This is `svc apply` of 100,000 Services. How long that takes is the machine's
+// affair (seconds); that ten times as many take ten times as long is ours. Four
+// times more is allowed for a machine that has other work at one of the moments;
+// what compares each Service with every other would take a hundred times as long.
+func TestManyServicesTakeTimeInProportion(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
 	}
-	n := newNode(t)
-	n.opts.Sizes = datapath.Sizes{CT: 1024, CTNew: 1024}
-	var list []state.Service
-	for i := range 100_000 {
-		front := fmt.Sprintf("10.%d.%d.%d:80", 100+i>>16, byte(i>>8), byte(i))
-		list = append(list, svc(front, fmt.Sprintf("10.9.%d.%d:80", byte(i>>8), byte(i))))
+	took := func(count int) (added, restored time.Duration) {
+		n := newNode(t)
+		n.opts.Sizes = datapath.Sizes{CT: 1024, CTNew: 1024}
+		var list []state.Service
+		for i := range count {
+			front := fmt.Sprintf("10.%d.%d.%d:80", 100+i>>16, byte(i>>8), byte(i))
+			list = append(list, svc(front, fmt.Sprintf("10.9.%d.%d:80", byte(i>>8), byte(i))))
+		}
+		start := time.Now()
+		n.must(func(e *Engine) error { return e.UpsertServices(list) })
+		added = time.Since(start)
+		start = time.Now()
+		if got := len(n.services()); got != count {
+			t.Fatalf("%d of %d Services are there", got, count)
+		}
+		restored = time.Since(start)
+		t.Logf("%d Services: added in %v, restored in %v", count, added, restored)
+		return added, restored
 	}
-	start := time.Now()
-	n.must(func(e *Engine) error { return e.UpsertServices(list) })
-	added := time.Since(start)
-	start = time.Now()
-	if got := len(n.services()); got != len(list) {
-		t.Fatal(got)
-	}
-	t.Logf("added in %v, restored in %v", added, time.Since(start))
-	if added > 20*time.Second {
-		t.Errorf("%v", added)
+	added, restored := took(10_000)
+	addedAll, restoredAll := took(100_000)
+	if addedAll > 40*added || restoredAll > 40*restored {
+		t.Error("ten times as many Services took more than forty times as long")
 	}
 }
 

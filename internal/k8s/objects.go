@@ -92,7 +92,8 @@ type Node struct {
 	Labels   map[string]string
 	Addrs    []netip.Addr // InternalIP, in the order given
 	PodCIDRs []netip.Prefix
-	Leaving  bool // it is being deleted, or about to be
+	Leaving  bool     // it is being deleted, or about to be
+	Taints   []string // their keys
 	Problems []string
 }
 
@@ -101,7 +102,10 @@ func (n *Node) Zone() string { return n.Labels[corev1.LabelTopologyZone] }
 
 // Pod is what is kept of a Pod.
 type Pod struct {
-	UID         string
+	UID string
+	// StaticUID is what the kubelet calls a pod that it had from a file: the API's
+	// object is only its mirror, with another UID.
+	StaticUID   string
 	Labels      map[string]string
 	Node        string
 	IPs         []netip.Addr
@@ -320,6 +324,7 @@ func readNode(o *corev1.Node) *Node {
 	n := &Node{Labels: o.Labels, Leaving: o.DeletionTimestamp != nil}
 	for _, t := range o.Spec.Taints {
 		n.Leaving = n.Leaving || t.Key == "ToBeDeletedByClusterAutoscaler"
+		n.Taints = append(n.Taints, t.Key)
 	}
 	var p problems
 	var addrs []string
@@ -338,9 +343,17 @@ func readNode(o *corev1.Node) *Node {
 	return n
 }
 
+// staticUID is an annotation that the kubelet puts on mirrors of its static pods.
+const staticUID = "kubernetes.io/config.hash"
+
+// Ended says that the pod has let go of its addresses.
+func (p *Pod) Ended() bool {
+	return p.Phase == string(corev1.PodSucceeded) || p.Phase == string(corev1.PodFailed)
+}
+
 func readPod(o *corev1.Pod) *Pod {
 	p := &Pod{
-		UID: string(o.UID), Labels: o.Labels, Node: intern(o.Spec.NodeName), Phase: intern(string(o.Status.Phase)),
+		UID: string(o.UID), StaticUID: o.Annotations[staticUID], Labels: o.Labels, Node: intern(o.Spec.NodeName), Phase: intern(string(o.Status.Phase)),
 		HostNetwork: o.Spec.HostNetwork,
 	}
 	ips := make([]string, 0, len(o.Status.PodIPs))
@@ -376,11 +389,7 @@ func strip(o any) (any, error) {
 		m.SetManagedFields(nil)
 		m.SetOwnerReferences(nil)
 		m.SetFinalizers(nil)
-		trigger, triggered := m.GetAnnotations()[corev1.EndpointsLastChangeTriggerTime]
-		m.SetAnnotations(nil)
-		if triggered {
-			m.SetAnnotations(map[string]string{corev1.EndpointsLastChangeTriggerTime: trigger})
-		}
+		m.SetAnnotations(stripped(m.GetAnnotations()))
 	}
 	switch o := o.(type) {
 	case *discoveryv1.EndpointSlice:
@@ -397,6 +406,19 @@ func strip(o any) (any, error) {
 		o.Spec.Selector, o.Status.Conditions = nil, nil
 	}
 	return o, nil
+}
+
+// stripped are the annotations that somebody reads.
+func stripped(all map[string]string) (kept map[string]string) {
+	for _, name := range []string{corev1.EndpointsLastChangeTriggerTime, staticUID} {
+		if value, ok := all[name]; ok {
+			if kept == nil {
+				kept = map[string]string{}
+			}
+			kept[name] = value
+		}
+	}
+	return kept
 }
 
 func stripPod(o *corev1.Pod) {
@@ -447,11 +469,11 @@ func (e Endpoint) same(o Endpoint) bool {
 
 func (n *Node) same(o *Node) bool {
 	return maps.Equal(n.Labels, o.Labels) && slices.Equal(n.Addrs, o.Addrs) && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
-		n.Leaving == o.Leaving && slices.Equal(n.Problems, o.Problems)
+		n.Leaving == o.Leaving && slices.Equal(n.Taints, o.Taints) && slices.Equal(n.Problems, o.Problems)
 }
 
 func (p *Pod) same(o *Pod) bool {
-	return p.UID == o.UID && maps.Equal(p.Labels, o.Labels) && p.Node == o.Node && slices.Equal(p.IPs, o.IPs) &&
+	return p.UID == o.UID && p.StaticUID == o.StaticUID && maps.Equal(p.Labels, o.Labels) && p.Node == o.Node && slices.Equal(p.IPs, o.IPs) &&
 		p.Phase == o.Phase && slices.Equal(p.Ports, o.Ports) && p.HostNetwork == o.HostNetwork
 }
 

@@ -32,7 +32,11 @@ func (b *builder) addBridge() (Result, error) {
 		return Result{}, err
 	}
 	// On a bridge the gateway's address is the bridge's, and so is its MAC.
-	if err := b.attachPair(eth, host, br.Attrs().HardwareAddr); err != nil {
+	attach := func() error { return b.attachPair(eth, host, br.Attrs().HardwareAddr) }
+	if err := b.lease(eth, host, attach); err != nil {
+		return Result{}, err
+	}
+	if err := attach(); err != nil {
 		return Result{}, err
 	}
 	if err := up(b.node, host); err != nil {
@@ -94,8 +98,8 @@ func (b *builder) holdGateway(l netlink.Link) error {
 		ip netip.Prefix
 		gw netip.Addr
 	}{{b.IPv4, b.Gateway4}, {b.IPv6, b.Gateway6}} {
-		if _, lan := b.lan[family(x.gw)]; lan || !x.ip.IsValid() {
-			continue
+		if _, lan := b.lan[family(x.gw)]; lan || !x.ip.IsValid() || b.Lease != nil {
+			continue // a router out there, or nobody, has it
 		}
 		if err := b.addAddr(b.node, l, netip.PrefixFrom(x.gw, x.ip.Bits())); err != nil {
 			return err

@@ -367,13 +367,14 @@ func family(ip netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// gateways pairs each wanted family's pod address with its gateway.
+// gateways pairs each wanted family's pod address with its gateway. A network
+// that gave an address may have named no gateway.
 func (b *builder) gateways() (out []struct{ ip, gw netip.Addr }) {
 	for _, x := range []struct {
 		p  netip.Prefix
 		gw netip.Addr
 	}{{b.IPv4, b.Gateway4}, {b.IPv6, b.Gateway6}} {
-		if x.p.IsValid() {
+		if x.p.IsValid() && x.gw.IsValid() {
 			out = append(out, struct{ ip, gw netip.Addr }{x.p.Addr(), x.gw})
 		}
 	}

@@ -41,6 +41,9 @@ func (b *builder) addHostDevice() (Result, error) {
 	if eth, err = must(b.pod, b.IfName); err != nil {
 		return Result{}, err
 	}
+	if err := b.lease(eth, nil, func() error { return b.attachInner(eth) }); err != nil {
+		return Result{}, err
+	}
 	if err := b.attachInner(eth); err != nil {
 		return Result{}, err
 	}

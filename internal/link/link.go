@@ -68,6 +68,10 @@ type Spec struct {
 	LocalCIDRs []netip.Prefix
 	RouteMTU   int // bytes, of the default routes of a pod behind a host end; 0, or not less than MTU: none
 	BigTCP     int // bytes of the largest bundle of segments; 0: the kernel's 65536
+	// Lease gives the addresses, where the network does: it is called once the
+	// interface is up, and IPv4 to Gateway6 are empty. Only where CanLease. Attach
+	// is called twice then, first with an endpoint that has no addresses.
+	Lease func() (Lease, error)
 	// Attach is told of the interface while it is still down, so that whoever
 	// puts programs on it is before the first packet; nil: nobody does. What it
 	// did is not undone when Add fails later.
@@ -120,8 +124,10 @@ func (s Spec) withDefaults() Spec {
 	if s.BridgeName == "" {
 		s.BridgeName = DefaultBridge
 	}
-	s.Gateway4 = gatewayOr(s.Gateway4, s.IPv4, s.Mode, VethGateway4)
-	s.Gateway6 = gatewayOr(s.Gateway6, s.IPv6, s.Mode, VethGateway6)
+	if s.Lease == nil { // else the network names them
+		s.Gateway4 = gatewayOr(s.Gateway4, s.IPv4, s.Mode, VethGateway4)
+		s.Gateway6 = gatewayOr(s.Gateway6, s.IPv6, s.Mode, VethGateway6)
+	}
 	return s
 }
 
@@ -177,7 +183,10 @@ func (s Spec) Validate() error {
 	if s.MAC != nil && (len(s.MAC) != 6 || s.MAC[0]&1 != 0) {
 		return fmt.Errorf("MAC %s is not a unicast Ethernet address", s.MAC)
 	}
-	if err := s.validateAddrs(); err != nil {
+	if s.Lease != nil && t.noLease != "" {
+		return fmt.Errorf("addresses cannot come from the network: %s; use %s, %s or %s", t.noLease, Macvlan, Bridge, HostDevice)
+	}
+	if err := s.validateAddrs(); err != nil && s.Lease == nil {
 		return err
 	}
 	low := 68
@@ -213,7 +222,7 @@ func (s Spec) validateAddrs() error {
 			return fmt.Errorf("IP %s cannot be a pod's: use a unicast address", a.ip.Addr())
 		case a.ip.Addr() == a.gw:
 			return fmt.Errorf("IP %s is the gateway's address: give the pod another", a.gw)
-		case !traitsOf[s.Mode].routed && !a.ip.Contains(a.gw):
+		case !traitsOf[s.Mode].routed && a.gw.IsValid() && !a.ip.Contains(a.gw):
 			return fmt.Errorf("gateway %s is outside %s: use one inside, or a shorter prefix", a.gw, a.ip.Masked())
 		}
 	}

@@ -26,7 +26,7 @@ func routes(t *testing.T, ns, ifname string) (out []string) {
 			return err
 		}
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-			all, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN, LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+			all, err := netns.Routes(family, &netlink.Route{Table: unix.RT_TABLE_MAIN, LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
 			if err != nil {
 				return err
 			}

@@ -37,20 +37,24 @@ type traits struct {
 	pair   bool   // one end is the host's
 	uplink string // what it needs an interface of the node for
 	noMAC  string // why the pod's interface cannot be given an address
+	// noLease is why the network cannot give it its IP addresses
+	noLease string
 }
 
 const ipvlanSince = "CONFIG_IPVLAN; use veth, bridge or macvlan"
 const netkitSince = "Linux 6.7 or later, CONFIG_NETKIT; use veth"
 const sharedMAC = "pods by ipvlan share their uplink's"
+const noSegment = "its pods have no segment to ask on"
+const sharedLease = "pods by ipvlan share their uplink's link address, so the answers would not find them"
 
 var traitsOf = map[string]traits{
-	Veth:       {routed: true, pair: true},
+	Veth:       {routed: true, pair: true, noLease: noSegment},
 	Bridge:     {pair: true},
 	Macvlan:    {kind: "macvlan", since: "CONFIG_MACVLAN; use veth or bridge", uplink: "to build on"},
-	IPVlan:     {kind: "ipvlan", since: ipvlanSince, uplink: "to build on", noMAC: sharedMAC},
-	IPVlanL3:   {kind: "ipvlan", since: ipvlanSince, uplink: "to build on", noMAC: sharedMAC},
-	Netkit:     {kind: "netkit", since: netkitSince, routed: true, pair: true},
-	NetkitL3:   {kind: "netkit", since: netkitSince, routed: true, pair: true, noMAC: "netkit-l3 has no link addresses"},
+	IPVlan:     {kind: "ipvlan", since: ipvlanSince, uplink: "to build on", noMAC: sharedMAC, noLease: sharedLease},
+	IPVlanL3:   {kind: "ipvlan", since: ipvlanSince, uplink: "to build on", noMAC: sharedMAC, noLease: noSegment},
+	Netkit:     {kind: "netkit", since: netkitSince, routed: true, pair: true, noLease: noSegment},
+	NetkitL3:   {kind: "netkit", since: netkitSince, routed: true, pair: true, noMAC: "netkit-l3 has no link addresses", noLease: noSegment},
 	HostDevice: {uplink: "that is moved into the pod"},
 }
 

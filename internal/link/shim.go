@@ -124,14 +124,17 @@ func (b *builder) addSub() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	eth, err := b.makeSub(parent)
+	if err != nil {
+		return Result{}, err
+	}
+	if err := b.lease(eth, nil, func() error { return b.attachInner(eth) }); err != nil {
+		return Result{}, err
+	}
 	if err := b.findLAN(parent); err != nil {
 		return Result{}, err
 	}
 	shim, err := b.ensureShim(parent)
-	if err != nil {
-		return Result{}, err
-	}
-	eth, err := b.makeSub(parent)
 	if err != nil {
 		return Result{}, err
 	}

@@ -58,6 +58,9 @@ func Group(network string, exclude []netip.Prefix) string {
 	return digest(network + " " + strings.Join(words, " "))
 }
 
+// insideChain has the destinations that are inside for every group.
+const insideChain = "inside"
+
 func chainName(group string) string { return "out-" + group }
 
 func setName(group string, v4 bool) string {
@@ -101,7 +104,9 @@ func (t Table) add(group string, exclude []netip.Prefix, pods []netip.Addr, crea
 		table := c.AddTable(t.nft())
 		chain := c.AddChain(&nftables.Chain{Name: chainName(group), Table: table, Type: nftables.ChainTypeNAT,
 			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+		c.AddChain(&nftables.Chain{Name: insideChain, Table: table})
 		c.FlushChain(chain)
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: insideChain}}})
 		for _, v4 := range []bool{true, false} {
 			if err := c.AddSet(sets[v4], nil); err != nil {
 				return err
@@ -219,8 +224,88 @@ func (t Table) Remove(group string, pods []netip.Addr) error {
 	return errors.Join(errs...)
 }
 
+// SetInside makes destinations inside for every group, those that are still to
+// come included: other nodes' pods, which come and go with their nodes.
+func (t Table) SetInside(list []netip.Prefix) error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	table := c.AddTable(t.nft())
+	chain := c.AddChain(&nftables.Chain{Name: insideChain, Table: table})
+	c.FlushChain(chain)
+	for _, p := range join(list) {
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(destinationIn(p), &expr.Verdict{Kind: expr.VerdictAccept})})
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("tell nftables table %s what is inside: %w", t.Name, err)
+	}
+	return nil
+}
+
+// join says the same with fewer prefixes: halves become the whole, and what lies
+// in another goes.
+func join(list []netip.Prefix) []netip.Prefix {
+	have := map[netip.Prefix]bool{}
+	for _, p := range list {
+		have[p.Masked()] = true
+	}
+	for again := true; again; {
+		again = false
+		for p := range have {
+			parent, err := p.Addr().Prefix(max(p.Bits()-1, 0))
+			if err != nil || p.Bits() == 0 {
+				continue
+			}
+			lower := netip.PrefixFrom(parent.Addr(), p.Bits())
+			if upper := netip.PrefixFrom(last(parent), p.Bits()).Masked(); have[lower] && have[upper] {
+				delete(have, lower)
+				delete(have, upper)
+				have[parent] = true
+				again = true
+			}
+		}
+	}
+	var out []netip.Prefix
+	for p := range have {
+		covered := false
+		for wide := range have {
+			covered = covered || wide.Bits() < p.Bits() && wide.Contains(p.Addr())
+		}
+		if !covered {
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	return out
+}
+
+// last is the prefix's last address.
+func last(p netip.Prefix) netip.Addr {
+	raw := p.Addr().AsSlice()
+	for i := p.Bits(); i < len(raw)*8; i++ {
+		raw[i/8] |= 1 << (7 - i%8)
+	}
+	a, _ := netip.AddrFromSlice(raw)
+	return a
+}
+
+// Delete removes the table, whoever is in it. One that is not there is success.
+func (t Table) Delete() error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	c.DelTable(t.nft())
+	err = c.Flush()
+	if err == nil || absent(err) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+		return nil
+	}
+	return fmt.Errorf("delete nftables table %s: %w", t.Name, err)
+}
+
 // Keep removes the groups that are not in used, and the table when none is
-// left. A kernel without nftables has none.
+// left and nobody has said what is inside. A kernel without nftables has none.
 func (t Table) Keep(used []string) error {
 	c, err := nftables.New()
 	if err != nil {
@@ -240,6 +325,14 @@ func (t Table) Keep(used []string) error {
 			continue
 		}
 		found++
+		if chain.Name == insideChain {
+			rules, err := c.GetRules(t.nft(), chain)
+			if err != nil {
+				return fmt.Errorf("list what is inside for nftables table %s: %w", t.Name, err)
+			}
+			left += min(len(rules), 1)
+			continue
+		}
 		if !ours || slices.Contains(used, group) {
 			left++
 			continue

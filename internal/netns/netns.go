@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"runtime"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -132,18 +131,6 @@ func Cookie() (uint64, error) {
 		return 0, fmt.Errorf("the kernel does not tell namespaces apart for sockets (SO_NETNS_COOKIE, Linux 5.14): %w", err)
 	}
 	return c, nil
-}
-
-// Dump lists by netlink, again when what is listed changed meanwhile: the
-// kernel says then that the list may lack something.
-func Dump[T any](list func() ([]T, error)) (all []T, err error) {
-	for range 20 {
-		all, err = list()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return all, err
 }
 
 // Create makes a new namespace and names it by a bind mount at path. A plain

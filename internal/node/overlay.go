@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -41,16 +42,26 @@ func (o *Overlay) Ifindex() int {
 	return o.Index
 }
 
+// Addr is the address of a family as which this node speaks through the tunnel.
+func (o *Overlay) Addr(is4 bool) netip.Addr {
+	if o != nil {
+		for _, p := range o.Own {
+			if p.Addr().Is4() == is4 {
+				return p.Addr()
+			}
+		}
+	}
+	return netip.Addr{}
+}
+
 // lead makes r a route into the tunnel.
 func (o *Overlay) lead(r *netlink.Route, is4 bool) error {
 	if o == nil {
 		return errors.New("the tunnel has no device")
 	}
 	r.LinkIndex, r.Scope, r.MTU = o.Index, netlink.SCOPE_LINK, o.MTU
-	for _, p := range o.Own {
-		if p.Addr().Is4() == is4 {
-			r.Src = p.Addr().AsSlice()
-		}
+	if a := o.Addr(is4); a.IsValid() {
+		r.Src = a.AsSlice()
 	}
 	return nil
 }
@@ -81,8 +92,17 @@ func EnsureOverlay(self state.Node, remotes []state.Node, set state.NodeSettings
 			return nil, fmt.Errorf("look up %s: %w", OverlayName, err)
 		}
 	}
-	o := &Overlay{Index: have.Attrs().Index, MTU: underlay - Overhead(self, remotes)}
+	o := OverlayOf(self, remotes, have.Attrs().Index, underlay)
 	return o, o.setUp(self, have, underlay)
+}
+
+// OverlayOf describes the tunnel's device with that index.
+func OverlayOf(self state.Node, remotes []state.Node, index, underlay int) *Overlay {
+	o := &Overlay{Index: index, MTU: underlay - Overhead(self, remotes)}
+	for _, p := range self.PodCIDRs {
+		o.Own = append(o.Own, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
+	}
+	return o
 }
 
 func overlayDevice(set state.NodeSettings, mtu int) *netlink.Vxlan {
@@ -106,7 +126,7 @@ func (o *Overlay) setUp(self state.Node, l netlink.Link, underlay int) error {
 		{"set the link address of", func() error { return setVTEP(self, l) }},
 		{"turn off ARP of", func() error { return netlink.LinkSetARPOff(l) }},
 		{"set up", func() error { return netlink.LinkSetUp(l) }},
-		{"give addresses to", func() error { return o.setAddrs(self, l) }},
+		{"give addresses to", func() error { return o.setAddrs(l) }},
 	} {
 		if err := step.do(); err != nil {
 			return fmt.Errorf("%s %s: %w", step.what, OverlayName, err)
@@ -137,11 +157,8 @@ func Overhead(self state.Node, remotes []state.Node) int {
 	return overhead4
 }
 
-func (o *Overlay) setAddrs(self state.Node, l netlink.Link) error {
-	for _, p := range self.PodCIDRs {
-		o.Own = append(o.Own, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
-	}
-	have, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+func (o *Overlay) setAddrs(l netlink.Link) error {
+	have, err := netns.Addrs(l)
 	if err != nil {
 		return err
 	}

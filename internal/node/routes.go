@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -37,7 +39,7 @@ func Self(nodes []state.Node) (state.Node, error) {
 
 // localAddrs are this namespace's addresses, and the links that have them.
 func localAddrs() (map[netip.Addr]int, error) {
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := netns.Addrs(nil)
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
@@ -65,6 +67,31 @@ func SyncRoutes(remotes []state.Node, overlay *Overlay) (notes []string, err err
 	if err != nil {
 		return nil, err
 	}
+	missing, obsolete, notes, err := compareRoutes(remotes, overlay, have)
+	errs := []error{err}
+	for _, w := range missing {
+		if err := netlink.RouteReplace(&w.route); err != nil {
+			errs = append(errs, fmt.Errorf("add route to %s, of node %s: %w", w.route.Dst, w.node.Name, err))
+		}
+	}
+	for _, r := range obsolete {
+		errs = append(errs, deleteRoute(r))
+	}
+	return notes, errors.Join(errs...)
+}
+
+// RoutesCurrent says whether SyncRoutes has nothing to do.
+func RoutesCurrent(remotes []state.Node, overlay *Overlay) (bool, error) {
+	have, err := podRoutes()
+	if err != nil {
+		return false, err
+	}
+	missing, obsolete, _, err := compareRoutes(remotes, overlay, have)
+	return err == nil && len(missing)+len(obsolete) == 0, err
+}
+
+// compareRoutes says which routes are to come and which to go.
+func compareRoutes(remotes []state.Node, overlay *Overlay, have map[netip.Prefix][]netlink.Route) (missing []wish, obsolete []netlink.Route, notes []string, err error) {
 	var errs []error
 	wanted := map[netip.Prefix]bool{}
 	for _, n := range remotes {
@@ -80,19 +107,25 @@ func SyncRoutes(remotes []state.Node, overlay *Overlay) (notes []string, err err
 				continue
 			}
 			wanted[dst] = true
-			if err := netlink.RouteReplace(&w.route); err != nil {
-				errs = append(errs, fmt.Errorf("add route to %s, of node %s: %w", dst, n.Name, err))
+			if !slices.ContainsFunc(have[dst], w.isThere) {
+				missing = append(missing, w)
 			}
 		}
 	}
 	for dst, list := range have {
 		for _, r := range list {
 			if r.Protocol == routeProtocol && !wanted[dst] {
-				errs = append(errs, deleteRoute(r))
+				obsolete = append(obsolete, r)
 			}
 		}
 	}
-	return notes, errors.Join(errs...)
+	return missing, obsolete, notes, errors.Join(errs...)
+}
+
+// isThere says whether r is the route wished for.
+func (w wish) isThere(r netlink.Route) bool {
+	want := w.route
+	return r.LinkIndex == want.LinkIndex && r.Gw.Equal(want.Gw) && r.MTU == want.MTU && r.Src.Equal(want.Src)
 }
 
 // RemoveRoutes removes all of ours.
@@ -112,7 +145,7 @@ func deleteRoute(r netlink.Route) error {
 func podRoutes() (map[netip.Prefix][]netlink.Route, error) {
 	out := map[netip.Prefix][]netlink.Route{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		list, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		list, err := netns.Routes(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 		if err != nil {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}

@@ -19,10 +19,6 @@ import (
 type Node struct {
 	dp    *datapath.Datapath
 	store store.Store
-	// Policies says which objects the numbers of rules and policy sets stand for.
-	// nil: what the command line keeps in the store, which is all there is on a
-	// node without an agent.
-	Policies PolicyNames
 }
 
 // Open opens the node whose pins are in bpffs and whose records are in

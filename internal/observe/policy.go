@@ -18,8 +18,8 @@ import (
 	"github.com/mustang-net/mustang/internal/policy"
 )
 
-// PolicyNames says which objects numbers stand for. policy.Model is one; who
-// shares its model with others passes one that may be called from here.
+// PolicyNames says which objects numbers stand for: what an agent wrote down, or
+// the model of what the command line gave.
 type PolicyNames interface {
 	Rule(id uint32) (policy.RuleName, bool)
 	Set(id uint64) (policy.SetName, bool)
@@ -45,19 +45,16 @@ func (j Judged) String() string {
 	case j.Denied():
 		return j.Direction + ": default-deny of the policies that select the pod"
 	case j.Policy == "":
-		return fmt.Sprintf("%s: allowed by rule %#x, whose name its agent knows", j.Direction, j.Number)
+		return fmt.Sprintf("%s: allowed by rule %#x, whose name is not known here", j.Direction, j.Number)
 	}
 	return fmt.Sprintf("%s: allowed by rule %d of %s", j.Direction, j.Rule, j.Policy)
 }
 
-// policies are the names of rules and sets, as of a moment ago.
-func (c *nameCache) policies() PolicyNames {
-	if c.n.Policies != nil {
-		return c.n.Policies
-	}
+// policies are the names of rules and sets, no older than age.
+func (c *nameCache) policies(age time.Duration) PolicyNames {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.model != nil && time.Since(c.modelRead) < nameAge {
+	if c.model != nil && time.Since(c.modelRead) < age {
 		return c.model
 	}
 	endpoints, err := c.n.endpoints()
@@ -65,6 +62,11 @@ func (c *nameCache) policies() PolicyNames {
 		return c.model
 	}
 	c.modelRead = time.Now()
+	var names policy.Names
+	if an, err := c.n.store.ReadNames(&names); an && err == nil {
+		c.model = names // an agent's, which may not run any more
+		return c.model
+	}
 	if m, err := engine.LookPolicies(c.n.store, endpoints); err == nil {
 		c.model = m
 	}
@@ -78,19 +80,29 @@ func (c *nameCache) judged(sets [2]uint64, rules [2]uint32) (out []Judged) {
 			continue
 		}
 		j := Judged{Direction: direction.String(), Number: rules[end]}
-		if names := c.policies(); names != nil {
-			if rule, known := names.Rule(rules[end]); known && rules[end] != 0 {
-				j.Policy, j.Rule = rule.Policy.String(), rule.Index+1
-			}
-			if set, known := names.Set(sets[end]); known {
-				for _, p := range set.Policies {
-					j.SelectedBy = append(j.SelectedBy, p.String())
-				}
-			}
+		if !j.name(c.policies(nameAge), sets[end]) {
+			j.name(c.policies(nameAgeGuess), sets[end])
 		}
 		out = append(out, j)
 	}
 	return out
+}
+
+// name names the rule and the set; false: one of them is not known.
+func (j *Judged) name(names PolicyNames, id uint64) bool {
+	if names == nil {
+		return false
+	}
+	rule, ruleKnown := names.Rule(j.Number)
+	if ruleKnown && j.Number != 0 {
+		j.Policy, j.Rule = rule.Policy.String(), rule.Index+1
+	}
+	set, setKnown := names.Set(id)
+	j.SelectedBy = nil
+	for _, p := range set.Policies {
+		j.SelectedBy = append(j.SelectedBy, p.String())
+	}
+	return setKnown && (ruleKnown || j.Number == 0)
 }
 
 // allowed is policy's part in letting a packet pass, as the rest of a sentence.

@@ -18,6 +18,7 @@ import (
 	"github.com/mustang-net/mustang/internal/policy/manifest"
 	"github.com/mustang-net/mustang/internal/policy/oracle"
 	"github.com/mustang-net/mustang/internal/policy/policygen"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // The table's pods: endpoints 1 to 4 are on this node.
@@ -160,7 +161,7 @@ func TestEachSentenceOfTheAPI(t *testing.T) {
 func feedAPI(m *policy.Model) {
 	m.SetNode([]netip.Addr{policygen.NodeAddr(false), policygen.NodeAddr(true)})
 	for name, labels := range apiNamespaces {
-		m.SetNamespace(name, labels)
+		m.SetNamespace(state.OwnerCLI, name, labels)
 	}
 	for i, p := range apiPods {
 		out := policy.Pod{Key: policy.Key{Namespace: p.Namespace, Name: p.Name}, Labels: p.Labels, Addrs: p.Addrs}

@@ -6,14 +6,16 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // Model is the state that a node's tables follow from, and what they hold by
 // its last plan. It is not for concurrent use.
 type Model struct {
 	limits     Limits
-	policies   map[string]map[Key]*Policy   // by namespace
-	namespaces map[string]map[string]string // their labels
+	policies   map[string]map[Key]*Policy                   // by namespace
+	namespaces map[string]map[state.Owner]map[string]string // their labels, as each owner says
 	pods       map[Key]*pod
 	endpoints  map[uint32]*endpoint
 	interfaces map[Key]map[uint32]bool // ids of a pod's endpoints
@@ -42,6 +44,7 @@ type Model struct {
 	gone    goneSets
 	strict  map[*set]bool
 	full    bool
+	renamed bool // there are other sets or rules than Names has told
 }
 
 type pod struct {
@@ -72,7 +75,7 @@ type written struct {
 // New is an empty model for tables of these sizes. Its first plan is full.
 func New(limits Limits) *Model {
 	m := &Model{
-		limits: limits, policies: map[string]map[Key]*Policy{}, namespaces: map[string]map[string]string{},
+		limits: limits, policies: map[string]map[Key]*Policy{}, namespaces: map[string]map[state.Owner]map[string]string{},
 		pods: map[Key]*pod{}, endpoints: map[uint32]*endpoint{}, interfaces: map[Key]map[uint32]bool{}, claims: map[netip.Addr][]claim{}, node: map[netip.Addr]bool{},
 		identities: map[uint64]*identity{}, inNamespace: map[string]map[*identity]bool{}, selectors: map[string]*selector{},
 		groups: map[uint64]*group{}, sets: map[uint64]*set{}, lists: map[uint64]*list{}, names: newNames(),
@@ -80,6 +83,7 @@ func New(limits Limits) *Model {
 		written: written{map[netip.Addr]Identity{}, map[netip.Addr]uint64{}, map[netip.Prefix]uint64{}, map[uint32]Isolation{}},
 	}
 	m.begin()
+	m.renamed = true // that there are none is news, too
 	return m
 }
 
@@ -89,6 +93,9 @@ func (m *Model) SetPolicy(p Policy) {
 	if in == nil {
 		in = map[Key]*Policy{}
 		m.policies[p.Namespace] = in
+	}
+	for d, rules := range [][]Rule{p.Ingress, p.Egress} {
+		p.content[d] = contentOf(rules)
 	}
 	in[p.Key] = &p
 	m.names.policy(&p)
@@ -120,11 +127,6 @@ func (m *Model) Policies() []Policy {
 }
 
 func (m *Model) policyChanged(k Key) {
-	for _, s := range m.sets {
-		if slices.Contains(s.policies, k) {
-			s.stale = true
-		}
-	}
 	for id, ep := range m.endpoints {
 		if ep.Pod.Namespace == k.Namespace {
 			m.dirtyEndpoints[id] = true
@@ -132,18 +134,26 @@ func (m *Model) policyChanged(k Key) {
 	}
 }
 
-// SetNamespace gives a namespace its labels. One that was never set has its
-// name as its only label.
-func (m *Model) SetNamespace(name string, labels map[string]string) {
-	if old, ok := m.namespaces[name]; ok && maps.Equal(old, labels) {
+// SetNamespace gives a namespace its labels. What Kubernetes says of it goes
+// before what others say. One that was never set has its name as its only label.
+func (m *Model) SetNamespace(by state.Owner, name string, labels map[string]string) {
+	said := m.namespaces[name]
+	if old, ok := said[by]; ok && maps.Equal(old, labels) {
 		return
 	}
-	m.namespaces[name] = maps.Clone(labels)
+	if said == nil {
+		said = map[state.Owner]map[string]string{}
+		m.namespaces[name] = said
+	}
+	said[by] = maps.Clone(labels)
 	m.namespaceChanged(name)
 }
 
-func (m *Model) DeleteNamespace(name string) {
-	delete(m.namespaces, name)
+func (m *Model) DeleteNamespace(by state.Owner, name string) {
+	delete(m.namespaces[name], by)
+	if len(m.namespaces[name]) == 0 {
+		delete(m.namespaces, name)
+	}
 	m.namespaceChanged(name)
 }
 
@@ -158,7 +168,11 @@ func (m *Model) namespaceChanged(name string) {
 }
 
 func (m *Model) namespaceLabels(name string) map[string]string {
-	labels, ok := m.namespaces[name]
+	said := m.namespaces[name]
+	labels, ok := said[state.OwnerKubernetes]
+	if !ok {
+		labels, ok = said[state.OwnerCLI]
+	}
 	if _, named := labels[NamespaceName]; ok && named {
 		return labels
 	}

@@ -45,7 +45,7 @@ func (n *names) number(k RuleName) uint32 {
 	if id, ok := n.numbers[k]; ok {
 		return id
 	}
-	id := uint32(hash("rule", k.Policy.Namespace, k.Policy.Name, k.Direction.String(), strconv.Itoa(k.Index)))
+	id := uint32(hash("rule", k.Policy.Namespace, k.Policy.Name, k.Policy.Owner.String(), k.Direction.String(), strconv.Itoa(k.Index)))
 	for ; id == 0 || n.rules[id] != (RuleName{}); id++ {
 	}
 	n.numbers[k] = id
@@ -70,6 +70,48 @@ func (m *Model) Set(id uint64) (SetName, bool) {
 		}
 	}
 	return SetName{}, false
+}
+
+// Names is what the numbers in verdicts of this node's endpoints stand for: the
+// rules of all sets in use. It can be kept for readers without a model.
+type Names struct {
+	Rules map[uint32]RuleName
+	Sets  map[uint64]SetName
+}
+
+// Rule is the rule that a verdict names.
+func (n Names) Rule(id uint32) (RuleName, bool) {
+	r, ok := n.Rules[id]
+	return r, ok
+}
+
+// Set is the policy set whose number, or the low half of it, is id.
+func (n Names) Set(id uint64) (SetName, bool) {
+	if s, ok := n.Sets[id]; ok {
+		return s, true
+	}
+	for full, s := range n.Sets {
+		if uint32(full) == uint32(id) {
+			return s, true
+		}
+	}
+	return SetName{}, false
+}
+
+// Names are the names as of the last plan; changed: since the last call.
+func (m *Model) Names() (_ Names, changed bool) {
+	if !m.renamed {
+		return Names{}, false
+	}
+	m.renamed = false
+	out := Names{Rules: map[uint32]RuleName{}, Sets: make(map[uint64]SetName, len(m.sets))}
+	for id, s := range m.sets {
+		out.Sets[id] = SetName{s.direction, s.policies}
+		for _, r := range s.rules {
+			out.Rules[r.number] = m.names.rules[r.number]
+		}
+	}
+	return out, true
 }
 
 // Selecting are the policies that isolate an endpoint in a direction; known is

@@ -11,6 +11,9 @@ import (
 // no rules.
 var unknownSet = hash("set", "unknown")
 
+// Unknown is what an endpoint whose pod is not known gets: it is closed.
+var Unknown = Isolation{unknownSet, unknownSet, setUnknown, setUnknown}
+
 // goneSets is Gone while a change is made, so that what goes and comes again is
 // in it once.
 type goneSets struct {
@@ -53,11 +56,6 @@ func (m *Model) dropPrefix(p netip.Prefix) {
 // when that failed.
 func (m *Model) Plan() Change {
 	isolations := m.planEndpoints()
-	for _, s := range m.sets {
-		if s.stale {
-			m.build(s)
-		}
-	}
 	if m.dirtyPrefixes {
 		m.replacePrefixes()
 	}
@@ -77,7 +75,8 @@ func (m *Model) Plan() Change {
 func (m *Model) Again() { m.full = true }
 
 // planEndpoints gives the endpoints that may need others their sets. Old sets
-// are let go when all have theirs, so that a set that moves stays.
+// are let go when all have theirs, and these their rules, so that what both use
+// stays.
 func (m *Model) planEndpoints() (changed []uint32) {
 	var old []*set
 	selected := map[*identity][2][]*Policy{}
@@ -103,6 +102,11 @@ func (m *Model) planEndpoints() (changed []uint32) {
 		}
 		if len(policies[Egress]) > 0 {
 			ep.egress = m.setFor(Egress, policies[Egress], p.identity)
+		}
+	}
+	for _, s := range m.sets {
+		if s.fresh {
+			m.build(s)
 		}
 	}
 	for _, s := range old {
@@ -221,7 +225,7 @@ func (m *Model) planIsolations(changed []uint32) {
 
 func (m *Model) isolation(ep *endpoint, flags map[*set]uint16) Isolation {
 	if ep.Pod != (Key{}) && m.pods[ep.Pod] == nil {
-		return Isolation{unknownSet, unknownSet, setUnknown, setUnknown}
+		return Unknown
 	}
 	var i Isolation
 	if ep.ingress != nil {

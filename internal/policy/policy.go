@@ -5,38 +5,45 @@
 // what the tables are to hold that they do not hold yet.
 //
 // Numbers are hashes of what they stand for: an identity of a namespace, labels
-// and named ports; a policy set of a direction and the policies in it. So a
-// number never changes its meaning, two processes agree without asking each
+// and named ports; a policy set of a direction and the policies in it with their
+// rules. So a number never changes its meaning, two processes agree without asking each
 // other, and what is in the tables after a restart is what is planned again.
 package policy
 
 import (
 	"cmp"
+	"encoding/json"
+	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/mustang-net/mustang/internal/state"
 )
 
-// Key names an object in a namespace.
-type Key struct{ Namespace, Name string }
+// Key names an object in a namespace. Objects of different owners are different
+// objects, also when they have one name.
+type Key struct {
+	Namespace, Name string
+	Owner           state.Owner
+}
 
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
 // Compare orders keys by namespace, then name.
 func (k Key) Compare(l Key) int {
-	return cmp.Or(cmp.Compare(k.Namespace, l.Namespace), cmp.Compare(k.Name, l.Name))
+	return cmp.Or(cmp.Compare(k.Namespace, l.Namespace), cmp.Compare(k.Name, l.Name), cmp.Compare(k.Owner, l.Owner))
 }
 
 // Policy is one networking.k8s.io/v1 NetworkPolicy with its defaults filled in.
 type Policy struct {
 	Key
-	Owner state.Owner
 	// Pods selects, within the policy's namespace, those that it isolates.
 	Pods Selector
 	// IsolatesIngress and IsolatesEgress are its policyTypes.
 	IsolatesIngress, IsolatesEgress bool
 	Ingress, Egress                 []Rule
+
+	content [2]string // of the rules of each direction: equal rules have equal ones
 }
 
 // Rule allows what matches one of its ports and one of its peers. No ports are
@@ -112,6 +119,17 @@ func (d Direction) String() string {
 // MarshalText is the name of d, for JSON.
 func (d Direction) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
+// UnmarshalText reads what MarshalText writes.
+func (d *Direction) UnmarshalText(text []byte) error {
+	for _, v := range []Direction{Ingress, Egress} {
+		if string(text) == v.String() {
+			*d = v
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is neither ingress nor egress", text)
+}
+
 // NamespaceName is the label that every namespace has.
 const NamespaceName = "kubernetes.io/metadata.name"
 
@@ -121,6 +139,15 @@ func (p *Policy) rules(d Direction) []Rule {
 		return p.Egress
 	}
 	return p.Ingress
+}
+
+// contentOf is the same for rules that say the same in the same words.
+func contentOf(rules []Rule) string {
+	text, err := json.Marshal(rules)
+	if err != nil {
+		panic(err) // they are plain data
+	}
+	return string(text)
 }
 
 // isolates says whether the pods that p selects are isolated in direction d.

@@ -10,7 +10,8 @@ import (
 
 // set is what the policies that select some endpoints allow them in one
 // direction. Endpoints with the same policies, and the same numbers behind the
-// port names in them, share it.
+// port names in them, share it. A policy with other rules makes another set, so
+// that nobody who comes to a set meets what it allowed before.
 type set struct {
 	id        uint64
 	direction Direction
@@ -21,7 +22,7 @@ type set struct {
 	rules   []rule
 	content map[uint64]PeerRules // by identity
 	refused []refusal
-	stale   bool            // a policy of it changed: build its rules again
+	fresh   bool            // its rules are not built yet
 	whole   bool            // find its whole content again
 	dirty   map[uint64]bool // find what it allows these again
 	anyPods int             // rules that allow all pods
@@ -53,7 +54,7 @@ func (m *Model) setFor(d Direction, policies []*Policy, id *identity) *set {
 	keys := make([]Key, len(policies))
 	for i, p := range policies {
 		keys[i] = p.Key
-		parts = append(parts, p.Namespace, p.Name)
+		parts = append(parts, p.Namespace, p.Name, p.Owner.String(), p.content[d])
 	}
 	var named []NamedPort
 	if d == Ingress {
@@ -66,8 +67,9 @@ func (m *Model) setFor(d Direction, policies []*Policy, id *identity) *set {
 	s := m.sets[number]
 	if s == nil {
 		s = &set{id: number, direction: d, policies: keys, named: named, content: map[uint64]PeerRules{},
-			dirty: map[uint64]bool{}, stale: true}
+			dirty: map[uint64]bool{}, fresh: true}
 		m.sets[number] = s
+		m.renamed = true
 	}
 	s.endpoints++
 	return s
@@ -105,6 +107,7 @@ func (m *Model) release(s *set) {
 	m.peers -= len(s.content)
 	m.dropRules(s)
 	delete(m.sets, s.id)
+	m.renamed = true
 	delete(m.strict, s)
 }
 
@@ -140,21 +143,14 @@ func (m *Model) anyPod(n int) {
 	}
 }
 
-// build makes the set's rules from its policies. The old ones are let go last,
-// so that what both use stays.
+// build makes a new set's rules from its policies.
 func (m *Model) build(s *set) {
-	old := set{rules: s.rules, anyPods: s.anyPods}
-	s.rules, s.anyPods = nil, 0
-	users := map[*selector][]int{}
 	for _, k := range s.policies {
 		p := m.policies[k.Namespace][k]
-		if p == nil {
-			continue // its endpoints have other sets already
-		}
 		for i, r := range p.rules(s.direction) {
 			for _, made := range m.rulesOf(s, p, m.names.number(RuleName{k, s.direction, i}), r) {
 				for _, sel := range made.selectors {
-					users[sel] = append(users[sel], len(s.rules))
+					sel.users[s] = append(sel.users[s], len(s.rules))
 				}
 				if made.anyPod {
 					s.anyPods++
@@ -164,16 +160,8 @@ func (m *Model) build(s *set) {
 		}
 	}
 	m.anyPod(s.anyPods)
-	for _, r := range old.rules {
-		for _, sel := range r.selectors {
-			delete(sel.users, s)
-		}
-	}
-	for sel, rules := range users {
-		sel.users[s] = rules
-	}
-	m.dropRules(&old)
-	s.stale, s.whole = false, true
+	s.fresh, s.whole = false, true
+	m.renamed = true
 }
 
 // rulesOf is r in terms of the tables: what its numbers allow, and apart what

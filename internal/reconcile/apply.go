@@ -109,7 +109,7 @@ func (tx *transaction) planRemove(k datapath.FrontendKey) {
 	tx.dropSlots(f)
 	s.release(k, f)
 	delete(s.frontends, k)
-	if k.Scope != bpfgen.ScopeAny {
+	if k.Scope == bpfgen.ScopeOutside {
 		return // it only shared its number
 	}
 	delete(s.numbers, f.value.Number)
@@ -256,7 +256,7 @@ func (tx *transaction) planInPlace(k datapath.FrontendKey, old, f frontend, plan
 // numberOf is a new binding's number: what is for clients from outside has that
 // of the binding beside it.
 func (tx *transaction) numberOf(k datapath.FrontendKey, wish uint32) uint32 {
-	if k.Scope != bpfgen.ScopeAny {
+	if k.Scope == bpfgen.ScopeOutside {
 		k.Scope = bpfgen.ScopeAny
 		return tx.s.frontends[k].value.Number
 	}

@@ -3,6 +3,7 @@
 package reconcile_test
 
 import (
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -147,6 +148,8 @@ func maskBits(a netip.Addr, bits int) netip.Addr {
 
 var limits = policy.Limits{Peers: 1 << 16, Ports: 1 << 16, Identities: 1 << 16, Prefixes: 1 << 16}
 
+var seedFlag = flag.Uint64("seed", 0, "of the generated worlds; 0: another one each time")
+
 // TestEveryInstantOfAPolicyChange looks at all flows after every single write:
 // what passes an end must pass it in the old state or in the new one.
 func TestEveryInstantOfAPolicyChange(t *testing.T) {
@@ -156,7 +159,10 @@ func TestEveryInstantOfAPolicyChange(t *testing.T) {
 			if testing.Short() {
 				worlds = 10
 			}
-			seed := uint64(time.Now().UnixNano())
+			seed := *seedFlag
+			if seed == 0 {
+				seed = uint64(time.Now().UnixNano())
+			}
 			for i := range worlds {
 				if err := playInstants(rand.New(rand.NewPCG(seed, uint64(i))), full); err != nil {
 					t.Fatalf("seed %d, world %d: %v", seed, i, err)

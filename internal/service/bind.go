@@ -55,7 +55,7 @@ func bindPort(s state.Service, port state.ServicePort, node Node, list *[]state.
 	var chosen [2]*Selection // by family
 	group := groupOf(s.ServiceID, port)
 	for _, f := range port.Frontends {
-		if err := checkFrontend(f); err != nil {
+		if err := checkFrontend(f); err != nil && !nodesOwn(s, f) {
 			errs = append(errs, err)
 			continue
 		}
@@ -70,6 +70,12 @@ func bindPort(s state.Service, port state.ServicePort, node Node, list *[]state.
 		*list = append(*list, bindFrontend(s, port, f, group, *chosen[v6])...)
 	}
 	return errs
+}
+
+// nodesOwn says that f is a host port of the node's loopback, which its own
+// sockets alone can use. Services have none there: no pod would find them.
+func nodesOwn(s state.Service, f state.ServiceFrontend) bool {
+	return s.Owner == state.OwnerCNI && f.AddrPort.Addr().IsLoopback() && f.AddrPort.Port() != 0
 }
 
 // bindFrontend is the binding of f for clients of this node, and for those

@@ -28,6 +28,7 @@ const (
 	policiesFile = "policies.json"
 	endpointsDir = "endpoints"
 	nodesFile    = "nodes.json"
+	namesFile    = "policy-names.json"
 	servicesDir  = "services"
 	tempPrefix   = ".new-"
 )
@@ -166,13 +167,32 @@ func (s Store) WritePolicies(v any) error { return s.write(filepath.Join(s.dir, 
 // DeletePolicies says that there are none.
 func (s Store) DeletePolicies() error { return remove(filepath.Join(s.dir, policiesFile)) }
 
+// ReadNames reads what WriteNames wrote into v; false: nothing was.
+func (s Store) ReadNames(v any) (bool, error) {
+	err := readJSON(filepath.Join(s.dir, namesFile), v)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// WriteNames keeps the names of what an agent has put into the tables of policy,
+// which are the agent's from then on.
+func (s Store) WriteNames(v any) error { return s.write(filepath.Join(s.dir, namesFile), v) }
+
+// HasNames says whether the tables of policy are an agent's, running or not.
+func (s Store) HasNames() bool {
+	_, err := os.Stat(filepath.Join(s.dir, namesFile))
+	return err == nil
+}
+
 // Remove deletes the store: its own files, and its directory when nothing else
 // is in it.
 func (s Store) Remove() error {
 	err := errors.Join(os.RemoveAll(filepath.Join(s.dir, endpointsDir)), os.RemoveAll(filepath.Join(s.dir, servicesDir)))
 	entries, _ := os.ReadDir(s.dir)
 	for _, e := range entries {
-		if e.Name() == journalFile || e.Name() == nodesFile || e.Name() == policiesFile || strings.HasPrefix(e.Name(), tempPrefix) {
+		if e.Name() == journalFile || e.Name() == nodesFile || e.Name() == policiesFile || e.Name() == namesFile || strings.HasPrefix(e.Name(), tempPrefix) {
 			err = errors.Join(err, remove(filepath.Join(s.dir, e.Name())))
 		}
 	}

@@ -185,7 +185,7 @@ func (w *world) unnamed(service string) {
 	w.t.Helper()
 	eventually(w.t, service+" has no problem any more", func() error {
 		_, body, err := w.get(health, "/healthz")
-		if strings.Contains(body, "default/"+service) {
+		if strings.Contains(body, "Service default/"+service) {
 			return errors.New(body)
 		}
 		return err

@@ -14,12 +14,16 @@ import (
 	"go.uber.org/goleak"
 )
 
-var tool string
+// The binaries under test.
+var tool, plugin string
 
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "mustang-agent-test-")
 	if err == nil {
-		tool, err = buildBinary(dir)
+		tool, err = buildBinary(dir, "mustang", "MUSTANG_BIN")
+	}
+	if err == nil {
+		plugin, err = buildBinary(dir, "mustang-cni", "MUSTANG_CNI_BIN")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "agent tests:", err)
@@ -37,15 +41,15 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func buildBinary(dir string) (string, error) {
-	if bin := os.Getenv("MUSTANG_BIN"); bin != "" {
+func buildBinary(dir, name, variable string) (string, error) {
+	if bin := os.Getenv(variable); bin != "" {
 		return bin, nil
 	}
-	bin := filepath.Join(dir, "mustang")
-	build := exec.Command("go", "build", "-o", bin, "../../cmd/mustang")
+	bin := filepath.Join(dir, name)
+	build := exec.Command("go", "build", "-o", bin, "../../cmd/"+name)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the tool: %w: %s", err, out)
+		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
 	}
 	return bin, nil
 }

@@ -23,6 +23,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -86,6 +87,7 @@ func newWorld(t *testing.T, servers int) *world {
 	w.node(nodeName)
 	w.startAgent()
 	t.Cleanup(w.stopAgent)
+	w.synced()
 	w.client = w.pod(ctx, "client")
 	for i := range servers {
 		p := w.pod(ctx, fmt.Sprintf("s%d", i))
@@ -117,8 +119,9 @@ func (w *world) rights(ctx context.Context) {
 	must(w.t, err)
 	watch := []string{"list", "watch"}
 	role := rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "mustang-agent"}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"services", "nodes"}, Verbs: watch},
+		{APIGroups: []string{""}, Resources: []string{"services", "nodes", "pods", "namespaces"}, Verbs: watch},
 		{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: watch},
+		{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"networkpolicies"}, Verbs: watch},
 		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}},
 	}}
 	binding := rbacv1.ClusterRoleBinding{
@@ -452,6 +455,8 @@ func (w *world) tryPut(objects ...any) error {
 			name = o.Name
 		case *discoveryv1.EndpointSlice:
 			path, name = slicesPath, o.Name
+		case *networkingv1.NetworkPolicy:
+			path, name = policiesPath(o.Namespace), o.Name
 		case []*discoveryv1.EndpointSlice:
 			for _, s := range o {
 				if err := w.tryPut(s); err != nil {

@@ -114,9 +114,9 @@ func portMapped(n *node, native string) []config {
 	ports := map[string]any{"portMappings": []any{map[string]any{"hostPort": 8081, "containerPort": 80, "protocol": "tcp"}}}
 	portmap := config{"cniVersion": "1.0.0", "name": "net", "type": "portmap", "capabilities": map[string]any{"portMappings": true}, "runtimeConfig": ports}
 	if native == "chained" {
-		return []config{previousPlugin(n, "ptp").with("name", "net"), n.config("chained").with("cniVersion", "1.0.0").with("name", "net").with("runtimeConfig", ports), portmap}
+		return []config{previousPlugin(n, "ptp").with("name", "net"), n.config("chained").with("cniVersion", "1.0.0").with("name", "net"), portmap}
 	}
-	return []config{n.config(native).with("cniVersion", "1.0.0").with("name", "net").with("runtimeConfig", ports), portmap}
+	return []config{n.config(native).with("cniVersion", "1.0.0").with("name", "net"), portmap}
 }
 
 func TestChain_WhatPortmapTranslatedReturnsRight(t *testing.T) {

@@ -13,7 +13,7 @@ func TestConfig_ContradictionsFailByName(t *testing.T) {
 		"mode":              n.config("veth").with("mode", "pigeon"),
 		"bridge":            n.config("veth").with("bridge", "br7"),
 		"ipam: type":        n.config("veth").with("ipam", nil),
-		"dhcp":              n.config("macvlan").with("ipam", map[string]any{"type": "dhcp"}),
+		"dhcp":              n.config("veth").with("ipam", map[string]any{"type": "dhcp"}),
 		"ipam.pools":        n.config("veth").with("ipam", map[string]any{"type": "mustang"}),
 		"belong to type":    n.config("veth").with("ipam", map[string]any{"type": "static", "pools": []string{"10.1.0.0/24"}}),
 		"masqueradeExclude": n.config("veth").with("masqueradeExclude", []string{"10.0.0.0/8"}),

@@ -3,7 +3,13 @@
 package cni_test
 
 import (
+	"bufio"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -79,4 +85,62 @@ func TestCrash_AKilledADDCanBeRepeated(t *testing.T) {
 			c.del(n.config(mode))
 		}
 	})
+}
+
+// A run of these tests that is killed leaves namespaces, mounts and processes;
+// the next one removes them, and nothing of runs that live.
+func TestCrash_AKilledTestRunIsCleanedUpByTheNext(t *testing.T) {
+	if os.Getenv(victimVariable) != "" {
+		t.Skip("this is the run that is killed")
+	}
+	living := newNode(t)
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestVictim$")
+	cmd.Env = append(os.Environ(), victimVariable+"=1", "MUSTANG_CNI_BIN="+binary)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || !strings.HasPrefix(line, "victim ") {
+		t.Fatalf("%q %v", line, err)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	name := strings.TrimSpace(strings.TrimPrefix(line, "victim "))
+	traces := func() []string {
+		left, _ := filepath.Glob("/var/run/netns/" + name + "*")
+		mounts, _ := os.ReadFile("/proc/self/mounts")
+		if strings.Contains(string(mounts), name+" ") {
+			left = append(left, "its mount")
+		}
+		return left
+	}
+	if len(traces()) < 4 {
+		t.Fatalf("the killed run left only %v", traces())
+	}
+	removeLeft()
+	if left := traces(); len(left) > 0 {
+		t.Errorf("still there: %v", left)
+	}
+	if !strings.Contains(run(t, "ip", "netns"), living.name) {
+		t.Error("a living run's namespace is gone")
+	}
+}
+
+const victimVariable = "MUSTANG_TEST_VICTIM"
+
+// TestVictim is killed by the test above.
+func TestVictim(t *testing.T) {
+	if os.Getenv(victimVariable) == "" {
+		t.Skip("only as the victim of another test")
+	}
+	n := newNode(t)
+	c := n.container()
+	c.add(n.config("veth").with("masquerade", true))
+	c.server(":80")
+	fmt.Println("victim", n.name)
+	select {}
 }

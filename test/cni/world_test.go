@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,8 +20,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
@@ -31,6 +30,7 @@ const (
 	roleVariable = "MUSTANG_TEST_ROLE"
 	debianCNI    = "/usr/lib/cni"
 	uplink       = "up0"
+	prefix       = "mstcni" // of the namespaces that tests make
 )
 
 var (
@@ -46,6 +46,7 @@ func TestMain(m *testing.M) {
 	case "client":
 		os.Exit(dial(os.Getenv("DIAL")))
 	}
+	removeLeft()
 	dir, err := os.MkdirTemp("", "mustang-cni-test-")
 	if err == nil {
 		binary, err = build(dir)
@@ -79,11 +80,13 @@ type node struct {
 	t          *testing.T
 	name, dir  string
 	containers int
+	keepsPods  bool // of which it makes no more than the test does
 }
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{t: t, name: fmt.Sprintf("mstcni%d-%d", os.Getpid(), nodes.Add(1)), dir: t.TempDir()}
+	n := &node{t: t, name: fmt.Sprintf("%s%d-%d", prefix, os.Getpid(), nodes.Add(1)), dir: t.TempDir()}
+	n.watchDescriptors()
 	run(t, "ip", "netns", "add", n.name)
 	t.Cleanup(func() { run(t, "ip", "netns", "del", n.name) })
 	run(t, "ip", "netns", "add", n.outside())
@@ -101,10 +104,12 @@ func newNode(t *testing.T) *node {
 	if err := os.Mkdir(n.bpffs(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Mount("bpf", n.bpffs(), "bpf", 0, "mode=0700"); err != nil {
+	// By its source the mount is known as this test's.
+	if err := unix.Mount(n.name, n.bpffs(), "bpf", 0, "mode=0700"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Unmount(n.bpffs(), unix.MNT_DETACH) })
+	t.Cleanup(n.nothingOfPods)
 	return n
 }
 
@@ -263,7 +268,7 @@ func (c *container) plugin(name, command string, conf config, env ...string) ans
 // traces is everything that an attachment could leave behind.
 func (n *node) traces() map[string]string {
 	out := make(map[string]string)
-	for _, args := range []string{"-o link", "addr", "route", "-6 route", "neigh"} {
+	for _, args := range []string{"-o link", "addr", "route", "-6 route", "neigh", "rule", "-6 rule"} {
 		text := run(n.t, "ip", append([]string{"-n", n.name}, strings.Fields(args)...)...)
 		for _, line := range strings.Split(text, "\n") {
 			if strings.HasPrefix(line, "Error") {
@@ -291,6 +296,12 @@ func (n *node) traces() map[string]string {
 			}
 			out["ip "+args+": "+strings.TrimSpace(line)] = ""
 		}
+	}
+	for _, line := range strings.Split(run(n.t, "tc", "-n", n.name, "qdisc", "show"), "\n") {
+		out["tc: "+line] = ""
+	}
+	for _, hook := range []string{"ingress", "egress"} {
+		out["tc filter: "+uplink+" "+hook] = run(n.t, "tc", "-n", n.name, "filter", "show", "dev", uplink, hook)
 	}
 	out["nft"] = run(n.t, "nsenter", "--net=/var/run/netns/"+n.name, "nft", "list", "ruleset")
 	for _, root := range []string{n.bpffs(), n.state()} {
@@ -375,14 +386,37 @@ func chosen(t *testing.T) []string {
 // device makes what host-device moves.
 func (n *node) device(mode string) {
 	n.t.Helper()
-	if mode != "host-device" {
-		return
+	if mode == "host-device" {
+		n.deviceNamed("dev0")
 	}
-	if exec.Command("ip", "-n", n.name, "link", "show", "dev0").Run() == nil {
-		return
+}
+
+func (n *node) deviceNamed(name string) string {
+	n.t.Helper()
+	if exec.Command("ip", "-n", n.name, "link", "show", name).Run() != nil {
+		run(n.t, "ip", "-n", n.name, "link", "add", name, "type", "veth", "peer", "name", name, "netns", n.outside())
+		run(n.t, "ip", "-n", n.outside(), "link", "set", name, "up")
 	}
-	run(n.t, "ip", "-n", n.name, "link", "add", "dev0", "type", "veth", "peer", "name", "dev0", "netns", n.outside())
-	run(n.t, "ip", "-n", n.outside(), "link", "set", "dev0", "up")
+	return name
+}
+
+// dropEndpoints takes all endpoints away, as somebody else might.
+func (n *node) dropEndpoints() {
+	n.t.Helper()
+	files, _ := filepath.Glob(filepath.Join(n.state(), "endpoints", "*.json"))
+	if len(files) == 0 {
+		n.t.Fatal("there is no endpoint")
+	}
+	m, err := ebpf.LoadPinnedMap(filepath.Join(n.bpffs(), "scope", "maps", "mst_endpoint_addrs_v1"), nil)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer m.Close()
+	for key := make([]byte, m.KeySize()); m.NextKey(nil, &key) == nil; {
+		if err := m.Delete(key); err != nil {
+			n.t.Fatal(err)
+		}
+	}
 }
 
 // eachMode runs fn on a fresh node for each mode, with a look for leaks.
@@ -419,77 +453,6 @@ func modesOnce(t *testing.T) []string {
 		modeList = chosen(t)
 	}
 	return modeList
-}
-
-// serve echoes one line to each connection, over TCP.
-func serve(address string) {
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	fmt.Println("ready")
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		fmt.Fprintln(c, "hello", c.RemoteAddr())
-		c.Close()
-	}
-}
-
-func dial(address string) int {
-	c, err := net.DialTimeout("tcp", address, 2*time.Second)
-	if err != nil {
-		fmt.Println(err)
-		return 1
-	}
-	defer c.Close()
-	c.SetDeadline(time.Now().Add(2 * time.Second))
-	line := make([]byte, 100)
-	got, err := c.Read(line)
-	if err != nil {
-		fmt.Println(err)
-		return 1
-	}
-	fmt.Print(string(line[:got]))
-	return 0
-}
-
-// server starts serve in a container and returns when it listens.
-func (c *container) server(address string) {
-	c.t.Helper()
-	cmd := exec.Command("nsenter", "--net="+c.path(), os.Args[0])
-	cmd.Env = append(os.Environ(), roleVariable+"=server", "LISTEN="+address)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		c.t.Fatal(err)
-	}
-	c.t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	if _, err := out.Read(make([]byte, 6)); err != nil {
-		c.t.Fatalf("the server in %s: %v", c.id, err)
-	}
-}
-
-// reaches dials from a namespace, and answers whom the server saw.
-func (n *node) reaches(ns, address string) string {
-	n.t.Helper()
-	cmd := exec.Command("nsenter", "--net=/var/run/netns/"+ns, os.Args[0])
-	cmd.Env = append(os.Environ(), roleVariable+"=client", "DIAL="+address)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		n.t.Errorf("from %s to %s: %v: %s", ns, address, err, out)
-	}
-	return string(out)
-}
-
-// pings says whether one namespace reaches an address.
-func (n *node) pings(ns, address string) bool {
-	return exec.Command("nsenter", "--net=/var/run/netns/"+ns, "ping", "-c1", "-W1", "-q", address).Run() == nil
 }
 
 // address is the i-th of the result, without its length.

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/mustang-net/mustang/lab"
@@ -59,14 +60,25 @@ func buildBinary(dir string) (string, error) {
 	return bin, nil
 }
 
-// TestServices runs the whole table.
+// TestServices runs the whole table, then policies (which make a pod anew), then
+// many connections: all in one world, because making one is most of the work
+// where the machine is emulated. lab.Mustang is both of the other ways, so that
+// only the table is its own.
 func TestServices(t *testing.T) {
 	for _, mode := range modes() {
 		for _, path := range chosen(pathsVariable, lab.MustangTC, lab.MustangSocket, lab.Mustang) {
 			t.Run(string(mode)+"/"+string(path), func(t *testing.T) {
 				w := newWorld(t, mode, path)
-				for _, family := range []string{"ipv4", "ipv6"} {
-					t.Run(family, func(t *testing.T) { w.on(t, family).table() })
+				for _, part := range []struct {
+					name string
+					run  func(*world)
+				}{{"", (*world).table}, {"policy", (*world).policies}, {"connections at once", (*world).connectionsAtOnce}} {
+					if part.name != "" && path == lab.Mustang {
+						continue
+					}
+					for _, family := range []string{"ipv4", "ipv6"} {
+						t.Run(strings.TrimPrefix(part.name+"/"+family, "/"), func(t *testing.T) { part.run(w.on(t, family)) })
+					}
 				}
 			})
 		}
@@ -97,6 +109,7 @@ func (w *world) table() {
 		{"outside and pod reach each other", (*world).outside},
 		{"source port reuse, Service and pod address in turn", (*world).portReuse},
 		{"one source port, Service and pod address at once", (*world).portCollision},
+		{"the path's mtu is found, by address and by Service", (*world).findsPathMTU},
 		{"Service removed, others stay", (*world).removal},
 	} {
 		w.t.Run(c.name, func(t *testing.T) {

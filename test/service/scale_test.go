@@ -6,27 +6,15 @@ import (
 	"net"
 	"sync"
 	"testing"
-
-	"github.com/mustang-net/mustang/lab"
 )
 
-// TestTenThousandConnections holds them open through one Service at once, all of
-// them answering, in each mode and both ways of doing Services.
-func TestTenThousandConnections(t *testing.T) {
+// connectionsAtOnce holds ten thousand open through one Service, all of
+// which work.
+func (w *world) connectionsAtOnce() {
 	if testing.Short() {
-		t.Skip("half a minute for each mode: make test runs it")
+		w.t.Skip("half a minute for each mode: make test runs it")
 	}
-	const workers = 16
-	for _, mode := range modes() {
-		for _, path := range chosen(pathsVariable, lab.MustangTC, lab.MustangSocket) {
-			t.Run(string(mode)+"/"+string(path), func(t *testing.T) {
-				w := newWorld(t, mode, path)
-				for _, family := range []string{"ipv4", "ipv6"} {
-					t.Run(family, func(t *testing.T) { w.on(t, family).many(connections, workers) })
-				}
-			})
-		}
-	}
+	w.many(connections, 16)
 }
 
 func (w *world) many(total, workers int) {

@@ -291,7 +291,8 @@ func (w *world) portReuse() {
 		// Until its FIN is acknowledged the client's old socket holds the port, and under
 		// emulation that takes long enough for the next SYN to overtake it.
 		eventually(w.t, "the client's socket is closed", func() bool { return !lastAck(w.client, port) })
-		if took := time.Since(start); took > slow(500*time.Millisecond) {
+		// A SYN that is lost is sent again after a second.
+		if took := time.Since(start); took > slow(900*time.Millisecond) {
 			w.t.Fatalf("connection %d, to %s, stalled for %s", i, dst, took)
 		}
 	}

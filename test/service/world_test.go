@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -122,7 +123,10 @@ func (w *world) direct(i int) netip.AddrPort {
 }
 
 // startServer runs this test binary as an echo server inside the pod.
-func (w *world) startServer(p *lab.Pod) {
+func (w *world) startServer(p *lab.Pod) { w.t.Helper(); w.startServerIn(p, nil) }
+
+// startServerIn starts it with attributes of its process.
+func (w *world) startServerIn(p *lab.Pod, attr *syscall.SysProcAttr) *lab.Cmd {
 	w.t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -131,12 +135,13 @@ func (w *world) startServer(p *lab.Pod) {
 	ready := filepath.Join(w.t.TempDir(), "ready")
 	cmd := p.Command(context.Background(), self)
 	cmd.Env = append(cmd.Env, roleVariable+"=server", "NAME="+p.Name, "READY="+ready)
-	cmd.Stderr = os.Stderr
+	cmd.Stderr, cmd.SysProcAttr = os.Stderr, attr
 	w.start(cmd)
 	eventually(w.t, "the server in "+p.Name+" listens", func() bool {
 		_, err := os.Stat(ready)
 		return err == nil
 	})
+	return cmd
 }
 
 func (w *world) start(cmd *lab.Cmd) {

@@ -33,6 +33,8 @@ const (
 const (
 	ScopeAny     = 0
 	ScopeOutside = 1 // for clients outside the cluster, where they have backends of their own
+	ScopeNode    = 2 // for the node's own sockets: loopback addresses
+	ScopeNobody  = 3 // has no entries
 )
 
 // enum service_flag
@@ -86,6 +88,13 @@ const (
 const (
 	CTFin = 1
 	CTRst = 2
+)
+
+// enum ct_opening
+const (
+	CTAnswered       = 0
+	CTOpening        = 1 // in the small table
+	CTOpeningInPlace = 2 // in the big one, where a dead entry was
 )
 
 // enum ct_end_id
@@ -149,6 +158,13 @@ const (
 	RemoteTunnel = 1 // its pods are reached through the tunnel
 )
 
+// enum edge_side
+const (
+	EdgeWire   = 0
+	EdgeTunnel = 1 // to nodes that are reached through it; its ports are EDGE_WIRE's
+	EdgeSides  = 2
+)
+
 // enum redirect_kind
 const (
 	RedirectNone    = 0
@@ -166,6 +182,7 @@ const (
 	CbReason          = 3
 	CbAnswer          = 4 // answer_key on an answer that goes out of the host end
 	CbRemote          = 4 // of a packet from the wire: the node that sent it by the tunnel, or 0
+	CbWay             = 4 // of a packet from a pod: 1 + the slot of mst_fast where its flow's way is, or 0
 )
 
 // enum pod_program

@@ -24,8 +24,9 @@ import (
 type Edge struct {
 	*Network
 	bpfgen.EdgePrograms
-	MAC     [6]byte // of the NIC
-	Ifindex uint32
+	FromTunnel *ebpf.Program // FromOutside at the tunnel's device
+	MAC        [6]byte       // of the NIC
+	Ifindex    uint32
 }
 
 // NodeNumber is the External address that the node has.
@@ -38,16 +39,13 @@ var EdgePorts = struct{ First, Count uint16 }{61000, 4536}
 func NewEdge(t testing.TB, o Options, n int) *Edge {
 	t.Helper()
 	e := &Edge{Network: NewNetwork(t, o, n), MAC: [6]byte{2, 0xed, 0, 0, 0, 1}}
-	spec, err := bpfgen.LoadEdge()
-	check(t, err)
 	tables := make(map[string]*ebpf.Map)
 	for maps, i := reflect.ValueOf(e.PodMaps), 0; i < maps.NumField(); i++ {
-		name := maps.Type().Field(i).Tag.Get("ebpf")
-		tables[name] = maps.Field(i).Interface().(*ebpf.Map)
-		spec.Maps[name].MaxEntries = tables[name].MaxEntries()
+		tables[maps.Type().Field(i).Tag.Get("ebpf")] = maps.Field(i).Interface().(*ebpf.Map)
 	}
-	check(t, spec.LoadAndAssign(&e.EdgePrograms, &ebpf.CollectionOptions{MapReplacements: tables}))
-	t.Cleanup(func() { e.EdgePrograms.Close() })
+	programs := e.load(t, tables, 0)
+	e.FromOutside, e.ToOutside = programs[bpfgen.EdgeProgFromOutside], programs[bpfgen.EdgeProgToOutside]
+	e.FromTunnel = e.load(t, tables, 1)[bpfgen.EdgeProgFromOutside]
 	e.enter(t)
 	e.Wear(t, EdgePorts.First, EdgePorts.Count)
 	for _, v6 := range []bool{false, true} {
@@ -56,13 +54,45 @@ func NewEdge(t testing.TB, o Options, n int) *Edge {
 	return e
 }
 
+func (e *Edge) load(t testing.TB, tables map[string]*ebpf.Map, fromTunnel uint8) map[string]*ebpf.Program {
+	t.Helper()
+	spec, err := bpfgen.LoadEdge()
+	check(t, err)
+	check(t, spec.Variables[bpfgen.EdgeVarFromTunnel].Set(fromTunnel))
+	for name, m := range tables {
+		spec.Maps[name].MaxEntries = m.MaxEntries()
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
+	check(t, err)
+	t.Cleanup(coll.Close)
+	return coll.Programs
+}
+
+// Tunnel makes External(2) a pod of a node that is reached through the tunnel,
+// and returns the address that this node has in it.
+func (e *Edge) Tunnel(t testing.TB, v6 bool) netip.Addr {
+	t.Helper()
+	var own bpfgen.PodEdgeConfig
+	check(t, e.MstEdgeV2.Lookup(uint32(bpfgen.EdgeTunnel), &own))
+	a := External(201, v6)
+	if v6 {
+		own.Ip6 = toAddr(a)
+	} else {
+		own.Ip4 = toAddr(a)
+	}
+	check(t, e.MstEdgeV2.Put(uint32(bpfgen.EdgeTunnel), own))
+	check(t, e.MstRemotesV1.Put(uint32(3), bpfgen.PodRemote{Ref: 1<<16 | 3, Flags: bpfgen.RemoteTunnel}))
+	check(t, e.MstRemoteNetsV1.Put(bpfgen.PodPrefix{Length: 128, Addr: External(2, v6).As16()}, uint32(1<<16|3)))
+	return a
+}
+
 // Node is the node's own address.
 func (e *Edge) Node(v6 bool) netip.Addr { return External(NodeNumber, v6) }
 
 // Wear says which ports flows from outside wear.
 func (e *Edge) Wear(t testing.TB, first, count uint16) {
 	t.Helper()
-	check(t, e.MstEdgeV1.Put(uint32(0), bpfgen.PodEdgeConfig{
+	check(t, e.MstEdgeV2.Put(uint32(bpfgen.EdgeWire), bpfgen.PodEdgeConfig{
 		Ip4: toAddr(e.Node(false)), Ip6: toAddr(e.Node(true)), PortFirst: first, PortCount: count}))
 }
 
@@ -91,7 +121,16 @@ func (e *Edge) enter(t testing.TB) {
 // Arrive lets a frame come in at the NIC, and follows it: out again, into a pod,
 // or, with pod 0 and Direct false, to the node's own stack.
 func (e *Edge) Arrive(frame []byte) (Arrival, error) {
-	r, err := e.Run(e.FromOutside, frame, Context{Ifindex: e.Ifindex})
+	return e.in(e.FromOutside, frame)
+}
+
+// ArriveByTunnel is Arrive at the tunnel's device.
+func (e *Edge) ArriveByTunnel(frame []byte) (Arrival, error) {
+	return e.in(e.FromTunnel, frame)
+}
+
+func (e *Edge) in(p *ebpf.Program, frame []byte) (Arrival, error) {
+	r, err := e.Run(p, frame, Context{Ifindex: e.Ifindex})
 	if err != nil {
 		return Arrival{}, err
 	}

@@ -100,6 +100,36 @@ func TestEdgeToAnotherNodeAndBack(t *testing.T) {
 	})
 }
 
+// A flow to a node behind the tunnel wears the address that this node has there,
+// and its answers come by the tunnel's device, which takes nothing else.
+func TestEdgeThroughTheTunnelAndBack(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		b, own := end(External(2, o.v6), 8080), o.edge.Tunnel(o.t, o.v6)
+		o.nodePort(0, b)
+		a := o.arrive(o.c, o.f, syn)
+		worn := a.Tuple().Src
+		if worn.Addr() != own || worn.Port() < EdgePorts.First {
+			o.t.Fatalf("%v: the source is not %v with a port of the edge's", a, own)
+		}
+		o.want("first", a, 0, worn, b)
+		byTunnel := func(from, to netip.AddrPort, flags uint8) Arrival {
+			a, err := o.edge.ArriveByTunnel(o.frame(from, to, flags).Frame())
+			return o.checked(a, err)
+		}
+		o.want("answer", byTunnel(b, worn, syn|ack), 0, o.f, o.c)
+		o.want("more", o.arrive(o.c, o.f, ack), 0, worn, b)
+		o.want("more back", byTunnel(b, worn, ack), 0, o.f, o.c)
+		for what, to := range map[string]netip.AddrPort{
+			"a port that nothing wears": end(own, 61005), "a port of the node's own": end(own, 22), "a node port": end(own, o.f.Port()),
+			"a node port of the wire's address": o.f, "another's": end(External(7, o.v6), 61005),
+		} {
+			if a := byTunnel(b, to, syn); a.Direct || a.Dropped != "" || a.Tuple().Dst != to {
+				o.t.Errorf("%s: %v", what, a)
+			}
+		}
+	})
+}
+
 func TestEdgeToAPodAndBack(t *testing.T) {
 	for name, flags := range map[string]uint16{"wears": 0, "keeps": bpfgen.SvcKeepSource} {
 		eachEdge(t, func(o outside) {

@@ -30,7 +30,8 @@ func (t Tuple) String() string { return fmt.Sprintf("%d %v>%v", t.Proto, t.Src, 
 type Flow struct {
 	Key         bpfgen.PodCtKey
 	Entry       bpfgen.PodCtEntry
-	Established bool // in mst_ct_v1
+	Established bool // answered
+	big         bool // in mst_ct_v1
 }
 
 // Tuple is the entry's tuple in the flow's original direction.
@@ -79,10 +80,11 @@ func (d *Datapath) flowTables() map[bool]*ebpf.Map {
 // Flow finds the living entry of a tuple, in either direction of it; nil when there is none.
 func (d *Datapath) Flow(t testing.TB, tuple Tuple, scope uint8) *Flow {
 	t.Helper()
-	for _, established := range []bool{true, false} {
-		f := Flow{Key: keyOf(tuple, scope), Established: established}
-		err := d.flowTables()[established].Lookup(f.Key, &f.Entry)
+	for _, big := range []bool{true, false} {
+		f := Flow{Key: keyOf(tuple, scope), big: big}
+		err := d.flowTables()[big].Lookup(f.Key, &f.Entry)
 		if err == nil && f.Left() >= 0 {
+			f.Established = f.Entry.Opening == bpfgen.CTAnswered
 			return &f
 		}
 		check(t, ignoreAbsent(err))
@@ -94,10 +96,11 @@ func (d *Datapath) Flow(t testing.TB, tuple Tuple, scope uint8) *Flow {
 func (d *Datapath) Flows(t testing.TB) []Flow {
 	t.Helper()
 	var all []Flow
-	for established, table := range d.flowTables() {
-		f := Flow{Established: established}
+	for big, table := range d.flowTables() {
+		f := Flow{big: big}
 		it := table.Iterate()
 		for it.Next(&f.Key, &f.Entry) {
+			f.Established = f.Entry.Opening == bpfgen.CTAnswered
 			all = append(all, f)
 		}
 		check(t, it.Err())
@@ -127,7 +130,7 @@ func (d *Datapath) Age(t testing.TB, seconds uint32) {
 	t.Helper()
 	for _, f := range d.Flows(t) {
 		f.Entry.Expires -= seconds
-		check(t, d.flowTables()[f.Established].Update(f.Key, f.Entry, ebpf.UpdateExist))
+		check(t, d.flowTables()[f.big].Update(f.Key, f.Entry, ebpf.UpdateExist))
 	}
 	d.ageAffinity(t, seconds)
 	var key bpfgen.PodFragKey

@@ -5,8 +5,12 @@ package dptest
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
@@ -226,5 +230,47 @@ func TestAFlowOfARemovedNodeIsJudgedAgain(t *testing.T) {
 	check(t, n.MstRemoteNetsV1.Put(bpfgen.PodPrefix{Length: 96 + 16, Addr: farPod(9, false).As16()}, uint32(anew)))
 	if r := n.send(t, n.toFar(false).TCP(5000, 80, ack), Context{}); r.Verdict != Redirect {
 		t.Errorf("another node is there: %v", r)
+	}
+}
+
+// The way of a flow's packets is asked for once in a moment: a change of a route
+// reaches the flow when it is over, and a longer packet at once.
+func TestAWayHoldsForAMoment(t *testing.T) {
+	wire := onWire(t)
+	link, err := netlink.LinkByIndex(int(wire))
+	check(t, err)
+	neighbour := net.HardwareAddr{2, 0xab, 0, 0, 0, 1}
+	for _, c := range []struct{ tunnel, v6, over6 bool }{
+		{false, false, false}, {false, true, true}, {true, false, false}, {true, true, false}, {true, false, true}, {true, true, true},
+	} {
+		n := newWireNode(t, c.tunnel, c.over6)
+		check(t, netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: int(wire), IP: wireAddr(2, c.over6).AsSlice(), HardwareAddr: neighbour, State: netlink.NUD_PERMANENT}))
+		out := func(flags uint8, payload int) Result {
+			return n.send(t, n.toFar(c.v6).TCP(5000, 80, flags).Payload(payload), Context{})
+		}
+		if r := out(syn, 0); r.Verdict != Redirect {
+			t.Fatal(r)
+		}
+		second := out(ack, 0)
+		want := append(append([]byte{}, neighbour...), link.Attrs().HardwareAddr...)
+		want = append(want, map[bool][]byte{false: {0x08, 0x00}, true: {0x86, 0xdd}}[c.over6]...)
+		if second.RedirectKind != bpfgen.RedirectNeigh || !bytes.Equal(second.Packet[:14], want) {
+			t.Errorf("%+v: the second packet goes %v as %x, want %x", c, second, second.Packet[:14], want)
+		}
+		if other := n.send(t, n.toFar(c.v6).TCP(5001, 80, syn), Context{}); bytes.Equal(other.Packet[:14], want) {
+			t.Errorf("%+v: another flow goes the way of the first", c)
+		}
+		if r := out(ack, wireMTU); r.Verdict != Next {
+			t.Errorf("%+v: a packet over the MTU: %v", c, r)
+		}
+		check(t, netlink.LinkSetDown(link))
+		for end := time.Now().Add(2 * time.Second); out(ack, 0).Verdict != Next; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%+v: a flow goes by a device that is down", c)
+			}
+		}
+		check(t, netlink.LinkSetUp(link))
+		giveRoutes(t, link)
 	}
 }

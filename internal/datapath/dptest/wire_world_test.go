@@ -137,17 +137,24 @@ func onWire(t *testing.T) (ifindex uint32) {
 	wire, err := netlink.LinkByName("wire0")
 	check(t, err)
 	check(t, netlink.LinkSetUp(wire))
+	giveRoutes(t, wire)
+	return uint32(wire.Attrs().Index)
+}
+
+// giveRoutes gives the interface its addresses and routes, which it loses when it
+// goes down.
+func giveRoutes(t *testing.T, wire netlink.Link) {
+	t.Helper()
 	for _, v6 := range []bool{false, true} {
 		addr := &netlink.Addr{IPNet: &net.IPNet{IP: wireAddr(1, v6).AsSlice(), Mask: net.CIDRMask(24, wireAddr(1, v6).BitLen())}}
 		if v6 {
 			addr.Flags = unix.IFA_F_NODAD
 		}
-		check(t, netlink.AddrAdd(wire, addr))
+		check(t, netlink.AddrReplace(wire, addr))
 		pods := &net.IPNet{IP: farPod(9, v6).AsSlice(), Mask: net.CIDRMask(16, wireAddr(1, v6).BitLen())}
 		pods.IP = pods.IP.Mask(pods.Mask)
-		check(t, netlink.RouteAdd(&netlink.Route{LinkIndex: wire.Attrs().Index, Dst: pods, Gw: wireAddr(2, v6).AsSlice()}))
+		check(t, netlink.RouteReplace(&netlink.Route{LinkIndex: wire.Attrs().Index, Dst: pods, Gw: wireAddr(2, v6).AsSlice()}))
 	}
-	return uint32(wire.Attrs().Index)
 }
 
 // eachFamily runs fn for packets of both.

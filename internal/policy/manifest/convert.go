@@ -37,39 +37,47 @@ func Policy(p *networkingv1.NetworkPolicy) (policy.Policy, error) {
 	if out.Namespace == "" {
 		out.Namespace = corev1.NamespaceDefault
 	}
-	err := fill(&out, &p.Spec)
-	if err != nil {
-		return out, fmt.Errorf("NetworkPolicy %s: %w", out.Key, err)
+	var errs []error
+	if out.Name == "" {
+		errs = append(errs, invalid("metadata.name", "is missing; give the policy a name"))
+	}
+	if errs = append(errs, Spec(&out, &p.Spec)...); len(errs) > 0 {
+		return out, fmt.Errorf("NetworkPolicy %s: %w", out.Key, errs[0])
 	}
 	return out, nil
 }
 
-func fill(out *policy.Policy, spec *networkingv1.NetworkPolicySpec) (err error) {
-	if out.Name == "" {
-		return invalid("metadata.name", "is missing; give the policy a name")
-	}
+// Spec puts spec into out. What it cannot read, as of an API that is newer, it
+// leaves out in a way that isolates more and allows less, and answers an error
+// for each: rules keep their places.
+func Spec(out *policy.Policy, spec *networkingv1.NetworkPolicySpec) []error {
+	var errs []error
+	var err error
 	if out.Pods, err = selector("spec.podSelector", &spec.PodSelector); err != nil {
-		return err
+		errs = append(errs, err)
 	}
 	if out.IsolatesIngress, out.IsolatesEgress, err = types(spec); err != nil {
-		return err
+		errs = append(errs, err)
 	}
 	for i, r := range spec.Ingress {
 		made, err := rule(fmt.Sprintf("spec.ingress[%d]", i), "from", r.Ports, r.From)
 		if err != nil {
-			return err
+			errs, made = append(errs, err), nothing
 		}
 		out.Ingress = append(out.Ingress, made)
 	}
 	for i, r := range spec.Egress {
 		made, err := rule(fmt.Sprintf("spec.egress[%d]", i), "to", r.Ports, r.To)
 		if err != nil {
-			return err
+			errs, made = append(errs, err), nothing
 		}
 		out.Egress = append(out.Egress, made)
 	}
-	return nil
+	return errs
 }
+
+// nothing is a rule that allows nothing: its range of ports is empty.
+var nothing = policy.Rule{Ports: []policy.Port{{Protocol: state.TCP, First: 1, Last: 0}}}
 
 func types(spec *networkingv1.NetworkPolicySpec) (ingress, egress bool, err error) {
 	if len(spec.PolicyTypes) == 0 {
@@ -82,10 +90,10 @@ func types(spec *networkingv1.NetworkPolicySpec) (ingress, egress bool, err erro
 		case networkingv1.PolicyTypeEgress:
 			egress = true
 		default:
-			return false, false, invalid(fmt.Sprintf("spec.policyTypes[%d]", i), "%q is neither Ingress nor Egress", t)
+			err = invalid(fmt.Sprintf("spec.policyTypes[%d]", i), "%q is neither Ingress nor Egress", t)
 		}
 	}
-	return ingress, egress, nil
+	return ingress, egress, err
 }
 
 func rule(path, peersField string, ports []networkingv1.NetworkPolicyPort, peers []networkingv1.NetworkPolicyPeer) (policy.Rule, error) {
@@ -110,6 +118,9 @@ func rule(path, peersField string, ports []networkingv1.NetworkPolicyPort, peers
 var protocols = map[corev1.Protocol]state.Protocol{
 	corev1.ProtocolTCP: state.TCP, corev1.ProtocolUDP: state.UDP, corev1.ProtocolSCTP: state.SCTP,
 }
+
+// ProtocolNamed is the number of a container port's protocol; "" is TCP.
+func ProtocolNamed(name string) (state.Protocol, bool) { return Protocol(corev1.Protocol(name)) }
 
 // Protocol is the number of an API's protocol; "" is TCP.
 func Protocol(p corev1.Protocol) (state.Protocol, bool) {
@@ -225,31 +236,40 @@ func prefix(path, text string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-// selector is s with matchLabels as requirements, in a fixed order.
-func selector(path string, s *metav1.LabelSelector) (policy.Selector, error) {
+// selector is s with matchLabels as requirements, in a fixed order. With an error
+// it is without what cannot be read, and so selects more.
+func selector(path string, s *metav1.LabelSelector) (_ policy.Selector, wrong error) {
 	out := policy.Selector{}
 	for _, k := range slices.Sorted(maps.Keys(s.MatchLabels)) {
 		out = append(out, policy.Requirement{Key: k, Operator: policy.In, Values: []string{s.MatchLabels[k]}})
 	}
 	for i, e := range s.MatchExpressions {
-		at := fmt.Sprintf("%s.matchExpressions[%d]", path, i)
-		r := policy.Requirement{Key: e.Key, Operator: policy.Operator(e.Operator), Values: e.Values}
-		switch r.Operator {
-		case policy.In, policy.NotIn:
-			if len(r.Values) == 0 {
-				return out, invalid(at+".values", "is empty; operator %s needs one at least", r.Operator)
-			}
-		case policy.Exists, policy.DoesNotExist:
-			if len(r.Values) > 0 {
-				return out, invalid(at+".values", "has no meaning with operator %s; leave it out", r.Operator)
-			}
-		default:
-			return out, invalid(at+".operator", "%q is none of In, NotIn, Exists, DoesNotExist", e.Operator)
-		}
-		if r.Key == "" {
-			return out, invalid(at+".key", "is missing; name a label")
+		r, err := requirement(fmt.Sprintf("%s.matchExpressions[%d]", path, i), e)
+		if err != nil {
+			wrong = err
+			continue
 		}
 		out = append(out, r)
 	}
-	return out, nil
+	return out, wrong
+}
+
+func requirement(path string, e metav1.LabelSelectorRequirement) (policy.Requirement, error) {
+	r := policy.Requirement{Key: e.Key, Operator: policy.Operator(e.Operator), Values: e.Values}
+	switch r.Operator {
+	case policy.In, policy.NotIn:
+		if len(r.Values) == 0 {
+			return r, invalid(path+".values", "is empty; operator %s needs one at least", r.Operator)
+		}
+	case policy.Exists, policy.DoesNotExist:
+		if len(r.Values) > 0 {
+			return r, invalid(path+".values", "has no meaning with operator %s; leave it out", r.Operator)
+		}
+	default:
+		return r, invalid(path+".operator", "%q is none of In, NotIn, Exists, DoesNotExist", e.Operator)
+	}
+	if r.Key == "" {
+		return r, invalid(path+".key", "is missing; name a label")
+	}
+	return r, nil
 }

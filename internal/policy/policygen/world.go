@@ -19,6 +19,7 @@ import (
 	"github.com/mustang-net/mustang/internal/policy"
 	"github.com/mustang-net/mustang/internal/policy/manifest"
 	"github.com/mustang-net/mustang/internal/policy/oracle"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // Slots are how many pods there can be; those below Local are on this node,
@@ -137,7 +138,7 @@ func (w *World) relabelNamespace(name string) {
 	labels[policy.NamespaceName] = name
 	w.note("namespace %s %v", name, labels)
 	w.Oracle.Namespaces[name] = labels
-	w.Model.SetNamespace(name, labels)
+	w.Model.SetNamespace(state.OwnerCLI, name, labels)
 }
 
 // replacePod makes pod i another one, or the same with other labels or ports.
@@ -166,9 +167,10 @@ func (w *World) replacePod(i int) {
 	}
 }
 
+// deletePod leaves this node one pod at least: without any there is no case.
 func (w *World) deletePod(i int) {
 	p := w.pods[i]
-	if p == nil {
+	if p == nil || i < Local && w.local() == 1 {
 		return
 	}
 	w.note("pod %d is gone", i)
@@ -178,6 +180,17 @@ func (w *World) deletePod(i int) {
 	if i < Local {
 		w.Model.DeleteEndpoint(uint32(i + 1))
 	}
+}
+
+// local is how many pods are on this node.
+func (w *World) local() int {
+	n := 0
+	for _, p := range w.pods[:Local] {
+		if p != nil {
+			n++
+		}
+	}
+	return n
 }
 
 func (w *World) refreshPods() {

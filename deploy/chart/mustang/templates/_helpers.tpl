@@ -1,0 +1,20 @@
+{{- define "mustang.labels" -}}
+app.kubernetes.io/name: mustang
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- define "mustang.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- /* The agent's YAML: the values as they are, and what the chart itself decides. */ -}}
+{{- define "mustang.config" -}}
+{{- $own := dict "bpffs" (printf "%s/mustang" .Values.host.bpffs) "state-dir" .Values.host.run "api-server" .Values.apiServer -}}
+{{- toYaml (merge $own .Values.agent) }}
+{{- end }}
+
+{{- /* The port of a listen address; empty for none. */ -}}
+{{- define "mustang.port" -}}
+{{- if ne . "none" }}{{ regexFind "[0-9]+$" . }}{{ end -}}
+{{- end }}

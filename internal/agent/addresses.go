@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// followAgain is the pause before addresses are followed again, after the
+// kernel had more to tell than it could keep.
+const followAgain = 100 * time.Millisecond
+
+// followAddresses has policy look at this node's addresses when they change: its
+// own pods are always reached from them.
+func (a *Agent) followAddresses(ctx context.Context) error {
+	for ctx.Err() == nil {
+		updates := make(chan netlink.AddrUpdate)
+		var lost error
+		err := netlink.AddrSubscribeWithOptions(updates, ctx.Done(), netlink.AddrSubscribeOptions{
+			ErrorCallback: func(err error) { lost = err },
+		})
+		if err != nil {
+			return fmt.Errorf("follow this node's addresses: %w", err)
+		}
+		a.policies.addressesMoved() // whatever was missed
+		for u := range updates {
+			// Each pod's host end has one of its own, from which nobody calls.
+			if !u.LinkAddress.IP.IsLinkLocalUnicast() {
+				a.policies.addressesMoved()
+			}
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		a.log.Debug("the kernel's news of addresses were interrupted", "error", lost)
+		select {
+		case <-ctx.Done():
+		case <-time.After(followAgain):
+		}
+	}
+	return nil
+}
+
+// addressesMoved has the next step look at the node's addresses.
+func (p *policies) addressesMoved() {
+	p.moved.Store(true)
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+// NetworkPolicies, and the pods and namespaces that they select: from what
+// Kubernetes says to the engine's model, and from there into the tables.
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/k8s"
+	"github.com/mustang-net/mustang/internal/policy"
+	"github.com/mustang-net/mustang/internal/policy/manifest"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// policies is the part of the syncer that is about NetworkPolicies. Its step
+// runs in the syncer's goroutine.
+type policies struct {
+	a       *Agent
+	pending []k8s.Change // not told to the model yet
+	pause   time.Duration
+	due     time.Time     // when what failed is tried again; zero: nothing did
+	wake    chan struct{} // an address of the node came or went
+	moved   atomic.Bool   // so it is
+
+	failed  atomic.Int64 // since when, Unix nanoseconds; 0: not at all
+	leftOut atomic.Int64
+
+	// told are pods that the model knows since publish was called last, as they
+	// were told; nil: it is none of this node's.
+	told map[k8s.Key]*k8s.Pod
+
+	mu    sync.Mutex
+	whole bool                 // everything has been told, and is in the tables
+	here  map[k8s.Key]*k8s.Pod // this node's pods, as the tables know them
+	news  chan struct{}        // closed at the next change of the above
+}
+
+func newPolicies(a *Agent) *policies {
+	return &policies{
+		a: a, wake: make(chan struct{}, 1), told: map[k8s.Key]*k8s.Pod{}, here: map[k8s.Key]*k8s.Pod{}, news: make(chan struct{}),
+	}
+}
+
+// ready says that the tables hold what Kubernetes said at some time since the start.
+func (p *policies) ready() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.whole
+}
+
+// step tells the engine what changed, or, the first time, everything.
+func (p *policies) step(ctx context.Context, changes []k8s.Change) {
+	for _, c := range changes {
+		switch c.Kind {
+		case k8s.Pods, k8s.Namespaces, k8s.Policies:
+			p.pending = append(p.pending, c)
+		}
+	}
+	whole := !p.ready()
+	retry := !p.due.IsZero() && !time.Now().Before(p.due)
+	moved := p.moved.Swap(false)
+	if whole && !p.due.IsZero() && !retry || !whole && !retry && !moved && len(p.pending) == 0 {
+		return
+	}
+	start := time.Now()
+	changes = p.pending
+	err := p.apply(ctx, whole, moved || retry)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		p.a.metrics.failures.Inc()
+		p.failed.CompareAndSwap(0, start.UnixNano())
+		p.pause = min(max(2*p.pause, retryFirst), retryMost)
+		p.due = time.Now().Add(p.pause)
+		p.a.log.Error("policy could not be brought into force; no pod may more than before, and it is tried again", "error", err)
+		return
+	}
+	p.pause, p.due = 0, time.Time{}
+	p.failed.Store(0)
+	p.publish()
+	if whole {
+		p.a.log.Info("policy is in force", "policies", p.a.watch.Policies.Len(), "pods", p.a.watch.Pods.Len(), "took", time.Since(start).Round(time.Millisecond))
+		return
+	}
+	for _, c := range changes {
+		p.a.metrics.policyDelay.Observe(time.Since(c.At).Seconds())
+	}
+}
+
+// apply tells the model what is pending, or everything, and writes the tables.
+func (p *policies) apply(ctx context.Context, whole, refresh bool) error {
+	return p.a.with(ctx, func(e *engine.Engine) error {
+		if refresh {
+			if err := e.RefreshNode(); err != nil {
+				return err
+			}
+		}
+		err := e.FeedPolicies(func(m *policy.Model) {
+			if whole {
+				p.tellAll(m)
+			} else {
+				p.tell(m, p.pending)
+			}
+			p.pending = nil
+		})
+		if err != nil {
+			return err
+		}
+		for k, pod := range p.told {
+			if pod == nil {
+				continue
+			}
+			if err := e.Relabel(kubernetes(k), pod.Labels, namedPorts(pod)); err != nil {
+				p.a.log.Warn("a pod's labels could not be written down; only what is shown of it is old", "pod", k, "error", err)
+			}
+		}
+		return p.conditions(e)
+	})
+}
+
+// conditions tells which policies are not in force in whole, because tables
+// are full.
+func (p *policies) conditions(e *engine.Engine) error {
+	m, err := e.Policies()
+	if err != nil {
+		return err
+	}
+	now := map[object][]string{}
+	for _, c := range m.Conditions() {
+		if c.Rule.Policy.Owner != state.OwnerKubernetes {
+			continue
+		}
+		o := policyAt(k8s.Key{Namespace: c.Rule.Policy.Namespace, Name: c.Rule.Policy.Name})
+		now[o] = append(now[o], fmt.Sprintf("spec.%s[%d] is not in force in whole: the table of %s is full; what it would allow is dropped", c.Rule.Direction, c.Rule.Index, c.Table))
+	}
+	p.a.problems.replace(k8s.Policies, fromEngine, now)
+	p.leftOut.Store(int64(m.LeftOut()))
+	return nil
+}
+
+func policyAt(k k8s.Key) object { return object{k8s.Policies, k} }
+
+// kubernetes is the model's key of a Kubernetes object.
+func kubernetes(k k8s.Key) policy.Key {
+	return policy.Key{Namespace: k.Namespace, Name: k.Name, Owner: state.OwnerKubernetes}
+}
+
+// tellAll tells everything.
+func (p *policies) tellAll(m *policy.Model) {
+	for k := range p.a.watch.Namespaces.All() {
+		p.tellNamespace(m, k)
+	}
+	for k := range p.a.watch.Policies.All() {
+		p.tellPolicy(m, k)
+	}
+	for k := range p.a.watch.Pods.All() {
+		p.tellPod(m, k)
+	}
+}
+
+// tell tells of what changed.
+func (p *policies) tell(m *policy.Model, changes []k8s.Change) {
+	for _, c := range changes {
+		switch c.Kind {
+		case k8s.Namespaces:
+			p.tellNamespace(m, c.Key)
+		case k8s.Policies:
+			p.tellPolicy(m, c.Key)
+		case k8s.Pods:
+			p.tellPod(m, c.Key)
+		}
+	}
+}
+
+func (p *policies) tellNamespace(m *policy.Model, k k8s.Key) {
+	if ns := p.a.watch.Namespaces.Get(k); ns != nil {
+		m.SetNamespace(state.OwnerKubernetes, k.Name, ns.Labels)
+	} else {
+		m.DeleteNamespace(state.OwnerKubernetes, k.Name)
+	}
+}
+
+func (p *policies) tellPolicy(m *policy.Model, k k8s.Key) {
+	object := p.a.watch.Policies.Get(k)
+	if object == nil {
+		m.DeletePolicy(kubernetes(k))
+		p.a.problems.object(policyAt(k), nil)
+		return
+	}
+	made := policy.Policy{Key: kubernetes(k)}
+	var wrong []string
+	for _, err := range manifest.Spec(&made, &object.Spec) {
+		wrong = append(wrong, err.Error()+"; it allows nothing, or selects more pods")
+	}
+	p.a.problems.object(policyAt(k), wrong)
+	m.SetPolicy(made)
+}
+
+func (p *policies) tellPod(m *policy.Model, k k8s.Key) {
+	pod := p.a.watch.Pods.Get(k)
+	if pod == nil || pod.Ended() {
+		m.DeletePod(kubernetes(k))
+		p.told[k] = nil
+		return
+	}
+	m.SetPod(policy.Pod{Key: kubernetes(k), Labels: pod.Labels, Addrs: pod.IPs, Ports: namedPorts(pod), HostNetwork: pod.HostNetwork})
+	if pod.HostNetwork || pod.Node != p.a.config.Node {
+		pod = nil
+	}
+	p.told[k] = pod
+}
+
+func namedPorts(pod *k8s.Pod) []state.NamedPort {
+	var out []state.NamedPort
+	for _, port := range pod.Ports {
+		if n, ok := manifest.ProtocolNamed(port.Protocol); ok {
+			out = append(out, state.NamedPort{Name: port.Name, Protocol: n, Number: port.Port})
+		}
+	}
+	return out
+}
+
+// publish lets whoever waits for a pod know what the tables know now.
+func (p *policies) publish() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k, pod := range p.told {
+		if pod != nil {
+			p.here[k] = pod
+		} else {
+			delete(p.here, k)
+		}
+	}
+	p.told = map[k8s.Key]*k8s.Pod{}
+	p.whole = true
+	close(p.news)
+	p.news = make(chan struct{})
+}
+
+// labels are a pod's, once the tables know the pod.
+func (p *policies) labels(ctx context.Context, ref state.PodRef) (map[string]string, error) {
+	key := k8s.Key{Namespace: ref.Namespace, Name: ref.Name}
+	for {
+		p.mu.Lock()
+		whole, news := p.whole, p.news
+		pod := p.here[key]
+		p.mu.Unlock()
+		if whole && ref.Name == "" {
+			return nil, nil
+		}
+		if pod != nil && (ref.UID == "" || ref.UID == pod.UID || ref.UID == pod.StaticUID) {
+			return pod.Labels, nil
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			what := "the API server has not told of it"
+			if !whole {
+				what = "the agent does not know everything yet"
+			}
+			return nil, fmt.Errorf("%s: %w", what, ctx.Err())
+		}
+	}
+}
+
+// added measures how long a new pod waited for its policy.
+func (p *policies) added(took time.Duration) { p.a.metrics.addDelay.Observe(took.Seconds()) }

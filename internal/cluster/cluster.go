@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cluster looks at mustang on all nodes of a cluster, for a person with
+// a kubeconfig: status, a test of connectivity, a dump for a report. What it
+// makes in the cluster it removes.
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/mustang-net/mustang/internal/k8s"
+)
+
+// selector finds the agents, container is theirs.
+const (
+	selector  = "app.kubernetes.io/name=mustang"
+	container = "agent"
+)
+
+// Cluster is one, seen with a person's rights.
+type Cluster struct {
+	api  *k8s.Admin
+	note func(string) // progress, a sentence each
+}
+
+// Connect reads the kubeconfig: "" is the one that kubectl would take.
+func Connect(kubeconfig string, note func(string)) (*Cluster, error) {
+	api, err := k8s.ConnectAdmin(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return &Cluster{api, note}, nil
+}
+
+// member is a node and its agent's pod, if there is one.
+type member struct {
+	node  corev1.Node
+	agent *corev1.Pod
+}
+
+// members are all nodes, by name.
+func (c *Cluster) members(ctx context.Context) ([]member, error) {
+	var nodes corev1.NodeList
+	var pods corev1.PodList
+	if err := c.api.Get(ctx, "/api/v1/nodes", &nodes); err != nil {
+		return nil, err
+	}
+	if err := c.api.Get(ctx, "/api/v1/pods?labelSelector="+url.QueryEscape(selector), &pods); err != nil {
+		return nil, err
+	}
+	agents := map[string]*corev1.Pod{}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		isAgent := slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == container })
+		// While an agent is replaced there are two: the one that stays counts.
+		if isAgent && (agents[p.Spec.NodeName] == nil || p.DeletionTimestamp == nil) {
+			agents[p.Spec.NodeName] = p
+		}
+	}
+	var out []member
+	for _, n := range nodes.Items {
+		out = append(out, member{n, agents[n.Name]})
+	}
+	slices.SortFunc(out, func(a, b member) int { return cmp.Compare(a.node.Name, b.node.Name) })
+	if len(agents) == 0 {
+		return out, fmt.Errorf("no agent of mustang is in this cluster (%s): no pod has the label %s; install it: `kubectl apply -f deploy/mustang.yaml`", c.api.Server(), selector)
+	}
+	return out, nil
+}
+
+// run runs mustang in a member's agent.
+func (c *Cluster) run(ctx context.Context, m member, args ...string) ([]byte, error) {
+	if m.agent == nil {
+		return nil, errors.New("no agent runs on this node")
+	}
+	return c.api.Exec(ctx, m.agent.Namespace, m.agent.Name, container, append([]string{"/bin/mustang"}, args...)...)
+}
+
+func isReady(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// addressesOf are a node's internal addresses.
+func addressesOf(n corev1.Node) (out []netip.Addr) {
+	for _, a := range n.Status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
+			out = append(out, addr)
+		}
+	}
+	return out
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/mustang-net/mustang/internal/cluster/peer"
+)
+
+// Options of a connectivity test.
+type Options struct {
+	Nodes   []string // the two to test between; default: the first two with a ready agent
+	Outside []string // HOST:PORT by TCP, outside of the cluster; default: the API server's own address
+	Keep    bool     // leave the namespace, to look into it
+}
+
+// Check is one line of the result.
+type Check struct {
+	What   string `json:"what"`
+	From   string `json:"from"`
+	To     string `json:"to"`
+	Family string `json:"family"`
+	Failed string `json:"failed,omitempty"` // why; "": it passed
+	Note   string `json:"note,omitempty"`
+	Millis int64  `json:"millis"`
+}
+
+// within is how long one question may take; settled, how long a policy may take
+// to come into force.
+const (
+	within  = 5 * time.Second
+	settled = 10 * time.Second
+)
+
+// Test makes clients and servers in a namespace of its own, has them talk, and
+// removes everything. Failed checks are no error.
+func (c *Cluster) Test(ctx context.Context, o Options, done func(Check)) (checks []Check, err error) {
+	w, err := c.newWorld(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if !o.Keep {
+			c.note("removing namespace " + w.namespace)
+			err = errors.Join(err, w.remove())
+		}
+	}()
+	c.note("making clients and servers")
+	if err := w.build(ctx); err != nil {
+		return nil, err
+	}
+	t := &test{world: w, ctx: ctx, done: func(k Check) { checks = append(checks, k); done(k) }}
+	for _, v4 := range []bool{true, false} {
+		if w.ip("client", v4).IsValid() {
+			t.family(v4)
+		}
+	}
+	t.dns()
+	t.outside(o.Outside)
+	if err := w.guard(ctx); err != nil {
+		return checks, err
+	}
+	for _, v4 := range []bool{true, false} {
+		if w.ip("client", v4).IsValid() {
+			t.policy(v4)
+		}
+	}
+	return checks, ctx.Err()
+}
+
+func (c *Cluster) newWorld(ctx context.Context, o Options) (*world, error) {
+	members, err := c.members(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w := &world{c: c, pods: map[string]*corev1.Pod{}, services: map[string]*corev1.Service{}}
+	want := map[string]bool{}
+	for _, n := range o.Nodes {
+		want[n] = true
+	}
+	for _, m := range members {
+		if m.agent == nil || !isReady(m.agent) || len(want) > 0 && !want[m.node.Name] || len(w.nodes) == 2 {
+			continue
+		}
+		delete(want, m.node.Name)
+		w.nodes = append(w.nodes, m.node)
+		for _, k := range m.agent.Spec.Containers {
+			if k.Name == container {
+				w.image = k.Image
+			}
+		}
+	}
+	for n := range want {
+		return nil, fmt.Errorf("node %s has no agent that is ready: `mustang status --cluster` tells", n)
+	}
+	if len(w.nodes) == 0 {
+		return nil, errors.New("no node has an agent that is ready: `mustang status --cluster` tells why")
+	}
+	return w, nil
+}
+
+// test is a run.
+type test struct {
+	*world
+	ctx  context.Context
+	done func(Check)
+}
+
+// ask has a pod ask, once.
+func (t *test) ask(from, how, target string) (a peer.Answer, err error) {
+	ctx, cancel := context.WithTimeout(t.ctx, within+10*time.Second)
+	defer cancel()
+	text, err := t.c.api.Exec(ctx, t.namespace, from, "peer", "/bin/mustang", "connectivity", "ask", "--timeout", within.String(), how, target)
+	if err == nil {
+		err = json.Unmarshal(text, &a)
+	}
+	return a, err
+}
+
+// check asks, and wants what the function wants of the answer.
+func (t *test) check(k Check, from, how, target string, want func(peer.Answer) error) {
+	if t.ctx.Err() != nil {
+		return
+	}
+	start := time.Now()
+	a, err := t.ask(from, how, target)
+	if err == nil && want != nil {
+		err = want(a)
+	}
+	if a.Path > 0 {
+		k.Note = fmt.Sprintf("%d bytes", a.Path)
+	}
+	k.From, k.Millis = from, time.Since(start).Milliseconds()
+	if err != nil {
+		k.Failed = err.Error()
+	}
+	t.done(k)
+}
+
+// by wants the answer of a server, who saw the address client; invalid: whose
+// does not matter.
+func by(server string, client netip.Addr) func(peer.Answer) error {
+	return func(a peer.Answer) error {
+		switch {
+		case a.Server != server:
+			return fmt.Errorf("%q answered in place of %s", a.Server, server)
+		case client.IsValid() && a.Client != client.String():
+			return fmt.Errorf("the server saw %s in place of %s", a.Client, client)
+		}
+		return nil
+	}
+}
+
+func family(v4 bool) string {
+	if v4 {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// family is all that concerns one family and no policy.
+func (t *test) family(v4 bool) {
+	f, client := family(v4), t.ip("client", v4)
+	for i, place := range []string{"here", "there"} {
+		server := "server-" + place
+		if t.pods[server] == nil {
+			continue
+		}
+		where := []string{"same node", "other node"}[i]
+		pod := netip.AddrPortFrom(t.ip(server, v4), peer.Port).String()
+		for _, how := range []string{"tcp", "udp", "bulk", "mtu"} {
+			t.check(Check{What: words[how] + ", pod to pod", To: server + ", " + where, Family: f}, "client", how, pod, by(server, client))
+		}
+		if vip := t.clusterIP(place, v4); vip.IsValid() {
+			svc := netip.AddrPortFrom(vip, 80).String()
+			for _, how := range []string{"tcp", "udp", "bulk"} {
+				t.check(Check{What: words[how] + ", Service", To: server + ", " + where, Family: f}, "client", how, svc, by(server, client))
+			}
+			t.check(Check{What: "TCP, hairpin", To: "itself by its Service", Family: f}, server, "tcp", svc, by(server, netip.Addr{}))
+			t.check(Check{What: "TCP, Service", To: server + ", " + where, Family: f}, "host-here", "tcp", svc, by(server, netip.Addr{}))
+		}
+		t.check(Check{What: "TCP, node to pod", To: server + ", " + where, Family: f}, "host-here", "tcp", pod, by(server, netip.Addr{}))
+		t.nodePorts(place, server, v4)
+	}
+}
+
+var words = map[string]string{"tcp": "TCP", "udp": "UDP", "bulk": "2 MiB", "mtu": "longest datagram"}
+
+// nodePorts asks a Service's port on each node, from a pod, and from the other
+// node as a client outside would.
+func (t *test) nodePorts(service, server string, v4 bool) {
+	for n := range t.nodes {
+		addr := t.nodeIP(n, v4)
+		if !addr.IsValid() || !t.clusterIP(service, v4).IsValid() {
+			continue
+		}
+		for _, p := range t.services[service].Spec.Ports {
+			how := "tcp"
+			if p.Protocol == corev1.ProtocolUDP {
+				how = "udp"
+			}
+			target := netip.AddrPortFrom(addr, uint16(p.NodePort)).String()
+			k := Check{What: words[how] + ", NodePort of " + t.nodes[n].Name, To: server, Family: family(v4)}
+			t.check(k, "client", how, target, by(server, netip.Addr{}))
+			if from := []string{"host-there", "host-here"}[n]; t.pods[from] != nil {
+				t.check(k, from, how, target, by(server, netip.Addr{}))
+			}
+		}
+	}
+}
+
+func (t *test) dns() {
+	for _, name := range []string{"kubernetes.default.svc.cluster.local", "here", "here." + t.namespace} {
+		t.check(Check{What: "DNS", To: name}, "client", "dns", name, nil)
+	}
+	t.check(Check{What: "TCP, Service by name", To: "server-here"}, "client", "tcp", "here:80", by("server-here", netip.Addr{}))
+}
+
+// outside asks addresses that are no pod's.
+func (t *test) outside(targets []string) {
+	if len(targets) == 0 {
+		var slice discoveryv1.EndpointSliceList
+		err := t.c.api.Get(t.ctx, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dkubernetes", &slice)
+		if err != nil {
+			t.done(Check{What: "outside", Failed: err.Error()})
+			return
+		}
+		for _, s := range slice.Items {
+			if len(s.Endpoints) > 0 && len(s.Ports) > 0 && s.Ports[0].Port != nil {
+				a, _ := netip.ParseAddr(s.Endpoints[0].Addresses[0])
+				targets = append(targets, netip.AddrPortFrom(a, uint16(*s.Ports[0].Port)).String())
+			}
+		}
+	}
+	for _, target := range targets {
+		k := Check{What: "TCP, outside", To: target}
+		if a, err := netip.ParseAddrPort(target); err == nil {
+			k.Family = family(a.Addr().Is4())
+		}
+		t.check(k, "client", "connect", target, nil)
+	}
+}
+
+// policy wants a friend to reach the servers, and a stranger not to, as soon as
+// the policy is in force.
+func (t *test) policy(v4 bool) {
+	for i, place := range []string{"here", "there"} {
+		server := "server-" + place
+		if t.pods[server] == nil {
+			continue
+		}
+		pod := netip.AddrPortFrom(t.ip(server, v4), peer.Port).String()
+		to := server + ", " + []string{"same node", "other node"}[i]
+		for _, how := range []string{"tcp", "udp"} {
+			t.check(Check{What: words[how] + ", policy allows", To: to, Family: family(v4)}, "client", how, pod, by(server, netip.Addr{}))
+			t.denied(Check{What: words[how] + ", policy denies", From: "stranger", To: to, Family: family(v4)}, how, pod)
+		}
+	}
+}
+
+// denied wants a stranger's questions to be in vain, three times in a row.
+func (t *test) denied(k Check, how, target string) {
+	start := time.Now()
+	for passed := start; t.ctx.Err() == nil; {
+		_, err := t.c.api.Exec(t.ctx, t.namespace, "stranger", "peer", "/bin/mustang", "connectivity", "ask", "--timeout", "1s", "--times", strconv.Itoa(3), "--in-vain", how, target)
+		if err == nil {
+			break
+		}
+		if passed = time.Now(); passed.Sub(start) > settled {
+			k.Failed = err.Error()
+			break
+		}
+	}
+	k.Millis = time.Since(start).Milliseconds()
+	t.done(k)
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// dumpCommands are run in each agent.
+var dumpCommands = []string{
+	"status -o json", "status", "ep ls -o json", "svc ls -o json", "policy ls -o json", "node ls -o json", "edge show -o json", "agent health --config /etc/mustang/agent.yaml",
+}
+
+// dumpObjects are read from the API server. No Secret is among them.
+var dumpObjects = map[string]string{
+	"nodes": "/api/v1/nodes", "pods": "/api/v1/pods", "services": "/api/v1/services", "namespaces": "/api/v1/namespaces", "events": "/api/v1/events",
+	"endpointslices": "/apis/discovery.k8s.io/v1/endpointslices", "networkpolicies": "/apis/networking.k8s.io/v1/networkpolicies",
+	"daemonsets": "/apis/apps/v1/daemonsets", "configuration": "/api/v1/configmaps?fieldSelector=metadata.name%3Dmustang",
+}
+
+// Sysdump writes what a report of a fault needs into a .tar.gz. What cannot be
+// read is told in it.
+func (c *Cluster) Sysdump(ctx context.Context, file string) (err error) {
+	f, err := os.OpenFile(filepath.Clean(file), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	zip := gzip.NewWriter(f)
+	w := tar.NewWriter(zip)
+	defer func() {
+		if err = errors.Join(err, w.Close(), zip.Close(), f.Close()); err != nil {
+			err = errors.Join(fmt.Errorf("write %s: %w", file, err), os.Remove(file))
+		}
+	}()
+	now := time.Now()
+	put := func(name string, text []byte, problem error) {
+		if problem != nil {
+			text = append(text, []byte("\nERROR: "+problem.Error()+"\n")...)
+		}
+		if err == nil {
+			err = w.WriteHeader(&tar.Header{Name: "mustang-sysdump/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: now})
+		}
+		if err == nil {
+			_, err = w.Write(text)
+		}
+	}
+	for name, path := range dumpObjects {
+		text, problem := c.api.Raw(ctx, path)
+		put("api/"+name+".json", text, problem)
+	}
+	members, problem := c.members(ctx)
+	if problem != nil {
+		put("agents.txt", nil, problem)
+	}
+	for _, m := range members {
+		if m.agent == nil {
+			continue
+		}
+		dir := "nodes/" + m.node.Name + "/"
+		for _, command := range dumpCommands {
+			text, problem := c.run(ctx, m, strings.Fields(command)...)
+			put(dir+strings.NewReplacer(" ", "-", "/", "-").Replace(command)+".txt", text, problem)
+		}
+		for name, previous := range map[string]bool{"agent.log": false, "agent.previous.log": true} {
+			var log bytes.Buffer
+			if problem := c.api.Log(ctx, m.agent.Namespace, m.agent.Name, container, previous, &log); problem == nil || !previous {
+				put(dir+name, log.Bytes(), problem)
+			}
+		}
+	}
+	return err
+}

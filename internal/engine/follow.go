@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+// This node's devices change under our feet: a NIC gets another MTU, is
+// restarted, which takes its routes along, or comes back as another.
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+
+	peers "github.com/mustang-net/mustang/internal/node"
+	"github.com/mustang-net/mustang/internal/state"
+	"github.com/mustang-net/mustang/internal/store"
+)
+
+// FollowDevices brings what depends on this node's devices up to date: the ways
+// to other nodes, their programs, pods' MTU. changed says whether there was
+// something to do.
+func (e *Engine) FollowDevices() (changed bool, err error) {
+	if e.dp == nil {
+		return false, errReadOnly
+	}
+	n, err := e.store.Nodes()
+	if err != nil || len(n.Nodes) == 0 {
+		return false, err
+	}
+	current, err := e.devicesCurrent(n)
+	if err != nil || current {
+		return false, err
+	}
+	return true, e.changeNodes(func(all store.Nodes) (store.Nodes, error) { return all, nil })
+}
+
+// devicesCurrent says whether everything is as the devices that are there ask.
+func (e *Engine) devicesCurrent(n store.Nodes) (bool, error) {
+	self, remotes, err := remotesOf(n.Nodes)
+	if err != nil {
+		return false, err
+	}
+	if self.Name == "" {
+		return true, nil // a NIC is away: what there is waits for it
+	}
+	mtu, err := podMTU(n)
+	if err != nil || mtu != n.PodMTU {
+		return false, err
+	}
+	set := settingsOf(n)
+	devices, err := peers.Devices(set.Devices, self, remotes)
+	if err != nil {
+		return false, err
+	}
+	if set.HostRouting == state.RoutingEBPF && len(remotes) > 0 {
+		attached := e.dp.WireDevices()
+		for _, d := range devices {
+			if !slices.Contains(attached, d.Index) {
+				return false, nil
+			}
+		}
+	}
+	overlay, current, err := e.overlayCurrent(self, remotes)
+	if err != nil || !current {
+		return false, err
+	}
+	return peers.RoutesCurrent(remotes, overlay)
+}
+
+// overlayCurrent is the tunnel's device as it is, nil where none is needed, and
+// whether it is as it should be.
+func (e *Engine) overlayCurrent(self state.Node, remotes []state.Node) (*peers.Overlay, bool, error) {
+	if !tunnelled(remotes) {
+		return nil, true, nil
+	}
+	mtu, err := peers.UnderlayMTU(remotes)
+	if err != nil {
+		return nil, false, err
+	}
+	l, err := netlink.LinkByName(peers.OverlayName)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil, false, nil
+	}
+	config, _, tableErr := e.dp.Node.Get(0)
+	if err = errors.Join(err, tableErr); err != nil {
+		return nil, false, err
+	}
+	a := l.Attrs()
+	o := peers.OverlayOf(self, remotes, a.Index, mtu)
+	return o, a.MTU == mtu && uint32(a.Index) == config.Overlay, nil
+}
+
+// FollowEdge is SetEdge when the devices that want names are not those at work,
+// or have other addresses. changed says whether they were not.
+func (e *Engine) FollowEdge(want Edge) (changed bool, err error) {
+	nics, err := findNICs(want)
+	if err != nil {
+		return false, err
+	}
+	have, err := e.Edge()
+	if err != nil {
+		return false, err
+	}
+	takes := want.takes(nics)
+	slices.SortFunc(takes, netip.Addr.Compare)
+	slices.SortFunc(have.Addresses, netip.Addr.Compare)
+	indexes, err := e.dp.Edges()
+	if err != nil {
+		return false, err
+	}
+	var wanted []int
+	for _, n := range nics {
+		wanted = append(wanted, n.index)
+	}
+	slices.Sort(wanted)
+	if slices.Equal(wanted, indexes) && slices.Equal(takes, have.Addresses) {
+		return false, nil
+	}
+	return true, e.SetEdge(want)
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPlace(t *testing.T) {
+	dir := t.TempDir()
+	p := Place{BinDir: filepath.Join(dir, "bin"), ConfDir: filepath.Join(dir, "net.d"), ConfName: DefaultConfName}
+	list, err := List(map[string]any{"mode": "veth", "ipam": map[string]any{"type": "mustang", "pools": []string{"10.1.0.0/24"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Check(list, func(field string) { t.Errorf("field %s is unknown", field) }); err != nil {
+		t.Error(err)
+	}
+	if p.HasList(list) {
+		t.Error("a place that is not there has something")
+	}
+	if _, err := p.PutPlugin([]byte("plugin")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.PutList(list); err != nil {
+		t.Fatal(err)
+	}
+	if !p.HasList(list) || p.HasList(list[1:]) {
+		t.Error("the list is not there, or another one is taken for it")
+	}
+	if others, err := p.Others(); err != nil || len(others) > 0 {
+		t.Errorf("other networks: %v, %v", others, err)
+	}
+	other := filepath.Join(p.ConfDir, "10-bridge.conflist")
+	write(t, other, `{"name": "b", "plugins": [{"type": "bridge"}]}`)
+	if others, err := p.Others(); err != nil || len(others) != 1 || others[0] != other {
+		t.Errorf("other networks: %v, %v", others, err)
+	}
+	removed, err := p.Remove()
+	if err != nil || len(removed) != 2 || filepath.Base(removed[0]) != DefaultConfName {
+		t.Errorf("removed %v, %v; want the list, then the plugin", removed, err)
+	}
+	if removed, err := p.Remove(); err != nil || len(removed) > 0 {
+		t.Errorf("removed again: %v, %v", removed, err)
+	}
+	write(t, p.list(), `{"name": "b", "plugins": [{"type": "bridge"}]}`)
+	if _, err := p.Remove(); err == nil || !strings.Contains(err.Error(), "another network's") {
+		t.Errorf("another network's list under our name: %v", err)
+	}
+}

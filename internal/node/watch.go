@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+// What the kernel says of this node's devices, addresses and routes.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// settle is for how long changes are gathered: a NIC that comes back says so in
+// a dozen messages.
+const settle = 100 * time.Millisecond
+
+// Follow calls changed whenever devices, addresses or routes of the calling
+// thread's namespace may have changed, and once at the start, until ctx ends.
+// What changes while changed runs is told afterwards.
+func Follow(ctx context.Context, changed func()) error {
+	s, err := nl.Subscribe(unix.NETLINK_ROUTE,
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+	if err != nil {
+		return fmt.Errorf("follow this node's devices: %w", err)
+	}
+	told, ended := make(chan struct{}, 1), make(chan error, 1)
+	go func() { ended <- listen(ctx, s, told) }()
+	defer func() {
+		s.Close()
+		<-ended
+	}()
+	told <- struct{}{}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-ended:
+			ended <- err
+			return err
+		case <-told:
+		}
+		changed()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(settle):
+		}
+	}
+}
+
+// listenTimeout bounds how long an end of ctx goes unnoticed.
+const listenTimeout = 200 * time.Millisecond
+
+// listen says so when anything comes. Messages that were lost are changes, too.
+func listen(ctx context.Context, s *nl.NetlinkSocket, told chan<- struct{}) error {
+	timeout := unix.NsecToTimeval(int64(listenTimeout))
+	if err := s.SetReceiveTimeout(&timeout); err != nil {
+		return fmt.Errorf("follow this node's devices: %w", err)
+	}
+	for ctx.Err() == nil {
+		_, _, err := s.Receive()
+		switch {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+			continue
+		case err != nil && !errors.Is(err, unix.ENOBUFS):
+			return fmt.Errorf("follow this node's devices: %w", err)
+		}
+		select {
+		case told <- struct{}{}:
+		default: // it is known already
+		}
+	}
+	return nil
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni_test
+
+// One test for each sentence of the spec 1.1.0 that binds a plugin, by the
+// sentence's words: DEL and GC.
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestDEL_MustAcceptMultipleCallsAndReturnSuccessIfTheInterfaceIsMissing(t *testing.T) {
+	eachMode(t, func(t *testing.T, n *node, mode string) {
+		c := n.container()
+		c.del(n.config(mode)) // never added
+		a := c.add(n.config(mode))
+		c.del(n.config(mode).prev(a))
+		c.del(n.config(mode).prev(a))
+		c.del(n.config(mode))
+	})
+}
+
+func TestDEL_ShouldCompleteWithoutErrorWithoutTheNamespace(t *testing.T) {
+	eachMode(t, func(t *testing.T, n *node, mode string) {
+		for _, netns := range []string{"", "/var/run/netns/gone"} {
+			c := n.container()
+			conf := n.config(mode).with("masquerade", true)
+			a := c.add(conf)
+			run(t, "ip", "netns", "del", c.ns)
+			c.del(conf.prev(a), "CNI_NETNS="+netns)
+			n.device(mode) // a virtual one dies with the namespace
+		}
+	})
+}
+
+func TestDEL_ShouldCompleteWithoutErrorWithoutState(t *testing.T) {
+	eachMode(t, func(t *testing.T, n *node, mode string) {
+		c := n.container()
+		a := c.add(n.config(mode))
+		n.forgetRecords()
+		c.del(n.config(mode).prev(a))
+	})
+}
+
+// forgetRecords loses what the node knows of its attachments.
+func (n *node) forgetRecords() {
+	records, _ := filepath.Glob(filepath.Join(n.state(), "cni", "attachments", "*"))
+	for _, file := range records {
+		if err := os.Remove(file); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+func TestGC_RemovesExactlyWhatIsNotInValidAttachments(t *testing.T) {
+	eachMode(t, func(t *testing.T, n *node, mode string) {
+		conf := n.config(mode).with("masquerade", true)
+		count := 3
+		if mode == "host-device" {
+			count = 1 // there is one device
+		}
+		var all []*container
+		var results []answer
+		for range count {
+			c := n.container()
+			all, results = append(all, c), append(results, c.add(conf))
+		}
+		n.refused(n.exec(n.command(binary, "GC", conf)), 7, "valid-attachments")
+		valid := []any{map[string]any{"containerID": all[0].id, "ifname": "eth0"}}
+		gc := n.ok(n.exec(n.command(binary, "GC", conf.with("cni.dev/valid-attachments", valid))))
+		if gc.stdout != "" {
+			t.Errorf("output: %s", gc.stdout)
+		}
+		all[0].ok(all[0].call("CHECK", conf.prev(results[0])))
+		for i, c := range all[1:] {
+			if a := c.call("CHECK", conf.prev(results[i+1])); a.status == 0 {
+				t.Errorf("%s is still there", c.id)
+			}
+		}
+		other := conf.with("name", "another-network").with("cni.dev/valid-attachments", []any{})
+		n.ok(n.exec(n.command(binary, "GC", other)))
+		all[0].ok(all[0].call("CHECK", conf.prev(results[0])))
+		n.ok(n.exec(n.command(binary, "GC", conf.with("cni.dev/valid-attachments", []any{}))))
+	})
+}
+
+func TestGC_IfAnErrorIsEncounteredShouldContinue(t *testing.T) {
+	eachMode(t, func(t *testing.T, n *node, mode string) {
+		n.fakeIPAM("DEL")
+		delegated := n.config(mode).with("ipam", map[string]any{"type": "fake-ipam"}).with("cni.dev/valid-attachments", []any{})
+		first := n.container()
+		first.add(delegated)
+		own := n.container()
+		if mode != "host-device" { // there is one device
+			own.add(n.config(mode))
+		}
+		gc := n.exec(n.command(binary, "GC", delegated))
+		if gc.status == 0 || !strings.Contains(gc.stdout, "no DEL today") {
+			t.Errorf("got %s", gc.stdout)
+		}
+		if out, err := exec.Command("ip", "-n", first.ns, "link", "show", "eth0").CombinedOutput(); err == nil {
+			t.Errorf("the interface stayed: %s", out)
+		}
+		if reserved, _ := filepath.Glob(filepath.Join(n.state(), "cni", "addresses", "10.9.*")); len(reserved) > 0 {
+			t.Errorf("the other pod's address stayed: %v", reserved)
+		}
+		n.fakeIPAM()
+		n.ok(n.exec(n.command(binary, "GC", delegated)))
+	})
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+// install makes a cluster as `make cluster` does: mustang from deploy/. set is
+// what `helm --set` would say; "": the generated manifest.
+func install(t *testing.T, set string) *testCluster {
+	t.Helper()
+	prepare(t)
+	c := &testCluster{t: t, name: clusterName()}
+	t.Cleanup(func() {
+		if out, err := c.try("down"); err != nil {
+			t.Errorf("down: %v\n%s", err, out)
+		}
+		assertNothingLeft(t, c.name)
+	})
+	cmd := exec.Command("../../scripts/cluster", "up")
+	cmd.Env = append(os.Environ(), "NAME="+c.name, "SET="+set)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("install: %v\n%s", err, out)
+	}
+	t.Logf("%s", out)
+	return c
+}
+
+// connectivity runs the tool's own test.
+func (c *testCluster) connectivity(tool string) {
+	c.t.Helper()
+	cmd := exec.Command(tool, "connectivity", "test", "--kubeconfig", filepath.Join("/var/lib/mustang-kube", c.name, "kubeconfig"), "--sysdump", "none")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		c.t.Fatalf("connectivity test: %v\n%s", err, out)
+	}
+	if left := c.run("kubectl", "get", "namespaces", "-l", "app.kubernetes.io/name=mustang-connectivity", "-o", "name"); left != "" {
+		c.t.Errorf("the connectivity test left %s", left)
+	}
+}
+
+// TestInstalled is mustang from the manifest that users apply.
+func TestInstalled(t *testing.T) {
+	c := install(t, "")
+	tool := buildTool(t, "mustang")
+	t.Run("everybody who may reaches everybody", func(t *testing.T) { (&testCluster{t, c.name}).connectivity(tool) })
+	t.Run("the startup taint goes", func(t *testing.T) { (&testCluster{t, c.name}).startupTaint() })
+	t.Run("the agent may do no more to nodes", func(t *testing.T) { (&testCluster{t, c.name}).agentsRights() })
+	t.Run("upstream's conformance", func(t *testing.T) {
+		c := &testCluster{t, c.name}
+		out, err := exec.Command(driver, "e2e", "--name", c.name, "--output", t.TempDir()).CombinedOutput()
+		if err != nil {
+			t.Errorf("%v\n%s", err, out[max(0, len(out)-3000):])
+		}
+	})
+	t.Run("uninstalled, it leaves nothing", func(t *testing.T) { (&testCluster{t, c.name}).uninstall(tool) })
+}
+
+// TestInstalledOtherwise is the same by other values of the chart.
+func TestInstalledOtherwise(t *testing.T) {
+	for _, set := range []string{"agent.node-mode=vxlan", "agent.cni.mode=bridge"} {
+		t.Run(set, func(t *testing.T) {
+			c := install(t, set)
+			c.connectivity(buildTool(t, "mustang"))
+		})
+	}
+}
+
+// startupTaint puts the taint on beside another one: the agent takes its own off.
+func (c *testCluster) startupTaint() {
+	c.run("kubectl", "taint", "node", "n2", "example.org/stays=yes:PreferNoSchedule", "mustang.net/not-ready=:NoSchedule")
+	eventually(c.t, "the taints of n2", func() error {
+		if keys := c.run("kubectl", "get", "node", "n2", "-o", "jsonpath={.spec.taints[*].key}"); keys != "example.org/stays" {
+			return fmt.Errorf("they are %q", keys)
+		}
+		return nil
+	})
+	c.run("kubectl", "taint", "node", "n2", "example.org/stays-")
+}
+
+// agentsRights tries, with a token of n1's agent, what RBAC alone would let pass.
+func (c *testCluster) agentsRights() {
+	pod := c.run("kubectl", "get", "pod", "-n", "kube-system", "-l", "app.kubernetes.io/name=mustang", "--field-selector", "spec.nodeName=n1", "-o", "jsonpath={.items[0].metadata.name}")
+	uid := c.run("kubectl", "get", "pod", "-n", "kube-system", pod, "-o", "jsonpath={.metadata.uid}")
+	token := c.run("kubectl", "create", "token", "mustang", "-n", "kube-system", "--bound-object-kind=Pod", "--bound-object-name="+pod, "--bound-object-uid="+uid)
+	patch := func(node, what string) error {
+		out, err := c.try("kubectl", "--token="+token, "--client-certificate=", "--client-key=", "patch", "node", node, "--type=merge", "-p", what)
+		if err != nil && !strings.Contains(out, "mustang's agent may") {
+			return errors.New("refused by something else: " + out)
+		}
+		if err == nil {
+			return errors.New("allowed")
+		}
+		return nil
+	}
+	for what, node := range map[string]string{
+		`{"metadata":{"labels":{"x":"y"}}}`: "n1", `{"spec":{"unschedulable":true}}`: "n1", `{"spec":{"taints":[{"key":"x","effect":"NoSchedule"}]}}`: "n1",
+		`{"metadata":{"annotations":{"x":"y"}}}`: "n2",
+	} {
+		if err := patch(node, what); err != nil {
+			c.t.Errorf("patch of %s by n1's agent, %s: %v", node, what, err)
+		}
+	}
+}
+
+// uninstall goes the way of docs/deploy.md, and looks at the nodes.
+func (c *testCluster) uninstall(tool string) {
+	c.run("kubectl", "delete", "-f", "../../deploy/mustang.yaml", "--wait")
+	c.run("kubectl", "apply", "-f", "../../deploy/uninstall.yaml")
+	c.run("kubectl", "rollout", "status", "daemonset/mustang-uninstall", "-n", "kube-system", "--timeout=90s")
+	c.run("kubectl", "delete", "-f", "../../deploy/uninstall.yaml", "--wait")
+	for _, node := range []string{"n1", "n2"} {
+		for what, command := range map[string]string{
+			"pins":      "ls -A /sys/fs/bpf",
+			"state":     "ls -A /run/mustang",
+			"links":     "ip -o link | grep -E 'mst|mv-|iv-' || true",
+			"routes":    "ip route show table all proto 109; ip -6 route show table all proto 109; ip route | grep 10.244 || true",
+			"rules":     "nft list tables | grep mustang || true",
+			"neighbors": "ip neigh show nud permanent",
+			"filters":   "tc filter show dev eth0 ingress; tc filter show dev eth0 egress",
+			"files":     "ls /opt/cni/bin/mustang-cni /etc/cni/net.d/* 2>/dev/null || true",
+		} {
+			if out := c.run("enter", node, "--", "sh", "-c", command); out != "" {
+				c.t.Errorf("%s left on %s: %s", what, node, out)
+			}
+		}
+		c.noPrograms(node)
+	}
+}
+
+// noPrograms wants no program on the node's cgroup2 root.
+func (c *testCluster) noPrograms(node string) {
+	root := c.cgroup2(c.t, node)
+	dir, err := os.Open(root)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer dir.Close()
+	for _, kind := range []ebpf.AttachType{ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupInet6Connect, ebpf.AttachCGroupUDP4Sendmsg, ebpf.AttachCGroupUDP6Recvmsg} {
+		r, err := link.QueryPrograms(link.QueryOptions{Target: int(dir.Fd()), Attach: kind})
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		if len(r.Programs) > 0 {
+			c.t.Errorf("%d programs of kind %v are left on the cgroups of %s", len(r.Programs), kind, node)
+		}
+	}
+}
