@@ -220,6 +220,10 @@ inline_fn long ct_enter(const struct ct_key *key, struct ct_entry *e, __u32 now)
 	return bpf_map_update_elem(&mst_ct_new_v1, key, e, BPF_ANY);
 }
 
+/* Look an entry up that was just inserted. A full LRU table gives way first at those that nobody
+ * has looked up yet, however new they are: the half that the answer needs would be gone before it. */
+inline_fn void ct_referenced(const struct ct_key *key) { bpf_map_lookup_elem(&mst_ct_v1, key); }
+
 /**
  * ct_repair - give the other half the same life, or bring it back if it was evicted
  */
@@ -242,7 +246,9 @@ slow_fn int ct_repair(struct flow *f, struct pkt *p)
 	ct_other_half(&half, e, &mine, ct_key_of(&key, &e->other, p->proto, key.scope));
 	if (half.opening)
 		return ct_enter(&key, &half, f->now);
-	return bpf_map_update_elem(&mst_ct_v1, &key, &half, BPF_ANY);
+	if (!bpf_map_update_elem(&mst_ct_v1, &key, &half, BPF_ANY))
+		ct_referenced(&key);
+	return 0;
 }
 
 /**
@@ -306,8 +312,8 @@ slow_fn int ct_promote(struct flow *f, struct pkt *p)
 		other = ct_lookup(&key);
 		if (!ct_alive(other, f->now) || !(other->seen_reply | e->seen_reply))
 			return 0;
-		if (other->opening)
-			ct_answered(&key, other, f->now);
+		if (other->opening && ct_answered(&key, other, f->now))
+			ct_referenced(&key);
 	} else if (!e->seen_reply) {
 		return 0;
 	}

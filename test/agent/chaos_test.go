@@ -30,11 +30,19 @@ type stream struct {
 	stop   context.CancelFunc
 	done   sync.WaitGroup
 	asked  atomic.Int64
-	mute   atomic.Int64 // new connections that nobody answered in five seconds
 	slow   atomic.Int64 // new connections that took a second or more
+	halts  atomic.Int64 // of this process, which cannot tell who was late then
 	mu     sync.Mutex
 	faults []string
 }
+
+// A new connection is to be answered within trafficPatience. A time-out that
+// comes later than that by halted is this process's: it did not run, as on a
+// machine that stops it to measure something.
+const (
+	trafficPatience = 5 * time.Second
+	halted          = 300 * time.Millisecond
+)
 
 // traffic starts; names are those who may answer.
 func (w *world) traffic(to netip.AddrPort, names ...string) *stream {
@@ -47,13 +55,13 @@ func (w *world) traffic(to netip.AddrPort, names ...string) *stream {
 	s.done.Go(func() {
 		for ctx.Err() == nil {
 			start := time.Now()
-			name, err := w.askWithin("tcp", to, 5*time.Second)
+			name, err := w.askWithin("tcp", to, trafficPatience)
 			s.asked.Add(1)
-			if took := time.Since(start); err == nil && took > 900*time.Millisecond {
+			took := time.Since(start)
+			if err == nil && took > 900*time.Millisecond {
 				s.slow.Add(1) // a segment was sent again
 			}
-			if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
-				s.mute.Add(1)
+			if s.wasHalted(start, err) {
 				continue
 			}
 			if err != nil || !slices.Contains(names, name) {
@@ -62,6 +70,16 @@ func (w *world) traffic(to netip.AddrPort, names ...string) *stream {
 		}
 	})
 	return s
+}
+
+// wasHalted says that an error is only this process's lateness.
+func (s *stream) wasHalted(start time.Time, err error) bool {
+	timeout := net.Error(nil)
+	halt := errors.As(err, &timeout) && timeout.Timeout() && time.Since(start) > trafficPatience+halted
+	if halt {
+		s.halts.Add(1)
+	}
+	return halt
 }
 
 func (s *stream) fault(text string) {
@@ -76,10 +94,14 @@ func (s *stream) long(ctx context.Context, conn net.Conn) {
 	lines := bufio.NewReader(conn)
 	first := ""
 	for ctx.Err() == nil {
-		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+		start, line := time.Now(), ""
+		_ = conn.SetDeadline(start.Add(trafficPatience))
 		_, err := io.WriteString(conn, "hello\n")
-		var line string
 		if err == nil {
+			line, err = lines.ReadString('\n')
+		}
+		if s.wasHalted(start, err) { // the answer is still to come
+			_ = conn.SetDeadline(time.Now().Add(trafficPatience))
 			line, err = lines.ReadString('\n')
 		}
 		if first == "" {
@@ -101,13 +123,8 @@ func (s *stream) end(t *testing.T) {
 	if len(s.faults) > 0 {
 		t.Errorf("%d faults in %d requests; the first: %s", len(s.faults), s.asked.Load(), strings.Join(s.faults[:min(len(s.faults), 5)], "\n"))
 	}
-	// About one in 8,000 new connections gets no answer, also while nothing
-	// changes and no drop is counted. That is not understood yet; more is a fault.
-	if n := s.mute.Load(); n > 0 {
-		t.Logf("%d of %d requests got no answer", n, s.asked.Load())
-		if n > 2+s.asked.Load()/2000 {
-			t.Error("those are too many")
-		}
+	if n := s.halts.Load(); n > 0 {
+		t.Logf("this process was stopped %d times", n)
 	}
 	if n := s.slow.Load(); n > 0 {
 		t.Logf("%d of %d requests took a second or more", n, s.asked.Load())

@@ -251,20 +251,24 @@ func (w *world) dial(network string, to netip.AddrPort, patience time.Duration) 
 
 // ask opens a connection and says who answers.
 func (w *world) ask(network string, to netip.AddrPort) (string, error) {
-	return w.askWithin(network, to, time.Second)
+	return w.askWithin(network, to, 3*time.Second)
 }
 
+// askWithin is ask with a patience for all of it.
 func (w *world) askWithin(network string, to netip.AddrPort, patience time.Duration) (string, error) {
+	deadline := time.Now().Add(patience)
 	c, err := w.dial(network, to, patience)
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
-	return who(c)
+	return whoUntil(c, deadline)
 }
 
-func who(c net.Conn) (string, error) {
-	if err := c.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+func who(c net.Conn) (string, error) { return whoUntil(c, time.Now().Add(2*time.Second)) }
+
+func whoUntil(c net.Conn, deadline time.Time) (string, error) {
+	if err := c.SetDeadline(deadline); err != nil {
 		return "", err
 	}
 	if _, err := io.WriteString(c, "hello\n"); err != nil {
