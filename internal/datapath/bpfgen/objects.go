@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "0aefc099c5e3bdbce7d60a23d4021138e3e532666bbfef6766b7e63980e281c0"
+const ObjectsHash = "ee886a3cf1f5bb59bec07a91be2edea5e6dc6baba3f547dbe2e8acf942a32092"
