@@ -19,7 +19,8 @@ struct {
 	__type(value, struct ct_entry);
 } mst_ct_v1 SEC(".maps");
 
-/* Flows not yet answered: apart, so that a flood of them evicts only its own kind.
+/* Flows not yet answered, on tuples that have no place in the table above: apart, so that a flood of
+ * them evicts only its own kind.
  * Writers, readers and life as above. Size: what a flood may hold. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -14,7 +14,7 @@ import (
 	"github.com/mustang-net/mustang/bench/run"
 )
 
-var b = Article{Name: "B", Title: "From node to node: host routing, connections, CPU", Full: 13 * time.Minute, Quick: 115 * time.Second, plan: planB, claims: claimsB()}
+var b = Article{Name: "B", Title: "From node to node: host routing, connections, CPU", Full: 13 * time.Minute, Quick: 110 * time.Second, plan: planB, claims: claimsB()}
 
 // crowd is the article's 32 processes.
 const crowd = "*32"
@@ -31,7 +31,8 @@ func planB(ask Ask) (run.Plan, error) {
 	}
 	p.Contestants = append(p.Contestants, encrypted(c)...)
 	if ask.Quick {
-		p.Profiled = []string{"rr", "crr"}
+		p.Scenarios = []string{"stream", "rr", "rr" + crowd, "crr", "crr" + crowd}
+		p.Profiled = []string{"rr"}
 	}
 	return p, nil
 }

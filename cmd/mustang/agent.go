@@ -59,7 +59,6 @@ Settings come from flags, then from --config, then from defaults.`,
 	f.StringVar(&given.HealthAddress, "health-address", d.HealthAddress, "ADDRESS:PORT of /healthz and /livez, or none")
 	f.StringVar(&given.MetricsAddress, "metrics-address", d.MetricsAddress, "ADDRESS:PORT of /metrics, or none")
 	f.StringVar(&given.CNIConfDir, "cni-conf-dir", d.CNIConfDir, "where the container runtime looks for networks: the agent's list goes there when it is ready; none: somebody else sees to it")
-	f.StringVar(&given.CNIBinDir, "cni-bin-dir", d.CNIBinDir, "where the container runtime looks for plugins")
 	f.BoolVar(&given.CNIDisplace, "cni-displace", false, "write the list although another network's is there")
 	f.StringVar(&given.StartupTaint, "startup-taint", "", "taint that the agent takes off its node when it is ready")
 	f.StringVar(&given.LogLevel, "log-level", d.LogLevel, "debug, info, warn or error")
@@ -81,7 +80,7 @@ func agentConfig(cmd *cobra.Command, g *globals, given agent.Config, file string
 		"bpffs": {&c.BPFFS, &given.BPFFS}, "state-dir": {&c.StateDir, &given.StateDir}, "cgroup-root": {&c.CgroupRoot, &given.CgroupRoot},
 		"health-address": {&c.HealthAddress, &given.HealthAddress}, "metrics-address": {&c.MetricsAddress, &given.MetricsAddress},
 		"node-mode": {&c.NodeMode, &given.NodeMode}, "log-level": {&c.LogLevel, &given.LogLevel},
-		"cni-conf-dir": {&c.CNIConfDir, &given.CNIConfDir}, "cni-bin-dir": {&c.CNIBinDir, &given.CNIBinDir}, "startup-taint": {&c.StartupTaint, &given.StartupTaint},
+		"cni-conf-dir": {&c.CNIConfDir, &given.CNIConfDir}, "startup-taint": {&c.StartupTaint, &given.StartupTaint},
 	} {
 		if cmd.Flags().Changed(name) {
 			*setting.to = *setting.from

@@ -165,7 +165,7 @@ func (f *installFlags) makeList(g *globals) ([]byte, error) {
 	if len(f.exclude) > 0 {
 		own["masqueradeExclude"] = f.exclude
 	}
-	return install.List(own, install.Portmap())
+	return install.List(own)
 }
 
 // refuseOthers wants no other network's list there, unless it may be displaced.

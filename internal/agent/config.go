@@ -17,7 +17,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/mustang-net/mustang/internal/engine"
-	"github.com/mustang-net/mustang/internal/install"
 	"github.com/mustang-net/mustang/internal/k8s"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -49,9 +48,8 @@ type Config struct {
 
 	// CNIConfDir is where the container runtime looks for networks: the agent
 	// writes its network list there as soon as pods can be given what they need.
-	// None: somebody else writes it. CNIBinDir has the plugins.
+	// None: somebody else writes it.
 	CNIConfDir string `json:"cni-conf-dir,omitempty"`
-	CNIBinDir  string `json:"cni-bin-dir,omitempty"`
 	// CNIDisplace writes the list although another network's is there.
 	CNIDisplace bool `json:"cni-displace,omitempty"`
 	// CNI is the plugin's configuration (docs/cni.md). What it leaves out the
@@ -87,7 +85,7 @@ func Defaults() Config {
 		node = strings.ToLower(node)
 	}
 	return Config{
-		Node: node, BPFFS: engine.DefaultBPFFS, StateDir: engine.DefaultStateDir, CNIConfDir: None, CNIBinDir: install.DefaultBinDir,
+		Node: node, BPFFS: engine.DefaultBPFFS, StateDir: engine.DefaultStateDir, CNIConfDir: None,
 		HealthAddress: "[::]:10256", MetricsAddress: "127.0.0.1:10249", LogLevel: "info", NodeMode: string(state.NodeDirect), HostServices: true,
 	}
 }
@@ -116,8 +114,7 @@ func (c Config) Check() error {
 			errs = append(errs, fmt.Errorf("kubeconfig: %w; give an existing file, or none in a pod", err))
 		}
 	}
-	for _, dir := range []struct{ name, value string }{{"bpffs", c.BPFFS}, {"state-dir", c.StateDir}, {"cgroup-root", c.CgroupRoot},
-		{"cni-conf-dir", c.CNIConfDir}, {"cni-bin-dir", c.CNIBinDir}} {
+	for _, dir := range []struct{ name, value string }{{"bpffs", c.BPFFS}, {"state-dir", c.StateDir}, {"cgroup-root", c.CgroupRoot}, {"cni-conf-dir", c.CNIConfDir}} {
 		if dir.value == "" && dir.name == "cgroup-root" || dir.value == None && dir.name == "cni-conf-dir" {
 			continue
 		}

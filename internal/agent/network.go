@@ -29,13 +29,13 @@ type network struct {
 	list   []byte // the network list that was put in place
 }
 
-// place is where plugins and network lists are.
+// place is where network lists are.
 func (c Config) place() install.Place {
-	return install.Place{BinDir: c.CNIBinDir, ConfDir: c.CNIConfDir, ConfName: install.DefaultConfName}
+	return install.Place{ConfDir: c.CNIConfDir, ConfName: install.DefaultConfName}
 }
 
 // cniList is the network list of a node with these pod CIDRs.
-func (c Config) cniList(cidrs []netip.Prefix, chain []map[string]any) ([]byte, error) {
+func (c Config) cniList(cidrs []netip.Prefix) ([]byte, error) {
 	own := map[string]any{"masquerade": true, "requireAgent": true}
 	maps.Copy(own, c.CNI)
 	fill := func(field string, value any) {
@@ -59,7 +59,7 @@ func (c Config) cniList(cidrs []netip.Prefix, chain []map[string]any) ([]byte, e
 	if filepath.Clean(c.StateDir) != engine.DefaultStateDir {
 		fill("stateDir", c.StateDir)
 	}
-	return install.List(own, chain...)
+	return install.List(own)
 }
 
 // checkCNI looks for what is wrong with the plugin's configuration whatever the
@@ -71,7 +71,7 @@ func (c Config) checkCNI() error {
 		}
 		return nil
 	}
-	list, err := c.cniList([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}, nil)
+	list, err := c.cniList([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")})
 	if err != nil {
 		return fmt.Errorf("cni: %w", err)
 	}
@@ -157,7 +157,7 @@ func (s *syncer) writeList() error {
 		return errors.New("the Node has no podCIDRs, from which pods get addresses: have the controller manager give them (--allocate-node-cidrs), or name pools in cni.ipam")
 	}
 	place := s.a.config.place()
-	list, err := s.a.config.cniList(self.PodCIDRs, place.Chain())
+	list, err := s.a.config.cniList(self.PodCIDRs)
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ func TestNetworkList(t *testing.T) {
 		t.Fatal(err)
 	}
 	cidrs := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")}
-	text, err := c.cniList(cidrs, []map[string]any{install.Portmap()})
+	text, err := c.cniList(cidrs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,6 @@ func TestNetworkList(t *testing.T) {
 	want := []map[string]any{
 		{"type": "mustang-cni", "mode": "bridge", "masquerade": false, "requireAgent": true, "cgroupRoot": "/cg", "bpffs": "/sys/fs/bpf/other", "stateDir": "/run/other",
 			"ipam": map[string]any{"type": "mustang", "pools": []any{"10.1.0.0/24", "fd00:1::/64"}}},
-		{"type": "portmap", "capabilities": map[string]any{"portMappings": true}},
 	}
 	if diff := cmp.Diff(want, got.Plugins); diff != "" {
 		t.Error(diff)

@@ -17,6 +17,7 @@ import (
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/masquerade"
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // Attached names the attachments of a scope: a pod where the runtime has told
@@ -95,7 +96,7 @@ func deleteLink(name string) error {
 	if err != nil {
 		return fmt.Errorf("look for %s: %w", name, err)
 	}
-	links, err := netlink.LinkList()
+	links, err := netns.Links()
 	if err != nil {
 		return fmt.Errorf("list the ports of %s: %w", name, err)
 	}

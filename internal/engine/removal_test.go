@@ -29,13 +29,13 @@ import (
 type flow struct {
 	proto               state.Protocol
 	client, front, back string // front "": not translated
-	half                bool   // in the table of half-open flows
+	opening             uint8  // enum ct_opening
 }
 
 func (f flow) String() string { return fmt.Sprintf("%s %s>%s>%s", f.proto, f.client, f.front, f.back) }
 
-func tables(e *Engine, half bool) *ebpf.Map {
-	if half {
+func tables(e *Engine, f flow) *ebpf.Map {
+	if f.opening == bpfgen.CTOpening {
 		return e.dp.Map(bpfgen.PodMapMstCtNewV1)
 	}
 	return e.dp.Map(bpfgen.PodMapMstCtV1)
@@ -59,7 +59,7 @@ func (f flow) halves() (keys []bpfgen.PodCtKey, values []bpfgen.PodCtEntry) {
 	client, back := netip.MustParseAddrPort(f.client), netip.MustParseAddrPort(f.back)
 	add := func(dst, other netip.AddrPort, role uint8, backend uint32) {
 		k, hi := ctKey(client, dst, f.proto)
-		v := bpfgen.PodCtEntry{Expires: 1 << 30, Role: role, Backend: backend}
+		v := bpfgen.PodCtEntry{Expires: 1 << 30, Role: role, Backend: backend, Opening: f.opening}
 		if hi {
 			v.Flags = bpfgen.CTOriginIsHi
 		}
@@ -85,7 +85,7 @@ func (n *node) enter(flows ...flow) {
 		for _, f := range flows {
 			keys, values := f.halves()
 			for i := range keys {
-				if err := tables(e, f.half).Put(keys[i], values[i]); err != nil {
+				if err := tables(e, f).Put(keys[i], values[i]); err != nil {
 					return err
 				}
 			}
@@ -101,7 +101,7 @@ func (n *node) left(f flow) (entries int, marked bool) {
 		keys, _ := f.halves()
 		for _, k := range keys {
 			var v bpfgen.PodCtEntry
-			if err := tables(e, f.half).Lookup(k, &v); err == nil {
+			if err := tables(e, f).Lookup(k, &v); err == nil {
 				entries++
 				marked = marked || v.Backend == bpfgen.BackendLeft
 			} else if !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -127,6 +127,8 @@ func udp(front string, backends ...string) state.Service {
 	return plain(state.UDP, front, backends...)
 }
 
+const answered, opening, inPlace = bpfgen.CTAnswered, bpfgen.CTOpening, bpfgen.CTOpeningInPlace
+
 func TestRemovedBackendTouchesItsOwnFlowsOnly(t *testing.T) {
 	for name, c := range map[string]struct {
 		front, other, back, replaced string
@@ -144,19 +146,20 @@ func TestRemovedBackendTouchesItsOwnFlowsOnly(t *testing.T) {
 				var ends, stays, half []flow
 				port := 4000
 				for _, client := range c.clients {
-					next := func(p state.Protocol, front, back string, isHalf bool) flow {
+					next := func(p state.Protocol, front, back string, opening uint8) flow {
 						port++ // so that no two flows share a tuple
-						return flow{p, fmt.Sprintf("%s:%d", client, port), front, back, isHalf}
+						return flow{p, fmt.Sprintf("%s:%d", client, port), front, back, opening}
 					}
-					ends = append(ends, next(state.UDP, c.front, c.back, false), next(state.UDP, c.front, c.back, true))
+					ends = append(ends, next(state.UDP, c.front, c.back, answered), next(state.UDP, c.front, c.back, opening),
+						next(state.UDP, c.front, c.back, inPlace))
 					for _, p := range []state.Protocol{state.UDP, state.TCP} {
-						stays = append(stays, next(p, "", c.back, false), next(p, "", c.back, true), next(p, c.other, c.back, false),
-							next(p, c.other, c.back, true), next(p, c.front, c.replaced, false))
+						stays = append(stays, next(p, "", c.back, answered), next(p, "", c.back, opening), next(p, c.other, c.back, answered),
+							next(p, c.other, c.back, opening), next(p, c.front, c.replaced, answered))
 					}
-					if tcp := next(state.TCP, c.front, c.back, false); reset {
+					if tcp := next(state.TCP, c.front, c.back, answered); reset {
 						ends = append(ends, tcp)
 					} else {
-						stays, half = append(stays, tcp), append(half, next(state.TCP, c.front, c.back, true))
+						stays, half = append(stays, tcp), append(half, next(state.TCP, c.front, c.back, opening), next(state.TCP, c.front, c.back, inPlace))
 					}
 				}
 				n.enter(slices.Concat(ends, stays, half)...)
@@ -182,11 +185,11 @@ func TestRemovedBackendTouchesItsOwnFlowsOnly(t *testing.T) {
 
 func TestBackendsGoneEndsFlowsThroughAnyService(t *testing.T) {
 	n := newNode(t)
-	pod := []flow{{state.TCP, "10.1.0.9:4000", "10.96.0.1:80", "10.9.0.2:80", false}, {state.UDP, "10.1.0.9:4000", "10.96.0.2:81", "10.9.0.2:81", false}}
-	port := flow{state.TCP, "10.1.0.9:4001", "10.96.0.1:80", "192.0.2.1:80", false}
+	pod := []flow{{state.TCP, "10.1.0.9:4000", "10.96.0.1:80", "10.9.0.2:80", answered}, {state.UDP, "10.1.0.9:4000", "10.96.0.2:81", "10.9.0.2:81", answered}}
+	port := flow{state.TCP, "10.1.0.9:4001", "10.96.0.1:80", "192.0.2.1:80", answered}
 	stays := []flow{
-		{state.TCP, "10.1.0.9:4002", "10.96.0.1:80", "192.0.2.1:81", false}, {state.UDP, "10.1.0.9:4002", "10.96.0.1:80", "192.0.2.1:80", false},
-		{state.TCP, "10.1.0.9:4003", "", "10.9.0.2:80", false},
+		{state.TCP, "10.1.0.9:4002", "10.96.0.1:80", "192.0.2.1:81", answered}, {state.UDP, "10.1.0.9:4002", "10.96.0.1:80", "192.0.2.1:80", answered},
+		{state.TCP, "10.1.0.9:4003", "", "10.9.0.2:80", answered},
 	}
 	n.enter(slices.Concat(pod, stays, []flow{port})...)
 	n.must(func(e *Engine) error {
@@ -208,7 +211,7 @@ func TestBackendsGoneEndsFlowsThroughAnyService(t *testing.T) {
 func TestAKilledToolsRemovalIsFinished(t *testing.T) {
 	n := newNode(t)
 	s := udp("10.96.0.1:80", "10.9.0.2:80", "10.9.0.3:80")
-	f := flow{state.UDP, "10.1.0.9:4000", "10.96.0.1:80", "10.9.0.2:80", false}
+	f := flow{state.UDP, "10.1.0.9:4000", "10.96.0.1:80", "10.9.0.2:80", answered}
 	n.must(func(e *Engine) error { return e.AddServices(s) })
 	n.enter(f)
 	n.must(func(e *Engine) error {
@@ -237,7 +240,7 @@ func TestAKilledToolsRemovalIsFinished(t *testing.T) {
 func TestAChangeThatFailsEndsNothing(t *testing.T) {
 	n := newNode(t)
 	n.must(func(e *Engine) error { return e.AddServices(udp("10.96.0.1:80", "10.9.0.2:80")) })
-	f := flow{state.UDP, "10.1.0.9:4000", "10.96.0.1:80", "10.9.0.2:80", false}
+	f := flow{state.UDP, "10.1.0.9:4000", "10.96.0.1:80", "10.9.0.2:80", answered}
 	n.enter(f)
 	n.opts.faults = (&breaking{2, errors.New("injected fault")}).wrap
 	err := n.do(func(e *Engine) error { return e.UpsertServices([]state.Service{udp("10.96.0.1:80", "10.9.0.3:80")}) })
@@ -329,13 +332,13 @@ func TestRemovalAmongManyFlows(t *testing.T) {
 	var keys []bpfgen.PodCtKey
 	var values []bpfgen.PodCtEntry
 	for i := range flows {
-		f := flow{state.UDP, fmt.Sprintf("10.1.%d.%d:%d", i>>8&255, i&255, 1024+i>>16), fmt.Sprintf("10.96.0.%d:80", i%services+1), "10.9.0.2:80", false}
+		f := flow{state.UDP, fmt.Sprintf("10.1.%d.%d:%d", i>>8&255, i&255, 1024+i>>16), fmt.Sprintf("10.96.0.%d:80", i%services+1), "10.9.0.2:80", answered}
 		k, v := f.halves()
 		keys, values = append(keys, k...), append(values, v...)
 	}
 	count := 0
 	n.must(func(e *Engine) error {
-		if _, err := tables(e, false).BatchUpdate(keys, values, nil); err != nil {
+		if _, err := tables(e, flow{}).BatchUpdate(keys, values, nil); err != nil {
 			return err
 		}
 		all, err := countFlows(e)

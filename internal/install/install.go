@@ -29,10 +29,6 @@ const (
 	DefaultConfName = "05-mustang.conflist"
 )
 
-// portmap opens host ports. It is another project's, and is chained where the
-// node has it.
-const portmap = "portmap"
-
 // Place is where plugins and network lists are.
 type Place struct {
 	BinDir, ConfDir, ConfName string
@@ -99,27 +95,11 @@ func (p Place) Remove() (removed []string, err error) {
 
 // List makes a network list of the plugin's own configuration, of which type
 // and capabilities are filled in.
-func List(own map[string]any, chain ...map[string]any) ([]byte, error) {
+func List(own map[string]any) ([]byte, error) {
 	own["type"] = Plugin
 	own["capabilities"] = map[string]bool{"portMappings": true, "bandwidth": true, "ips": true, "mac": true}
-	plugins := []map[string]any{own}
-	text, err := json.MarshalIndent(map[string]any{"cniVersion": "1.0.0", "name": "mustang", "plugins": append(plugins, chain...)}, "", "  ")
+	text, err := json.MarshalIndent(map[string]any{"cniVersion": "1.0.0", "name": "mustang", "plugins": []any{own}}, "", "  ")
 	return append(text, '\n'), err
-}
-
-// Portmap is the object of the plugin for host ports.
-func Portmap() map[string]any {
-	return map[string]any{"type": portmap, "capabilities": map[string]bool{"portMappings": true}}
-}
-
-// Chain is what goes behind mustang on this node: the plugin for host ports,
-// where it is installed.
-func (p Place) Chain() []map[string]any {
-	// It may be a link to where only the node sees something.
-	if _, err := os.Lstat(filepath.Join(p.BinDir, portmap)); err != nil {
-		return nil
-	}
-	return []map[string]any{Portmap()}
 }
 
 // Check wants a list with mustang in it whose configuration is right. Fields
