@@ -81,7 +81,7 @@ func run(hook float64, costs map[string]float64) *Document {
 		d.Transactions = append(d.Transactions, Transaction{Subject: name + ", pod IP", Contestant: name, Via: "pod IP", Scenario: "rr", Cost: stats.Estimate{Median: c}})
 	}
 	if hook > 0 {
-		d.Hooks = append(d.Hooks, Hook{Mode: "veth", Family: "v4", Hook: "from_pod", Packet: "established", Cost: stats.Estimate{Median: hook}})
+		d.Hooks = append(d.Hooks, Hook{Mode: "veth", Family: "v4", Hook: "from_pod", Packet: "established", Cost: stats.Estimate{Median: hook, Low: hook}})
 	}
 	return d
 }
