@@ -81,6 +81,7 @@ test: test-deps ## everything, on this kernel, and what every change should pass
 VM_KERNEL := 6.12
 RECORD    := bench/path/record.json
 VM_MODES  ?= veth,bridge,bridge-nf-off,macvlan,ipvlan,ipvlan-l3,netkit,netkit-l3
+VM_BY     ?= iptables-nft,mustang-tc
 
 # Of the record, what every change is held to: the programs at the host's end, and a whole transaction.
 PATH_CI   := --hooks veth,netkit --modes veth --services-by mustang-tc
@@ -102,7 +103,7 @@ bench-path: build ## nanoseconds of packets at each hook, on this machine
 .PHONY: bench-vm
 bench-vm: build ## the short bench in the VM, all modes, by instructions: emulated
 	@test/vm/fetch $(VM_KERNEL) >/dev/null
-	test/vm/bench $(VM_KERNEL) samehost --modes $(VM_MODES) --services-by iptables-nft,nft,mustang-tc,mustang-socket --json bench-vm.json
+	test/vm/bench $(VM_KERNEL) samehost --modes $(VM_MODES) --services-by $(VM_BY) --json bench-vm.json
 
 .PHONY: test-vm
 test-vm: test-deps ## other kernels: every mode that each has, under emulation (10 min a kernel on an idle machine)

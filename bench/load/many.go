@@ -179,7 +179,8 @@ func dialMany(o Options, in *os.File, out io.Writer, ready func()) error {
 // turn lets all connections work at once. The window is from the first one's
 // start to the last one's end, and all of its work counts.
 func (w *crowd) turn() (t Turn, err error) {
-	if w.o.Warmup > 0 {
+	// A stream's warm-up would end with the emptying of so many buffers.
+	if w.o.Warmup > 0 && w.o.Mode != Stream {
 		if t.All, err = w.all(w.o.Warmup, more); err != nil {
 			return t, err
 		}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/mustang-net/mustang/bench/load"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/lab"
 )
@@ -23,15 +24,25 @@ const (
 const (
 	Base      = "bare namespaces"
 	BaseAgain = "bare namespaces, again"
+	// Loopback is a node's own, where nobody has attached anything.
+	Loopback = "loopback, bare"
+)
+
+// What clients outside are served by.
+const (
+	edgeName    = "mustang edge"
+	proxyName   = "kube-proxy nftables"
+	fromOutside = ", outside → "
 )
 
 // contestant is a pair of nodes.
 type contestant struct {
-	name  string
-	by    lab.ServiceBy // none: pods without mustang
-	join  lab.Join
-	bare  bool // nodes that nobody has touched
-	hosts bool // also from node to node, with what is attached there
+	name string
+	by   lab.ServiceBy // none: pods without mustang
+	join lab.Join
+	bare bool // nodes that nobody has touched
+	own  bool // the nodes' own traffic, with what is attached there
+	edge bool // a client outside uses Services; no pod does
 }
 
 func contestants() []contestant {
@@ -41,16 +52,20 @@ func contestants() []contestant {
 		{name: "kernel routing", by: lab.NoServices, join: lab.Join{Kernel: true, Mode: "direct"}},
 		{name: "kernel VXLAN", by: lab.NoServices, join: lab.Join{Kernel: true, Mode: "vxlan"}},
 		{name: "mustang direct, legacy", by: lab.MustangTC, join: lab.Join{Mode: "direct", HostRouting: "legacy"}},
-		{name: "mustang direct", by: lab.MustangTC, join: lab.Join{Mode: "direct", HostRouting: "ebpf"}, hosts: true},
+		{name: "mustang direct", by: lab.MustangTC, join: lab.Join{Mode: "direct", HostRouting: "ebpf"}, own: true},
 		{name: "mustang VXLAN, legacy", by: lab.MustangTC, join: lab.Join{Mode: "vxlan", HostRouting: "legacy"}},
 		{name: "mustang VXLAN", by: lab.MustangTC, join: lab.Join{Mode: "vxlan", HostRouting: "ebpf"}},
+		// With all that a node can have: Services at its NICs and for its own sockets.
+		{name: edgeName, by: lab.Mustang, join: lab.Join{Mode: "direct", HostRouting: "ebpf"}, own: true, edge: true},
+		{name: proxyName, by: lab.NFT, join: lab.Join{Kernel: true, Mode: "direct"}, edge: true},
 	}
 }
 
 // path is one way to a server.
 type path struct {
-	name   string
-	target runner.Target
+	name      string
+	target    runner.Target
+	scenarios []string // none: all
 }
 
 // up builds a contestant's two nodes, which stay until the lab is closed.
@@ -79,13 +94,26 @@ func (c contestant) fill(ctx context.Context, o Options, l *lab.Lab, cgroup stri
 		if o.IPv6 {
 			at = netip.AddrPortFrom(v6, port)
 		}
-		return path{name, runner.Target{ClientNS: client.NetNS, ServerNS: server.NetNS, Dial: at, Listen: at, Cgroup: cgroup}}
+		return path{name: name, target: runner.Target{ClientNS: client.NetNS, ServerNS: server.NetNS, Dial: at, Listen: at, Cgroup: cgroup}}
+	}
+	// The nodes' own traffic needs a port of its own: pods' servers share none, nodes do.
+	own := func(suffix string) []path {
+		loopback := to("loopback"+suffix, &first.Space, &first.Space, netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback())
+		loopback.scenarios = []string{string(load.RR), string(load.CRR)}
+		return []path{loopback}
 	}
 	if c.bare {
-		return []path{to(c.name, &first.Space, &second.Space, second.Wire4, second.Wire6)}, nil
+		out := []path{to(c.name, &first.Space, &second.Space, second.Wire4, second.Wire6)}
+		if c.name == Base {
+			out = append(out, own(", bare")...)
+		}
+		return out, nil
 	}
 	if err := l.Join(ctx, c.join); err != nil {
 		return nil, err
+	}
+	if c.edge {
+		return c.fillEdge(ctx, o, l, cgroup, own, to)
 	}
 	client, err := first.AddPod(ctx, "client")
 	if err != nil {
@@ -108,12 +136,49 @@ func (c contestant) fill(ctx context.Context, o Options, l *lab.Lab, cgroup stri
 		if err := first.AddServices(ctx, []lab.Service{service}); err != nil {
 			return nil, err
 		}
-		cluster := path{c.name + ", ClusterIP", pod.target}
+		cluster := path{name: c.name + ", ClusterIP", target: pod.target}
 		cluster.target.Dial, cluster.target.Listen = netip.AddrPortFrom(vip, vipPort), backend
 		out = append(out, cluster)
 	}
-	if c.hosts {
+	if c.own {
 		out = append(out, to("node to node, beside "+c.name, &first.Space, &second.Space, second.Wire4, second.Wire6))
+		out = append(out, own(", beside "+c.name)...)
 	}
 	return out, nil
+}
+
+// between makes a path between two spaces.
+type between func(name string, client, server *lab.Space, v4, v6 netip.Addr) path
+
+// fillEdge is for contestants that serve a client outside: new connections to a
+// pod of the node that it uses, and of the other.
+func (c contestant) fillEdge(ctx context.Context, o Options, l *lab.Lab, cgroup string, own func(string) []path, to between) (out []path, err error) {
+	first, second, outside := l.Nodes()[0], l.Nodes()[1], l.Outside()
+	for i, n := range []*lab.Node{first, second} {
+		pod, err := n.AddPod(ctx, fmt.Sprintf("server%d", i+1))
+		if err != nil {
+			return nil, err
+		}
+		backend, vip := netip.AddrPortFrom(pod.IPv4, port), lab.VIP4(i+1)
+		if o.IPv6 {
+			backend, vip = netip.AddrPortFrom(pod.IPv6, port), lab.VIP6(i+1)
+		}
+		service := lab.Service{VIP: vip, Port: vipPort, Protocol: "tcp", Backends: []netip.AddrPort{backend}}
+		if err := first.AddServices(ctx, []lab.Service{service}); err != nil {
+			return nil, err
+		}
+		p := path{name: c.name + fromOutside + []string{"its pod", "other node"}[i], scenarios: []string{string(load.CRR)}}
+		p.target = runner.Target{ClientNS: outside.NetNS, ServerNS: pod.NetNS, Dial: netip.AddrPortFrom(vip, vipPort), Listen: backend, Cgroup: cgroup}
+		out = append(out, p)
+	}
+	if !c.own {
+		return out, nil
+	}
+	for _, n := range []*lab.Node{first, second} {
+		if _, err := n.Mustang(ctx, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire, "--host"); err != nil {
+			return nil, err
+		}
+	}
+	out = append(out, to("node to node, beside "+c.name, &first.Space, &second.Space, second.Wire4, second.Wire6))
+	return append(out, own(", beside "+c.name)...), nil
 }

@@ -81,6 +81,12 @@ var bars = []struct {
 	{"mustang VXLAN, pod IP", "mustang direct, pod IP", "stream", 0.80, 0.95},
 	{"node to node, beside mustang direct", Base, "RR", 0.95, 0.99},
 	{"node to node, beside mustang direct", Base, "CRR", 0.95, 0.99},
+	{"node to node, beside " + edgeName, Base, "RR", 0.95, 0.99},
+	{"node to node, beside " + edgeName, Base, "CRR", 0.95, 0.99},
+	{"loopback, beside " + edgeName, Loopback, "RR", 0.95, 0.99},
+	{"loopback, beside " + edgeName, Loopback, "CRR", 0.95, 0.99},
+	{edgeName + fromOutside + "its pod", proxyName + fromOutside + "its pod", "CRR", 1.20, 1.30},
+	{edgeName + fromOutside + "other node", proxyName + fromOutside + "other node", "CRR", 1.20, 1.30},
 }
 
 // Render prints the tables.
@@ -102,6 +108,10 @@ func (r *Report) Render(w io.Writer) {
 		fmt.Fprint(t, p)
 		for _, f := range figures {
 			e := r.ratio(p, Base, f)
+			if len(r.samples(p, f)) == 0 {
+				fmt.Fprint(t, "\t–\t")
+				continue
+			}
 			fmt.Fprintf(t, "\t%.2f\t%.2f–%.2f", e.Median, e.Low, e.High)
 		}
 		fmt.Fprintln(t)

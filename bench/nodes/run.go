@@ -43,12 +43,13 @@ func Defaults() Options {
 
 // Report is a run.
 type Report struct {
-	Kernel   string          `json:"kernel"`
-	CPUs     int             `json:"cpus"`
-	Load     [2]string       `json:"load_average"` // before and after
-	CC       string          `json:"congestion_control"`
-	Options  Options         `json:"options"`
-	Paths    []string        `json:"paths"` // in the order of the table
+	Kernel   string    `json:"kernel"`
+	CPUs     int       `json:"cpus"`
+	Load     [2]string `json:"load_average"` // before and after
+	CC       string    `json:"congestion_control"`
+	Options  Options   `json:"options"`
+	Paths    []string  `json:"paths"` // in the order of the table
+	cases    []runner.Case
 	Samples  []runner.Sample `json:"samples"`
 	Complete bool            `json:"complete"`
 }
@@ -91,13 +92,14 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 		for _, p := range paths {
 			r.Paths = append(r.Paths, p.name)
 			targets[p.name] = p.target
+			r.add(p, o.Cores)
 		}
 	}
 	launcher := runner.Launcher{Self: o.Self, Group: group, ClientCPU: client, ServerCPU: server,
 		Duration: o.Duration / turns, Warmup: o.Warmup, CC: r.CC}
 	progress := &runner.Printer{W: o.Log, Terminal: o.Terminal, Rounds: o.Rounds}
 	settings := runner.Settings{Rounds: o.Rounds, Warmup: true, Seed: o.Seed, Turns: func(string) int { return turns }}
-	r.Samples, err = runner.Run(ctx, r.cases(o.Cores), settings, opener{launcher, targets}, progress)
+	r.Samples, err = runner.Run(ctx, r.cases, settings, opener{launcher, targets}, progress)
 	r.Complete, r.Load[1] = err == nil, run.Read("/proc/loadavg")
 	return r, errors.Join(err, runner.Failed(r.Samples))
 }
@@ -121,11 +123,12 @@ func (o opener) Watch(runner.Case) func() float64 { return o.Launcher.Watch() }
 
 var scenarios = []string{string(load.Stream), string(load.RR), string(load.CRR)}
 
-func (r *Report) cases(cores string) (out []runner.Case) {
-	for _, p := range r.Paths {
-		for _, s := range scenarios {
-			out = append(out, runner.Case{Subject: p, Scenario: s, Cores: cores})
-		}
+func (r *Report) add(p path, cores string) {
+	wanted := p.scenarios
+	if wanted == nil {
+		wanted = scenarios
 	}
-	return out
+	for _, s := range wanted {
+		r.cases = append(r.cases, runner.Case{Subject: p.name, Scenario: s, Cores: cores})
+	}
 }

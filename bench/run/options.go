@@ -10,6 +10,7 @@ import (
 
 	"github.com/mustang-net/mustang/bench/load"
 	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/runner"
 )
 
 // Ways to make a stream.
@@ -82,6 +83,9 @@ func (o Options) AllCores() []string {
 
 // turns is how many turns a sample of a scenario has.
 func (o Options) turns(scenario string) int {
+	if scenario == runner.ABShort || scenario == runner.ABLong {
+		return max(1, o.Turns/3) // a tenth of a second each, with a process of its own
+	}
 	s, err := load.ParseScenario(scenario)
 	if err == nil && s.Mode == load.Stream && s.Size == 0 && o.StreamBy == StreamIperf3 {
 		return 1

@@ -76,13 +76,31 @@ func (s *session) profile(ctx context.Context, c runner.Case) (p report.Profile,
 	if l, ok := ld.(interface{ PIDs() []int }); ok {
 		pids = l.PIDs()
 	}
-	sampled := make(chan error, 1)
-	go func() {
-		time.Sleep(l.Warmup + 20*time.Millisecond)
-		sampled <- sample(ctx, &p, pids, l.ClientCPU, s.o.ProfileTime-200*time.Millisecond)
-	}()
-	_, err = ld.Turn(ctx)
-	if err = errors.Join(err, <-sampled); err != nil {
+	before, err := ticksOf(l.ClientCPU)
+	if err != nil {
+		return p, err
+	}
+	var perf *recorder
+	if PerfMissing() == nil && len(pids) > 0 {
+		if perf, err = record(ctx, l.ClientCPU); err != nil {
+			return p, err
+		}
+		defer perf.remove()
+	}
+	if _, err := ld.Turn(ctx); err != nil {
+		return p, err
+	}
+	after, err := ticksOf(l.ClientCPU)
+	if err != nil {
+		return p, err
+	}
+	if perf != nil {
+		err = perf.stop(ctx, &p, pids)
+	} else if user, system, softirq := after[0]-before[0], after[1]-before[1], after[2]-before[2]; user+system+softirq > 0 {
+		all := user + system + softirq
+		p.User, p.System, p.Softirq = user/all, system/all, softirq/all
+	}
+	if err != nil {
 		return p, err
 	}
 	done, err := ld.Finish()
@@ -91,28 +109,6 @@ func (s *session) profile(ctx context.Context, c runner.Case) (p report.Profile,
 		p.Work = float64(done.Bytes) / 1e9
 	}
 	return p, err
-}
-
-// sample fills a profile's shares and stacks, from one CPU, for a time.
-func sample(ctx context.Context, p *report.Profile, pids []int, cpu int, long time.Duration) error {
-	before, err := ticksOf(cpu)
-	if err != nil {
-		return err
-	}
-	if PerfMissing() == nil {
-		err = perf(ctx, p, pids, cpu, long)
-	} else {
-		time.Sleep(long)
-	}
-	after, err2 := ticksOf(cpu)
-	if err = errors.Join(err, err2); err != nil || p.Stack != nil {
-		return err
-	}
-	user, system, softirq := after[0]-before[0], after[1]-before[1], after[2]-before[2]
-	if all := user + system + softirq; all > 0 {
-		p.User, p.System, p.Softirq = user/all, system/all, softirq/all
-	}
-	return nil
 }
 
 // ticksOf are a CPU's user, system and softirq ticks.
@@ -137,26 +133,93 @@ func ticksOf(cpu int) (t [3]float64, err error) {
 	return t, fmt.Errorf("/proc/stat has no cpu%d", cpu)
 }
 
-// perf records and folds the stacks of one CPU.
-func perf(ctx context.Context, p *report.Profile, pids []int, cpu int, long time.Duration) error {
+// recorder is a perf that records the load. It is told by a pipe when to begin and to
+// stop, and says by another that it has: its start takes long on a busy machine.
+type recorder struct {
+	cmd      *exec.Cmd
+	dir      string
+	ctl, ack *os.File
+	stderr   bytes.Buffer
+}
+
+// perfPatience bounds each answer of perf.
+const perfPatience = 20 * time.Second
+
+// record starts sampling a CPU. Whose samples count is seen afterwards.
+func record(ctx context.Context, cpu int) (_ *recorder, err error) {
 	dir, err := os.MkdirTemp("", "mustang-bench-perf")
 	if err != nil {
+		return nil, err
+	}
+	r := &recorder{dir: dir, cmd: exec.CommandContext(ctx, "perf", "record", "-q", "-g", "-F", strconv.Itoa(frequency), "-e", "cpu-clock",
+		"-C", strconv.Itoa(cpu), "-o", filepath.Join(dir, "perf.data"), "-D", "-1", "--control", "fd:3,4")}
+	defer func() {
+		if err != nil {
+			r.remove()
+		}
+	}()
+	theirCtl, ctl, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer theirCtl.Close()
+	r.ctl = ctl
+	ack, theirAck, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer theirAck.Close()
+	r.ack = ack
+	r.cmd.ExtraFiles, r.cmd.Stderr = []*os.File{theirCtl, theirAck}, &r.stderr
+	if err := r.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("perf record: %w", err)
+	}
+	return r, r.tell("enable")
+}
+
+// tell gives perf an order, and waits until it is carried out.
+func (r *recorder) tell(order string) error {
+	if _, err := fmt.Fprintln(r.ctl, order); err != nil {
+		return fmt.Errorf("tell perf to %s: %w: %s", order, err, bytes.TrimSpace(r.stderr.Bytes()))
+	}
+	if err := r.ack.SetReadDeadline(time.Now().Add(perfPatience)); err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
-	file := filepath.Join(dir, "perf.data")
-	record := exec.CommandContext(ctx, "perf", "record", "-q", "-g", "-F", strconv.Itoa(frequency), "-e", "cpu-clock", "-C", strconv.Itoa(cpu), "-o", file,
-		"--", "sleep", strconv.FormatFloat(long.Seconds(), 'f', 3, 64))
-	if out, err := record.CombinedOutput(); err != nil {
-		return fmt.Errorf("perf record: %w: %s", err, bytes.TrimSpace(out))
+	if _, err := r.ack.Read(make([]byte, 16)); err != nil {
+		return fmt.Errorf("perf does not %s: %w: %s", order, err, bytes.TrimSpace(r.stderr.Bytes()))
 	}
-	out, err := exec.CommandContext(ctx, "perf", "script", "-i", file, "-F", "comm,pid,ip,sym").Output()
+	return nil
+}
+
+// remove ends perf, if it has not ended, and removes its file.
+func (r *recorder) remove() {
+	for _, f := range []*os.File{r.ctl, r.ack} {
+		if f != nil {
+			f.Close()
+		}
+	}
+	if r.cmd.Process != nil && r.cmd.ProcessState == nil {
+		_ = r.cmd.Process.Kill()
+		_ = r.cmd.Wait()
+	}
+	_ = os.RemoveAll(r.dir)
+}
+
+// stop ends the sampling and folds the stacks.
+func (r *recorder) stop(ctx context.Context, p *report.Profile, pids []int) error {
+	if err := r.tell("stop"); err != nil {
+		return err
+	}
+	if err := r.cmd.Wait(); err != nil {
+		return fmt.Errorf("perf record: %w: %s", err, bytes.TrimSpace(r.stderr.Bytes()))
+	}
+	out, err := exec.CommandContext(ctx, "perf", "script", "-i", filepath.Join(r.dir, "perf.data"), "-F", "comm,pid,ip,sym").Output()
 	if err != nil {
-		return fmt.Errorf("perf script: %w", err)
+		return fmt.Errorf("perf: %w: %s", err, bytes.TrimSpace(r.stderr.Bytes()))
 	}
 	fold(p, pids, out)
 	if p.Stack == nil {
-		return errors.New("perf found nothing on the load's CPU")
+		return fmt.Errorf("perf found nothing of the load: %s", bytes.TrimSpace(r.stderr.Bytes()))
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ type podsEnv struct {
 
 func (p pods) config(cgroup string) lab.Config {
 	by := p.by
-	if by == IPVS {
+	if by == IPVS || kubeProxy(by) {
 		by = lab.NoServices // on plain pods, by tools of our own
 	}
 	cfg := lab.Config{Name: p.labName, Mode: lab.Mode(p.mode), Services: by, MTU: p.mtu, Binary: p.binary, CgroupRoot: cgroup}
@@ -82,7 +82,7 @@ func (p pods) config(cgroup string) lab.Config {
 }
 
 func kernelServices(by lab.ServiceBy) bool {
-	return by == lab.IptablesNFT || by == lab.IptablesLegacy || by == lab.NFT || by == IPVS
+	return by == lab.IptablesNFT || by == lab.IptablesLegacy || by == lab.NFT || by == IPVS || kubeProxy(by)
 }
 
 // Up builds the lab with its pods and Services.
@@ -142,8 +142,13 @@ func (p pods) addPaths(ctx context.Context, e *podsEnv, target runner.Target, ad
 	}
 	services, tested := p.serviceList(addr)
 	add := e.lab.Node().AddServices
-	if p.by == IPVS {
+	switch {
+	case p.by == IPVS:
 		add = func(ctx context.Context, list []lab.Service) error { return addIPVS(ctx, e.lab.Node(), list) }
+	case kubeProxy(p.by):
+		add = func(ctx context.Context, list []lab.Service) error {
+			return addByKubeProxy(ctx, e.lab.Node(), p, list, target, tested)
+		}
 	}
 	if err := add(ctx, services); err != nil {
 		return err
@@ -181,6 +186,9 @@ func (p pods) serviceList(backend netip.Addr) (all []lab.Service, tested []teste
 	if p.v6 {
 		address = lab.VIP6
 	}
+	if kubeProxy(p.by) {
+		address = func(i int) netip.Addr { return kubeVIP(p.v6, i) }
+	}
 	middle, last := p.services/2+1, 0
 	position := ""
 	if p.services > 1 && scanned(p.by) {
@@ -207,7 +215,9 @@ func (p pods) serviceList(backend netip.Addr) (all []lab.Service, tested []teste
 }
 
 // scanned says whether Services are rules that are compared one by one.
-func scanned(by lab.ServiceBy) bool { return by == lab.IptablesNFT || by == lab.IptablesLegacy }
+func scanned(by lab.ServiceBy) bool {
+	return by == lab.IptablesNFT || by == lab.IptablesLegacy || by == KubeProxyIptables
+}
 
 func (e *podsEnv) Paths() []Path               { return e.paths }
 func (e *podsEnv) ProgramSet() json.RawMessage { return e.programs }

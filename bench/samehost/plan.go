@@ -50,7 +50,7 @@ var (
 	AllModes = allModes()
 	// EveryMachine lists the modes that kernels without ipvlan and netkit have.
 	EveryMachine = []string{report.Veth, report.Bridge, report.BridgeNFOff, report.Macvlan}
-	AllBy        = []string{"iptables-nft", "iptables-legacy", "nft", "mustang-tc", "mustang-socket", "mustang", IPVS}
+	AllBy        = []string{"iptables-nft", "iptables-legacy", "nft", "mustang-tc", "mustang-socket", "mustang", IPVS, KubeProxyIptables, KubeProxyNftables}
 )
 
 // allModes are the lab's, with a bridge that the firewall does not see, and routing by

@@ -17,7 +17,7 @@ import (
 	"github.com/mustang-net/mustang/bench/samehost"
 )
 
-var d = Article{Name: "D", Title: "Services and policies in eBPF, by nginx and ab", Full: 13 * time.Minute, Quick: 120 * time.Second, plan: planD, claims: claimsD()}
+var d = Article{Name: "D", Title: "Services and policies in eBPF, by nginx and ab", Full: 13 * time.Minute, Quick: 115 * time.Second, plan: planD, claims: claimsD()}
 
 // Numbers of the article. fewPods is none besides the two that talk and a third.
 const (
@@ -82,7 +82,7 @@ func planD(ask Ask) (run.Plan, error) {
 // lessOf leaves out what no claim needs: UDP but for Services, pod IPs of many Services,
 // Services of many pods.
 func lessOf(c run.Contestant, scenarios []string) run.Contestant {
-	some := run.Some{Contestant: c, Loads: func(s report.Subject) ([]string, bool) {
+	return onlyLoads(c, func(s report.Subject) ([]string, bool) {
 		switch {
 		case s.Via == report.Loopback:
 			return nil, true
@@ -92,12 +92,7 @@ func lessOf(c run.Contestant, scenarios []string) run.Contestant {
 			return scenarios[:2], false
 		}
 		return nil, true
-	}}
-	if o, ok := c.(run.Optional); ok {
-		some.Contestant = o.Contestant
-		return run.Optional{Contestant: some}
-	}
-	return some
+	})
 }
 
 // byTool is a claim about ab's connections; where ab is missing, about the load program's.

@@ -123,3 +123,11 @@ func profileTime(quick bool) time.Duration {
 	}
 	return 1500 * time.Millisecond
 }
+
+// onlyLoads is a contestant with less to measure; an optional one stays that.
+func onlyLoads(c run.Contestant, loads func(report.Subject) (scenarios []string, all bool)) run.Contestant {
+	if o, ok := c.(run.Optional); ok {
+		return run.Optional{Contestant: run.Some{Contestant: o.Contestant, Loads: loads}}
+	}
+	return run.Some{Contestant: c, Loads: loads}
+}

@@ -4,8 +4,11 @@ package seed
 
 import (
 	"bytes"
+	"cmp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/bench/runner"
@@ -94,6 +97,88 @@ func TestVerdictsSayWhy(t *testing.T) {
 	for _, c := range claimsOf(d) {
 		if c.Verdict == report.Confirmed && c.Limit > 0 {
 			t.Errorf("%s is confirmed without samples", c.Text)
+		}
+	}
+}
+
+func TestAllArticlesFitTheirTimes(t *testing.T) {
+	var full, quick time.Duration
+	for _, a := range Articles {
+		full, quick = full+a.Full, quick+a.Quick
+	}
+	if full > time.Hour || quick > 8*time.Minute {
+		t.Errorf("all articles take %v, quick ones %v", full, quick)
+	}
+}
+
+// What a claim is about must be in the run, or there is no verdict on any machine.
+func TestClaimsAreAboutContestantsOfTheirRun(t *testing.T) {
+	for _, a := range Articles {
+		for _, quick := range []bool{false, true} {
+			p, err := a.Plan(Ask{Quick: quick, Binary: "mustang"})
+			if err != nil {
+				t.Fatalf("%s: %v", a.Name, err)
+			}
+			var names []string
+			for _, c := range p.Contestants {
+				if slices.Contains(names, c.Name()) {
+					t.Errorf("%s: two contestants are called %s", a.Name, c.Name())
+				}
+				names = append(names, c.Name())
+			}
+			if base := cmp.Or(p.Settings.Base, report.Base); !slices.Contains(names, base) || !slices.Contains(names, report.AgainOf(base)) {
+				t.Errorf("%s: the base or its control is missing: %v", a.Name, names)
+			}
+			for _, s := range subjectsOf(a.claims) {
+				if !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(string(s), name) }) {
+					t.Errorf("%s: nobody is %q", a.Name, s)
+				}
+			}
+		}
+	}
+}
+
+// subjectsOf are those that claims name.
+func subjectsOf(claims []claim) (out []id) {
+	add := func(list ...subject) {
+		for _, s := range list {
+			if name, ok := s.(id); ok {
+				out = append(out, name)
+			}
+		}
+	}
+	for _, c := range claims {
+		switch c := c.(type) {
+		case ratioClaim:
+			add(c.of, c.to)
+		case byTool:
+			add(c.of, c.to)
+		case profileClaim:
+			add(c.of, c.to)
+		case needs:
+			out = append(out, subjectsOf([]claim{c.claim})...)
+		}
+	}
+	return out
+}
+
+func TestClaimsByProfilesSayWhatIsMissing(t *testing.T) {
+	b, err := Find("B")
+	if err != nil {
+		t.Fatal(err)
+	}
+	of, to := string(podIP(kernelProxy)), string(podIP(oursDirect))
+	stack := &report.Frame{Name: "all", Count: 10}
+	for want, profiles := range map[string][]report.Profile{
+		report.Confirmed:    {{Subject: of, Scenario: "rr", Work: 10, Busy: 2, Softirq: .5, Stack: stack}, {Subject: to, Scenario: "rr", Work: 10, Busy: 1, Softirq: .5, Stack: stack}},
+		report.NotConfirmed: {{Subject: of, Scenario: "rr", Work: 10, Busy: 1, Softirq: .5, Stack: stack}, {Subject: to, Scenario: "rr", Work: 10, Busy: 1, Softirq: .5, Stack: stack}},
+		report.NotTestable:  {{Subject: of, Scenario: "rr", Work: 10, Busy: 1, Softirq: .5}, {Subject: to, Scenario: "rr", Work: 10, Busy: 1, Softirq: .5}},
+	} {
+		d := &report.Document{Subjects: []report.Subject{{ID: of}, {ID: to}}, Profiles: profiles}
+		b.Judge(d)
+		i := slices.IndexFunc(d.Claims, func(c report.Claim) bool { return strings.Contains(c.Text, "flame graph") })
+		if got := d.Claims[i]; got.Verdict != want || got.Why == "" {
+			t.Errorf("%s (%s), want %s", got.Verdict, got.Why, want)
 		}
 	}
 }

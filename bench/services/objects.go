@@ -111,21 +111,27 @@ func (b *bench) put(ctx context.Context, n int, a netip.Addr) error {
 
 // fill makes n Services whose endpoints are nobody's.
 func (b *bench) fill(ctx context.Context, n int) error {
+	return each(n, func(n int) error {
+		addrs := make([]netip.Addr, b.Endpoints)
+		for j := range addrs {
+			k := n*b.Endpoints + j
+			addrs[j] = netip.AddrFrom4([4]byte{172, 16 + byte(k>>16), byte(k >> 8), byte(k)})
+		}
+		return b.add(ctx, n+1, addrs)
+	})
+}
+
+// each does fn for all numbers below n, several at once.
+func each(n int, fn func(int) error) error {
 	work := make(chan int)
 	var wg sync.WaitGroup
 	errs := make([]error, fillers)
 	for i := range fillers {
 		wg.Go(func() {
 			for n := range work {
-				if errs[i] != nil {
-					continue
+				if errs[i] == nil {
+					errs[i] = fn(n)
 				}
-				addrs := make([]netip.Addr, b.Endpoints)
-				for j := range addrs {
-					k := n*b.Endpoints + j
-					addrs[j] = netip.AddrFrom4([4]byte{172, 16 + byte(k>>16), byte(k >> 8), byte(k)})
-				}
-				errs[i] = b.add(ctx, n+1, addrs)
 			}
 		})
 	}

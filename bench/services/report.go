@@ -14,12 +14,13 @@ import (
 func (r *Report) Render(w io.Writer) {
 	fmt.Fprintf(w, "Services by a real API server. Linux %s; load average before: %s, after: %s.\n", r.Kernel, r.Load[0], r.Load[len(r.Load)-1])
 	fmt.Fprintln(w, "Milliseconds from sending the request to the first connection that meets the change, median / p99 / maximum;")
-	fmt.Fprintln(w, "heard: until a bare watch tells of it, which nobody can be faster than.")
+	fmt.Fprintln(w, "heard: until a bare watch tells of it, which nobody can be faster than; event: from there to the first connection.")
+	fmt.Fprintln(w, "changes/s: endpoints of many slices that are replaced at once, to the last one in force; the API server has its part in it.")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "\tServices\theard\tendpoint moved\tspread\tnew Service\tcold sync, s\tMB\tpeak\t")
+	fmt.Fprintln(t, "\tServices\theard\tendpoint moved\tspread\tevent\tnew Service\tcold sync, s\tchanges/s\tMB\tpeak\t")
 	for _, c := range r.Cells {
-		fmt.Fprintf(t, "%s\t%d × %d\t%s\t%s\t%.0f %%\t%s\t%.2f\t%.0f\t%.0f\t\n", c.Contestant, c.Services, c.Endpoints,
-			three(c.Heard), three(c.Moved), 100*stats.Spread(c.Moved), three(c.Added), c.Cold, c.Memory, c.Peak)
+		fmt.Fprintf(t, "%s\t%d × %d\t%s\t%s\t%.0f %%\t%s\t%s\t%.2f\t%.0f\t%.0f\t%.0f\t\n", c.Contestant, c.Services, c.Endpoints,
+			three(c.Heard), three(c.Moved), 100*stats.Spread(c.Moved), three(c.Event), three(c.Added), c.Cold, c.Rate, c.Memory, c.Peak)
 	}
 	t.Flush()
 }

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -46,12 +47,18 @@ type Cell struct {
 	Services   int    `json:"services"`
 	Endpoints  int    `json:"endpoints"`
 	// Milliseconds from sending the request to the API server.
-	Heard  []float64 `json:"heard"`  // until a bare watch of the API server tells the change: nobody can be faster
-	Moved  []float64 `json:"moved"`  // until a new connection meets the new endpoint
-	Added  []float64 `json:"added"`  // until a new Service answers
-	Cold   float64   `json:"cold"`   // seconds from the process's start until everything is in force
-	Memory float64   `json:"memory"` // MB resident, five seconds after the last change
-	Peak   float64   `json:"peak"`   // MB
+	Heard []float64 `json:"heard"` // until a bare watch of the API server tells the change: nobody can be faster
+	Moved []float64 `json:"moved"` // until a new connection meets the new endpoint
+	Added []float64 `json:"added"` // until a new Service answers
+	// Event is Moved less Heard of the same change: from the API server's event to
+	// the first connection on the new rule.
+	Event []float64 `json:"event"`
+	Cold  float64   `json:"cold"` // seconds from the process's start until everything is in force
+	// Rate is endpoints changed in a second, when many slices change at once: from
+	// the first request to the last one in force.
+	Rate   float64 `json:"rate"`
+	Memory float64 `json:"memory"` // MB resident, five seconds after the last change
+	Peak   float64 `json:"peak"`   // MB
 }
 
 // Report is a whole run.
@@ -136,18 +143,23 @@ func measure(ctx context.Context, o Options, name string, n int) (cell Cell, err
 	if err := b.put(ctx, measured, b.servers[0].IPv4); err != nil {
 		return cell, err
 	}
+	start := time.Now()
 	run, end, err := b.contestant(ctx, name, dir)
 	if err != nil {
 		return cell, err
 	}
 	defer end()
-	if cell.Cold, err = b.cold(run); err != nil {
+	if cell.Cold, err = b.cold(start); err != nil {
 		return cell, fmt.Errorf("%w\n%s", err, lastLines(b.log))
 	}
 	say("in force after %.2f s", cell.Cold)
 	if err := b.latency(ctx, &cell); err != nil {
 		return cell, fmt.Errorf("%w\n%s", err, lastLines(b.log))
 	}
+	if cell.Rate, err = b.rate(ctx); err != nil {
+		return cell, fmt.Errorf("%w\n%s", err, lastLines(b.log))
+	}
+	say("%.0f endpoint changes a second", cell.Rate)
 	time.Sleep(5 * time.Second)
 	cell.Memory, cell.Peak = memory(run.Process.Pid)
 	say("%.0f MB, at most %.0f", cell.Memory, cell.Peak)
@@ -189,25 +201,34 @@ func (b *bench) contestant(ctx context.Context, name, dir string) (*lab.Cmd, fun
 	}, nil
 }
 
-// patience bounds each wait for a change.
-const patience = 2 * time.Minute
-
-// cold waits until the measured Service, the last one of many, answers.
-func (b *bench) cold(*lab.Cmd) (float64, error) {
-	start := time.Now()
-	_, err := b.until(start, vip(measured), b.servers[0].Name)
-	return time.Since(start).Seconds(), err
+// cold waits until the measured Service answers and the contestant itself says
+// that everything is in force: where both serve that, at /healthz.
+func (b *bench) cold(start time.Time) (float64, error) {
+	if _, err := b.until(start, vip(measured), b.servers[0].Name); err != nil {
+		return 0, err
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: b.dial}, Timeout: 5 * time.Second}
+	for time.Since(start) < patience {
+		resp, err := client.Get("http://127.0.0.1:10256/healthz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return time.Since(start).Seconds(), nil
+			}
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return 0, fmt.Errorf("it does not call itself healthy within %v", patience)
 }
 
-// until connects again and again until a server of this name answers.
-func (b *bench) until(start time.Time, to netip.AddrPort, name string) (took float64, err error) {
-	var got string
-	for time.Since(start) < patience {
-		if got, err = b.ask(to); err == nil && got == name {
-			return float64(time.Since(start).Microseconds()) / 1000, nil
-		}
-	}
-	return 0, fmt.Errorf("%s does not answer at %s within %v: %q, %w", name, to, patience, got, err)
+// dial connects in the node.
+func (b *bench) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	err = b.lab.Node().Do(func() error {
+		var d net.Dialer
+		conn, err = d.DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
 }
 
 // latency moves the measured Service's endpoint, and makes and removes new
@@ -228,8 +249,8 @@ func (b *bench) latency(ctx context.Context, cell *Cell) error {
 		if err := errors.Join(err, <-failed); err != nil {
 			return err
 		}
-		cell.Moved = append(cell.Moved, took)
-		cell.Heard = append(cell.Heard, <-heard)
+		told := <-heard
+		cell.Moved, cell.Heard, cell.Event = append(cell.Moved, took), append(cell.Heard, told), append(cell.Event, took-told)
 	}
 	for i := range b.Rounds {
 		n := measured + 1 + i
@@ -243,6 +264,52 @@ func (b *bench) latency(ctx context.Context, cell *Cell) error {
 		cell.Added = append(cell.Added, took)
 	}
 	return nil
+}
+
+// Slices that change at once, and the endpoints of each: as many as a slice has by
+// default. Their Services are made for it.
+const (
+	burst     = 40
+	burstSize = 100
+	bursts    = 5
+)
+
+// rate replaces all endpoints of many slices, and waits until the last one is in
+// force; several times.
+func (b *bench) rate(ctx context.Context) (float64, error) {
+	first := measured + 1 + b.Rounds
+	fill := func(round, i int) []netip.Addr {
+		addrs := make([]netip.Addr, burstSize)
+		for j := range addrs {
+			k := (round*burst+i)*burstSize + j
+			addrs[j] = netip.AddrFrom4([4]byte{172, 24 + byte(k>>16), byte(k >> 8), byte(k)})
+		}
+		return addrs
+	}
+	for i := range burst {
+		if err := b.add(ctx, first+i, fill(0, i)); err != nil {
+			return 0, err
+		}
+	}
+	var took time.Duration
+	for round := range bursts {
+		start := time.Now()
+		err := each(burst, func(i int) error {
+			return b.api.Do(ctx, http.MethodPut, slicesOf+"/"+nameOf(first+i), slice(first+i, fill(round+1, i)), nil)
+		})
+		now := b.servers[(b.Rounds+1+round)%2] // the other one each time
+		if err == nil {
+			err = b.put(ctx, measured, now.IPv4)
+		}
+		if err == nil {
+			_, err = b.until(start, vip(measured), now.Name)
+		}
+		if err != nil {
+			return 0, err
+		}
+		took += time.Since(start)
+	}
+	return burst * burstSize * bursts / took.Seconds(), nil
 }
 
 // memory reads a process's resident memory and its highest, in MB.
@@ -261,21 +328,4 @@ func memory(pid int) (now, peak float64) {
 		}
 	}
 	return now, peak
-}
-
-func (b *bench) ask(to netip.AddrPort) (name string, err error) {
-	var conn net.Conn
-	err = b.client.Do(func() error {
-		conn, err = net.DialTimeout("tcp", to.String(), 200*time.Millisecond)
-		return err
-	})
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
-		return "", err
-	}
-	text, err := io.ReadAll(conn)
-	return string(text), err
 }

@@ -22,7 +22,7 @@ import (
 func newBenchCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure pods and Services on this machine"}
 	cmd.AddCommand(newBenchSamehostCmd(g), newBenchSeedCmd(g), newBenchAdviseCmd(g), newBenchCalibrateCmd(g), newBenchPathCmd(g), newBenchCNICmd(g), newBenchPolicyCmd(g),
-		newBenchNodesCmd(g), newBenchServicesCmd(g), newBenchShowCmd(g), newBenchCompareCmd(g))
+		newBenchNodesCmd(g), newBenchServicesCmd(g), newBenchClusterCmd(g), newBenchAgentCmd(), newBenchShowCmd(g), newBenchCompareCmd(g))
 	return cmd
 }
 

@@ -49,10 +49,9 @@ func newBenchSeedCmd(g *globals) *cobra.Command {
 	fl.StringVar(&f.json, "json", "", "write every raw round to this file, after each round")
 	fl.StringVar(&f.html, "html", "", "write the report to this file, as one page that needs nothing else")
 	fl.StringVar(&f.from, "from", "", "judge by this file of an earlier run instead of running")
-	fl.StringVar(&f.resume, "resume", "", "go on with the run of this file")
+	fl.StringVar(&f.resume, "resume", "", "go on with the run of this file, or add an article to it")
 	cmd.MarkFlagsMutuallyExclusive("from", "resume", "json")
 	cmd.MarkFlagsMutuallyExclusive("from", "quick")
-	cmd.MarkFlagsMutuallyExclusive("resume", "quick")
 	return cmd
 }
 

@@ -87,7 +87,7 @@ func (p *plugin) statusUplink() error {
 		err = fmt.Errorf("mode %s needs the node's interface to the network, and there is no default route: name it by uplink", p.Mode)
 	}
 	if err != nil {
-		return p.unavailable(true, err)
+		return p.unavailable(p.Mode != link.HostDevice, err) // a pod that has the device has all it needs
 	}
 	if l.Attrs().Flags&net.FlagUp == 0 && p.Mode != link.HostDevice {
 		return p.unavailable(true, fmt.Errorf("uplink %s is down", l.Attrs().Name))

@@ -6,13 +6,11 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
-	"sync"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -67,20 +65,8 @@ var programNames = [bpfgen.ProgCount]string{
 func Build() [32]byte { return buildWith(Probe().SetRetval) }
 
 func buildWith(setRetval bool) [32]byte {
-	sum := objectsHash()
-	return sha256.Sum256(fmt.Appendf(sum[:], "set_retval=%t", setRetval))
+	return sha256.Sum256(fmt.Appendf(nil, "%s set_retval=%t", bpfgen.ObjectsHash, setRetval))
 }
-
-// objectsHash is by checksums of the objects, two of each: every start of the
-// plugin asks for it, and a hash of some hundred kilobytes would take it longer
-// than the tables do. Nobody makes objects that collide on purpose.
-var objectsHash = sync.OnceValue(func() [32]byte {
-	var sums []byte
-	for _, object := range bpfgen.Objects() {
-		sums = fmt.Appendf(sums, "%d %x %x\n", len(object), crc32.ChecksumIEEE(object), crc32.Checksum(object, crc32.MakeTable(crc32.Castagnoli)))
-	}
-	return sha256.Sum256(sums)
-})
 
 // isBuild says whether build is this binary's. It asks the kernel nothing: as
 // long as a node's tables live, its kernel is the same, and so are the constants.

@@ -105,15 +105,21 @@ func (w *edgeWorld) serve(path, name string, port int) {
 	}
 }
 
-// ask is who answered a client in path, and the address that it saw.
+// ask is who answered a client in path, and the address that it saw. It is patient,
+// because an emulated machine may let anybody wait.
 func ask(path, network, to string) (name string, saw netip.Addr, err error) {
+	return askFor(10*time.Second, path, network, to)
+}
+
+// askFor is for who must not be answered, too.
+func askFor(wait time.Duration, path, network, to string) (name string, saw netip.Addr, err error) {
 	err = netns.Do(path, func() error {
-		c, err := net.DialTimeout(network, to, time.Second)
+		c, err := net.DialTimeout(network, to, wait)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		c.SetDeadline(time.Now().Add(time.Second))
+		c.SetDeadline(time.Now().Add(wait))
 		if network == "udp" {
 			if _, err := c.Write([]byte("?")); err != nil {
 				return err
@@ -244,7 +250,7 @@ func TestClientsOutsideWithoutBackend(t *testing.T) {
 	w.replace([]string{"198.51.101.9:8080"}, []string{"[2001:db8:1::9]:8080"}, local)
 	each(t, func(t *testing.T, network string, v6 bool) {
 		for _, to := range externals[v6] {
-			if name, _, err := ask(w.client, network, to); !timedOut(err) {
+			if name, _, err := askFor(time.Second, w.client, network, to); !timedOut(err) {
 				t.Errorf("%s: %q, %v, instead of silence", to, name, err)
 			}
 			for who, path := range map[string]string{"the pod": w.pod, "the node": w.home} {
@@ -286,10 +292,10 @@ func TestSourceRanges(t *testing.T) {
 	ranges("203.0.113.0/24", "2001:db8:ff::/48")
 	each(t, func(t *testing.T, network string, v6 bool) {
 		lb := externals[v6][3]
-		if name, _, err := ask(w.client, network, lb); !timedOut(err) {
+		if name, _, err := askFor(time.Second, w.client, network, lb); !timedOut(err) {
 			t.Errorf("%q, %v, instead of silence", name, err)
 		}
-		if name, _, err := ask(w.pod, network, lb); !timedOut(err) {
+		if name, _, err := askFor(time.Second, w.pod, network, lb); !timedOut(err) {
 			t.Errorf("the pod: %q, %v, instead of silence", name, err)
 		}
 		if name, _, err := ask(w.home, network, lb); !errors.Is(err, syscall.EHOSTUNREACH) {
@@ -328,7 +334,7 @@ func TestTheNodesOwnSockets(t *testing.T) {
 		}
 	})
 	w.must(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w0"}}) })
-	if name, _, err := ask(w.home, "tcp", clusterIP[false]); err == nil {
+	if name, _, err := askFor(time.Second, w.home, "tcp", clusterIP[false]); err == nil {
 		t.Errorf("%q answered the node", name)
 	}
 	w.must(func(e *Engine) error { return e.SetEdge(Edge{}) })
@@ -418,7 +424,7 @@ func (w *edgeWorld) asking(path, to string) asking {
 func (a asking) who() string {
 	a.t.Helper()
 	buf := make([]byte, 2048)
-	a.c.SetDeadline(time.Now().Add(2 * time.Second))
+	a.c.SetDeadline(time.Now().Add(10 * time.Second))
 	if _, err := a.c.Write([]byte("?")); err != nil {
 		a.t.Fatal(err)
 	}
@@ -613,7 +619,7 @@ func TestHostPorts(t *testing.T) {
 			}
 		}
 	}
-	if name, _, err := ask(w.client, "tcp", "198.51.101.1:8001"); err == nil {
+	if name, _, err := askFor(time.Second, w.client, "tcp", "198.51.101.1:8001"); err == nil {
 		t.Errorf("%q answered on an address that has no such port", name)
 	}
 	other := open[0]

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -38,6 +39,21 @@ type operation struct {
 	// The list of nodes that is to be, and the one that was.
 	Nodes       *store.Nodes `json:",omitempty"`
 	NodesBefore *store.Nodes `json:",omitempty"`
+}
+
+// MarshalJSON writes an operation on an endpoint without the rest: the CNI plugin
+// does one in each of its lives, and to learn the shape of all the others would
+// take it a millisecond.
+func (op operation) MarshalJSON() ([]byte, error) {
+	if op.Endpoint != nil && len(op.Departures.Left) == 0 && !op.Departures.Reset {
+		return json.Marshal(struct {
+			Kind       string
+			Endpoint   *state.Endpoint
+			Departures struct{ Gone []state.Backend }
+		}{op.Kind, op.Endpoint, struct{ Gone []state.Backend }{op.Departures.Gone}})
+	}
+	type whole operation
+	return json.Marshal(whole(op))
 }
 
 // pending reads the operation that a killed tool left.

@@ -131,7 +131,7 @@ func (w *world) terminating(name string, old, now *lab.Pod) {
 // Of the Services that change, each pair has its own backend, so that a wrong
 // one shows.
 const (
-	changing  = 150
+	changing  = 1000
 	firstIP   = 100
 	kills     = 6
 	untouched = 1
@@ -148,8 +148,8 @@ func (w *world) testKilled() {
 	steady := w.traffic(at(vip4(untouched)), a.Name, b.Name)
 	steady6 := w.traffic(at(vip6(untouched)), a.Name, b.Name)
 
+	want := w.makeMany()
 	ctx, stop := context.WithCancel(context.Background())
-	want := map[string][]*lab.Pod{} // Service → its endpoints; absent: there is none
 	var changes sync.WaitGroup
 	var changed atomic.Int64
 	changes.Go(func() {
@@ -176,12 +176,29 @@ func (w *world) testKilled() {
 	steady.end(w.t)
 	steady6.end(w.t)
 	w.t.Logf("%d changes, %d kills, %d requests of the steady traffic", changed.Load(), kills, steady.asked.Load()+steady6.asked.Load())
-	for name, pods := range want {
-		if pods != nil {
-			w.remove(name)
-		}
+}
+
+// makeMany makes the Services that are to change, each with one endpoint.
+func (w *world) makeMany() map[string][]*lab.Pod {
+	w.t.Helper()
+	want := map[string][]*lab.Pod{} // Service → its endpoints; absent: there is none
+	names := make(chan int)
+	var makers sync.WaitGroup
+	for range 8 {
+		makers.Go(func() {
+			for n := range names {
+				name := fmt.Sprintf("c%d", n)
+				check(w.t, w.tryPut(service(name, firstIP+n, nil), endpoints(name, w.servers[n%2])))
+			}
+		})
 	}
-	w.remove("steady")
+	for n := range changing {
+		want[fmt.Sprintf("c%d", n)] = []*lab.Pod{w.servers[n%2]}
+		names <- n
+	}
+	close(names)
+	makers.Wait()
+	return want
 }
 
 // change makes, changes or removes one Service.

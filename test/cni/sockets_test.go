@@ -110,7 +110,20 @@ func (n *node) dials(ns, address string) (string, error) {
 	return string(out), err
 }
 
-// pings says whether one namespace reaches an address.
+// pings says whether one namespace reaches an address. It asks until one answer
+// is there: on a busy machine neither a neighbour's nor the answer is there
+// within a second, which is also when the kernel asks a neighbour again.
 func (n *node) pings(ns, address string) bool {
-	return exec.Command("nsenter", "--net=/var/run/netns/"+ns, "ping", "-c1", "-W1", "-q", address).Run() == nil
+	n.t.Helper()
+	inside := "--net=/var/run/netns/" + ns
+	out, err := exec.Command("nsenter", inside, "ping", "-c1", "-w10", "-i0.3", "-q", address).CombinedOutput()
+	if err == nil {
+		return true
+	}
+	n.t.Logf("ping %s from %s: %v: %s", address, ns, err, out)
+	for _, args := range []string{"ip neigh", "ip -6 route", "ip -s link", "nstat -as"} {
+		state, _ := exec.Command("nsenter", append([]string{inside}, strings.Fields(args)...)...).CombinedOutput()
+		n.t.Logf("%s there:\n%s", args, state)
+	}
+	return false
 }

@@ -129,9 +129,9 @@ func TestPlugin_MustExitWithZeroOnSuccessAndNonZeroOnFailure(t *testing.T) {
 				t.Errorf("%s: the error has no version: %s", command, a.stdout)
 			}
 		}
+		n.ok(n.exec(n.command(binary, "STATUS", conf)))
 		a := c.add(conf)
 		c.ok(c.call("CHECK", conf.prev(a)))
-		n.ok(n.exec(n.command(binary, "STATUS", conf)))
 		valid := []any{map[string]any{"containerID": c.id, "ifname": "eth0"}}
 		n.ok(n.exec(n.command(binary, "GC", conf.with("cni.dev/valid-attachments", valid))))
 		c.del(conf.prev(a))
@@ -179,23 +179,20 @@ func TestErrors_HaveTheCodesOfTheSpec(t *testing.T) {
 
 func TestPlugins_MustHandleBeingExecutedConcurrentlyAcrossContainers(t *testing.T) {
 	eachMode(t, func(t *testing.T, n *node, mode string) {
-		conf := func(i int) config {
-			c := n.config(mode).with("masquerade", true)
-			if mode == "host-device" { // a device for each
-				c["uplink"] = n.deviceNamed(fmt.Sprintf("dev%d", i))
-			}
-			return c
-		}
 		var all []*container
+		var conf []config
 		for i := range 8 {
-			conf(i)
 			all = append(all, n.container())
+			conf = append(conf, n.config(mode).with("masquerade", true))
+			if mode == "host-device" { // a device for each
+				conf[i]["uplink"] = n.deviceNamed(fmt.Sprintf("dev%d", i))
+			}
 		}
 		answers := make([]answer, len(all))
 		each := func(command string) {
 			var wg sync.WaitGroup
 			for i, c := range all {
-				wg.Go(func() { answers[i] = c.call(command, conf(i)) })
+				wg.Go(func() { answers[i] = c.call(command, conf[i]) })
 			}
 			wg.Wait()
 		}

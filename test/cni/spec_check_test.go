@@ -55,85 +55,61 @@ func TestCHECK_MustAllowALaterPluginToHaveModifiedRoutes(t *testing.T) {
 
 func TestCHECK_ShouldReturnAnErrorIfAResourceIsMissingOrInvalid(t *testing.T) {
 	in := func(c *container, args ...string) { run(c.t, "ip", append([]string{"-n", c.ns}, args...)...) }
-	for _, x := range []struct {
-		name string
+	breaks := []struct {
 		brk  func(c *container, a answer)
 		says string
 	}{
-		{"interface down", func(c *container, _ answer) { in(c, "link", "set", "eth0", "down") }, "eth0 in the container is down"},
-		{"interface gone", func(c *container, _ answer) {
+		{func(c *container, _ answer) { in(c, "link", "set", "eth0", "down") }, "eth0 in the container is down"},
+		{func(c *container, _ answer) {
 			in(c, "link", "set", "eth0", "down")
 			in(c, "link", "set", "eth0", "name", "gone0")
 		}, "interface eth0"},
-		{"IPv4 address gone", func(c *container, a answer) { in(c, "addr", "del", a.IPs[0].Address, "dev", "eth0") }, "is missing from eth0"},
-		{"IPv6 address gone", func(c *container, a answer) { in(c, "addr", "del", a.IPs[1].Address, "dev", "eth0") }, "is missing from eth0"},
-		{"mtu changed", func(c *container, _ answer) { in(c, "link", "set", "eth0", "mtu", "1400") }, "has MTU 1400, not 1500"},
-		{"IPv4 route gone", func(c *container, _ answer) { in(c, "route", "del", "default") }, "route to 0.0.0.0/0"},
-		{"IPv6 route gone", func(c *container, _ answer) { in(c, "-6", "route", "del", "default") }, "route to ::/0"},
-		{"reservation gone", func(c *container, a answer) { os.Remove(filepath.Join(c.state(), "cni", "addresses", a.address(1))) }, "not reserved"},
-		{"record gone", func(c *container, _ answer) { c.forgetRecords() }, "no complete record"},
-		{"masquerade gone", func(c *container, _ answer) {
+		{func(c *container, a answer) { in(c, "addr", "del", a.IPs[0].Address, "dev", "eth0") }, "is missing from eth0"},
+		{func(c *container, a answer) { in(c, "addr", "del", a.IPs[1].Address, "dev", "eth0") }, "is missing from eth0"},
+		{func(c *container, _ answer) { in(c, "link", "set", "eth0", "mtu", "1400") }, "has MTU 1400, not 1500"},
+		{func(c *container, _ answer) { in(c, "route", "del", "default") }, "route to 0.0.0.0/0"},
+		{func(c *container, _ answer) { in(c, "-6", "route", "del", "default") }, "route to ::/0"},
+		{func(c *container, a answer) { os.Remove(filepath.Join(c.state(), "cni", "addresses", a.address(1))) }, "not reserved"},
+		{func(c *container, _ answer) { c.forgetRecords() }, "no complete record"},
+		{func(c *container, _ answer) {
 			run(c.t, "nsenter", "--net=/var/run/netns/"+c.name, "nft", "flush", "ruleset")
 		}, "not masqueraded"},
-		{"endpoint gone", func(c *container, _ answer) { c.dropEndpoints() }, "endpoint"},
-	} {
-		t.Run(x.name, func(t *testing.T) {
-			eachMode(t, func(t *testing.T, n *node, mode string) {
-				c := n.container()
-				conf := n.config(mode).with("masquerade", true)
-				a := c.add(conf)
-				c.ok(c.call("CHECK", conf.prev(a)))
-				x.brk(c, a)
-				n.refused(c.call("CHECK", conf.prev(a)), 100, x.says)
-				if x.name == "interface gone" {
-					in(c, "link", "set", "gone0", "name", "eth0")
-				}
-				c.del(conf)
-				n.device(mode)
-			})
-		})
+		{func(c *container, _ answer) { c.dropEndpoints() }, "endpoint"},
 	}
-}
-
-func TestCHECK_NamesWhatSomebodyBrokeOnTheNode(t *testing.T) {
-	for _, x := range []struct {
-		name string
-		brk  func(n *node, c *container, host, addr string)
-		says string
-	}{
-		{"interface down", func(n *node, c *container, _, _ string) { run(n.t, "ip", "-n", c.ns, "link", "set", "eth0", "down") }, "eth0 in the container is down"},
-		{"interface gone", func(n *node, c *container, _, _ string) { run(n.t, "ip", "-n", c.ns, "link", "del", "eth0") }, "interface eth0"},
-		{"address gone", func(n *node, c *container, _, addr string) {
-			run(n.t, "ip", "-n", c.ns, "addr", "del", addr+"/32", "dev", "eth0")
-		}, "is missing from eth0"},
-		{"mtu changed", func(n *node, c *container, _, _ string) {
-			run(n.t, "ip", "-n", c.ns, "link", "set", "eth0", "mtu", "1400")
-		}, "has MTU 1400, not 1500"},
-		{"host end down", func(n *node, c *container, host, _ string) { run(n.t, "ip", "-n", n.name, "link", "set", host, "down") }, "on the node is down"},
-		{"host route gone", func(n *node, c *container, _, addr string) { run(n.t, "ip", "-n", n.name, "route", "del", addr) }, "node's route"},
-		{"reservation gone", func(n *node, c *container, _, addr string) {
-			os.Remove(filepath.Join(n.state(), "cni", "addresses", addr))
-		}, "not reserved"},
-		{"record gone", func(n *node, c *container, _, addr string) {
-			os.Remove(filepath.Join(n.state(), "cni", "attachments", c.id+"@eth0.json"))
-		}, "no complete record"},
-		{"masquerade gone", func(n *node, c *container, _, _ string) {
-			run(n.t, "nsenter", "--net=/var/run/netns/"+n.name, "nft", "flush", "ruleset")
-		}, "not masqueraded"},
-		{"programs detached", func(n *node, c *container, host, _ string) {
-			run(n.t, "tc", "-n", n.name, "qdisc", "del", "dev", host, "clsact")
-		}, "not attached"},
-	} {
-		t.Run(x.name, func(t *testing.T) {
-			n := newNode(t)
+	eachMode(t, func(t *testing.T, n *node, mode string) {
+		for _, x := range breaks {
 			c := n.container()
-			conf := n.config("veth").with("masquerade", true)
+			conf := n.config(mode).with("masquerade", true)
 			a := c.add(conf)
 			c.ok(c.call("CHECK", conf.prev(a)))
-			x.brk(n, c, a.Interfaces[0].Name, a.address(0))
+			x.brk(c, a)
 			n.refused(c.call("CHECK", conf.prev(a)), 100, x.says)
+			if x.says == "interface eth0" {
+				in(c, "link", "set", "gone0", "name", "eth0")
+			}
 			c.del(conf)
-		})
+			n.device(mode)
+		}
+	})
+}
+
+// On the node, where prevResult does not lead.
+func TestCHECK_NamesWhatSomebodyBrokeOnTheNode(t *testing.T) {
+	n := newNode(t)
+	for _, x := range []struct {
+		args string // HOST is the host's end, ADDR the pod's address
+		says string
+	}{
+		{"ip link set HOST down", "on the node is down"},
+		{"ip route del ADDR", "node's route"},
+		{"tc qdisc del dev HOST clsact", "not attached"},
+	} {
+		c := n.container()
+		a := c.add(n.config("veth"))
+		args := strings.NewReplacer("HOST", a.Interfaces[0].Name, "ADDR", a.address(0)).Replace(x.args)
+		run(t, "nsenter", append([]string{"--net=/var/run/netns/" + n.name}, strings.Fields(args)...)...)
+		n.refused(c.call("CHECK", n.config("veth").prev(a)), 100, x.says)
+		c.del(n.config("veth"))
 	}
 }
 
@@ -194,7 +170,11 @@ func TestSTATUS_MustNotBeReliedOnAndDoesNotPreventOtherRequests(t *testing.T) {
 		full := n.config(mode).with("name", "small").with("ipam", map[string]any{"type": "mustang", "pools": []string{"10.29.0.0/30"}})
 		c := n.container()
 		a := c.add(full) // nobody asked for STATUS before
-		n.refused(n.exec(n.command(binary, "STATUS", full)), 50, "10.29.0.0/30")
+		what := "10.29.0.0/30"
+		if mode == "host-device" { // which is what there is one of
+			what = "dev0"
+		}
+		n.refused(n.exec(n.command(binary, "STATUS", full)), 50, what)
 		c.ok(c.call("CHECK", full.prev(a)))
 		c.del(full)
 		n.ok(n.exec(n.command(binary, "STATUS", full)))

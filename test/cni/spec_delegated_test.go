@@ -44,6 +44,7 @@ func TestDelegated_MustReceiveTheSameEnvironmentAndBeExecutedForEachCommand(t *t
 		log := n.fakeIPAM()
 		c := n.container()
 		conf := n.config(mode).with("ipam", map[string]any{"type": "fake-ipam"})
+		n.ok(n.exec(n.command(binary, "STATUS", conf)))
 		a := c.add(conf, "CNI_ARGS=K=V")
 		if len(a.IPs) != 1 || !strings.HasPrefix(a.IPs[0].Address, "10.8.0.2/") || a.DNS["nameservers"] == nil {
 			t.Errorf("got %s", a.stdout)
@@ -52,7 +53,6 @@ func TestDelegated_MustReceiveTheSameEnvironmentAndBeExecutedForEachCommand(t *t
 			t.Error("IPAM's route is missing")
 		}
 		c.ok(c.call("CHECK", conf.prev(a), "CNI_ARGS=K=V"))
-		n.ok(n.exec(n.command(binary, "STATUS", conf)))
 		c.del(conf, "CNI_ARGS=K=V")
 		n.ok(n.exec(n.command(binary, "GC", conf.with("cni.dev/valid-attachments", []any{}))))
 		var commands []string
@@ -63,7 +63,7 @@ func TestDelegated_MustReceiveTheSameEnvironmentAndBeExecutedForEachCommand(t *t
 				t.Errorf("environment: %s", line)
 			}
 		}
-		if got := strings.Join(commands, " "); got != "ADD CHECK STATUS DEL GC" {
+		if got := strings.Join(commands, " "); got != "STATUS ADD CHECK DEL GC" {
 			t.Errorf("called: %s", got)
 		}
 	})
@@ -86,9 +86,9 @@ func TestDelegated_IfItReturnsAnErrorThePluginShouldReturnAnError(t *testing.T) 
 		n.fakeIPAM("CHECK", "GC", "STATUS")
 		c := n.container()
 		conf := n.config(mode).with("ipam", map[string]any{"type": "fake-ipam"})
+		n.refused(n.exec(n.command(binary, "STATUS", conf)), 50, "no STATUS today")
 		a := c.add(conf)
 		n.refused(c.call("CHECK", conf.prev(a)), 100, "no CHECK today")
-		n.refused(n.exec(n.command(binary, "STATUS", conf)), 50, "no STATUS today")
 		gc := n.exec(n.command(binary, "GC", conf.with("cni.dev/valid-attachments", []any{})))
 		if gc.status == 0 || !strings.Contains(gc.stdout, "no GC today") {
 			t.Errorf("GC: %s", gc.stdout)

@@ -290,6 +290,9 @@ func (n *node) traces() map[string]string {
 			}
 			if args == "-o link" {
 				line, _, _ = strings.Cut(line, "<")
+				if _, name, _ := strings.Cut(line, ": "); strings.HasPrefix(name, "dev") {
+					line, _, _ = strings.Cut(name, "@") // a device that died with its namespace is made anew
+				}
 			}
 			if strings.Contains(line, "linkdown") {
 				line = strings.ReplaceAll(line, " linkdown", "")

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -16,7 +17,8 @@ import (
 )
 
 // TestServicesByAgent is a cluster without kube-proxy: mustang-cni connects the
-// pods, and an agent on each node makes Services. DNS is the first of them.
+// pods, and an agent on each node makes Services, DNS the first of them, and
+// NetworkPolicies.
 func TestServicesByAgent(t *testing.T) {
 	prepare(t)
 	tool, plugin := buildTool(t, "mustang"), buildTool(t, "mustang-cni")
@@ -28,6 +30,7 @@ func TestServicesByAgent(t *testing.T) {
 		assertNothingLeft(t, c.name)
 	})
 	c.run("up", "--cni=none", "--proxy=none", "--bind="+filepath.Dir(tool))
+	c.apply(rights)
 	for _, node := range []string{"n1", "n2"} {
 		c.installPlugin(node, "veth", plugin)
 		c.startAgent(node, tool)
@@ -44,7 +47,77 @@ func TestServicesByAgent(t *testing.T) {
 		c.reaches("the node "+node+" itself", "server-", "enter", node, "--", "curl", "-sS", "--max-time", "2", "http://10.96.7.7/hostname")
 		c.reaches("the node port of "+node+", from the control plane", "server-", "enter", kube.ControlPlane, "--", "curl", "-sS", "--max-time", "2", "http://"+nodeAddress(node)+":30080/hostname")
 	}
+	c.policyHolds()
 }
+
+// policyHolds: policies across nodes, by packet and through Services.
+func (c *testCluster) policyHolds() {
+	c.t.Helper()
+	curl := func(from, to string) []string {
+		return []string{"kubectl", "exec", c.podOn(from, "peer", "{.items[0].metadata.name}"), "--", "curl", "-sS", "--max-time", "2", "http://" + to + "/hostname"}
+	}
+	targets := map[string]string{
+		"by address": c.podOn("n1", "server", "{.items[0].status.podIP}") + ":8080", "by Service": "10.96.7.7",
+	}
+	c.apply(closed)
+	for _, from := range []string{"n1", "n2"} {
+		for how, to := range targets {
+			c.refused("a pod of "+from+", "+how, curl(from, to)...)
+		}
+	}
+	c.run("kubectl", "label", "pods", "-l", "app=peer", "may=yes")
+	for _, from := range []string{"n1", "n2"} {
+		for how, to := range targets {
+			c.reaches("a pod of "+from+" that may, "+how, "server-", curl(from, to)...)
+		}
+	}
+	c.run("kubectl", "delete", "networkpolicy", "closed")
+}
+
+// childOf is a process's only child.
+func childOf(pid int) (child int, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &child)
+	}
+	return child, err
+}
+
+// refused waits until a command fails, and wants it to fail three times more.
+func (c *testCluster) refused(who string, args ...string) {
+	c.t.Helper()
+	eventually(c.t, who+" is stopped", func() error {
+		for range 3 {
+			if out, err := c.try(args...); err == nil {
+				return errors.New("the answer is " + out)
+			}
+		}
+		return nil
+	})
+}
+
+const closed = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: closed}
+spec: {podSelector: {matchLabels: {app: server}}, ingress: [{from: [{podSelector: {matchLabels: {may: "yes"}}}]}]}
+`
+
+// rights are what an agent needs besides those of a kube-proxy.
+const rights = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: mustang-agent}
+rules:
+- {apiGroups: [""], resources: [pods, namespaces], verbs: [list, watch]}
+- {apiGroups: [networking.k8s.io], resources: [networkpolicies], verbs: [list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: mustang-agent}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: mustang-agent}
+subjects: [{kind: User, apiGroup: rbac.authorization.k8s.io, name: "system:kube-proxy"}]
+`
 
 const services = `
 ---
@@ -97,7 +170,10 @@ func (c *testCluster) startAgent(node, tool string) {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	c.t.Cleanup(func() {
-		_ = cmd.Process.Signal(os.Interrupt)
+		// It waits for the agent, and dies of signals that it does not hand on.
+		if agent, err := childOf(cmd.Process.Pid); err != nil || syscall.Kill(agent, syscall.SIGINT) != nil {
+			c.t.Errorf("the agent of %s is gone: %v", node, err)
+		}
 		select {
 		case err := <-ended:
 			if err != nil {

@@ -82,6 +82,31 @@ type world struct {
 	join              lab.Join
 	client, near, far *lab.Pod
 	ipv6              bool
+	from              place // who asks; the client's pod where nothing else is said
+}
+
+// place is where a client is.
+type place struct {
+	name     string
+	space    *lab.Space
+	ip4, ip6 netip.Addr
+}
+
+func podPlace(p *lab.Pod) place { return place{p.Name, &p.Space, p.IPv4, p.IPv6} }
+
+// by is w with another client.
+func (w *world) by(p place) *world {
+	sub := *w
+	sub.from = p
+	return &sub
+}
+
+// me is the client's address.
+func (w *world) me() netip.Addr {
+	if w.ipv6 {
+		return w.from.ip6
+	}
+	return w.from.ip4
 }
 
 func deadline(t *testing.T) context.Context {
@@ -114,6 +139,7 @@ func newWorld(t *testing.T, cfg lab.Config, join lab.Join) *world {
 	w.must(l.Join(ctx, join))
 	first, second := l.Nodes()[0], l.Nodes()[1]
 	w.client, w.near, w.far = w.pod(first, "client"), w.pod(first, "near"), w.pod(second, "far")
+	w.from = podPlace(w.client)
 	for _, p := range []*lab.Pod{w.client, w.near, w.far} {
 		w.serve(p)
 	}

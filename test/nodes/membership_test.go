@@ -23,7 +23,7 @@ func TestARemovedNodeTakesNothingElse(t *testing.T) {
 		t.Run(nameOf(j), func(t *testing.T) {
 			w := newWorld(t, lab.Config{Nodes: 3}, j)
 			first, third := w.lab.Nodes()[0], w.lab.Nodes()[2]
-			c, err := w.dial(w.client, "tcp", w.direct(w.far))
+			c, err := w.dial("tcp", w.direct(w.far))
 			w.must(err)
 			defer c.Close()
 			_, _, err = greeting(c)

@@ -32,35 +32,112 @@ func nameOf(j lab.Join) string {
 
 var families = map[string]bool{"ipv4": false, "ipv6": true}
 
-// TestNodes runs the whole table.
+// TestNodes runs the whole table: ways of joining nodes × where the client is ×
+// on which node the server is × by which address it is asked × families.
 func TestNodes(t *testing.T) {
 	for _, mode := range modes() {
 		for _, j := range joins() {
 			t.Run(fmt.Sprintf("%s/%s", mode, nameOf(j)), func(t *testing.T) {
 				w := newWorld(t, lab.Config{Mode: mode}, j)
+				w.publish()
+				outside := w.lab.Outside()
+				clients := []place{w.from, {"outside", &outside.Space, outside.IPv4, outside.IPv6}}
 				for family, ipv6 := range families {
-					t.Run(family, func(t *testing.T) { w.on(t, ipv6).table() })
+					for _, c := range clients {
+						t.Run(family+"/from "+c.name, func(t *testing.T) { w.on(t, ipv6).by(c).table() })
+					}
 				}
 			})
 		}
 	}
 }
 
+// What a pod serves: the port of its server, and of Services' frontends.
+type served struct {
+	backend uint16
+	vip     int // of the near pod; the far one has the next
+	port    uint16
+	node    uint16 // the near pod's node port; the far one has the next
+}
+
+var (
+	echoed   = served{serverPort, 20, vipPort, 30080}
+	measured = served{5201, 30, 5201, 30180} // by iperf3
+	browsed  = served{8090, 40, 8090, 30280} // nginx
+)
+
+// publish starts the other servers, and makes Services with node ports on the
+// first node.
+func (w *world) publish() {
+	w.t.Helper()
+	first := w.lab.Nodes()[0]
+	w.mustang(first, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
+	for i, p := range []*lab.Pod{w.near, w.far} {
+		w.iperf3(p)
+		w.nginx(p)
+		for _, s := range []served{echoed, measured, browsed} {
+			for ip, vip := range map[netip.Addr]netip.Addr{p.IPv4: lab.VIP4(s.vip + i), p.IPv6: lab.VIP6(s.vip + i)} {
+				w.mustang(first, "svc", "add", "--service", netip.AddrPortFrom(vip, s.port).String(),
+					"--node-port", fmt.Sprint(int(s.node)+i), "--backend", netip.AddrPortFrom(ip, s.backend).String())
+			}
+		}
+	}
+}
+
+// at are the addresses by which a pod's server is asked.
+func (w *world) at(p *lab.Pod, s served) map[string]netip.AddrPort {
+	first, i := w.lab.Nodes()[0], 0
+	if p == w.far {
+		i = 1
+	}
+	node, vip := first.IPv4, lab.VIP4(s.vip+i)
+	if w.ipv6 {
+		node, vip = first.IPv6, lab.VIP6(s.vip+i)
+	}
+	return map[string]netip.AddrPort{
+		"pod":       netip.AddrPortFrom(w.ip(p), s.backend),
+		"clusterip": netip.AddrPortFrom(vip, s.port),
+		"nodeport":  netip.AddrPortFrom(node, s.node+uint16(i)),
+	}
+}
+
+// seen is the address that a server sees of the client: its own, but where a
+// client outside uses a Service; that wears the first node's, on the way to the
+// backend.
+func (w *world) seen(p *lab.Pod, at netip.AddrPort) netip.Addr {
+	first := w.lab.Nodes()[0]
+	inside := w.from.name != "outside"
+	switch {
+	case inside || at.Addr() == w.ip(p):
+		return w.me()
+	case p == w.far && w.join.Mode == "vxlan" && w.ipv6:
+		return first.PodNet6.Addr()
+	case p == w.far && w.join.Mode == "vxlan":
+		return first.PodNet4.Addr()
+	case w.ipv6:
+		return first.IPv6
+	}
+	return first.IPv4
+}
+
 func (w *world) table() {
 	for _, to := range []*lab.Pod{w.near, w.far} {
-		for by, at := range map[string]netip.AddrPort{"pod": w.direct(to), "clusterip": w.vip(to)} {
-			for _, c := range []struct {
-				name string
-				run  func(*world, *lab.Pod, netip.AddrPort)
-				pod  bool // by pod address only
-			}{
-				{"tcp", (*world).tcp, false},
-				{"bulk", (*world).bulk, false},
-				{"udp", (*world).udp, false},
-				{"datagrams", (*world).datagrams, false},
-				{"refused", (*world).refused, true},
-				{"ping", (*world).ping, true},
-			} {
+		for _, c := range []struct {
+			name string
+			run  func(*world, *lab.Pod, netip.AddrPort)
+			by   served
+			pod  bool // by pod address only
+		}{
+			{"tcp", (*world).tcp, echoed, false},
+			{"bulk", (*world).bulk, echoed, false},
+			{"udp", (*world).udp, echoed, false},
+			{"datagrams", (*world).datagrams, echoed, false},
+			{"iperf3", (*world).measure, measured, false},
+			{"ab", (*world).browse, browsed, false},
+			{"refused", (*world).refused, echoed, true},
+			{"ping", (*world).ping, echoed, true},
+		} {
+			for by, at := range w.at(to, c.by) {
 				if c.pod && by != "pod" {
 					continue
 				}

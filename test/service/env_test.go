@@ -26,7 +26,7 @@ const (
 var (
 	slowness    = 1
 	connections = wholeConnections
-	patience    = 3 * time.Second // for anything that takes microseconds
+	patience    = 5 * time.Second // for anything that takes microseconds
 )
 
 // slow is a time that an emulated machine gets more of.

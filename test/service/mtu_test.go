@@ -439,10 +439,17 @@ func (w *world) bigTCP() {
 		w.t.Skip("this kernel has no BIG TCP for IPv4")
 	}
 	for _, dst := range []netip.AddrPort{w.direct(0), w.twin()} {
-		longest := w.watchLongest(w.servers[0])
-		w.bulkBy(dst, oneBunch)
-		if n := longest(); n <= noBigTCP {
-			w.t.Errorf("to %s: the longest bundle had %d bytes, want more than %d", dst, n, noBigTCP)
+		// TCP bundles what a millisecond takes: a stream that had no processor makes none.
+		longest := 0
+		for range 5 {
+			watched := w.watchLongest(w.servers[0])
+			w.bulkBy(dst, oneBunch)
+			if longest = watched(); longest > noBigTCP {
+				break
+			}
+		}
+		if longest <= noBigTCP {
+			w.t.Errorf("to %s: the longest bundle had %d bytes, want more than %d", dst, longest, noBigTCP)
 		}
 	}
 	w.bulkBy(w.beyond(), 2<<20)

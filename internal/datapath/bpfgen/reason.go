@@ -10,10 +10,5 @@ type Reason struct {
 	Mend     string // for people: what to do about it
 }
 
-// Objects are the compiled objects, for telling builds apart.
-func Objects() [][]byte {
-	return [][]byte{_PodBytes, _SockBytes, _EntryBytes, _ParentBytes, _EdgeBytes}
-}
-
 // IterObject is the iterator over sockets, for telling builds of it apart.
 func IterObject() []byte { return _IterBytes }

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes_test
+
+// The tools that everybody measures with: iperf3, nginx and ab.
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/mustang-net/mustang/lab"
+)
+
+// background runs a server in a pod until the test ends.
+func (w *world) background(p *lab.Pod, argv ...string) {
+	w.t.Helper()
+	cmd := p.Command(context.Background(), argv...)
+	w.must(cmd.Start())
+	w.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+}
+
+func (w *world) iperf3(p *lab.Pod) {
+	w.t.Helper()
+	w.background(p, "iperf3", "-s", "-p", fmt.Sprint(measured.backend))
+}
+
+// measure sends 8 MiB each way.
+func (w *world) measure(_ *lab.Pod, at netip.AddrPort) {
+	w.t.Helper()
+	const bytes = 8 << 20
+	for _, way := range []string{"", "-R"} {
+		argv := strings.Fields(fmt.Sprintf("iperf3 -J --connect-timeout 3000 -n %d -c %s -p %d %s", bytes, at.Addr(), at.Port(), way))
+		out, err := w.from.space.Command(deadline(w.t), argv...).Output()
+		var said struct {
+			Error string
+			End   struct {
+				Sent     struct{ Bytes int64 } `json:"sum_sent"`
+				Received struct{ Bytes int64 } `json:"sum_received"` // when the sender had finished
+			}
+		}
+		if e := json.Unmarshal(out, &said); e != nil || err != nil || said.Error != "" || said.End.Sent.Bytes < bytes || said.End.Received.Bytes < bytes/4 {
+			w.t.Errorf("%v: %v %v %s, %d bytes sent, %d received", argv, err, e, said.Error, said.End.Sent.Bytes, said.End.Received.Bytes)
+		}
+	}
+}
+
+// nginx answers every request with the pod's name.
+func (w *world) nginx(p *lab.Pod) {
+	w.t.Helper()
+	dir := w.t.TempDir()
+	config := fmt.Sprintf(`daemon off; master_process off; pid %[1]s/pid; error_log %[1]s/error;
+events {}
+http {
+	access_log off;
+	client_body_temp_path %[1]s; proxy_temp_path %[1]s; fastcgi_temp_path %[1]s; uwsgi_temp_path %[1]s; scgi_temp_path %[1]s;
+	server { listen 0.0.0.0:%[2]d; listen [::]:%[2]d ipv6only=on; location / { return 200 "%[3]s\n"; } }
+}
+`, dir, browsed.backend, p.Name)
+	file := filepath.Join(dir, "nginx.conf")
+	w.must(os.WriteFile(file, []byte(config), 0o600))
+	w.background(p, "nginx", "-e", filepath.Join(dir, "error"), "-p", dir, "-c", file)
+}
+
+// browse makes connections, several at once.
+func (w *world) browse(_ *lab.Pod, at netip.AddrPort) {
+	w.t.Helper()
+	out := w.run(w.from.space, "ab -q -s 5 -n 200 -c 8 http://%s/", at)
+	if !strings.Contains(out, "Complete requests:      200\n") || !strings.Contains(out, "Failed requests:        0\n") {
+		w.t.Errorf("ab says\n%s", out)
+	}
+}
