@@ -50,6 +50,10 @@ cluster-down: ## remove it
 e2e: ## upstream's network specs against that cluster (FOCUS='\[Conformance\]' …); docs/e2e.md says what is skipped, and why
 	@scripts/e2e
 
+.PHONY: storm
+storm: test-deps ## clients of a Service while agents, kubelet, API server and pods come and go: mustang, then kube-proxy + bridge
+	$(GO) test ./test/kube -run TestStorm -v -count 1
+
 .PHONY: connectivity
 connectivity: build ## who reaches whom on that cluster, in a table
 	KUBECONFIG=/var/lib/mustang-kube/mustang/kubeconfig $(BIN) connectivity test

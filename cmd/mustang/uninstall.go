@@ -90,7 +90,7 @@ func removeState(dir string) error {
 	}
 	// In a container it is a mount, which stays: an empty directory, which the next
 	// boot does not have.
-	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EBUSY) {
+	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EROFS) {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
