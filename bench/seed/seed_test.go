@@ -168,11 +168,16 @@ func TestClaimsByProfilesSayWhatIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	of, to := string(podIP(kernelProxy)), string(podIP(oursDirect))
-	stack := &report.Frame{Name: "all", Count: 10}
+	queued := func(of10 int) *report.Frame {
+		f := &report.Frame{Name: "all"}
+		f.Add([]string{"veth_xmit", "__netif_rx"}, of10)
+		f.Add([]string{"tcp_sendmsg"}, 10-of10)
+		return f
+	}
 	for want, profiles := range map[string][]report.Profile{
-		report.Confirmed:    {{Subject: of, Scenario: "rr", Work: 10, Busy: 2, Softirq: .5, Stack: stack}, {Subject: to, Scenario: "rr", Work: 10, Busy: 1, Softirq: .5, Stack: stack}},
-		report.NotConfirmed: {{Subject: of, Scenario: "rr", Work: 10, Busy: 1, Softirq: .5, Stack: stack}, {Subject: to, Scenario: "rr", Work: 10, Busy: 1, Softirq: .5, Stack: stack}},
-		report.NotTestable:  {{Subject: of, Scenario: "rr", Work: 10, Busy: 1, Softirq: .5}, {Subject: to, Scenario: "rr", Work: 10, Busy: 1, Softirq: .5}},
+		report.Confirmed:    {{Subject: of, Scenario: "rr", Work: 10, Busy: 2, Stack: queued(2)}, {Subject: to, Scenario: "rr", Work: 10, Busy: 2, Stack: queued(1)}},
+		report.NotConfirmed: {{Subject: of, Scenario: "rr", Work: 10, Busy: 2, Stack: queued(1)}, {Subject: to, Scenario: "rr", Work: 10, Busy: 2, Stack: queued(1)}},
+		report.NotTestable:  {{Subject: of, Scenario: "rr", Work: 10, Busy: 1}, {Subject: to, Scenario: "rr", Work: 10, Busy: 1}},
 	} {
 		d := &report.Document{Subjects: []report.Subject{{ID: of}, {ID: to}}, Profiles: profiles}
 		b.Judge(d)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -276,6 +277,8 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 			r.Flags, r.Addr = bpfgen.RemoteTunnel, datapath.FromAddr(n.Underlay(self))
 			for _, a := range n.Addrs {
 				tunnels[datapath.FromAddr(a)] = n.Ref
+				// Its own packets to our pods come by the tunnel, under whatever address they have.
+				nets[datapath.PrefixOf(netip.PrefixFrom(a, a.BitLen()))] = n.Ref
 			}
 		}
 		slots[n.Ref&0xffff] = r
