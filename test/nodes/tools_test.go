@@ -32,10 +32,10 @@ func (w *world) iperf3(p *lab.Pod) {
 	w.background(p, "iperf3", "-s", "-p", fmt.Sprint(measured.backend))
 }
 
-// measure sends 8 MiB each way.
+// measure sends 64 MiB each way: far more than what buffers hold when the sender has finished.
 func (w *world) measure(_ *lab.Pod, at netip.AddrPort) {
 	w.t.Helper()
-	const bytes = 8 << 20
+	const bytes = 64 << 20
 	for _, way := range []string{"", "-R"} {
 		argv := strings.Fields(fmt.Sprintf("iperf3 -J --connect-timeout 3000 -n %d -c %s -p %d %s", bytes, at.Addr(), at.Port(), way))
 		out, err := w.from.space.Command(deadline(w.t), argv...).Output()
