@@ -275,25 +275,27 @@ slow_fn int ct_close(struct flow *f, struct pkt *p)
  * ct_answered - a half-open half becomes an answered one: where it lies, or it moves
  * Return: whether it moved.
  */
-global_fn int ct_answered(const struct ct_key *key, struct ct_entry *e, __u32 now)
+global_fn int ct_answered(const struct ct_key *at, struct ct_entry *e, __u32 now)
 {
 	struct ct_entry copy;
+	struct ct_key key;
 
-	if (!key || !e)
+	if (!at || !e)
 		return 0;
+	key = *at; /* on the stack: 6.1 takes no key from a global function's argument */
 	copy = *e;
 	copy.seen_reply = 1;
 	copy.opening = CT_ANSWERED;
-	copy.expires = now + ct_lifetime(&copy, key->proto, true);
+	copy.expires = now + ct_lifetime(&copy, key.proto, true);
 	if (e->opening == CT_OPENING_IN_PLACE) {
 		e->seen_reply = 1;
 		e->expires = copy.expires;
 		e->opening = CT_ANSWERED;
 		return 0;
 	}
-	if (bpf_map_update_elem(&mst_ct_v1, key, &copy, BPF_ANY))
+	if (bpf_map_update_elem(&mst_ct_v1, &key, &copy, BPF_ANY))
 		return 0;
-	bpf_map_delete_elem(&mst_ct_new_v1, key);
+	bpf_map_delete_elem(&mst_ct_new_v1, &key);
 	return 1;
 }
 

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "ee886a3cf1f5bb59bec07a91be2edea5e6dc6baba3f547dbe2e8acf942a32092"
+const ObjectsHash = "6e943e1d66f229e04960b935414684f131916e37ff13956bb0c54dfdb19325d3"
