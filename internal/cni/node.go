@@ -28,9 +28,7 @@ func (c *Config) uplink() (netlink.Link, error) {
 		return l, nil
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := netns.Dump(func() ([]netlink.Route, error) {
-			return netns.Routes(family, &netlink.Route{}, netlink.RT_FILTER_DST)
-		})
+		routes, err := netns.Routes(family, &netlink.Route{}, netlink.RT_FILTER_DST)
 		if err != nil {
 			return nil, fmt.Errorf("look for the node's default route: %w", err)
 		}
