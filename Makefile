@@ -51,8 +51,15 @@ e2e: ## upstream's network specs against that cluster (FOCUS='\[Conformance\]' â
 	@scripts/e2e
 
 .PHONY: storm
-storm: test-deps ## clients of a Service while agents, kubelet, API server and pods come and go: mustang, then kube-proxy + bridge
-	$(GO) test ./test/kube -run TestStorm -v -count 1
+storm: test-deps ## nginx, redis, postgres, DNS while agents, kubelets, API server, a node and 500 pods come and go: mustang, then kube-proxy + bridge (20 min)
+	@scripts/deps storm
+	MUSTANG_CLUSTER=1 MUSTANG_STORM=long $(GO) test ./test/kube -run TestStorm -v -count 1 -timeout 40m
+
+.PHONY: test-cluster
+test-cluster: test-deps ## the README's commands, Helm, migration and a short storm, each on a cluster of its own; image, alerts, dashboard (30 min)
+	@scripts/deps storm
+	cd deploy/tools && $(GO) test -timeout 30m ./...
+	MUSTANG_CLUSTER=1 $(GO) test ./test/kube -run 'TestReadme|TestHelm|TestMigration|TestStorm' -v -count 1 -timeout 60m
 
 .PHONY: connectivity
 connectivity: build ## who reaches whom on that cluster, in a table
@@ -106,7 +113,7 @@ bench-vm: build ## the short bench in the VM, all modes, by instructions: emulat
 	test/vm/bench $(VM_KERNEL) samehost --modes $(VM_MODES) --services-by $(VM_BY) --json bench-vm.json
 
 .PHONY: test-vm
-test-vm: test-deps ## other kernels: every mode that each has, under emulation (10 min a kernel on an idle machine)
+test-vm: test-deps ## other kernels: every mode that each has, under emulation (an hour a kernel)
 	@test/vm/suite 6.1 6.12 newest
 
 # The modes that the machine at hand may lack, on the kernels that most people run.

@@ -186,7 +186,6 @@ inline_fn void edge_turn(void)
 slow_fn int edge_deliver(struct __sk_buff *skb, struct pkt *p, __u32 id)
 {
 	struct endpoint *to = id ? endpoint_slot(id) : NULL;
-	__u8 macs[2 * ETH_ALEN];
 
 	if (to && (!to->generation || !(addr_equal(&p->t.dst, &to->ip4) || addr_equal(&p->t.dst, &to->ip6)))) {
 		id = endpoint_of(&p->t.dst); /* another pod has the number by now */
@@ -194,15 +193,13 @@ slow_fn int edge_deliver(struct __sk_buff *skb, struct pkt *p, __u32 id)
 	}
 	if (!to || !to->generation)
 		return address_flags(&p->t.dst) & SVC_NODE ? NEXT : EDGE_SEND;
-	__builtin_memcpy(macs, to->mac, ETH_ALEN);
 	if (to->flags & EP_IN_POD) {
 		if (to->parent != skb->ifindex)
 			return EDGE_SEND;
 		edge_turn();
-		return bpf_skb_store_bytes(skb, 0, macs, ETH_ALEN, 0) ? edge_drop(skb, REASON_DELIVER) : NEXT;
+		return bpf_skb_store_bytes(skb, 0, to->mac, ETH_ALEN, 0) ? edge_drop(skb, REASON_DELIVER) : NEXT;
 	}
-	__builtin_memcpy(macs + ETH_ALEN, to->node_mac, ETH_ALEN);
-	if (too_long(skb, to) || bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+	if (too_long(skb, to) || !link_write(skb, to->mac))
 		return edge_drop(skb, REASON_DELIVER);
 	redirect_note(skb, to->ifindex, REDIRECT_EGRESS);
 	return bpf_redirect(to->ifindex, 0);
@@ -355,18 +352,20 @@ slow_fn bool edge_port(const struct addr *dst, const struct pkt *p)
 		return false;
 	if ((__u16)(port - c->port_first) < c->port_count)
 		return true;
-	return !from_tunnel && service_find(dst, p->t.dport, p->proto, SCOPE_ANY, &address);
+	return service_find(dst, p->t.dport, p->proto, SCOPE_ANY, &address);
 }
 
-/* What an address that a packet is for means here. */
+/* What an address that a packet is for means here. Pods of other nodes reach this node's own
+ * addresses by the tunnel, and so its node ports; what else is a Service's they know themselves. */
 inline_fn __u16 destination_flags(const struct addr *dst)
 {
-	struct edge_config *c;
+	struct edge_config *c = from_tunnel ? edge_config(EDGE_TUNNEL) : NULL;
+	__u16 flags;
 
-	if (!from_tunnel)
-		return address_flags(dst);
-	c = edge_config(EDGE_TUNNEL);
-	return c && (addr_equal(dst, &c->ip4) || addr_equal(dst, &c->ip6)) ? SVC_ADDRESS | SVC_NODE : 0;
+	if (c && (addr_equal(dst, &c->ip4) || addr_equal(dst, &c->ip6)))
+		return SVC_ADDRESS | SVC_NODE;
+	flags = address_flags(dst);
+	return from_tunnel && !(flags & SVC_NODE) ? 0 : flags;
 }
 
 SEC("tc")
@@ -402,7 +401,7 @@ int from_outside(struct __sk_buff *skb)
 	return edge_done(skb, &p, verdict);
 }
 
-/* Answers of the node's own sockets, and of pods with a NIC of their own. */
+/* Answers of the node's own sockets, and of pods with a NIC of their own; also at the tunnel's device. */
 SEC("tc")
 int to_outside(struct __sk_buff *skb)
 {

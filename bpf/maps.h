@@ -39,6 +39,16 @@ struct {
 	__type(value, struct fast_flow);
 } mst_fast_v1 SEC(".maps");
 
+/* The same, looked at first: of a client that opens one connection after the other, each takes the
+ * slot of one that has closed, which is still in the cache. A flow that finds its slot there taken
+ * by one that lives goes to the table above. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct fast_front);
+} mst_fast_front_v1 SEC(".maps");
+
 /* Counts, by hash of the tuple, how often a flow was entered or removed: what was decided before
  * holds no more. Written and read by the tc programs. */
 struct {

@@ -68,11 +68,20 @@ inline_fn bool reply_translated_here(struct endpoint *self, struct endpoint *to)
 	return in_pod ? to == self : !!(to->flags & EP_HOST_END);
 }
 
-/* Whether what is decided about this packet holds for those that follow. */
+/* Whether what is decided about this packet holds for those that follow. The opener's next must be
+ * seen when a half-open flow is answered: of TCP none is kept before, of UDP, which may never be,
+ * it is forgotten then. */
 inline_fn bool worth_keeping(const struct flow *f, const struct pkt *p)
 {
-	return p->shape == SHAPE_USUAL && f->key.scope == CT_SCOPE_FLOW &&
-	       !(f->e->opening | f->e->closing_orig | f->e->closing_reply);
+	return p->shape && f->key.scope == CT_SCOPE_FLOW && !(f->e->closing_orig | f->e->closing_reply) &&
+	       (!f->e->opening || f->reply || p->proto == IPPROTO_UDP);
+}
+
+/* What is kept of a known flow at this hook. Return: enum fast_flag. */
+inline_fn __u32 known_how(const struct flow *f, bool translated)
+{
+	return (f->reply ? 0 : FAST_FROM_OPENER) | (translated ? FAST_TRANSLATE : 0) |
+	       (f->e->flags & CT_VIA_STACK ? FAST_BY_STACK : 0);
 }
 
 /**
@@ -105,9 +114,8 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 	}
 	remote = to || (f->reply && to_edge(e)) ? 0 : next_remote(f);
 	if (!(f->reply && to_edge(e)) && worth_keeping(f, p))
-		fast_keep(skb, p, e, translated ? &t : NULL,
-			  (f->reply ? 0 : FAST_FROM_OPENER) | (to ? FAST_DELIVER : 0) |
-				  (translated ? FAST_TRANSLATE : 0));
+		fast_keep(skb, p, &e->opener, translated ? &t : NULL,
+			  known_how(f, translated) | (to ? FAST_DELIVER : 0));
 	if (translated)
 		reason = translate(skb, p, &t);
 	if (reason)
@@ -484,9 +492,10 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 	if (!reason)
 		reason = create_flow(p, &plan, now);
 	fast_forget_plan(p, &plan);
-	if (!reason)
-		event_opened(skb, p, &plan, DIR_TO_POD, now);
-	return reason ? drop(skb, reason, DIR_TO_POD) : into_pod(skb, p, self, skb->cb[CB_ENDPOINT]);
+	if (reason)
+		return drop(skb, reason, DIR_TO_POD);
+	event_opened(skb, p, &plan, DIR_TO_POD, now);
+	return into_pod(skb, p, self, skb->cb[CB_ENDPOINT]);
 }
 
 /* At the NIC: whether a known flow's packet may be of its sender, and goes on from here. Before it
@@ -531,8 +540,7 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 		translated = true;
 	}
 	if (worth_keeping(f, p))
-		fast_keep(skb, p, e, translated ? &t : NULL,
-			  FAST_TO_POD | (f->reply ? 0 : FAST_FROM_OPENER) | (translated ? FAST_TRANSLATE : 0));
+		fast_keep(skb, p, &e->opener, translated ? &t : NULL, known_how(f, translated) | FAST_TO_POD);
 	if (translated) {
 		reason = translate(skb, p, &t);
 		if (reason)

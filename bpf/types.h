@@ -66,7 +66,7 @@ struct endpoint {
 	__u64 netns_cookie; /* of the pod's namespace */
 	struct addr ip4;    /* zero when it has none */
 	struct addr ip6;
-	__u8 mac[6];        /* the pod's interface */
+	__u8 mac[6];        /* the pod's interface; link_write takes both */
 	__u8 node_mac[6];   /* what the pod sees as its gateway */
 	__u16 flags;        /* enum endpoint_flag */
 	__u8 owner;         /* enum owner */
@@ -283,6 +283,8 @@ enum fast_flag {
 	FAST_FROM_OPENER = 2, /* they go in the flow's original direction */
 	FAST_DELIVER = 4,     /* to the endpoint at the other end; else they are left to the kernel */
 	FAST_TRANSLATE = 8,
+	FAST_BY_STACK = 16, /* the flow came through the host's stack: packets back go that way, to no node */
+	FAST_CLOSING = 32,  /* the flow is closing: its slot may be taken, but holds until then */
 };
 
 /* What was decided about a flow's packets at one hook, and what must still be so for it to hold.
@@ -304,6 +306,12 @@ struct fast_flow {
 	__u8 way_macs[12];     /* destination and source */
 };
 _Static_assert(sizeof(struct fast_flow) == 128, "fast_flow");
+
+/* Slots that flows take in turn as others close: few enough to stay in the nearest cache. */
+#define FAST_FRONT 64
+struct fast_front {
+	struct fast_flow slots[FAST_FRONT];
+};
 
 struct frag_key {
 	struct addr src;
@@ -619,7 +627,7 @@ enum cb_word {
 	CB_REASON = 3,
 	CB_ANSWER = 4, /* answer_key on an answer that goes out of the host end */
 	CB_REMOTE = 4, /* of a packet from the wire: the node that sent it by the tunnel, or 0 */
-	CB_WAY = 4,    /* of a packet from a pod: 1 + the slot of mst_fast where its flow's way is, or 0 */
+	CB_WAY = 4,    /* of a packet from a pod: 1 + the slot where what is kept of its flow lies, or 0 */
 };
 
 /* Slots of the program table that entry programs call. */

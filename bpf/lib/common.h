@@ -51,6 +51,22 @@ inline_fn void *packet_end(const struct __sk_buff *skb)
 	return p;
 }
 
+/*
+ * Programs write headers where they lie: the kernel makes those of a packet that others may hold
+ * its own before a program that writes runs at all.
+ */
+
+/* Return: whether both link addresses of the packet are now these, the destination first. */
+inline_fn bool link_write(const struct __sk_buff *skb, const __u8 *macs)
+{
+	struct ethhdr *eth = packet(skb);
+
+	if ((void *)(eth + 1) > packet_end(skb))
+		return false;
+	__builtin_memcpy(eth, macs, 2 * ETH_ALEN);
+	return true;
+}
+
 /* Return: seconds of CLOCK_MONOTONIC, of 2^30 ns each (1.07 s): a division for every packet
  * would cost more than the lifetimes of flows are worth. */
 inline_fn __u32 now_seconds(void)

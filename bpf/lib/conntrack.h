@@ -282,17 +282,17 @@ global_fn int ct_answered(const struct ct_key *at, struct ct_entry *e, __u32 now
 
 	if (!at || !e)
 		return 0;
+	if (e->opening == CT_OPENING_IN_PLACE) {
+		e->seen_reply = 1;
+		e->expires = now + ct_lifetime(e, at->proto, true);
+		e->opening = CT_ANSWERED;
+		return 0;
+	}
 	key = *at; /* on the stack: 6.1 takes no key from a global function's argument */
 	copy = *e;
 	copy.seen_reply = 1;
 	copy.opening = CT_ANSWERED;
 	copy.expires = now + ct_lifetime(&copy, key.proto, true);
-	if (e->opening == CT_OPENING_IN_PLACE) {
-		e->seen_reply = 1;
-		e->expires = copy.expires;
-		e->opening = CT_ANSWERED;
-		return 0;
-	}
 	if (bpf_map_update_elem(&mst_ct_v1, &key, &copy, BPF_ANY))
 		return 0;
 	bpf_map_delete_elem(&mst_ct_new_v1, &key);
@@ -368,6 +368,15 @@ global_fn int event_closed(const struct ct_key *k, const struct ct_entry *e, __u
 	return event_send(v, now);
 }
 
+/* The opener's next packet must be seen: nothing that is kept of the flow holds. */
+slow_fn int fast_forget_flow(const struct ct_key *key, const struct ct_entry *e)
+{
+	fast_forget(key->lo.words[3], key->hi.words[3], key->lo_port, key->hi_port);
+	if (e->role != CT_DIRECT)
+		fast_forget(e->other.src.words[3], e->other.dst.words[3], e->other.sport, e->other.dport);
+	return 0;
+}
+
 /**
  * ct_touch - what a packet of a known flow does to its entry
  */
@@ -389,8 +398,11 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 		if (!closed && ct_closed(e))
 			event_closed(&f->key, e, p->proto, p->tcp_flags, f->now);
 	}
-	if (f->reply && !e->seen_reply)
+	if (f->reply && !e->seen_reply) {
 		e->seen_reply = 1;
+		if (e->opening && p->proto == IPPROTO_UDP)
+			fast_forget_flow(&f->key, e);
+	}
 	expires = f->now + ct_lifetime(e, p->proto, !e->opening);
 	if (expires - e->expires + CT_REFRESH - 1 >= 2 * CT_REFRESH - 1) {
 		e->expires = expires;

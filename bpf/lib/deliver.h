@@ -108,15 +108,11 @@ inline_fn int deliver_inner(struct __sk_buff *skb, struct endpoint *self, struct
  */
 inline_fn int deliver(struct __sk_buff *skb, struct endpoint *self, struct endpoint *to, __u32 id)
 {
-	__u8 macs[2 * ETH_ALEN];
-
 	if (in_pod)
 		return deliver_inner(skb, self, to);
 	if (!(to->flags & EP_HOST_END) || too_long(skb, to))
 		return leave(skb, self);
-	__builtin_memcpy(macs, to->mac, ETH_ALEN);
-	__builtin_memcpy(macs + ETH_ALEN, to->node_mac, ETH_ALEN);
-	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+	if (!link_write(skb, to->mac))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
 	/* Pods on one bridge address each other, not the host's end. */
 	if (skb->pkt_type != PACKET_HOST)

@@ -54,12 +54,9 @@ inline_fn __u32 fast_place(__u32 hash, __u32 hook)
 	return (hash ^ hook * 37) & (FAST_SLOTS - 1);
 }
 
-inline_fn struct fast_flow *fast_slot(__u32 hash, __u32 hook)
-{
-	__u32 slot = fast_place(hash, hook);
-
-	return bpf_map_lookup_elem(&mst_fast_v1, &slot);
-}
+/* The slot of a place that is looked at first, and the other one. */
+#define FRONT_SLOT(place) ((place) & (FAST_FRONT - 1))
+#define BACK_SLOT(place) ((place) + FAST_FRONT)
 
 inline_fn __u32 tuple_hash(const struct tuple *t)
 {
@@ -78,7 +75,9 @@ inline_fn __u8 glance_l4(struct __sk_buff *skb, struct pkt *p, void *l4)
 		p->t.sport = tcp->source;
 		p->t.dport = tcp->dest;
 		p->tcp_flags = ((const __u8 *)tcp)[13];
-		return p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ? SHAPE_PARSED : SHAPE_USUAL;
+		if (!(p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)))
+			return SHAPE_USUAL;
+		return p->tcp_flags & (TCP_FIN | TCP_RST) ? SHAPE_ENDS : SHAPE_OPENS;
 	}
 	if (p->proto != IPPROTO_UDP || (void *)(udp + 1) > packet_end(skb) ||
 	    bpf_ntohs(udp->len) < sizeof(*udp) || p->l4_off + bpf_ntohs(udp->len) > p->end)
@@ -195,6 +194,15 @@ inline_fn bool fast_holds(const struct fast_flow *fast, const struct pkt *p)
 
 #define FAST_NO (-100) /* no tc verdict: the packet must take the long way */
 
+/* A flow is closing: another may take its slot in front. The packets that acknowledge it still find it. */
+inline_fn void fast_closing(const struct pkt *p, __u32 hash, __u32 hook)
+{
+	struct fast_flow *fast = fast_slot(FRONT_SLOT(fast_place(hash, hook)));
+
+	if (fast && fast_is(fast, p, hook))
+		fast->flags |= FAST_CLOSING;
+}
+
 /**
  * fast_path - let a packet go the way that its flow's packets have just gone
  * @p: zeroed; as glance leaves it, with its generation for fast_keep
@@ -205,7 +213,8 @@ inline_fn bool fast_holds(const struct fast_flow *fast, const struct pkt *p)
  */
 slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 dir)
 {
-	__u32 id = skb->cb[CB_ENDPOINT], hook = fast_hook(id, dir), hash;
+	__u32 id = skb->cb[CB_ENDPOINT], hook = fast_hook(id, dir), hash, slot;
+	bool outward = dir == DIR_FROM_POD && !in_pod;
 	struct endpoint *to = NULL;
 	struct fast_flow *fast;
 	struct ethhdr *eth;
@@ -213,13 +222,24 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 
 	p->shape = glance(skb, p);
 	hash = tuple_hash(&p->t);
-	if (dir == DIR_FROM_POD && !in_pod)
-		way_slot_note(skb, p->shape ? fast_place(hash, hook) : WAY_NONE);
-	if (p->shape != SHAPE_USUAL)
+	if (outward)
+		way_slot_note(skb, WAY_NONE);
+	if (p->shape == SHAPE_ENDS)
+		fast_closing(p, hash, hook);
+	if (p->shape < SHAPE_OPENS)
 		return FAST_NO;
 	p->generation = fast_generation(hash, self);
-	fast = fast_slot(hash, hook);
-	if (!fast || !fast_is(fast, p, hook) || !fast_holds(fast, p))
+	if (p->shape != SHAPE_USUAL)
+		return FAST_NO;
+	slot = FRONT_SLOT(fast_place(hash, hook));
+	fast = fast_slot(slot);
+	if (fast && !fast_is(fast, p, hook)) {
+		slot = BACK_SLOT(fast_place(hash, hook));
+		fast = fast_slot(slot);
+		if (fast && !fast_is(fast, p, hook))
+			fast = NULL;
+	}
+	if (!fast || !fast_holds(fast, p))
 		return FAST_NO;
 	eth = packet(skb);
 	if ((void *)(eth + 1) > packet_end(skb) || !mac_equal(eth->h_source, fast->mac))
@@ -244,42 +264,58 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 		return into_pod(skb, p, self, id);
 	if (fast->flags & FAST_DELIVER)
 		to = endpoint_slot(fast->peer);
+	else if (outward)
+		way_slot_note(skb, slot);
 	return to ? deliver(skb, self, to, fast->peer) : send_out(skb, p, self, fast->peer ? 0 : fast->peer_generation);
 }
 
+/* Where a flow is kept at a hook: in front when nobody needs that slot, else in the table. */
+inline_fn __u32 fast_choose(const struct pkt *p, __u32 hook)
+{
+	__u32 place = fast_place(tuple_hash(&p->t), hook);
+	struct fast_flow *front = fast_slot(FRONT_SLOT(place));
+
+	if (!front || (!(front->flags & FAST_CLOSING) && (__s32)(front->until - now_seconds()) >= 0 &&
+		       !fast_is(front, p, hook)))
+		return BACK_SLOT(place);
+	return FRONT_SLOT(place);
+}
+
 /**
- * fast_keep - keep what was decided about an answered flow for the packets that follow
+ * fast_keep - keep what was decided about a flow for the packets that follow
  * @p: not yet translated
- * @e: the flow's entry
+ * @ends: of the flow, the opener first
  * @to: what packets are translated to, or NULL
  * @how: enum fast_flag, with those that say which hook it is
  */
-slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct ct_entry *e, const struct tuple *to,
+slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct ct_end *ends, const struct tuple *to,
 		      __u32 how)
 {
 	__u32 id = skb->cb[CB_ENDPOINT], dir = how & FAST_TO_POD, hook = fast_hook(id, dir);
 	/* The hook is the receiver's or the sender's. */
 	bool opener_here = !dir == !!(how & FAST_FROM_OPENER);
-	const struct ct_end *mine = opener_here ? &e->opener : &e->responder;
-	const struct ct_end *peer = opener_here ? &e->responder : &e->opener;
-	struct fast_flow *fast = fast_slot(tuple_hash(&p->t), hook);
+	const struct ct_end *mine = opener_here ? &ends[0] : &ends[1];
+	const struct ct_end *peer = opener_here ? &ends[1] : &ends[0];
+	__u32 slot = fast_choose(p, hook);
+	struct fast_flow *fast = fast_slot(slot);
 	struct ethhdr *eth = packet(skb);
 
 	if (!fast || mine->endpoint != id || (void *)(eth + 1) > packet_end(skb))
 		return 0;
-	if (!tuple_equal(way_tuple(fast), to ? to : &p->t) || fast->proto != p->proto)
+	if (!fast_is(fast, p, hook) || (to && !tuple_equal(&fast->to, to)))
 		fast->way_until = now_moments() - 1; /* it was another flow's */
 	fast->t = p->t;
 	fast->t.pad = hook;
 	fast->until = now_seconds() + FAST_LIFETIME;
 	fast->generation = p->generation;
 	fast->peer = peer->endpoint;
-	/* What came by the stack goes back by it: no node then. */
-	fast->peer_generation = !peer->endpoint && e->flags & CT_VIA_STACK ? 0 : peer->generation;
+	fast->peer_generation = !peer->endpoint && how & FAST_BY_STACK ? 0 : peer->generation;
 	__builtin_memcpy(fast->mac, eth->h_source, ETH_ALEN);
 	fast->proto = p->proto;
 	fast->flags = how;
 	if (to)
 		fast->to = *to;
+	if (dir == DIR_FROM_POD && !in_pod)
+		way_slot_note(skb, slot);
 	return 0;
 }

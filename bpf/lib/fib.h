@@ -62,12 +62,12 @@ inline_fn bool fib_route(struct __sk_buff *skb, struct bpf_fib_lookup *fib, stru
 }
 
 /* Out of the device, to the neighbour: the kernel finds its link address. */
-inline_fn int way_out(struct __sk_buff *skb, const struct pkt *p, struct way *way)
+inline_fn int way_out(struct __sk_buff *skb, struct way *way)
 {
 	struct fast_flow *kept = way_slot(skb);
 
 	if (kept)
-		way_keep(kept, p, way);
+		way_keep(kept, way);
 	redirect_note(skb, way->ifindex, REDIRECT_NEIGH);
 	return bpf_redirect_neigh(way->ifindex, &way->next, sizeof(way->next), 0);
 }
@@ -76,11 +76,11 @@ inline_fn int way_out(struct __sk_buff *skb, const struct pkt *p, struct way *wa
  * that of the packet inside. */
 inline_fn int way_out_again(struct __sk_buff *skb, const struct fast_flow *kept, bool ipv6)
 {
-	struct ethhdr eth = { .h_proto = ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP) };
+	struct ethhdr *eth = packet(skb);
 
-	__builtin_memcpy(&eth, kept->way_macs, sizeof(kept->way_macs));
-	if (bpf_skb_store_bytes(skb, 0, &eth, sizeof(eth), 0))
+	if (!link_write(skb, kept->way_macs) || (void *)(eth + 1) > packet_end(skb))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
+	eth->h_proto = ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
 	redirect_note(skb, kept->way_ifindex, REDIRECT_NEIGH);
 	return bpf_redirect(kept->way_ifindex, 0);
 }
@@ -123,31 +123,23 @@ inline_fn bool hop_take(struct __sk_buff *skb, const struct pkt *p)
 	void *header = packet(skb) + ETH_HLEN;
 
 	if (p->ipv6) {
-		const struct ipv6hdr *ip = header;
-		__u8 limit;
+		struct ipv6hdr *ip = header;
 
 		if ((void *)(ip + 1) > packet_end(skb) || ip->hop_limit <= 1)
 			return false;
-		limit = ip->hop_limit - 1;
-		return !bpf_skb_store_bytes(skb, ETH_HLEN + 7, &limit, 1, BPF_F_RECOMPUTE_CSUM);
+		ip->hop_limit--;
+		bpf_csum_update(skb, (__u16)~bpf_htons(1));
 	} else {
-		const struct iphdr *ip = header;
-		struct {
-			__u8 ttl, proto;
-			__sum16 check;
-		} h;
+		struct iphdr *ip = header;
 		__u32 sum;
 
 		if ((void *)(ip + 1) > packet_end(skb) || ip->ttl <= 1)
 			return false;
-		h.ttl = ip->ttl;
-		h.proto = ip->protocol;
-		h.check = ip->check;
-		h.ttl--;
-		sum = h.check + (__u32)bpf_htons(0x0100); /* RFC 1624 */
-		h.check = sum + (sum >= 0xffff);
-		return !bpf_skb_store_bytes(skb, ETH_HLEN + 8, &h, sizeof(h), 0);
+		sum = ip->check + (__u32)bpf_htons(0x0100); /* RFC 1624 */
+		ip->check = sum + (sum >= 0xffff);
+		ip->ttl--;
 	}
+	return true;
 }
 
 /* To the node in direct routing. */
@@ -198,7 +190,7 @@ slow_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const struct
 
 	tunnel_to(&t, skb, p, n, r);
 	length = wire_length(skb, p) + tunnel_overhead(&t);
-	again = kept && way_holds(kept, p, length);
+	again = kept && way_holds(kept, length);
 	if (skb->len + tunnel_overhead(&t) > 65535)
 		return NEXT;
 	if (!again && (!tunnel_route(skb, &t, length, &way) || way.ifindex == n->overlay))
@@ -207,7 +199,7 @@ slow_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const struct
 		return NEXT;
 	if (tunnel_push(skb, &t))
 		return drop(skb, REASON_ENCAP, DIR_FROM_POD);
-	return again ? way_out_again(skb, kept, !addr_is_ipv4(&t.dst)) : way_out(skb, p, &way);
+	return again ? way_out_again(skb, kept, !addr_is_ipv4(&t.dst)) : way_out(skb, &way);
 }
 
 /**
@@ -233,9 +225,9 @@ global_fn int to_wire(struct __sk_buff *skb, struct pkt *p)
 		return into_tunnel(skb, p, n, r);
 	length = wire_length(skb, p);
 	kept = way_slot(skb);
-	if (kept && way_holds(kept, p, length))
+	if (kept && way_holds(kept, length))
 		return hop_take(skb, p) ? way_out_again(skb, kept, p->ipv6) : NEXT;
-	return pod_route(skb, p, length, &way) && hop_take(skb, p) ? way_out(skb, p, &way) : NEXT;
+	return pod_route(skb, p, length, &way) && hop_take(skb, p) ? way_out(skb, &way) : NEXT;
 }
 
 /* Beside the verdicts: the packet is to leave the node, by to_wire. */

@@ -121,22 +121,24 @@ inline_fn int quote_addrs(struct __sk_buff *skb, struct pkt *p, const struct quo
 	}
 }
 
-/* The error's own addresses: from the flow's other end, unless a router in between sent it. */
-inline_fn int error_addrs(struct __sk_buff *skb, struct pkt *p, const struct quote *q, const struct tuple *to,
+/* The error's own addresses: from the flow's other end, unless a router in between sent it.
+ * Return: whether that was possible.
+ */
+inline_fn bool error_addrs(struct __sk_buff *skb, struct pkt *p, const struct quote *q, const struct tuple *to,
 			  __u32 csum)
 {
 	struct tuple outer = p->t;
-	__s64 diff;
+	__u32 diff;
 
 	if (addr_equal(&outer.src, &q->t.dst))
 		outer.src = to->dst;
 	outer.dst = to->src;
-	if (p->ipv6) {
-		if (nat_addrs_ipv6(skb, &p->t, &outer, &diff))
-			return -1;
-		return bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR);
-	}
-	return nat_addrs_ipv4(skb, &p->t, &outer, &diff);
+	if (!p->ipv6)
+		return nat_addrs_ipv4(skb, &p->t, &outer, &diff);
+	if (!nat_addrs_ipv6(skb, &p->t, &outer, &diff) || bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR))
+		return false;
+	bpf_csum_update(skb, diff); /* as translate() does */
+	return true;
 }
 
 /**
@@ -161,7 +163,7 @@ global_fn int translate_error(struct __sk_buff *skb, struct pkt *p, struct quote
 	if (bpf_skb_store_bytes(skb, q->l4_off, &new, sizeof(new), 0) ||
 	    bpf_l4_csum_replace(skb, csum, old, new, sizeof(new)))
 		return REASON_ICMP_ERROR_NAT;
-	return error_addrs(skb, p, q, to, csum) ? REASON_ICMP_ERROR_NAT : REASON_NONE;
+	return error_addrs(skb, p, q, to, csum) ? REASON_NONE : REASON_ICMP_ERROR_NAT;
 }
 
 /**

@@ -9,23 +9,67 @@
 #include "common.h"
 #include "parse.h"
 
-inline_fn int nat_addrs_ipv4(struct __sk_buff *skb, const struct tuple *from, const struct tuple *to,
-			     __s64 *diff)
+/* Return: what the sum of @n words becomes more by, as a ones' complement number. */
+inline_fn __u32 words_diff(const __be32 *from, const __be32 *to, int n)
+{
+	__u64 sum = 0;
+
+	for (int i = 0; i < n; i++)
+		sum += (__u64)to[i] + (__u32)~from[i];
+	sum = (__u32)sum + (sum >> 32);
+	return sum + (sum >> 32);
+}
+
+inline_fn __sum16 csum_more(__sum16 check, __u32 diff)
+{
+	__u32 sum = (__u16)~check + (diff & 0xffff) + (diff >> 16);
+
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~(sum + (sum >> 16));
+}
+
+/* The addresses, and the checksum that covers them. Return: whether the packet has them. */
+inline_fn bool nat_addrs_ipv4(struct __sk_buff *skb, const struct tuple *from, const struct tuple *to, __u32 *diff)
 {
 	__be32 old[2] = { from->src.words[3], from->dst.words[3] };
 	__be32 new[2] = { to->src.words[3], to->dst.words[3] };
+	struct iphdr *ip = packet(skb) + ETH_HLEN;
 
-	*diff = bpf_csum_diff(old, sizeof(old), new, sizeof(new), 0);
-	if (bpf_l3_csum_replace(skb, ETH_HLEN + 10, 0, *diff, 0))
-		return -1;
-	return bpf_skb_store_bytes(skb, ETH_HLEN + 12, new, sizeof(new), 0);
+	if ((void *)(ip + 1) > packet_end(skb))
+		return false;
+	*diff = words_diff(old, new, 2);
+	ip->check = csum_more(ip->check, *diff);
+	ip->saddr = new[0];
+	ip->daddr = new[1];
+	return true;
 }
 
-inline_fn int nat_addrs_ipv6(struct __sk_buff *skb, const struct tuple *from, const struct tuple *to,
-			     __s64 *diff)
+inline_fn bool nat_addrs_ipv6(struct __sk_buff *skb, const struct tuple *from, const struct tuple *to, __u32 *diff)
 {
-	*diff = bpf_csum_diff((__be32 *)&from->src, 32, (__be32 *)&to->src, 32, 0);
-	return bpf_skb_store_bytes(skb, ETH_HLEN + 8, &to->src, 32, 0);
+	struct ipv6hdr *ip = packet(skb) + ETH_HLEN;
+
+	if ((void *)(ip + 1) > packet_end(skb))
+		return false;
+	*diff = words_diff(from->src.words, to->src.words, 8);
+	__builtin_memcpy(&ip->saddr, &to->src, 32);
+	return true;
+}
+
+/* The ports, which a packet has that is no later fragment. Return: whether it has them in one piece. */
+inline_fn bool nat_ports(struct __sk_buff *skb, __u32 off, __be32 ports)
+{
+	void *data = headers(skb, off + sizeof(ports));
+	__be32 *at;
+
+	opaque(off);
+	off &= L4_OFF_MASK;
+	if (!data)
+		return false;
+	at = data + off;
+	if ((void *)(at + 1) > packet_end(skb))
+		return false;
+	*at = ports;
+	return true;
 }
 
 /**
@@ -38,10 +82,9 @@ inline_fn int nat_addrs_ipv6(struct __sk_buff *skb, const struct tuple *from, co
 global_fn int translate(struct __sk_buff *skb, struct pkt *p, const struct tuple *to)
 {
 	__u64 zero_is_none;
-	__s64 diff;
-	__u32 csum;
+	__be32 old, new;
+	__u32 csum, diff;
 	bool udp;
-	int err;
 
 	if (!p || !to)
 		return REASON_NAT_FAILED;
@@ -50,21 +93,20 @@ global_fn int translate(struct __sk_buff *skb, struct pkt *p, const struct tuple
 	zero_is_none = udp ? BPF_F_MARK_MANGLED_0 : 0;
 	if (!udp && p->proto != IPPROTO_TCP)
 		return REASON_NAT_FAILED;
-	err = p->ipv6 ? nat_addrs_ipv6(skb, &p->t, to, &diff) : nat_addrs_ipv4(skb, &p->t, to, &diff);
-	if (err)
+	if (p->ipv6 ? !nat_addrs_ipv6(skb, &p->t, to, &diff) : !nat_addrs_ipv4(skb, &p->t, to, &diff))
 		return REASON_NAT_FAILED;
-	if (p->frag != FRAG_LATER) {
-		__be32 old = *(__be32 *)&p->t.sport, new = *(__be32 *)&to->sport;
-
-		if (bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR | zero_is_none))
-			return REASON_NAT_FAILED;
-		if (old != new) {
-			if (bpf_l4_csum_replace(skb, csum, old, new, zero_is_none | sizeof(new)))
-				return REASON_NAT_FAILED;
-			if (bpf_skb_store_bytes(skb, p->l4_off, &new, sizeof(new), 0))
-				return REASON_NAT_FAILED;
-		}
-	}
+	old = *(__be32 *)&p->t.sport;
+	new = *(__be32 *)&to->sport;
 	p->t = *to;
+	if (p->frag == FRAG_LATER)
+		return REASON_NONE;
+	if (old != new && !nat_ports(skb, p->l4_off, new))
+		return REASON_NAT_FAILED;
+	/* Apart: where the device fills the checksum in, it does not hold the ports yet. */
+	if (bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR | zero_is_none) ||
+	    (old != new && bpf_l4_csum_replace(skb, csum, old, new, zero_is_none | sizeof(new))))
+		return REASON_NAT_FAILED;
+	if (p->ipv6) /* the sum of the whole packet is what it was, which the helper above knows of IPv4 alone */
+		bpf_csum_update(skb, diff);
 	return REASON_NONE;
 }

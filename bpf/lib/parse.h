@@ -63,8 +63,9 @@ enum tcp_flag {
 /* How much of a packet a glance could read. */
 enum pkt_shape {
 	SHAPE_UNKNOWN = 0, /* nothing: parse() must */
-	SHAPE_PARSED = 1,  /* all, but packets like it open or close a flow */
-	SHAPE_USUAL = 2,   /* all, and packets like it may take the short way */
+	SHAPE_ENDS = 1,    /* all, but packets like it close a flow */
+	SHAPE_OPENS = 2,   /* all, but packets like it open a flow: those that follow may take the short way */
+	SHAPE_USUAL = 3,   /* all, and packets like it may take the short way */
 };
 
 struct pkt {

@@ -26,54 +26,55 @@ inline_fn __u32 now_moments(void)
 	return bpf_ktime_get_coarse_ns() >> WAY_SHIFT;
 }
 
-#define WAY_NONE 0xffffffff /* no slot: of what is not plain, no way is kept */
+#define WAY_NONE 0xffffffff /* no slot: nothing is kept of the packet's flow yet */
 
-/* From here on cb[CB_WAY] says where the way of the packet's flow is kept. */
+/* In front lie slots 0 to FAST_FRONT - 1. */
+inline_fn struct fast_flow *fast_slot(__u32 slot)
+{
+	struct fast_front *front;
+	__u32 key = 0;
+
+	if (slot >= FAST_FRONT) {
+		key = slot - FAST_FRONT;
+		return bpf_map_lookup_elem(&mst_fast_v1, &key);
+	}
+	front = bpf_map_lookup_elem(&mst_fast_front_v1, &key);
+	if (!front)
+		return NULL;
+	opaque(slot); /* else the compiler adds before it compares, which kernels before 6.14 refuse */
+	return &front->slots[slot & (FAST_FRONT - 1)];
+}
+
+/* From here on cb[CB_WAY] says where the packet's flow is kept. */
 inline_fn void way_slot_note(struct __sk_buff *skb, __u32 slot)
 {
 	skb->cb[CB_WAY] = slot + 1;
 }
 
+/* Return: what is kept of the packet's flow, or NULL. */
 inline_fn struct fast_flow *way_slot(struct __sk_buff *skb)
 {
-	__u32 slot = skb->cb[CB_WAY] - 1;
+	__u32 slot = skb->cb[CB_WAY];
 
-	return bpf_map_lookup_elem(&mst_fast_v1, &slot);
-}
-
-/* The tuple with which packets of the slot's flow leave. */
-inline_fn const struct tuple *way_tuple(const struct fast_flow *kept)
-{
-	return kept->flags & FAST_TRANSLATE ? &kept->to : &kept->t;
+	return slot ? fast_slot(slot - 1) : NULL;
 }
 
 /**
- * way_holds - whether the packet may go the way that its flow's packets have just gone
- * @p: as it leaves
+ * way_holds - whether a packet of the flow may go the way that its packets have just gone
  * @length: bytes of the longest IP packet that goes out
  */
-inline_fn bool way_holds(const struct fast_flow *kept, const struct pkt *p, __u32 length)
+inline_fn bool way_holds(const struct fast_flow *kept, __u32 length)
 {
-	return tuple_equal(way_tuple(kept), &p->t) && kept->proto == p->proto &&
-	       (__s32)(kept->way_until - now_moments()) >= 0 && length <= kept->way_mtu;
+	return (__s32)(kept->way_until - now_moments()) >= 0 && length <= kept->way_mtu;
 }
 
 /**
- * way_keep - keep the way of a packet for those that follow
- * @p: as it leaves
- *
- * In a slot that another flow had, nothing is decided yet.
+ * way_keep - keep the way of a packet for those of its flow that follow
  */
-inline_fn void way_keep(struct fast_flow *kept, const struct pkt *p, const struct way *way)
+inline_fn void way_keep(struct fast_flow *kept, const struct way *way)
 {
 	if (!way->mtu || !(*(__u32 *)way->macs | *(__u16 *)(way->macs + 4)))
 		return;
-	if (!tuple_equal(way_tuple(kept), &p->t) || kept->proto != p->proto) {
-		kept->t = p->t;
-		kept->t.pad = 0; /* no hook's */
-		kept->proto = p->proto;
-		kept->flags = 0;
-	}
 	kept->way_ifindex = way->ifindex;
 	kept->way_mtu = way->mtu;
 	__builtin_memcpy(kept->way_macs, way->macs, sizeof(kept->way_macs));

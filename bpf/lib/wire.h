@@ -70,15 +70,11 @@ inline_fn int wire_verdict(struct __sk_buff *skb, const struct pkt *p, int judge
  */
 inline_fn int into_pod(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id)
 {
-	__u8 macs[2 * ETH_ALEN];
-
 	if (!from_wire)
 		return NEXT;
 	if (too_long(skb, self))
 		return wire_to_stack(skb, p);
-	__builtin_memcpy(macs, self->mac, ETH_ALEN);
-	__builtin_memcpy(macs + ETH_ALEN, self->node_mac, ETH_ALEN);
-	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+	if (!link_write(skb, self->mac))
 		return drop(skb, REASON_DELIVER, DIR_TO_POD);
 	count_to_pod(id, skb->len);
 	redirect_note(skb, self->ifindex, REDIRECT_PEER);

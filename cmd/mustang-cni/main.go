@@ -15,15 +15,8 @@ func main() {
 	// It lives for milliseconds: collecting garbage would cost more than it frees.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(256 << 20) // unless something is very large
-	growStack()
+	// A second processor would only be woken, for each answer by netlink, to find
+	// that the first has it already. Pods that start together are processes.
+	runtime.GOMAXPROCS(1)
 	os.Exit(cni.Main())
-}
-
-// growStack makes the stack as large as it will be at once: else it is copied
-// each time that it doubles.
-//
-//go:noinline
-func growStack() {
-	var room [64 << 10]byte
-	runtime.KeepAlive(&room)
 }

@@ -102,8 +102,7 @@ func tableFill(n cluster.NodeStatus) (memory, fullest string) {
 	most, fullest := 0.0, "-"
 	for _, t := range n.Status.Tables {
 		total += t.Memory
-		// Tables of one entry are always full.
-		if t.Max > 64 && t.Entries >= 0 && float64(t.Entries)/float64(t.Max) > most {
+		if t.Max > 0 && float64(t.Entries)/float64(t.Max) > most {
 			most = float64(t.Entries) / float64(t.Max)
 			fullest = fmt.Sprintf("%s %.0f%%", strings.TrimPrefix(t.Name, "mst_"), 100*most)
 		}

@@ -72,8 +72,13 @@ func statusTable(w io.Writer, s statusView) {
 	}
 	row(w, "Sockets", "cgroup "+s.CgroupRoot)
 	f := s.Features
-	row(w, "Kernel", fmt.Sprintf("tcx %s, netkit %s, redirect_peer %s, netns cookie %s, coarse clock %s, set_retval %s, socket storage %s, LRU %s, BTF %s",
-		yes(f.TCX), yes(f.Netkit), yes(f.RedirectPeer), yes(f.NetnsCookie), yes(f.KtimeCoarse), yes(f.SetRetval), yes(f.SockStorage), yes(f.LRU), yes(f.BTF)))
+	row(w, "Kernel", fmt.Sprintf("tcx %s, netkit %s, redirect_peer %s, netns cookie %s, coarse clock %s, set_retval %s, socket storage %s, LRU %s, BTF %s, BIG TCP ipv6 %s ipv4 %s, sockets ended %s",
+		yes(f.TCX), yes(f.Netkit), yes(f.RedirectPeer), yes(f.NetnsCookie), yes(f.KtimeCoarse), yes(f.SetRetval), yes(f.SockStorage), yes(f.LRU), yes(f.BTF), yes(f.BigTCP6), yes(f.BigTCP4), yes(f.EndSockets)))
+	if len(f.Missing()) == 0 { // else there is nothing to be different
+		for _, lack := range f.Without() {
+			row(w, "", lack)
+		}
+	}
 	var can, cannot []string
 	for _, mode := range link.Modes {
 		if why := s.Modes[mode]; why == "" {

@@ -51,9 +51,33 @@ func (p *plugin) node(r request) (state.Endpoint, error) {
 	return ep, err
 }
 
-// askOrDo waits for whatever comes first: the node's lock, or an agent that
-// answers.
+// askOrDo takes the node's lock when it is free. Else, and when only an agent can
+// say what the pod may do, it waits.
 func (p *plugin) askOrDo(ctx context.Context, r request) (state.Endpoint, error) {
+	if r.Op == opAdd && p.RequireAgent {
+		return p.await(ctx, r, errNoAgent)
+	}
+	e, err := p.open(ctx, r, true)
+	if errors.Is(err, engine.ErrBusy) {
+		return p.await(ctx, r, nil)
+	}
+	if err != nil {
+		return state.Endpoint{}, err
+	}
+	ep, err := p.do(ctx, r, e)
+	if err = errors.Join(err, e.Close()); errors.Is(err, engine.ErrHeld) {
+		return p.await(ctx, r, err)
+	}
+	return ep, err
+}
+
+func (p *plugin) open(ctx context.Context, r request, noWait bool) (*engine.Engine, error) {
+	return engine.Open(ctx, p.scope(), engine.Options{ReadOnly: r.readOnly(), NoWait: noWait, Notify: func(s string) { warn("%s", s) }})
+}
+
+// await waits for whatever comes first: the node's lock, or an agent that
+// answers. Where held says why, only an agent will do.
+func (p *plugin) await(ctx context.Context, r request, held error) (state.Endpoint, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type opened struct {
@@ -61,19 +85,14 @@ func (p *plugin) askOrDo(ctx context.Context, r request) (state.Endpoint, error)
 		err error
 	}
 	open := make(chan opened, 1)
-	alone := r.Op != opAdd || !p.RequireAgent
-	go func() {
-		if !alone { // only the agent knows what policy the pod starts with
-			<-ctx.Done()
-			open <- opened{err: fmt.Errorf("no agent answers: %w", ctx.Err())}
-			return
-		}
-		e, err := engine.Open(ctx, p.scope(), engine.Options{ReadOnly: r.readOnly(), Notify: func(s string) { warn("%s", s) }})
-		open <- opened{e, err}
-	}()
+	if held == nil {
+		go func() {
+			e, err := p.open(ctx, r, false)
+			open <- opened{e, err}
+		}()
+	}
 	again := time.NewTicker(knock)
 	defer again.Stop()
-	var held error
 	for {
 		select {
 		case o := <-open:
@@ -84,7 +103,7 @@ func (p *plugin) askOrDo(ctx context.Context, r request) (state.Endpoint, error)
 			if err = errors.Join(err, o.e.Close()); !errors.Is(err, engine.ErrHeld) {
 				return ep, err
 			}
-			held = err // only an agent can say what the pod may do
+			held = err
 		case <-ctx.Done():
 			return state.Endpoint{}, cmp.Or(held, ctx.Err())
 		case <-again.C:

@@ -15,30 +15,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 )
-
-// call is one execution of a delegated plugin: what CNI passes by environment.
-type call struct {
-	command, containerID, netns, ifname, args, path string
-}
-
-func (c call) env() []string {
-	env := []string{
-		"CNI_COMMAND=" + c.command, "CNI_CONTAINERID=" + c.containerID, "CNI_NETNS=" + c.netns,
-		"CNI_IFNAME=" + c.ifname, "CNI_ARGS=" + c.args, "CNI_PATH=" + c.path,
-	}
-	for _, kv := range os.Environ() {
-		if !strings.HasPrefix(kv, "CNI_") {
-			env = append(env, kv)
-		}
-	}
-	return env
-}
 
 // delegate runs plugin with config. An older plugin, which does not know the
 // configuration's version, is asked again in the newest one it knows.

@@ -5,6 +5,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,12 +13,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/version"
 )
 
 // versions of the spec that are spoken, oldest first.
@@ -43,7 +44,7 @@ func Main() int {
 	if err != nil {
 		return printError("", codedf(types.ErrIOFailure, "read the network configuration: %v", err))
 	}
-	if e := dispatch(stdin, os.Stdout); e != nil {
+	if e := dispatch(callOf(os.Getenv), stdin, os.Stdout); e != nil {
 		return printError(versionOf(stdin), e)
 	}
 	return 0
@@ -92,52 +93,63 @@ func printError(v string, e *types.Error) int {
 	return 1
 }
 
-// dispatch lets skel check environment and versions, and runs the command.
-func dispatch(stdin []byte, out io.Writer) *types.Error {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return coded(types.ErrIOFailure, err)
-	}
-	go func() {
-		w.Write(stdin)
-		w.Close()
-	}()
-	defer r.Close()
-	os.Stdin = r // skel reads it from there
-	run := func(command string, fn func(*plugin) error) func(*skel.CmdArgs) error {
-		return func(args *skel.CmdArgs) error {
-			p, err := newPlugin(command, args, out)
-			if err == nil {
-				err = fn(p)
-			}
-			if err != nil {
-				return coded(types.ErrInternal, err)
-			}
-			return nil
-		}
-	}
-	return skel.PluginMainFuncsWithError(skel.CNIFuncs{
-		Add: run("ADD", (*plugin).add), Del: run("DEL", (*plugin).del), Check: run("CHECK", (*plugin).check),
-		GC: run("GC", (*plugin).gc), Status: run("STATUS", (*plugin).status),
-	}, version.PluginSupports(versions...), "mustang-cni: the CNI plugin of mustang, an eBPF pod network")
+// commands are what a runtime may ask for, each since the version of the spec
+// that brought it.
+var commands = map[string]struct {
+	since string
+	run   func(*plugin) error
+}{
+	"ADD": {versions[0], (*plugin).add}, "DEL": {versions[0], (*plugin).del}, "CHECK": {"0.4.0", (*plugin).check},
+	"GC": {"1.1.0", (*plugin).gc}, "STATUS": {"1.1.0", (*plugin).status},
 }
 
-func newPlugin(command string, args *skel.CmdArgs, out io.Writer) (*plugin, error) {
-	c, err := Parse(args.StdinData, func(field string) {
-		warn("unknown field %q in network configuration %s is ignored", field, versionOf(args.StdinData))
+// dispatch checks environment, configuration and version, in this order, and
+// runs the command.
+func dispatch(env call, stdin []byte, out io.Writer) *types.Error {
+	if e := env.validate(); e != nil {
+		return e
+	}
+	c, err := Parse(stdin, func(field string) {
+		warn("unknown field %q in network configuration %s is ignored", field, versionOf(stdin))
 	})
 	if err != nil {
-		return nil, err
+		return coded(types.ErrDecodingFailure, err)
 	}
-	if args.Netns != "" {
-		if args.Netns, err = filepath.Abs(args.Netns); err != nil {
-			return nil, err
+	command := commands[env.command]
+	if e := c.validateNetwork(env.command, command.since); e != nil {
+		return e
+	}
+	if env.netns != "" {
+		if env.netns, err = filepath.Abs(env.netns); err != nil {
+			return coded(types.ErrInternal, err)
 		}
 	}
-	return &plugin{
-		Config: c, store: storeAt(c.StateDir), cniArgs: cniArgs(args.Args), ctx: context.Background(), out: out,
-		env: call{command, args.ContainerID, args.Netns, args.IfName, args.Args, args.Path},
-	}, nil
+	p := &plugin{Config: c, store: storeAt(c.StateDir), cniArgs: cniArgs(env.args), ctx: context.Background(), out: out, env: env}
+	if err := command.run(p); err != nil {
+		return coded(types.ErrInternal, err)
+	}
+	return nil
+}
+
+// validateNetwork refuses what makes no network's configuration, and a command
+// that its version does not have.
+func (c *Config) validateNetwork(command, since string) *types.Error {
+	if c.Name == "" {
+		return invalid("name", "is missing: every network has one")
+	}
+	if !isName(c.Name) {
+		return invalid("name", "%q is not usable: begin with a letter or a digit, and go on with these, '_', '.' or '-'", c.Name)
+	}
+	v := cmp.Or(c.CNIVersion, "0.1.0") // as the spec was before it had the field
+	at := slices.Index(versions, v)
+	if at < 0 {
+		return types.NewError(types.ErrIncompatibleCNIVersion, "incompatible CNI versions",
+			fmt.Sprintf("cniVersion is %q, and this plugin speaks %s", v, strings.Join(versions, ", ")))
+	}
+	if at < slices.Index(versions, since) {
+		return codedf(types.ErrIncompatibleCNIVersion, "cniVersion %s has no %s: that is since %s", v, command, since)
+	}
+	return nil
 }
 
 // attachment is the one that the environment names.

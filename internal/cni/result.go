@@ -172,11 +172,32 @@ func (p *plugin) print(r *types100.Result) error {
 	if r == nil { // chained: the result before us, as it came
 		return p.printPrevious()
 	}
+	if p.CNIVersion >= "1" {
+		return json.NewEncoder(p.out).Encode(newResult(r, p.CNIVersion))
+	}
 	v, err := r.GetAsVersion(p.CNIVersion)
 	if err != nil {
 		return codedf(types.ErrIncompatibleCNIVersion, "answer in version %s: %v", p.CNIVersion, err)
 	}
 	return json.NewEncoder(p.out).Encode(v)
+}
+
+// result is a types100.Result, which encodes itself twice, and reads itself in
+// between, to leave out an empty dns.
+type result struct {
+	CNIVersion string                `json:"cniVersion"`
+	Interfaces []*types100.Interface `json:"interfaces,omitempty"`
+	IPs        []*types100.IPConfig  `json:"ips,omitempty"`
+	Routes     []*types.Route        `json:"routes,omitempty"`
+	DNS        *types.DNS            `json:"dns,omitempty"`
+}
+
+func newResult(r *types100.Result, version string) result {
+	out := result{version, r.Interfaces, r.IPs, r.Routes, nil}
+	if !r.DNS.IsEmpty() {
+		out.DNS = &r.DNS
+	}
+	return out
 }
 
 func (p *plugin) printPrevious() error {

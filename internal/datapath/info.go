@@ -18,7 +18,7 @@ import (
 type TableInfo struct {
 	Name    string `json:"name"`
 	Type    string `json:"type"`
-	Entries int    `json:"entries"` // -1 when it cannot be counted
+	Entries int    `json:"entries"` // -1 when it cannot be counted, or cannot be full
 	Max     uint32 `json:"max"`
 	Memory  uint64 `json:"memory"` // bytes, as the kernel accounts them
 }
@@ -40,7 +40,7 @@ func (d *Datapath) Tables() ([]TableInfo, error) {
 			return nil, fmt.Errorf("describe table %s: %w", name, err)
 		}
 		memory, _ := info.Memlock()
-		entries, err := countEntries(m)
+		entries, err := countEntries(name, m)
 		if err != nil {
 			return nil, fmt.Errorf("count table %s: %w", name, err)
 		}
@@ -99,11 +99,18 @@ func (d *Datapath) Traffic(id uint32) (from, to state.Counter, err error) {
 	return from, to, err
 }
 
-// countEntries counts a hash's entries and an array's non-zero ones.
-func countEntries(m *ebpf.Map) (int, error) {
+// handedOut are the arrays whose slots are given to objects one by one. Each slot of
+// any other array has its meaning from the start: there is nothing to fill.
+var handedOut = []string{bpfgen.PodMapMstEndpointsV1, bpfgen.PodMapMstPoliciesV1, bpfgen.PodMapMstRemotesV1}
+
+// countEntries counts a hash's entries, and the non-zero ones of an array that is handed out.
+func countEntries(name string, m *ebpf.Map) (int, error) {
 	switch m.Type() {
 	case ebpf.Hash, ebpf.LRUHash:
 	case ebpf.Array:
+		if !slices.Contains(handedOut, name) {
+			return -1, nil
+		}
 		n := 0
 		for i := range m.MaxEntries() {
 			v, err := m.LookupBytes(i)

@@ -12,8 +12,11 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // Features are what this kernel can, found by trying, never by its version.
@@ -27,6 +30,29 @@ type Features struct {
 	SockStorage  bool `json:"sock_storage"`  // state that lives with a socket, at connect() (5.10)
 	LRU          bool `json:"lru"`           // tables that make room by themselves
 	BTF          bool `json:"btf"`           // the kernel describes its own types
+	BigTCP6      bool `json:"big_tcp_ipv6"`  // bundles of more than 64 KiB (5.19)
+	BigTCP4      bool `json:"big_tcp_ipv4"`  // the same for IPv4 (6.3)
+	EndSockets   bool `json:"end_sockets"`   // sockets ended from outside (CONFIG_INET_DIAG_DESTROY)
+}
+
+// Without says, one sentence each, what is different for lack of a feature that
+// mustang can do without. Modes have sentences of their own.
+func (f Features) Without() (sentences []string) {
+	for _, c := range []struct {
+		has  bool
+		lack string
+	}{
+		{f.TCX, "no tcx (Linux 6.6): filters hold the programs instead of links, and in modes macvlan, ipvlan and host-device a pod with CAP_NET_ADMIN can take them off its own interface"},
+		{f.SetRetval, "no bpf_set_retval (Linux 5.18): connect() to a Service that refuses fails with EPERM instead of ECONNREFUSED"},
+		{f.BigTCP6, "no BIG TCP (Linux 5.19 for IPv6, 6.3 for IPv4): --big-tcp is refused"},
+		{f.BigTCP4 || !f.BigTCP6, "no BIG TCP for IPv4 (Linux 6.3): --big-tcp is for IPv6 alone"},
+		{f.EndSockets, ErrNoDestroy.Error()},
+	} {
+		if !c.has {
+			sentences = append(sentences, c.lack)
+		}
+	}
+	return sentences
 }
 
 // Missing names what mustang cannot do without and this kernel lacks.
@@ -56,6 +82,7 @@ var Probe = sync.OnceValue(func() Features {
 	}
 	_, btf := os.Stat("/sys/kernel/btf/vmlinux")
 	_, cookie := netns.Cookie()
+	big6, big4 := haveBigTCP()
 	return Features{
 		TCX:          haveLink(createTCX),
 		Netkit:       haveLink(createNetkit),
@@ -66,8 +93,25 @@ var Probe = sync.OnceValue(func() Features {
 		SockStorage:  helper(ebpf.CGroupSockAddr, asm.FnSkStorageGet),
 		LRU:          features.HaveMapType(ebpf.LRUHash) == nil,
 		BTF:          btf == nil,
+		BigTCP6:      big6,
+		BigTCP4:      big4,
+		EndSockets:   haveDestroy(),
 	}
 })
+
+// haveBigTCP reads the loopback's sizes: a kernel tells those that it knows.
+func haveBigTCP() (ipv6, ipv4 bool) {
+	lo, err := netlink.LinkByIndex(1) // LOOPBACK_IFINDEX
+	if err != nil {
+		return false, false
+	}
+	return lo.Attrs().TSOMaxSize > 0, lo.Attrs().GSOIPv4MaxSize > 0
+}
+
+// haveDestroy asks for the end of a socket that cannot be.
+func haveDestroy() bool {
+	return EndSockets([]Socket{{family: unix.AF_INET, proto: uint8(state.TCP)}}) == nil
+}
 
 // haveSetRetval loads a connect() program that sets an errno. (The library's
 // probe of a helper by its name says no on Linux 7.3, which has it.)

@@ -39,11 +39,12 @@ type wireHook struct {
 var (
 	netdevIn  = wireHook{pin: "netdev-in", program: bpfgen.NetdevProgFromNetdev, ingress: true, spec: netdevSpec, priority: 49000}
 	overlayIn = wireHook{pin: "overlay-in", program: bpfgen.OverlayProgFromOverlay, ingress: true, spec: overlaySpec, priority: 49000, first: true}
-	// What overlayIn lets pass.
+	// What overlayIn lets pass: answers, and other nodes' pods that use this node's ports.
 	overlayEdge = wireHook{pin: "overlay-edge", program: bpfgen.EdgeProgFromOutside, ingress: true, spec: edgeSpec, priority: 49001,
 		constants: map[string]any{bpfgen.EdgeVarFromTunnel: uint8(1)}}
-	overlayOut = wireHook{pin: "overlay-out", program: bpfgen.OverlayProgToOverlay, spec: overlaySpec, priority: 49000}
-	wireHooks  = []wireHook{netdevIn, overlayIn, overlayEdge, overlayOut}
+	overlayOut  = wireHook{pin: "overlay-out", program: bpfgen.OverlayProgToOverlay, spec: overlaySpec, priority: 49000}
+	overlayTurn = wireHook{pin: "overlay-turn", program: bpfgen.EdgeProgToOutside, spec: edgeSpec, priority: 48999, first: true}
+	wireHooks   = []wireHook{netdevIn, overlayIn, overlayEdge, overlayOut, overlayTurn}
 )
 
 func (d *Datapath) wirePin(h wireHook, ifindex int) string {
@@ -52,7 +53,7 @@ func (d *Datapath) wirePin(h wireHook, ifindex int) string {
 
 // SyncWire puts the programs on exactly these devices of the calling thread's
 // namespace: those to other nodes, and the tunnel's, 0 when there is none. With
-// edge, answers to clients outside come by the tunnel.
+// edge, answers to clients outside come by the tunnel, and so do clients.
 func (d *Datapath) SyncWire(netdevs []int, overlay int, edge bool) error {
 	wanted := map[wirePlace]bool{}
 	for _, i := range netdevs {
@@ -63,6 +64,7 @@ func (d *Datapath) SyncWire(netdevs []int, overlay int, edge bool) error {
 		wanted[wirePlace{overlayOut.pin, overlay}] = true
 		if edge {
 			wanted[wirePlace{overlayEdge.pin, overlay}] = true
+			wanted[wirePlace{overlayTurn.pin, overlay}] = true
 		}
 	}
 	var errs []error

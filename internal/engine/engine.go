@@ -20,6 +20,9 @@ import (
 	"github.com/mustang-net/mustang/internal/store"
 )
 
+// ErrBusy says that another process works on the scope.
+var ErrBusy = errors.New("another mustang works on it")
+
 // ErrNotFound is about an object that does not exist.
 var ErrNotFound = errors.New("not found")
 
@@ -29,9 +32,11 @@ type Options struct {
 	// ReadOnly does not create what is absent. (A half-done operation is
 	// finished all the same: readers, too, see the old state or the new.)
 	ReadOnly bool
-	Sizes    datapath.Sizes // of tables that are created
-	Notify   func(string)   // gets progress and warnings, a sentence each
-	NoTCX    bool           // attach by clsact, as on kernels without tcx
+	// NoWait fails with ErrBusy when another has the scope.
+	NoWait bool
+	Sizes  datapath.Sizes // of tables that are created
+	Notify func(string)   // gets progress and warnings, a sentence each
+	NoTCX  bool           // attach by clsact, as on kernels without tcx
 	// Fed says that the caller tells by FeedPolicies of pods, namespaces and
 	// policies that the store does not know: an agent that watches Kubernetes.
 	// Until it does, nothing in force about policy changes.
@@ -109,7 +114,7 @@ func unreadable(dir string) error {
 // open is one attempt; again: a half-done reset was finished, and there is
 // nothing left to have opened.
 func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool, err error) {
-	f, err := scope.lock(ctx, opts.Notify)
+	f, err := scope.acquire(ctx, opts)
 	if err != nil {
 		return nil, false, err
 	}

@@ -88,6 +88,18 @@ const (
 	lockNotice   = 2 * time.Second
 )
 
+// acquire is lock, or one attempt where that is asked for.
+func (s Scope) acquire(ctx context.Context, opts Options) (*os.File, error) {
+	if !opts.NoWait {
+		return s.lock(ctx, opts.Notify)
+	}
+	f, err := s.tryLock(unix.LOCK_NB)
+	if f == nil && err == nil {
+		err = fmt.Errorf("%s: %w", s.BPFFS, ErrBusy)
+	}
+	return f, err
+}
+
 // lock takes the scope for this process: two tools that write at once would
 // undo each other. The kernel drops the lock when the process ends, however.
 // Waiting tools stand in line in the kernel, so that none starves, and none

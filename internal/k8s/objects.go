@@ -226,9 +226,12 @@ func readService(o *corev1.Service) *Service {
 // skipped says why a Service is not ours to serve.
 func skipped(o *corev1.Service) string {
 	_, other := o.Labels["service.kubernetes.io/service-proxy-name"]
+	_, headless := o.Labels[corev1.IsHeadlessService]
 	switch {
 	case other:
 		return "it names another proxy"
+	case headless: // by its label, though it has an address
+		return "it is called headless"
 	case o.Spec.Type == corev1.ServiceTypeExternalName:
 		return "it is an alias of a name"
 	case o.Spec.ClusterIP == corev1.ClusterIPNone:

@@ -112,6 +112,10 @@ var sentences = []struct {
 		says:    "service-proxy-name: another proxy serves it, whatever its value",
 		service: "metadata: {name: web, namespace: shop, labels: {service.kubernetes.io/service-proxy-name: ''}}\nspec:\n  " + plainSpec,
 	},
+	{
+		says:    "called headless by its label, though it has an address",
+		service: "metadata: {name: web, namespace: shop, labels: {service.kubernetes.io/headless: ''}}\nspec:\n  " + plainSpec,
+	},
 	{says: "written before dual stack: clusterIP alone", service: spec("clusterIP: 10.96.0.7\n  ports: [{port: 80}]"), want: want(nil)},
 	{
 		says:    "dual stack: each port has an address of both families, and each endpoint goes by its own",

@@ -81,12 +81,9 @@ type outage struct {
 	err   error
 }
 
-// What kube-proxy's contract leaves to others: Services that name another proxy,
-// and slices of headless Services.
-const (
-	ourServices = "!service.kubernetes.io/service-proxy-name"
-	ourSlices   = "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
-)
+// ours is what kube-proxy's contract leaves to a proxy, of Services and of slices:
+// not those that name another one, nor those that are called headless.
+const ours = "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
 
 // NewWatch prepares to follow kinds; Run does it.
 func (c *Client) NewWatch(log *slog.Logger, kinds ...Kind) *Watch {
@@ -101,11 +98,11 @@ func (c *Client) NewWatch(log *slog.Logger, kinds ...Kind) *Watch {
 		switch kind {
 		case Services:
 			w.Services = newTable(w, kind, readService, (*Service).same)
-			w.follow(w.Services, c.core, "services", ourServices, &corev1.Service{}, &corev1.ServiceList{})
+			w.follow(w.Services, c.core, "services", ours, &corev1.Service{}, &corev1.ServiceList{})
 		case Slices:
 			w.Slices = newTable(w, kind, readSlice, (*Slice).same)
 			w.Slices.replaced = w.sliceReplaced
-			w.follow(w.Slices, c.discovery, "endpointslices", ourSlices, &discoveryv1.EndpointSlice{}, &discoveryv1.EndpointSliceList{})
+			w.follow(w.Slices, c.discovery, "endpointslices", ours, &discoveryv1.EndpointSlice{}, &discoveryv1.EndpointSliceList{})
 		case Nodes:
 			w.Nodes = newTable(w, kind, readNode, (*Node).same)
 			w.follow(w.Nodes, c.core, "nodes", "", &corev1.Node{}, &corev1.NodeList{})

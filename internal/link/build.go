@@ -6,9 +6,10 @@ package link
 // and how it is taken away again, addresses, routes and neighbours.
 
 import (
-	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -200,10 +201,10 @@ func (b *builder) podMAC() net.HardwareAddr {
 	return randomMAC()
 }
 
-// randomMAC returns a locally administered unicast address.
+// randomMAC returns a locally administered unicast address. It must not be
+// another's, and is no secret.
 func randomMAC() net.HardwareAddr {
-	mac := make(net.HardwareAddr, 6)
-	rand.Read(mac)
+	mac := net.HardwareAddr(binary.NativeEndian.AppendUint64(nil, rand.Uint64())[:6])
 	mac[0] = mac[0]&^0x03 | 0x02
 	return mac
 }
@@ -214,10 +215,8 @@ func (b *builder) podBase(eth netlink.Link, p4, p6 netip.Prefix) error {
 	if err := b.inPod(func() error { return ifSysctls(b.IfName, b.IPv6.IsValid(), endOfPod) }); err != nil {
 		return err
 	}
-	if lo, err := find(b.pod, "lo"); err == nil && lo != nil && lo.Attrs().Flags&net.FlagUp == 0 {
-		if err := up(b.pod, lo); err != nil {
-			return err
-		}
+	if err := up(b.pod, loopback); err != nil {
+		return err
 	}
 	if err := up(b.pod, eth); err != nil {
 		return err
@@ -229,6 +228,10 @@ func (b *builder) podBase(eth netlink.Link, p4, p6 netip.Prefix) error {
 	}
 	return nil
 }
+
+// loopback is the one of any namespace: the kernel gives it the first index
+// (LOOPBACK_IFINDEX).
+var loopback = &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "lo", Index: 1}}
 
 func up(h *netlink.Handle, l netlink.Link) error {
 	if err := h.LinkSetUp(l); err != nil {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // The ways of connecting a pod.
@@ -72,6 +74,10 @@ func NeedsUplink(mode string) bool { return traitsOf[mode].uplink != "" }
 // errors.ErrUnsupported that says what it lacks. The answer is kept for the
 // process.
 func Supported(mode string) error {
+	// Said before anything is made: the datapath would refuse the pod when its link is there.
+	if _, err := netns.Cookie(); errors.Is(err, unix.ENOPROTOOPT) {
+		return &unsupported{fmt.Sprintf("mode %s: %v", mode, err)}
+	}
 	t := traitsOf[mode]
 	if t.kind == "" || !kernelLacks(t.kind) {
 		return nil

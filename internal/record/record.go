@@ -117,7 +117,7 @@ func (d Dir[T]) List() ([]T, error) {
 // Write replaces a record in one step: a reader sees the old one or the new
 // one. The directory must exist.
 func (d Dir[T]) Write(name string, v T) error {
-	raw, err := json.MarshalIndent(v, "", "  ")
+	raw, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}

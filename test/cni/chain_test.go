@@ -211,27 +211,3 @@ func TestMasquerade_OnlyTowardsTheOutside(t *testing.T) {
 		c.del(conf)
 	})
 }
-
-func TestTwoInterfacesOfDifferentModesInOneContainer(t *testing.T) {
-	n := newNode(t)
-	c, second := n.container(), n.container()
-	run(t, "ip", "netns", "del", second.ns)
-	one := n.config("veth")
-	two := n.config("bridge").with("ipam", map[string]any{"type": "mustang", "pools": []string{"10.19.0.0/24"}})
-	first := c.add(one)
-	*second = *c
-	second.ifname = "net1"
-	b := second.add(two)
-	routes := run(t, "ip", "-n", c.ns, "route")
-	if !strings.Contains(routes, "default via 169.254.10.24 dev eth0") || strings.Contains(routes, "default via 10.19") {
-		t.Errorf("the default route is not the first interface's:\n%s", routes)
-	}
-	if !n.pings(c.ns, "10.19.0.1") || !n.pings(c.ns, "192.168.7.1") {
-		t.Error("one of the interfaces does not work")
-	}
-	c.ok(c.call("CHECK", one.prev(first)))
-	c.ok(second.call("CHECK", two.prev(b)))
-	second.del(two)
-	c.ok(c.call("CHECK", one.prev(first)))
-	c.del(one)
-}

@@ -8,6 +8,8 @@ package cni_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -51,12 +53,36 @@ func TestADD_OutputsTheVersionSuppliedOnInput(t *testing.T) {
 			if a.CNIVersion != v || len(a.IPs) != 2 || len(a.Interfaces) == 0 {
 				t.Errorf("%s: %s", v, a.stdout)
 			}
-			if (v < "1") != strings.Contains(a.stdout, `"version":"4"`) {
-				t.Errorf("%s: the result's shape is another version's: %s", v, a.stdout)
+			want := map[string]string{"interfaces": "mac mtu name sandbox", "ips": "address gateway interface", "routes": "dst gw"}
+			if v < "1" {
+				want["interfaces"], want["ips"] = "mac name sandbox", "address gateway interface version"
+			}
+			if mode == "netkit-l3" { // whose interface has no link address
+				want["interfaces"] = strings.TrimPrefix(want["interfaces"], "mac ")
+			}
+			if d := cmp.Diff(want, a.shape(t)); d != "" {
+				t.Errorf("%s: the result's shape is another version's:\n%s%s", v, d, a.stdout)
 			}
 			c.del(conf)
 		}
 	})
+}
+
+// shape is which keys the last of each list in a result has.
+func (a answer) shape(t *testing.T) map[string]string {
+	t.Helper()
+	var lists map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(a.stdout), &lists); err != nil {
+		t.Fatal(err)
+	}
+	out := make(map[string]string)
+	for name, text := range lists {
+		var list []map[string]any
+		if json.Unmarshal(text, &list) == nil && len(list) > 0 {
+			out[name] = strings.Join(slices.Sorted(maps.Keys(list[len(list)-1])), " ")
+		}
+	}
+	return out
 }
 
 func TestADD_IfAnInterfaceOfTheRequestedNameExistsMustReturnAnError(t *testing.T) {

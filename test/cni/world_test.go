@@ -66,13 +66,16 @@ func build(dir string) (string, error) {
 		return bin, nil
 	}
 	bin := filepath.Join(dir, "mustang-cni")
-	cmd := exec.Command("go", "build", "-o", bin, "../../cmd/mustang-cni")
+	return bin, goBuild(bin, "../../cmd/mustang-cni")
+}
+
+func goBuild(bin, from string) error {
+	cmd := exec.Command("go", "build", "-o", bin, from)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("build the plugin: %w: %s", err, out)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w: %s", filepath.Base(bin), err, out)
 	}
-	return bin, nil
+	return nil
 }
 
 // node is a network namespace with an uplink, a bpffs and a state directory of

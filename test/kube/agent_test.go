@@ -32,7 +32,7 @@ func TestServicesByAgent(t *testing.T) {
 	c.run("up", "--cni=none", "--proxy=none", "--bind="+filepath.Dir(tool))
 	c.apply(rights)
 	for _, node := range []string{"n1", "n2"} {
-		c.installPlugin(node, "veth", plugin)
+		c.installPlugin(node, plugin, c.network(node, "veth"))
 		c.startAgent(node, tool)
 	}
 	c.run("ready")

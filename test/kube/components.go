@@ -21,6 +21,9 @@ const (
 
 func etcFile(name string) string { return filepath.Join(etcKubernetes, name) }
 
+// stopped is the file that keeps a daemon from being started again.
+func stopped(daemon string) string { return etcFile(daemon + ".stopped") }
+
 // controlPlaneSteps starts what `kubeadm` would start as static pods.
 func controlPlaneSteps(c Config) []step {
 	pods, services := c.families(podCIDR4, podCIDR6), c.families(serviceCIDR4, serviceCIDR6)

@@ -3,7 +3,10 @@
 package kube_test
 
 import (
+	"archive/tar"
+	"compress/gzip"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,11 +18,13 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+
+	"github.com/mustang-net/mustang/test/kube"
 )
 
 // install makes a cluster as `make cluster` does: mustang from deploy/. set is
-// what `helm --set` would say; "": the generated manifest.
-func install(t *testing.T, set string) *testCluster {
+// what `helm --set` would say; "": the generated manifest. env is for scripts/cluster.
+func install(t *testing.T, set string, env ...string) *testCluster {
 	t.Helper()
 	prepare(t)
 	c := &testCluster{t: t, name: clusterName()}
@@ -31,6 +36,7 @@ func install(t *testing.T, set string) *testCluster {
 	})
 	cmd := exec.Command("../../scripts/cluster", "up")
 	cmd.Env = append(os.Environ(), "NAME="+c.name, "SET="+set)
+	cmd.Env = append(cmd.Env, env...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("install: %v\n%s", err, out)
@@ -56,6 +62,7 @@ func TestInstalled(t *testing.T) {
 	c := install(t, "")
 	tool := buildTool(t, "mustang")
 	t.Run("everybody who may reaches everybody", func(t *testing.T) { (&testCluster{t, c.name}).connectivity(tool) })
+	t.Run("a sysdump has every node, and no Secret", func(t *testing.T) { (&testCluster{t, c.name}).sysdump(tool) })
 	t.Run("the startup taint goes", func(t *testing.T) { (&testCluster{t, c.name}).startupTaint() })
 	t.Run("the agent may do no more to nodes", func(t *testing.T) { (&testCluster{t, c.name}).agentsRights() })
 	t.Run("upstream's conformance", func(t *testing.T) {
@@ -65,7 +72,7 @@ func TestInstalled(t *testing.T) {
 			t.Errorf("%v\n%s", err, out[max(0, len(out)-3000):])
 		}
 	})
-	t.Run("uninstalled, it leaves nothing", func(t *testing.T) { (&testCluster{t, c.name}).uninstall(tool) })
+	t.Run("uninstalled, it leaves nothing", func(t *testing.T) { (&testCluster{t, c.name}).uninstall() })
 }
 
 // TestInstalledOtherwise is the same by other values of the chart.
@@ -75,6 +82,50 @@ func TestInstalledOtherwise(t *testing.T) {
 			c := install(t, set)
 			c.connectivity(buildTool(t, "mustang"))
 		})
+	}
+}
+
+// sysdump asks for one, as a user with a report to write.
+func (c *testCluster) sysdump(tool string) {
+	file := filepath.Join(c.t.TempDir(), "dump.tar.gz")
+	cmd := exec.Command(tool, "sysdump", "--kubeconfig", kube.Kubeconfig(c.name), "--file", file)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		c.t.Fatalf("sysdump: %v\n%s", err, out)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer f.Close()
+	zip, err := gzip.NewReader(f)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var names []string
+	for r := tar.NewReader(zip); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		text, err := io.ReadAll(r)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		names = append(names, h.Name)
+		if strings.Contains(string(text), "\nERROR: ") {
+			c.t.Errorf("%s could not be read: %.500s", h.Name, text)
+		}
+		if strings.Contains(string(text), `"kind":"Secret"`) {
+			c.t.Errorf("%s has a Secret", h.Name)
+		}
+	}
+	for _, part := range []string{"n1/", "n2/", "api/nodes.json", "api/services.json"} {
+		if !strings.Contains(strings.Join(names, "\n"), part) {
+			c.t.Errorf("nothing of %s is in the sysdump: %v", part, names)
+		}
 	}
 }
 
@@ -126,28 +177,34 @@ func (c *testCluster) agentsRights() {
 }
 
 // uninstall goes the way of docs/deploy.md, and looks at the nodes.
-func (c *testCluster) uninstall(tool string) {
+func (c *testCluster) uninstall() {
 	c.run("kubectl", "delete", "-f", "../../deploy/mustang.yaml", "--wait")
 	c.run("kubectl", "apply", "-f", "../../deploy/uninstall.yaml")
 	c.run("kubectl", "rollout", "status", "daemonset/mustang-uninstall", "-n", "kube-system", "--timeout=90s")
 	c.run("kubectl", "delete", "-f", "../../deploy/uninstall.yaml", "--wait")
 	for _, node := range []string{"n1", "n2"} {
-		for what, command := range map[string]string{
-			"pins":      "ls -A /sys/fs/bpf | grep mustang || true", // the kernel has files of its own there
-			"state":     "ls -A /run/mustang",
-			"links":     "ip -o link | grep -E 'mst|mv-|iv-' || true",
-			"routes":    "ip route show table all proto 109; ip -6 route show table all proto 109; ip route | grep 10.244 || true",
-			"rules":     "nft list tables | grep mustang || true",
-			"neighbors": "ip neigh show nud permanent",
-			"filters":   "tc filter show dev eth0 ingress; tc filter show dev eth0 egress",
-			"files":     "ls /opt/cni/bin/mustang-cni /etc/cni/net.d/* 2>/dev/null || true",
-		} {
-			if out := c.run("enter", node, "--", "sh", "-c", command); out != "" {
-				c.t.Errorf("%s left on %s: %s", what, node, out)
-			}
-		}
-		c.noPrograms(node)
+		c.holdsNothing(node)
 	}
+}
+
+// holdsNothing wants nothing of mustang's on a node, and no network list.
+func (c *testCluster) holdsNothing(node string) {
+	c.t.Helper()
+	for what, command := range map[string]string{
+		"pins":      "ls -A /sys/fs/bpf | grep mustang || true", // the kernel has files of its own there
+		"state":     "ls -A /run/mustang 2>/dev/null || true",
+		"links":     "ip -o link | grep -E 'mst|mv-|iv-' || true",
+		"routes":    "ip route show table all proto 109; ip -6 route show table all proto 109",
+		"rules":     "nft list tables | grep mustang || true",
+		"neighbors": "ip neigh show nud permanent",
+		"filters":   "tc filter show dev eth0 ingress; tc filter show dev eth0 egress",
+		"files":     "ls /opt/cni/bin/mustang-cni /etc/cni/net.d/*mustang* 2>/dev/null || true",
+	} {
+		if out := c.run("enter", node, "--", "sh", "-c", command); out != "" {
+			c.t.Errorf("%s left on %s: %s", what, node, out)
+		}
+	}
+	c.noPrograms(node)
 }
 
 // noPrograms wants no program on the node's cgroup2 root.

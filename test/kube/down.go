@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -57,16 +58,19 @@ func (c *cluster) kill() error {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 	}
+	return c.killMembers(c.Config.machines()...)
+}
+
+// killMembers ends what is in the machines' control groups.
+func (c *cluster) killMembers(machines ...string) error {
 	self := os.Getpid()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		var left []int
-		for _, machine := range c.Config.machines() {
-			for _, pid := range c.members(machine) {
-				if pid == self {
-					return fmt.Errorf("this process runs inside %s", machine)
-				}
-				left = append(left, pid)
-			}
+		for _, machine := range machines {
+			left = append(left, c.members(machine)...)
+		}
+		if slices.Contains(left, self) {
+			return errors.New("this process runs inside of what is to end")
 		}
 		if len(left) == 0 {
 			return nil

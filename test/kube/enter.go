@@ -5,6 +5,7 @@
 package kube
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -104,10 +105,12 @@ func LoadImage(ctx context.Context, name, archive string, out io.Writer) error {
 		}
 		// A process of its own, because it joins the node's control groups.
 		cmd := exec.CommandContext(ctx, self, append([]string{"enter", "--name", name, node, "--"}, importCommand("-")...)...)
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = f, out, out
+		var said bytes.Buffer
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = f, &said, &said
 		if err := errors.Join(cmd.Run(), f.Close()); err != nil {
-			return fmt.Errorf("import %s into %s: %w", archive, node, err)
+			return fmt.Errorf("import %s into %s: %w\n%s", archive, node, err, said.Bytes())
 		}
+		_, _ = out.Write(said.Bytes())
 	}
 	return nil
 }

@@ -194,12 +194,14 @@ func runInner(s spec) error {
 }
 
 func waitFor(path string) {
-	for path != "" {
-		if _, err := os.Stat(path); err == nil {
-			return
-		}
+	for path != "" && !exists(path) {
 		time.Sleep(20 * time.Millisecond)
 	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // forward joins each accepted connection with one to address.
@@ -293,9 +295,13 @@ func (r *reaper) execute(machine string, st step) (syscall.WaitStatus, error) {
 	return <-done, nil
 }
 
-// keep runs a daemon, and again a second after it ends, as a service manager would.
+// keep runs a daemon, and again a second after it ends, as a service manager would;
+// while it is to be stopped, it waits.
 func (r *reaper) keep(machine string, st step) {
 	for {
+		for exists(stopped(st.Name)) {
+			time.Sleep(100 * time.Millisecond)
+		}
 		status, err := r.execute(machine, st)
 		note(machine, st.Name, status, err)
 		time.Sleep(time.Second)

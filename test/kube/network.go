@@ -94,18 +94,21 @@ func (c *cluster) makeNetwork() error {
 		return err
 	}
 	for _, node := range c.Config.nodes() {
-		err := inNetns(c.netns(node), func(h *netlink.Handle) error {
-			eth0, err := h.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
-			return c.configure(h, eth0, node)
-		})
-		if err != nil {
+		if err := c.configureNode(node); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (c *cluster) configureNode(node string) error {
+	return inNetns(c.netns(node), func(h *netlink.Handle) error {
+		eth0, err := h.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return c.configure(h, eth0, node)
+	})
 }
 
 // plug makes a cable between the bridge and a node's eth0, each end in place.
@@ -175,15 +178,20 @@ func (c *cluster) routePods(machine, node string, cidrs []netip.Prefix) error {
 func (c *cluster) removeNetwork() error {
 	var failed error
 	for _, machine := range c.Config.machines() {
-		path := c.netnsPath(machine)
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-			failed = errors.Join(failed, fmt.Errorf("unmount %s: %w", path, err))
-		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			failed = errors.Join(failed, err)
-		}
+		failed = errors.Join(failed, c.removeNetns(machine))
 	}
 	return failed
+}
+
+func (c *cluster) removeNetns(machine string) error {
+	path := c.netnsPath(machine)
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount %s: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

@@ -181,16 +181,20 @@ func startTime(pid int) (uint64, error) {
 }
 
 // child is the process that runs inside the machine's namespaces, its process 1.
+// The file may leave a child out while others end (proc(5)): so it is read again.
 func child(pid int) (int, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
-	if err != nil {
-		return 0, err
+	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+		if err != nil {
+			return 0, err
+		}
+		if fields := strings.Fields(string(b)); len(fields) > 0 {
+			return strconv.Atoi(fields[0])
+		}
+		if time.Now().After(deadline) {
+			return 0, fmt.Errorf("process %d has no child", pid)
+		}
 	}
-	fields := strings.Fields(string(b))
-	if len(fields) == 0 {
-		return 0, fmt.Errorf("process %d has no child", pid)
-	}
-	return strconv.Atoi(fields[0])
 }
 
 func writeFile(path, content string, mode fs.FileMode) error {

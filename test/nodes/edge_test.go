@@ -40,7 +40,7 @@ func TestNodePortsFromOutside(t *testing.T) {
 					}
 					for _, network := range []string{"tcp", "udp"} {
 						t.Run(fmt.Sprintf("%s/%s/%s", family, p.Name, network), func(t *testing.T) {
-							name, saw, err := askFrom(w.lab.Outside(), network, netip.AddrPortFrom(at, uint16(30080+i)))
+							name, saw, err := askFrom(&w.lab.Outside().Space, network, netip.AddrPortFrom(at, uint16(30080+i)))
 							if err != nil || name != p.Name || saw != wears {
 								t.Errorf("%q saw %v, %v; want %q, which sees %v", name, saw, err, p.Name, wears)
 							}
@@ -52,8 +52,46 @@ func TestNodePortsFromOutside(t *testing.T) {
 	}
 }
 
-// askFrom is who answered a client outside, and the address that it saw.
-func askFrom(o *lab.Outside, network string, to netip.AddrPort) (name string, saw netip.Addr, err error) {
+// Pods use another node's ports by its address: to pods of either node, and to the
+// node itself.
+func TestNodePortsOfAnotherNode(t *testing.T) {
+	for _, j := range joins() {
+		t.Run(nameOf(j), func(t *testing.T) {
+			w := newWorld(t, lab.Config{}, j)
+			first := w.lab.Nodes()[0]
+			w.mustang(first, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
+			itself := &lab.Pod{Space: first.Space, Name: "itself", IPv4: first.Wire4, IPv6: first.Wire6}
+			w.serve(itself)
+			servers := []*lab.Pod{w.near, w.far, itself}
+			for i, p := range servers {
+				for k, a := range []netip.Addr{p.IPv4, p.IPv6} {
+					vip := []netip.Addr{lab.VIP4(20 + i), lab.VIP6(20 + i)}[k]
+					w.mustang(first, "svc", "add", "--service", netip.AddrPortFrom(vip, vipPort).String(),
+						"--node-port", fmt.Sprint(30080+i), "--backend", netip.AddrPortFrom(a, serverPort).String())
+				}
+			}
+			asker := w.pod(w.lab.Nodes()[1], "asker")
+			for _, at := range []netip.Addr{first.Wire4, first.Wire6} {
+				if j.Underlay != "" && at.Is6() != (j.Underlay == "ipv6") {
+					continue // the other nodes do not know this one by it
+				}
+				for i, p := range servers {
+					for _, network := range []string{"tcp", "udp"} {
+						t.Run(fmt.Sprintf("%s/%s/%s", at, p.Name, network), func(t *testing.T) {
+							name, _, err := askFrom(&asker.Space, network, netip.AddrPortFrom(at, uint16(30080+i)))
+							if err != nil || name != p.Name {
+								t.Errorf("%q, %v; want %q", name, err, p.Name)
+							}
+						})
+					}
+				}
+			}
+		})
+	}
+}
+
+// askFrom is who answered a client, and the address that it saw.
+func askFrom(o *lab.Space, network string, to netip.AddrPort) (name string, saw netip.Addr, err error) {
 	err = o.Do(func() error {
 		c, err := net.DialTimeout(network, to.String(), time.Second)
 		if err != nil {

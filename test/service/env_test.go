@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/mustang-net/mustang/lab"
@@ -72,6 +74,13 @@ func chosen[T ~string](variable string, all ...T) []T {
 }
 
 func modes() []lab.Mode { return chosen(modesVariable, lab.Modes...) }
+
+// onlyWith leaves out a test of one mode when others are asked for.
+func onlyWith(t *testing.T, mode lab.Mode) {
+	if !slices.Contains(modes(), mode) {
+		t.Skipf("%s does not name %s", modesVariable, mode)
+	}
+}
 
 // skippable: nobody asked for this mode by name, and the kernel lacks it.
 func skippable(err error) bool {

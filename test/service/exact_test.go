@@ -22,8 +22,8 @@ import (
 // TestRemoval: a backend goes, and exactly what went through that Service to it
 // moves or ends.
 func TestRemoval(t *testing.T) {
-	for _, mode := range chosen("MUSTANG_TEST_MODES", lab.Veth, lab.Bridge, lab.Macvlan) {
-		for _, path := range chosen("MUSTANG_TEST_PATHS", lab.MustangTC, lab.MustangSocket, lab.Mustang) {
+	for _, mode := range chosen(modesVariable, lab.Veth, lab.Bridge, lab.Macvlan) {
+		for _, path := range chosen(pathsVariable, lab.MustangTC, lab.MustangSocket, lab.Mustang) {
 			t.Run(string(mode)+"/"+string(path), func(t *testing.T) {
 				w := newWorld(t, mode, path)
 				for i, family := range []string{"ipv4", "ipv6"} {

@@ -355,7 +355,8 @@ func (w *world) bulkBy(dst netip.AddrPort, size int64) {
 // the mode has none.
 func TestWithoutLocalMTU(t *testing.T) {
 	for _, c := range []lab.Config{
-		{Mode: lab.Veth, LocalMTU: "off"}, {Mode: lab.Bridge, LocalMTU: "off"}, {Mode: lab.Macvlan},
+		{Mode: lab.Veth, LocalMTU: "off"}, {Mode: lab.Bridge, LocalMTU: "off"}, {Mode: lab.Netkit, LocalMTU: "off"},
+		{Mode: lab.NetkitL3, LocalMTU: "off"}, {Mode: lab.Macvlan}, {Mode: lab.IPVlan}, {Mode: lab.IPVlanL3},
 	} {
 		if !slices.Contains(chosen(modesVariable, c.Mode), c.Mode) {
 			continue
@@ -375,6 +376,7 @@ func TestWithoutLocalMTU(t *testing.T) {
 // TestServiceNetworkMayBeLocal: where all backends are known to be near, the
 // Services' network may be given too.
 func TestServiceNetworkMayBeLocal(t *testing.T) {
+	onlyWith(t, lab.Veth)
 	w := newWorldOf(t, lab.Config{Mode: lab.Veth, Services: lab.MustangTC,
 		LocalCIDRs: []netip.Prefix{lab.PodCIDR4, lab.PodCIDR6, lab.ServiceCIDR4, lab.ServiceCIDR6}})
 	w.serveOutside()
@@ -393,7 +395,7 @@ func TestServiceNetworkMayBeLocal(t *testing.T) {
 // over whole must still arrive. Also on a bridge, where nobody answers that a
 // packet is too long.
 func TestLocalMTUWithoutMustang(t *testing.T) {
-	for _, mode := range []lab.Mode{lab.Veth, lab.Bridge} {
+	for _, mode := range []lab.Mode{lab.Veth, lab.Bridge} { // a netkit pair without programs is closed
 		if !slices.Contains(chosen(modesVariable, mode), mode) {
 			continue
 		}
@@ -411,7 +413,10 @@ func TestLocalMTUWithoutMustang(t *testing.T) {
 }
 
 func TestBigTCP(t *testing.T) {
-	for _, mode := range chosen(modesVariable, lab.Veth, lab.Bridge, lab.Macvlan, lab.Netkit) {
+	for _, mode := range modes() {
+		if mode == lab.HostDevice { // its size is the owner's to set
+			continue
+		}
 		for _, path := range chosen(pathsVariable, lab.MustangTC, lab.MustangSocket) {
 			for _, local := range []string{"off", "auto"} {
 				if local == "auto" && mode != lab.Veth {
@@ -491,6 +496,7 @@ func (w *world) watchLongest(p *lab.Pod) func() int {
 // TestBigTCPEndsAtTheUplink: a bundle that the uplink cannot send at once would
 // be cut in software there, so the pod makes none, and its owner is told.
 func TestBigTCPEndsAtTheUplink(t *testing.T) {
+	onlyWith(t, lab.Veth)
 	w := newWorldOf(t, lab.Config{Mode: lab.Veth, Services: lab.Mustang})
 	for _, c := range []struct {
 		uplink int

@@ -108,6 +108,8 @@ const (
 	FastFromOpener = 2 // they go in the flow's original direction
 	FastDeliver    = 4 // to the endpoint at the other end; else they are left to the kernel
 	FastTranslate  = 8
+	FastByStack    = 16 // the flow came through the host's stack: packets back go that way, to no node
+	FastClosing    = 32 // the flow is closing: its slot may be taken, but holds until then
 )
 
 // enum identity_number
@@ -182,7 +184,7 @@ const (
 	CbReason          = 3
 	CbAnswer          = 4 // answer_key on an answer that goes out of the host end
 	CbRemote          = 4 // of a packet from the wire: the node that sent it by the tunnel, or 0
-	CbWay             = 4 // of a packet from a pod: 1 + the slot of mst_fast where its flow's way is, or 0
+	CbWay             = 4 // of a packet from a pod: 1 + the slot where what is kept of its flow lies, or 0
 )
 
 // enum pod_program
@@ -285,6 +287,7 @@ const (
 	EventReaders      = 4
 	StoppedKept       = 256
 	SlotMember        = 2147483648
+	FastFront         = 64
 	MstLayout         = 2
 	SecondShift       = 30
 	NATPortTries      = 16

@@ -67,6 +67,7 @@ const (
 	IterMapMstEventRoomV1        = "mst_event_room_v1"
 	IterMapMstEventsV1           = "mst_events_v1"
 	IterMapMstFactsV1            = "mst_facts_v1"
+	IterMapMstFastFrontV1        = "mst_fast_front_v1"
 	IterMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	IterMapMstFastV1             = "mst_fast_v1"
 	IterMapMstFragsV1            = "mst_frags_v1"
@@ -167,6 +168,7 @@ type IterMapSpecs struct {
 	MstEventRoomV1        *ebpf.MapSpec `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.MapSpec `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastFrontV1        *ebpf.MapSpec `ebpf:"mst_fast_front_v1"`
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
@@ -243,6 +245,7 @@ type IterMaps struct {
 	MstEventRoomV1        *ebpf.Map `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.Map `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastFrontV1        *ebpf.Map `ebpf:"mst_fast_front_v1"`
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
@@ -286,6 +289,7 @@ func (m *IterMaps) Close() error {
 		m.MstEventRoomV1,
 		m.MstEventsV1,
 		m.MstFactsV1,
+		m.MstFastFrontV1,
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,

@@ -30,6 +30,7 @@ const (
 	NetdevMapMstEventRoomV1        = "mst_event_room_v1"
 	NetdevMapMstEventsV1           = "mst_events_v1"
 	NetdevMapMstFactsV1            = "mst_facts_v1"
+	NetdevMapMstFastFrontV1        = "mst_fast_front_v1"
 	NetdevMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	NetdevMapMstFastV1             = "mst_fast_v1"
 	NetdevMapMstFragsV1            = "mst_frags_v1"
@@ -130,6 +131,7 @@ type NetdevMapSpecs struct {
 	MstEventRoomV1        *ebpf.MapSpec `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.MapSpec `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastFrontV1        *ebpf.MapSpec `ebpf:"mst_fast_front_v1"`
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
@@ -206,6 +208,7 @@ type NetdevMaps struct {
 	MstEventRoomV1        *ebpf.Map `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.Map `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastFrontV1        *ebpf.Map `ebpf:"mst_fast_front_v1"`
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
@@ -249,6 +252,7 @@ func (m *NetdevMaps) Close() error {
 		m.MstEventRoomV1,
 		m.MstEventsV1,
 		m.MstFactsV1,
+		m.MstFastFrontV1,
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,

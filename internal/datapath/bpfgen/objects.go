@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "6e943e1d66f229e04960b935414684f131916e37ff13956bb0c54dfdb19325d3"
+const ObjectsHash = "d67241ab76ae3b801760670949056ce2d5492adfaf33f4c9fda9e17ebe57a05f"

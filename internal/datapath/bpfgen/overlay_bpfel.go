@@ -30,6 +30,7 @@ const (
 	OverlayMapMstEventRoomV1        = "mst_event_room_v1"
 	OverlayMapMstEventsV1           = "mst_events_v1"
 	OverlayMapMstFactsV1            = "mst_facts_v1"
+	OverlayMapMstFastFrontV1        = "mst_fast_front_v1"
 	OverlayMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	OverlayMapMstFastV1             = "mst_fast_v1"
 	OverlayMapMstFragsV1            = "mst_frags_v1"
@@ -132,6 +133,7 @@ type OverlayMapSpecs struct {
 	MstEventRoomV1        *ebpf.MapSpec `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.MapSpec `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastFrontV1        *ebpf.MapSpec `ebpf:"mst_fast_front_v1"`
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
@@ -208,6 +210,7 @@ type OverlayMaps struct {
 	MstEventRoomV1        *ebpf.Map `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.Map `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastFrontV1        *ebpf.Map `ebpf:"mst_fast_front_v1"`
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
@@ -251,6 +254,7 @@ func (m *OverlayMaps) Close() error {
 		m.MstEventRoomV1,
 		m.MstEventsV1,
 		m.MstFactsV1,
+		m.MstFastFrontV1,
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,

@@ -238,6 +238,11 @@ type PodFastFlow struct {
 	WayMacs    [12]uint8
 }
 
+type PodFastFront struct {
+	_     structs.HostLayout
+	Slots [64]PodFastFlow
+}
+
 type PodFragKey struct {
 	_     structs.HostLayout
 	Src   PodAddr
@@ -452,6 +457,7 @@ const (
 	PodMapMstEventRoomV1        = "mst_event_room_v1"
 	PodMapMstEventsV1           = "mst_events_v1"
 	PodMapMstFactsV1            = "mst_facts_v1"
+	PodMapMstFastFrontV1        = "mst_fast_front_v1"
 	PodMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	PodMapMstFastV1             = "mst_fast_v1"
 	PodMapMstFragsV1            = "mst_frags_v1"
@@ -554,6 +560,7 @@ type PodMapSpecs struct {
 	MstEventRoomV1        *ebpf.MapSpec `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.MapSpec `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastFrontV1        *ebpf.MapSpec `ebpf:"mst_fast_front_v1"`
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
@@ -630,6 +637,7 @@ type PodMaps struct {
 	MstEventRoomV1        *ebpf.Map `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.Map `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastFrontV1        *ebpf.Map `ebpf:"mst_fast_front_v1"`
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
@@ -673,6 +681,7 @@ func (m *PodMaps) Close() error {
 		m.MstEventRoomV1,
 		m.MstEventsV1,
 		m.MstFactsV1,
+		m.MstFastFrontV1,
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,

@@ -54,6 +54,7 @@ const (
 	SockMapMstEventRoomV1        = "mst_event_room_v1"
 	SockMapMstEventsV1           = "mst_events_v1"
 	SockMapMstFactsV1            = "mst_facts_v1"
+	SockMapMstFastFrontV1        = "mst_fast_front_v1"
 	SockMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	SockMapMstFastV1             = "mst_fast_v1"
 	SockMapMstFragsV1            = "mst_frags_v1"
@@ -168,6 +169,7 @@ type SockMapSpecs struct {
 	MstEventRoomV1        *ebpf.MapSpec `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.MapSpec `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.MapSpec `ebpf:"mst_facts_v1"`
+	MstFastFrontV1        *ebpf.MapSpec `ebpf:"mst_fast_front_v1"`
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
@@ -244,6 +246,7 @@ type SockMaps struct {
 	MstEventRoomV1        *ebpf.Map `ebpf:"mst_event_room_v1"`
 	MstEventsV1           *ebpf.Map `ebpf:"mst_events_v1"`
 	MstFactsV1            *ebpf.Map `ebpf:"mst_facts_v1"`
+	MstFastFrontV1        *ebpf.Map `ebpf:"mst_fast_front_v1"`
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
@@ -287,6 +290,7 @@ func (m *SockMaps) Close() error {
 		m.MstEventRoomV1,
 		m.MstEventsV1,
 		m.MstFactsV1,
+		m.MstFastFrontV1,
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,

@@ -101,7 +101,8 @@ func TestEdgeToAnotherNodeAndBack(t *testing.T) {
 }
 
 // A flow to a node behind the tunnel wears the address that this node has there,
-// and its answers come by the tunnel's device, which takes nothing else.
+// and its answers come by the tunnel's device. There pods of other nodes use node
+// ports; nothing else is taken.
 func TestEdgeThroughTheTunnelAndBack(t *testing.T) {
 	eachEdge(t, func(o outside) {
 		b, own := end(External(2, o.v6), 8080), o.edge.Tunnel(o.t, o.v6)
@@ -119,9 +120,17 @@ func TestEdgeThroughTheTunnelAndBack(t *testing.T) {
 		o.want("answer", byTunnel(b, worn, syn|ack), 0, o.f, o.c)
 		o.want("more", o.arrive(o.c, o.f, ack), 0, worn, b)
 		o.want("more back", byTunnel(b, worn, ack), 0, o.f, o.c)
+		pod := o.edge.Pods[1]
+		near := end(pod.IP(o.v6), 8080)
+		o.nodePort(0, near)
+		client := end(External(2, o.v6), 4001)
+		a = byTunnel(client, o.f, syn)
+		worn = o.worn(a)
+		o.want("of another node's pod", a, pod.ID, worn, near)
+		o.want("the answer to it", o.answer(pod, near, worn, syn|ack), 0, o.f, client)
 		for what, to := range map[string]netip.AddrPort{
 			"a port that nothing wears": end(own, 61005), "a port of the node's own": end(own, 22), "a node port": end(own, o.f.Port()),
-			"a node port of the wire's address": o.f, "another's": end(External(7, o.v6), 61005),
+			"another's": end(External(7, o.v6), 61005),
 		} {
 			if a := byTunnel(b, to, syn); a.Direct || a.Dropped != "" || a.Tuple().Dst != to {
 				o.t.Errorf("%s: %v", what, a)

@@ -127,6 +127,14 @@ func ageKept(t *testing.T, net *Network) {
 		}
 		check(t, net.MstFastV1.Update(slot, each, ebpf.UpdateAny))
 	}
+	var front []bpfgen.PodFastFront
+	check(t, net.MstFastFrontV1.Lookup(uint32(0), &front))
+	for cpu := range front {
+		for i := range front[cpu].Slots {
+			front[cpu].Slots[i].Until -= bpfgen.FastLifetime + 1
+		}
+	}
+	check(t, net.MstFastFrontV1.Update(uint32(0), front, ebpf.UpdateAny))
 }
 
 func TestUnusualPacketsOfAKeptFlowTakeTheLongWay(t *testing.T) {

@@ -246,26 +246,28 @@ func TestAWayHoldsForAMoment(t *testing.T) {
 		n := newWireNode(t, c.tunnel, c.over6)
 		check(t, netlink.NeighSet(&netlink.Neigh{
 			LinkIndex: int(wire), IP: wireAddr(2, c.over6).AsSlice(), HardwareAddr: neighbour, State: netlink.NUD_PERMANENT}))
-		out := func(flags uint8, payload int) Result {
-			return n.send(t, n.toFar(c.v6).TCP(5000, 80, flags).Payload(payload), Context{})
+		out := func(payload int) Result {
+			return n.send(t, n.toFar(c.v6).UDP(5000, 80).Payload(payload), Context{})
 		}
-		if r := out(syn, 0); r.Verdict != Redirect {
-			t.Fatal(r)
+		for range 2 { // the first opens a flow, the second asks for the way
+			if r := out(0); r.Verdict != Redirect {
+				t.Fatal(r)
+			}
 		}
-		second := out(ack, 0)
+		third := out(0)
 		want := append(append([]byte{}, neighbour...), link.Attrs().HardwareAddr...)
 		want = append(want, map[bool][]byte{false: {0x08, 0x00}, true: {0x86, 0xdd}}[c.over6]...)
-		if second.RedirectKind != bpfgen.RedirectNeigh || !bytes.Equal(second.Packet[:14], want) {
-			t.Errorf("%+v: the second packet goes %v as %x, want %x", c, second, second.Packet[:14], want)
+		if third.RedirectKind != bpfgen.RedirectNeigh || !bytes.Equal(third.Packet[:14], want) {
+			t.Errorf("%+v: the third packet goes %v as %x, want %x", c, third, third.Packet[:14], want)
 		}
-		if other := n.send(t, n.toFar(c.v6).TCP(5001, 80, syn), Context{}); bytes.Equal(other.Packet[:14], want) {
+		if other := n.send(t, n.toFar(c.v6).UDP(5001, 80), Context{}); bytes.Equal(other.Packet[:14], want) {
 			t.Errorf("%+v: another flow goes the way of the first", c)
 		}
-		if r := out(ack, wireMTU); r.Verdict != Next {
+		if r := out(wireMTU); r.Verdict != Next {
 			t.Errorf("%+v: a packet over the MTU: %v", c, r)
 		}
 		check(t, netlink.LinkSetDown(link))
-		for end := time.Now().Add(2 * time.Second); out(ack, 0).Verdict != Next; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(2 * time.Second); out(0).Verdict != Next; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("%+v: a flow goes by a device that is down", c)
 			}

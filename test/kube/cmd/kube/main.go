@@ -31,7 +31,12 @@ func main() {
 	root.PersistentFlags().StringVar(&name, "name", "kube", "the cluster's name")
 	root.AddCommand(
 		buildCommand(), upCommand(&name), readyCommand(&name), downCommand(&name),
-		enterCommand(&name), kubectlCommand(&name), loadImageCommand(&name), e2eCommand(&name), statusCommand(),
+		enterCommand(&name), kubectlCommand(&name), loadImageCommand(&name),
+		powerCommand(&name, "off", "Switch a node off, as a power cut does: its disk stays", kube.Off),
+		powerCommand(&name, "on", "Switch it on again", kube.On),
+		daemonCommand(&name, "stop", "End a daemon, such as kube-proxy; it stays ended", kube.Stop),
+		daemonCommand(&name, "start", "Let it run again", kube.Start),
+		e2eCommand(&name), statusCommand(),
 	)
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "kube:", err)
@@ -125,6 +130,20 @@ func loadImageCommand(name *string) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return kube.LoadImage(cmd.Context(), *name, args[0], cmd.OutOrStdout())
 		},
+	}
+}
+
+func powerCommand(name *string, use, short string, do func(name, node string) error) *cobra.Command {
+	return &cobra.Command{
+		Use: use + " NODE", Short: short, Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error { return do(*name, args[0]) },
+	}
+}
+
+func daemonCommand(name *string, use, short string, do func(name, machine, daemon string) error) *cobra.Command {
+	return &cobra.Command{
+		Use: use + " MACHINE DAEMON", Short: short, Args: cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error { return do(*name, args[0], args[1]) },
 	}
 }
 

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni_test
+
+// A second interface of another mode in one container, as Multus makes them:
+// Services and policy hold on both.
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// pairs are first and second modes that this kernel has: each beside veth.
+func pairs(t *testing.T) (out [][2]string) {
+	for _, mode := range modesOnce(t) {
+		// A host's device leads to a wire of its own, where no other pod is.
+		if mode != "veth" && mode != "host-device" {
+			out = append(out, [2]string{"veth", mode}, [2]string{mode, "veth"})
+		}
+	}
+	return out
+}
+
+// twofold is a container with two interfaces.
+type twofold struct {
+	*container
+	second *container
+	conf   [2]config
+	got    [2]answer
+}
+
+func (n *node) twofold(modes [2]string, servicePath, app string) *twofold {
+	n.t.Helper()
+	c := n.container()
+	run(n.t, "ip", "-n", c.ns, "link", "set", "lo", "up") // as runtimes do
+	x := &twofold{container: c, second: &container{node: n, id: c.id, ns: c.ns, ifname: "net1"}}
+	labels := map[string]any{"cni": map[string]any{"labels": map[string]any{"app": app}}}
+	for i, ipam := range []any{n.config(modes[0])["ipam"], map[string]any{"type": "mustang", "pools": []string{"10.19.0.0/24", "fd00:19::/64"}}} {
+		x.conf[i] = n.config(modes[i]).with("ipam", ipam).with("servicePath", servicePath).with("args", labels)
+	}
+	x.got[0] = c.add(x.conf[0])
+	x.got[1] = x.second.add(x.conf[1])
+	return x
+}
+
+func (x *twofold) check() {
+	x.t.Helper()
+	x.ok(x.call("CHECK", x.conf[0].prev(x.got[0])))
+	x.ok(x.second.call("CHECK", x.conf[1].prev(x.got[1])))
+}
+
+func (x *twofold) del() {
+	x.t.Helper()
+	x.second.del(x.conf[1])
+	x.ok(x.call("CHECK", x.conf[0].prev(x.got[0]))) // the other stays as it was
+	x.container.del(x.conf[0])
+}
+
+func TestTwoInterfacesOfDifferentModesInOneContainer(t *testing.T) {
+	for _, modes := range pairs(t) {
+		for _, path := range []string{"both", "tc"} {
+			t.Run(strings.Join(modes[:], "+")+"/"+path, func(t *testing.T) {
+				n := newNode(t)
+				server, friend, foe := n.twofold(modes, path, "server"), n.twofold(modes, path, "friend"), n.twofold(modes, path, "foe")
+				server.server(":80")
+				n.onlyTheFirstHasADefaultRoute(server)
+				var doors []string // all ways to the server
+				for i, a := range server.got {
+					for j := range a.IPs {
+						doors = append(doors, net.JoinHostPort(a.address(j), "80"))
+						if i == 1 && path == "tc" {
+							continue // the client comes by its first interface, and the answer would leave by the server's: docs/cni.md
+						}
+						service := net.JoinHostPort([]string{fmt.Sprintf("10.96.0.%d", 10+i), fmt.Sprintf("fd00:96::%d", 10+i)}[j], "80")
+						n.tool("svc", "add", "--service", service, "--protocol", "tcp", "--backend", net.JoinHostPort(a.address(j), "80"))
+						doors = append(doors, service)
+					}
+				}
+				n.knock(doors, map[*twofold]bool{friend: true, foe: true})
+				n.isolate("server", "friend")
+				n.knock(doors, map[*twofold]bool{friend: true, foe: false})
+				for _, x := range []*twofold{server, friend, foe} {
+					x.check()
+				}
+				n.tool("policy", "rm", "default/server")
+				for _, x := range []*twofold{server, friend, foe} {
+					x.del()
+				}
+			})
+		}
+	}
+}
+
+func (n *node) onlyTheFirstHasADefaultRoute(x *twofold) {
+	n.t.Helper()
+	for _, family := range []string{"-4", "-6"} {
+		if routes := run(n.t, "ip", family, "-n", x.ns, "route", "show", "default"); strings.Count(routes, "\n") != 1 || !strings.Contains(routes, "dev eth0") {
+			n.t.Errorf("the default route is not the first interface's alone:\n%s", routes)
+		}
+	}
+}
+
+// knock has containers ask at all doors, at once, and wants them let in or not.
+func (n *node) knock(doors []string, allowed map[*twofold]bool) {
+	n.t.Helper()
+	var wg sync.WaitGroup
+	for x, want := range allowed {
+		for _, door := range doors {
+			wg.Go(func() {
+				if out, err := n.dials(x.ns, door); (err == nil && strings.HasPrefix(out, "hello")) != want {
+					n.t.Errorf("%v at %s: let in is to be %v, and it said %q (%v)", x.conf[0]["args"], door, want, out, err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+}
+
+// isolate lets pods of one label in to those of another, and nobody else.
+func (n *node) isolate(app, friend string) {
+	n.t.Helper()
+	file := filepath.Join(n.dir, "policy.yaml")
+	text := fmt.Sprintf(`apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: %s, namespace: default}
+spec:
+  podSelector: {matchLabels: {app: %s}}
+  ingress: [{from: [{podSelector: {matchLabels: {app: %s}}}]}]
+`, app, app, friend)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+	n.tool("policy", "apply", "-f", file)
+}
+
+var builtTool struct {
+	sync.Once
+	file string
+	err  error
+}
+
+// tool runs mustang on the node. MUSTANG_BIN names a binary instead of building one.
+func (n *node) tool(args ...string) string {
+	n.t.Helper()
+	builtTool.Do(func() {
+		if builtTool.file = os.Getenv("MUSTANG_BIN"); builtTool.file == "" {
+			builtTool.file = filepath.Join(filepath.Dir(binary), "mustang")
+			builtTool.err = goBuild(builtTool.file, "../../cmd/mustang")
+		}
+	})
+	if builtTool.err != nil {
+		n.t.Fatal(builtTool.err)
+	}
+	cmd := append([]string{"--net=/var/run/netns/" + n.name, builtTool.file, "--bpffs", filepath.Join(n.bpffs(), "scope"), "--state-dir", n.state()}, args...)
+	out, err := exec.Command("nsenter", cmd...).CombinedOutput()
+	if err != nil {
+		n.t.Fatalf("mustang %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}

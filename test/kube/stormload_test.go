@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// This file is the storm's servers and clients: programs that people run and load
+// with, all Debian's. Their pods have the node's /usr and no image of their own.
+
+// stormLoad is what clients met in one way of asking.
+type stormLoad struct {
+	How           string         `json:"how"`
+	Asked         int            `json:"asked"`
+	Failed        map[string]int `json:"failed"`
+	P50, P99, Max time.Duration
+}
+
+// client is one load: what runs in its pod, and how its output is read.
+type client struct {
+	name, script string
+	read         func(out string) ([]stormLoad, error)
+}
+
+// Rates are far below what the machine can do: what is looked for is what fails and
+// what waits, not what is fast. Each client asks for %[1]d seconds.
+var clients = []client{
+	{"own", "", readOwn}, // `mustang connectivity load`: an image of its own
+	{"wrk-kept", "wrk -t1 -c2 -d%[1]ds --timeout 20s -s /etc/storm/rate.lua http://10.96.9.1:80/", readWrk},
+	{"wrk-new-v6", "wrk -t1 -c2 -d%[1]ds --timeout 20s -H 'Connection: close' -s /etc/storm/rate.lua 'http://[fd00:10:96::901]:80/'", readWrk},
+	{"redis", `end=$(($(date +%%s) + %[1]d)); while [ $(date +%%s) -lt $end ]; do
+		timeout 60 redis-benchmark -h 10.96.9.2 -t get -n 50 -c 2 -k 0 --csv 2>&1 || echo "failed $?"; sleep 1; done`, readRedis},
+	{"pgbench", `cd /tmp; end=$(($(date +%%s) + %[1]d)); while [ $(date +%%s) -lt $end ]; do rm -f pg.*
+		/usr/lib/postgresql/*/bin/pgbench -n -C -c 2 -R 10 -T 15 -l --log-prefix=pg -f /etc/storm/select.sql -h 10.96.9.3 -U postgres postgres 2>&1 | grep error: ; cat pg.*; done`, readPgbench},
+	{"dnsperf", "dnsperf -v -s 10.96.9.4 -d /etc/storm/names -l %[1]d -Q 50 -c 2 -t 20", readDNSPerf},
+}
+
+// startServers returns when all serve, on n2.
+func (c *testCluster) startServers() {
+	c.apply(stormFiles + stormPods)
+	for name, s := range map[string]struct{ script, kind string }{
+		"nginx":    {"exec nginx -c /etc/storm/nginx.conf", "TCP"},
+		"redis":    {"exec redis-server --save '' --protected-mode no --port 8080", "TCP"},
+		"postgres": {postgres, "TCP"},
+	} {
+		replicas := 1
+		if name == "nginx" {
+			replicas = 2
+		}
+		c.apply(fmt.Sprintf(stormServer, name, replicas, indent(debian(s.script))))
+	}
+	for _, name := range []string{"server", "nginx", "redis", "postgres", "dns"} {
+		c.run("kubectl", "rollout", "status", "deployment/"+name, "--timeout=110s")
+	}
+}
+
+// startClients returns when all of them ask, on n1.
+func (c *testCluster) startClients() {
+	seconds := int(stormTime().Seconds())
+	for _, l := range clients {
+		pod := fmt.Sprintf(`    image: "mustang-net/mustang:0.1.0"
+    args: [connectivity, load, "--for=%ds", "10.96.9.9:80"]
+`, seconds)
+		if l.script != "" {
+			pod = debian(fmt.Sprintf(l.script, seconds))
+		}
+		c.apply(fmt.Sprintf(stormClient, l.name, pod))
+	}
+	for _, l := range clients {
+		c.run("kubectl", "wait", "--for=jsonpath={.status.phase}=Running", "pod/client-"+l.name, "--timeout=90s")
+	}
+}
+
+// loads are the clients' results, when they have ended.
+func (c *testCluster) loads() (list []stormLoad) {
+	for _, l := range clients {
+		pod := "pod/client-" + l.name
+		if out, err := c.try("kubectl", "wait", "--for=jsonpath={.status.phase}=Succeeded", pod, "--timeout=110s"); err != nil {
+			c.t.Errorf("%s: %v: %s", l.name, err, out)
+		}
+		out := c.run("kubectl", "logs", pod)
+		some, err := l.read(out)
+		if err != nil {
+			c.t.Errorf("%s: %v\n%s", l.name, err, out[:min(len(out), 2000)])
+		}
+		for _, s := range some {
+			s.How = strings.TrimSuffix(l.name+" "+s.How, " ")
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+func readOwn(out string) (list []stormLoad, err error) {
+	return list, json.Unmarshal([]byte(out), &list)
+}
+
+// readWrk reads the line that rate.lua prints at the end.
+func readWrk(out string) ([]stormLoad, error) {
+	_, line, _ := strings.Cut(out, "result ")
+	line, _, _ = strings.Cut(line, "\n")
+	var r struct {
+		Asked, Connect, Read, Write, Timeout, Status int
+		P50, P99, Max                                float64 // µs
+	}
+	if err := json.Unmarshal([]byte(line), &r); err != nil {
+		return nil, err
+	}
+	µs := func(f float64) time.Duration { return time.Duration(f) * time.Microsecond }
+	l := stormLoad{Asked: r.Asked, Failed: map[string]int{}, P50: µs(r.P50), P99: µs(r.P99), Max: µs(r.Max)}
+	for kind, n := range map[string]int{"connect": r.Connect, "read": r.Read, "write": r.Write, "timeout": r.Timeout, "status": r.Status} {
+		if n > 0 {
+			l.Failed[kind] = n
+		}
+	}
+	return []stormLoad{l}, nil
+}
+
+// readRedis: redis-benchmark ends at its first error, so a run of fifty fails as one.
+// Its p99 is the longest but one of a hundred runs: there is none of all questions.
+func readRedis(out string) ([]stormLoad, error) {
+	l := stormLoad{Failed: map[string]int{}}
+	var took []time.Duration
+	for line := range strings.Lines(out) {
+		line = strings.TrimSpace(line)
+		f := strings.Split(line, ",")
+		switch {
+		case strings.HasPrefix(line, `"GET"`) && len(f) == 8:
+			longest, err := strconv.ParseFloat(strings.Trim(f[7], `"`), 64)
+			if err != nil {
+				return nil, err
+			}
+			l.Asked += 50
+			took = append(took, time.Duration(longest*float64(time.Millisecond)))
+		case strings.HasPrefix(line, "failed "):
+			l.Asked += 50
+			l.Failed[line]++
+		}
+	}
+	l.spread(took)
+	return []stormLoad{l}, nil
+}
+
+// readPgbench reads the errors, and of each transaction what it took, its connection
+// included: the time from when the rate wanted it.
+func readPgbench(out string) ([]stormLoad, error) {
+	l := stormLoad{Failed: map[string]int{}}
+	var took []time.Duration
+	for line := range strings.Lines(out) {
+		f := strings.Fields(line)
+		if strings.Contains(line, "error:") {
+			l.Failed[strings.TrimSpace(line)]++
+			l.Asked++
+			continue
+		}
+		if len(f) < 6 {
+			return nil, fmt.Errorf("a line of the log: %q", line)
+		}
+		µs, err := strconv.Atoi(f[2])
+		if err != nil {
+			return nil, err
+		}
+		l.Asked++
+		took = append(took, time.Duration(µs)*time.Microsecond)
+	}
+	l.spread(took)
+	return []stormLoad{l}, nil
+}
+
+var (
+	dnsAnswer  = regexp.MustCompile(`(?m)^> (\S+) .*? (\d+\.\d+)$`)
+	dnsSummary = regexp.MustCompile(`Queries (sent|lost): +(\d+)`)
+)
+
+// readDNSPerf reads each answer, and what was lost.
+func readDNSPerf(out string) ([]stormLoad, error) {
+	l := stormLoad{Failed: map[string]int{}}
+	var took []time.Duration
+	for _, m := range dnsAnswer.FindAllStringSubmatch(out, -1) {
+		s, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			return nil, err
+		}
+		if m[1] != "NOERROR" {
+			l.Failed[m[1]]++
+			continue
+		}
+		took = append(took, time.Duration(s*float64(time.Second)))
+	}
+	sums := dnsSummary.FindAllStringSubmatch(out, -1)
+	if len(sums) != 2 {
+		return nil, fmt.Errorf("no summary")
+	}
+	for _, m := range sums {
+		n, err := strconv.Atoi(m[2])
+		if err != nil {
+			return nil, err
+		}
+		if m[1] == "sent" {
+			l.Asked = n
+		} else if n > 0 {
+			l.Failed["lost"] = n
+		}
+	}
+	l.spread(took)
+	return []stormLoad{l}, nil
+}
+
+func (l *stormLoad) spread(took []time.Duration) {
+	if slices.Sort(took); len(took) > 0 {
+		l.P50, l.P99, l.Max = took[len(took)/2], took[len(took)*99/100], took[len(took)-1]
+	}
+}
+
+// debian is a container that runs a script with the node's own programs.
+func debian(script string) string {
+	return `    image: "mustang.test/busybox:1.37.0-1"
+    command: [/bin/sh, -c]
+    args:
+    - |
+      ` + strings.ReplaceAll(script, "\n", "\n      ") + `
+    env: [{name: PATH, value: "/bin:/usr/bin:/usr/sbin"}, {name: LC_ALL, value: C.UTF-8}]
+    volumeMounts:
+    - {name: usr, mountPath: /usr, readOnly: true}
+    - {name: lib, mountPath: /lib, readOnly: true}
+    - {name: lib64, mountPath: /lib64, readOnly: true}
+    - {name: files, mountPath: /etc/storm, readOnly: true}
+  volumes:
+  - {name: usr, hostPath: {path: /usr}}
+  - {name: lib, hostPath: {path: /usr/lib}}
+  - {name: lib64, hostPath: {path: /usr/lib64}}
+  - {name: files, configMap: {name: storm}}
+`
+}
+
+// indent moves a pod's container to where a Deployment's template has it.
+func indent(text string) string {
+	return "    " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n    ") + "\n"
+}
+
+const postgres = `echo 'pg:x:70:70::/tmp:/bin/sh' >>/etc/passwd; chmod 1777 /tmp
+cat >/tmp/start <<'END'
+bin=$(echo /usr/lib/postgresql/*/bin)
+$bin/initdb -D /tmp/db -A trust -N -U postgres >/dev/null
+echo 'host all all all trust' >>/tmp/db/pg_hba.conf
+exec $bin/postgres -D /tmp/db -h 0.0.0.0 -p 8080 -k /tmp -c fsync=off -c max_connections=60
+END
+exec su pg -c 'sh /tmp/start'`
+
+const stormServer = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: %[1]s}
+spec:
+  replicas: %[2]d
+  selector: {matchLabels: {app: %[1]s}}
+  template:
+    metadata: {labels: {app: %[1]s}}
+    spec:
+      nodeName: n2
+      containers:
+      - name: server
+        readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
+%[3]s`
+
+// stormClient is a pod's own process, since a stream of kubectl's would end with
+// the kubelet.
+const stormClient = `
+apiVersion: v1
+kind: Pod
+metadata: {name: client-%[1]s}
+spec:
+  nodeName: n1
+  restartPolicy: Never
+  containers:
+  - name: client
+%[2]s`
+
+const stormFiles = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: storm}
+data:
+  select.sql: "SELECT 1;\n"
+  names: "peer.storm.test A\n"
+  Corefile: |
+    .:8080 {
+      hosts {
+        192.0.2.1 peer.storm.test
+      }
+    }
+  nginx.conf: |
+    user root;
+    worker_processes 1;
+    daemon off;
+    pid /tmp/nginx.pid;
+    error_log stderr;
+    events { worker_connections 512; }
+    http {
+      access_log off;
+      client_body_temp_path /tmp/a; proxy_temp_path /tmp/b; fastcgi_temp_path /tmp/c; uwsgi_temp_path /tmp/d; scgi_temp_path /tmp/e;
+      keepalive_requests 1000000000;
+      keepalive_timeout 1h;
+      server {
+        listen 8080;
+        listen [::]:8080;
+        location / { return 200 "storm\n"; }
+      }
+    }
+  rate.lua: |
+    function delay() return 40 end
+    function done(s, l, r)
+      local e = s.errors
+      print(string.format('result {"asked":%d,"connect":%d,"read":%d,"write":%d,"timeout":%d,"status":%d,"p50":%f,"p99":%f,"max":%f}',
+        s.requests, e.connect, e.read, e.write, e.timeout, e.status, l:percentile(50), l:percentile(99), l.max))
+    end
+---
+`
+
+// stormPods are the servers that have images, all Services, and the pods that come
+// and go. Kubernetes takes a node that has not reported for a while for dead, and the
+// pods on it for not ready, which after a minute without the API server is every node:
+// publishNotReadyAddresses, so that what is counted is the network's doing.
+var stormPods = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: server}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: server}}
+  template:
+    metadata: {labels: {app: server}}
+    spec:
+      nodeName: n2
+      containers:
+      - {name: peer, image: "mustang-net/mustang:0.1.0", args: [connectivity, serve], readinessProbe: {httpGet: {port: 8080}, periodSeconds: 1}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: dns}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: dns}}
+  template:
+    metadata: {labels: {app: dns}}
+    spec:
+      nodeName: n2
+      containers:
+      - {name: dns, image: "mustang.test/coredns:1", args: [-conf, /etc/storm/Corefile], volumeMounts: [{name: files, mountPath: /etc/storm}], readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}}
+      volumes: [{name: files, configMap: {name: storm}}]
+---` + stormService("server", "10.96.9.9", "80", "80") + stormService("nginx", "10.96.9.1, 'fd00:10:96::901'", "80", "") +
+	stormService("redis", "10.96.9.2", "6379", "") + stormService("postgres", "10.96.9.3", "5432", "") + stormService("dns", "10.96.9.4", "53", "53") + `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: churn}
+spec:
+  replicas: 0
+  selector: {matchLabels: {app: churn}}
+  strategy: {rollingUpdate: {maxSurge: 100%, maxUnavailable: 100%}}
+  template:
+    metadata: {labels: {app: churn}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      automountServiceAccountToken: false
+      containers: [{name: pause, image: "mustang.test/pause:3.10.1"}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: churn}
+spec: {selector: {app: churn}, ports: [{port: 80}]}
+`
+
+// stormService leads a TCP port, and a UDP port if there is one, to 8080.
+func stormService(name, ips, tcp, udp string) string {
+	first, _, dual := strings.Cut(ips, ", ")
+	ports := "{name: tcp, port: " + tcp + ", targetPort: 8080}"
+	if udp != "" {
+		ports += ", {name: udp, port: " + udp + ", targetPort: 8080, protocol: UDP}"
+	}
+	families := "SingleStack"
+	if dual {
+		families = "RequireDualStack"
+	}
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: %s}
+spec:
+  ipFamilyPolicy: %s
+  clusterIP: %s
+  clusterIPs: [%s]
+  publishNotReadyAddresses: true
+  selector: {app: %s}
+  ports: [%s]
+---`, name, families, first, ips, name, ports)
+}
