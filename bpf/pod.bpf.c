@@ -80,8 +80,7 @@ inline_fn bool worth_keeping(const struct flow *f, const struct pkt *p)
 /* What is kept of a known flow at this hook. Return: enum fast_flag. */
 inline_fn __u32 known_how(const struct flow *f, bool translated)
 {
-	return (f->reply ? 0 : FAST_FROM_OPENER) | (translated ? FAST_TRANSLATE : 0) |
-	       (f->e->flags & CT_VIA_STACK ? FAST_BY_STACK : 0);
+	return (f->reply ? 0 : FAST_FROM_OPENER) | (translated ? FAST_TRANSLATE : 0);
 }
 
 /**
@@ -114,8 +113,7 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 	}
 	remote = to || (f->reply && to_edge(e)) ? 0 : next_remote(f);
 	if (!(f->reply && to_edge(e)) && worth_keeping(f, p))
-		fast_keep(skb, p, &e->opener, translated ? &t : NULL,
-			  known_how(f, translated) | (to ? FAST_DELIVER : 0));
+		fast_keep(skb, p, e, translated ? &t : NULL, known_how(f, translated) | (to ? FAST_DELIVER : 0));
 	if (translated)
 		reason = translate(skb, p, &t);
 	if (reason)
@@ -540,7 +538,7 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 		translated = true;
 	}
 	if (worth_keeping(f, p))
-		fast_keep(skb, p, &e->opener, translated ? &t : NULL, known_how(f, translated) | FAST_TO_POD);
+		fast_keep(skb, p, e, translated ? &t : NULL, known_how(f, translated) | FAST_TO_POD);
 	if (translated) {
 		reason = translate(skb, p, &t);
 		if (reason)

@@ -283,8 +283,7 @@ enum fast_flag {
 	FAST_FROM_OPENER = 2, /* they go in the flow's original direction */
 	FAST_DELIVER = 4,     /* to the endpoint at the other end; else they are left to the kernel */
 	FAST_TRANSLATE = 8,
-	FAST_BY_STACK = 16, /* the flow came through the host's stack: packets back go that way, to no node */
-	FAST_CLOSING = 32,  /* the flow is closing: its slot may be taken, but holds until then */
+	FAST_CLOSING = 16,    /* the flow is closing: its slot may be taken, but holds until then */
 };
 
 /* What was decided about a flow's packets at one hook, and what must still be so for it to hold.

@@ -39,7 +39,7 @@ slow_fn int fast_forget(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
 	__u32 *count = bpf_map_lookup_elem(&mst_fast_generations_v1, &hash);
 
 	if (count)
-		(*count)++;
+		__sync_fetch_and_add(count, 1); /* several CPUs may be at flows of one hash: none may be lost */
 	return 0;
 }
 
@@ -284,18 +284,18 @@ inline_fn __u32 fast_choose(const struct pkt *p, __u32 hook)
 /**
  * fast_keep - keep what was decided about a flow for the packets that follow
  * @p: not yet translated
- * @ends: of the flow, the opener first
+ * @e: the flow
  * @to: what packets are translated to, or NULL
  * @how: enum fast_flag, with those that say which hook it is
  */
-slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct ct_end *ends, const struct tuple *to,
+slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct ct_entry *e, const struct tuple *to,
 		      __u32 how)
 {
 	__u32 id = skb->cb[CB_ENDPOINT], dir = how & FAST_TO_POD, hook = fast_hook(id, dir);
 	/* The hook is the receiver's or the sender's. */
 	bool opener_here = !dir == !!(how & FAST_FROM_OPENER);
-	const struct ct_end *mine = opener_here ? &ends[0] : &ends[1];
-	const struct ct_end *peer = opener_here ? &ends[1] : &ends[0];
+	const struct ct_end *mine = opener_here ? &e->opener : &e->responder;
+	const struct ct_end *peer = opener_here ? &e->responder : &e->opener;
 	__u32 slot = fast_choose(p, hook);
 	struct fast_flow *fast = fast_slot(slot);
 	struct ethhdr *eth = packet(skb);
@@ -309,7 +309,8 @@ slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct c
 	fast->until = now_seconds() + FAST_LIFETIME;
 	fast->generation = p->generation;
 	fast->peer = peer->endpoint;
-	fast->peer_generation = !peer->endpoint && how & FAST_BY_STACK ? 0 : peer->generation;
+	/* What came through the host's stack goes back that way, to no node. */
+	fast->peer_generation = !peer->endpoint && e->flags & CT_VIA_STACK ? 0 : peer->generation;
 	__builtin_memcpy(fast->mac, eth->h_source, ETH_ALEN);
 	fast->proto = p->proto;
 	fast->flags = how;

@@ -108,8 +108,7 @@ const (
 	FastFromOpener = 2 // they go in the flow's original direction
 	FastDeliver    = 4 // to the endpoint at the other end; else they are left to the kernel
 	FastTranslate  = 8
-	FastByStack    = 16 // the flow came through the host's stack: packets back go that way, to no node
-	FastClosing    = 32 // the flow is closing: its slot may be taken, but holds until then
+	FastClosing    = 16 // the flow is closing: its slot may be taken, but holds until then
 )
 
 // enum identity_number

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "d67241ab76ae3b801760670949056ce2d5492adfaf33f4c9fda9e17ebe57a05f"
+const ObjectsHash = "260288c5f8861842e1d97b40034f14052958145f72eab3aaaec93dfc6618b6e2"
