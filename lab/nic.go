@@ -8,6 +8,7 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
@@ -29,6 +30,8 @@ func (l *Lab) makeSwitch() error {
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = outsideSwitch, l.cfg.MTU
+	// Its own: else it has its lowest port's, and pods' neighbour entries lead nowhere when that comes or goes.
+	attrs.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	snoop := false
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snoop}); err != nil {
 		return fmt.Errorf("create switch %s: %w", outsideSwitch, err)

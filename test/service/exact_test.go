@@ -22,7 +22,7 @@ import (
 // TestRemoval: a backend goes, and exactly what went through that Service to it
 // moves or ends.
 func TestRemoval(t *testing.T) {
-	for _, mode := range chosen(modesVariable, lab.Veth, lab.Bridge, lab.Macvlan) {
+	for _, mode := range chosen(modesVariable, lab.Veth, lab.Bridge, lab.Macvlan, lab.HostDevice) {
 		for _, path := range chosen(pathsVariable, lab.MustangTC, lab.MustangSocket, lab.Mustang) {
 			t.Run(string(mode)+"/"+string(path), func(t *testing.T) {
 				w := newWorld(t, mode, path)
