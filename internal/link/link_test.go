@@ -214,7 +214,7 @@ func TestPodsAndNodeReachEachOther(t *testing.T) {
 			took, err := ping(c.from, c.to, await(2*time.Second))
 			if err != nil {
 				t.Errorf("%s: %v", c.what, err)
-			} else if took > await(100*time.Millisecond) {
+			} else if took > await(500*time.Millisecond) {
 				t.Errorf("%s: the first packet to %s took %s: something waits", c.what, c.to, took)
 			}
 		}
