@@ -5,6 +5,7 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,9 +41,10 @@ type contestant struct {
 	name string
 	by   lab.ServiceBy // none: pods without mustang
 	join lab.Join
-	bare bool // nodes that nobody has touched
-	own  bool // the nodes' own traffic, with what is attached there
-	edge bool // a client outside uses Services; no pod does
+	mode lab.Mode // of its pods; none: the run's
+	bare bool     // nodes that nobody has touched
+	own  bool     // the nodes' own traffic, with what is attached there
+	edge bool     // a client outside uses Services; no pod does
 }
 
 func contestants() []contestant {
@@ -51,6 +53,7 @@ func contestants() []contestant {
 		{name: BaseAgain, bare: true},
 		{name: "kernel routing", by: lab.NoServices, join: lab.Join{Kernel: true, Mode: "direct"}},
 		{name: "kernel VXLAN", by: lab.NoServices, join: lab.Join{Kernel: true, Mode: "vxlan"}},
+		{name: "bridge + kernel VXLAN", mode: lab.Bridge, by: lab.NoServices, join: lab.Join{Kernel: true, Mode: "vxlan"}}, // flannel's shape
 		{name: "mustang direct, legacy", by: lab.MustangTC, join: lab.Join{Mode: "direct", HostRouting: "legacy"}},
 		{name: "mustang direct", by: lab.MustangTC, join: lab.Join{Mode: "direct", HostRouting: "ebpf"}, own: true},
 		{name: "mustang VXLAN, legacy", by: lab.MustangTC, join: lab.Join{Mode: "vxlan", HostRouting: "legacy"}},
@@ -63,9 +66,9 @@ func contestants() []contestant {
 
 // path is one way to a server.
 type path struct {
-	name      string
-	target    runner.Target
-	scenarios []string // none: all
+	name   string
+	target runner.Target
+	modes  []load.Mode // none: all
 }
 
 // up builds a contestant's two nodes, which stay until the lab is closed.
@@ -75,7 +78,7 @@ func (c contestant) up(ctx context.Context, o Options, i int, cgroup string) (l 
 		by = lab.NoServices
 	}
 	l, err = lab.New(ctx, lab.Config{
-		Name: fmt.Sprintf("bw%d", i), Nodes: 2, Mode: lab.Mode(o.Mode), Services: by, MTU: o.MTU, Binary: o.Binary, CgroupRoot: cgroup,
+		Name: fmt.Sprintf("bw%d", i), Nodes: 2, Mode: cmp.Or(c.mode, lab.Mode(o.Mode)), Services: by, MTU: o.MTU, Binary: o.Binary, CgroupRoot: cgroup,
 	})
 	if err != nil {
 		return nil, nil, err
@@ -99,7 +102,7 @@ func (c contestant) fill(ctx context.Context, o Options, l *lab.Lab, cgroup stri
 	// The nodes' own traffic needs a port of its own: pods' servers share none, nodes do.
 	own := func(suffix string) []path {
 		loopback := to("loopback"+suffix, &first.Space, &first.Space, netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback())
-		loopback.scenarios = []string{string(load.RR), string(load.CRR)}
+		loopback.modes = []load.Mode{load.RR, load.CRR}
 		return []path{loopback}
 	}
 	if c.bare {
@@ -124,7 +127,11 @@ func (c contestant) fill(ctx context.Context, o Options, l *lab.Lab, cgroup stri
 		return nil, err
 	}
 	pod := to(c.name+", pod IP", &client.Space, &server.Space, server.IPv4, server.IPv6)
-	out := []path{pod}
+	toNode := to(c.name+", pod to node", &client.Space, &second.Space, second.Wire4, second.Wire6)
+	// Its server is up beside that of the node's own traffic.
+	toNode.target.Dial = netip.AddrPortFrom(toNode.target.Dial.Addr(), port+1)
+	toNode.target.Listen = toNode.target.Dial
+	out := []path{pod, toNode}
 	if c.by != lab.NoServices {
 		vip := lab.VIP4(1)
 		if o.IPv6 {
@@ -167,7 +174,7 @@ func (c contestant) fillEdge(ctx context.Context, o Options, l *lab.Lab, cgroup 
 		if err := first.AddServices(ctx, []lab.Service{service}); err != nil {
 			return nil, err
 		}
-		p := path{name: c.name + fromOutside + []string{"its pod", "other node"}[i], scenarios: []string{string(load.CRR)}}
+		p := path{name: c.name + fromOutside + []string{"its pod", "other node"}[i], modes: []load.Mode{load.CRR}}
 		p.target = runner.Target{ClientNS: outside.NetNS, ServerNS: pod.NetNS, Dial: netip.AddrPortFrom(vip, vipPort), Listen: backend, Cgroup: cgroup}
 		out = append(out, p)
 	}

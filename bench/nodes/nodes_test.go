@@ -18,8 +18,8 @@ func made(shares map[string]float64, rounds int) *Report {
 		r.Paths = append(r.Paths, path)
 		for round := 1; round <= rounds; round++ {
 			speed := 1000 * float64(round) // a machine that changes its speed
-			for _, scenario := range scenarios {
-				r.Samples = append(r.Samples, runner.Sample{Case: runner.Case{Subject: path, Scenario: scenario}, Round: round, Rate: share * speed, CPU: 1, Bytes: 1e9})
+			for _, f := range r.Options.figures() {
+				r.Samples = append(r.Samples, runner.Sample{Case: runner.Case{Subject: path, Scenario: f.scenario}, Round: round, Rate: share * speed, CPU: 1, Bytes: 1e9})
 			}
 		}
 	}
@@ -65,6 +65,24 @@ func TestBarsNameContestants(t *testing.T) {
 	for _, b := range bars {
 		if !slices.Contains(names, b.path) || !slices.Contains(names, b.over) {
 			t.Errorf("bar %+v names a path that no run has", b)
+		}
+	}
+}
+
+func TestASweepHasAColumnForEachSize(t *testing.T) {
+	o := Defaults()
+	o.Sizes, o.Flows = []int{64, 65536}, 4
+	var names []string
+	for _, f := range o.figures() {
+		names = append(names, f.name+"="+f.scenario)
+	}
+	want := "stream 64 B × 4=stream:64*4, stream 65536 B × 4=stream:65536*4, RR 64 B × 4=rr:64*4, RR 65536 B × 4=rr:65536*4"
+	if got := strings.Join(names, ", "); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+	for _, bad := range []Options{{Sizes: []int{0}}, {Sizes: []int{1 << 30}}, {Flows: -1}, {Flows: 1 << 20}} {
+		if _, err := bad.loads(); err == nil {
+			t.Errorf("sizes %d, flows %d: no error", bad.Sizes, bad.Flows)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/mustang-net/mustang/bench/load"
@@ -26,14 +27,28 @@ type figure struct {
 func rate(s runner.Sample) float64        { return s.Rate }
 func turnRates(s runner.Sample) []float64 { return s.TurnRates }
 
-var figures = []figure{
-	{"stream", string(load.Stream), rate, turnRates},
-	{"RR", string(load.RR), rate, turnRates},
-	{"CRR", string(load.CRR), rate, turnRates},
-	{"CPU per GB", string(load.Stream), func(s runner.Sample) float64 {
-		return (s.CPU + s.Softirqd) / (float64(s.Bytes) / 1e9)
-	}, func(s runner.Sample) []float64 { return s.TurnCosts }},
+// figures are a run's columns: each load's rate, and what a gigabyte of the loads' own stream costs.
+func (o Options) figures() (out []figure) {
+	list, _ := o.loads() // Run has checked them
+	for _, l := range list {
+		name := titles[l.Mode]
+		if l.Size > 0 {
+			name += fmt.Sprintf(" %d B", l.Size)
+		}
+		if l.Flows > 1 {
+			name += fmt.Sprintf(" × %d", l.Flows)
+		}
+		out = append(out, figure{name, l.String(), rate, turnRates})
+	}
+	if len(o.Sizes) == 0 {
+		out = append(out, figure{"CPU per GB", list[0].String(), func(s runner.Sample) float64 {
+			return (s.CPU + s.Softirqd) / (float64(s.Bytes) / 1e9)
+		}, func(s runner.Sample) []float64 { return s.TurnCosts }})
+	}
+	return out
 }
+
+var titles = map[load.Mode]string{load.Stream: "stream", load.RR: "RR", load.CRR: "CRR"}
 
 // samples are a path's, by round.
 func (r *Report) samples(path string, f figure) map[int]runner.Sample {
@@ -98,6 +113,7 @@ func (r *Report) Render(w io.Writer) {
 	fmt.Fprintf(w, "Pods (%s) on two nodes, ratios to two bare namespaces on the same wire. Linux %s, %d CPUs, %s core, %s, %s, MTU %d;\n"+
 		"%d rounds, interleaved; medians of per-round ratios, 95 %% intervals. Load average before: %s, after: %s.\n\n",
 		r.Options.Mode, r.Kernel, r.CPUs, r.Options.Cores, family, r.CC, r.Options.MTU, r.rounds(), r.Load[0], r.Load[1])
+	figures := r.Options.figures()
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(t, "path")
 	for _, f := range figures {
@@ -117,8 +133,13 @@ func (r *Report) Render(w io.Writer) {
 		fmt.Fprintln(t)
 	}
 	t.Flush()
-	r.renderBars(w)
-	if aa := r.ratio(BaseAgain, Base, figures[1]); !stats.ControlHolds(aa) {
+	if slices.ContainsFunc(figures, func(f figure) bool { return f.name == titles[load.RR] }) {
+		renderBars(w, r, figures)
+	} else {
+		fmt.Fprintln(w, "\nBars are for one connection and the loads' own sizes.")
+	}
+	control := slices.IndexFunc(figures, func(f figure) bool { return strings.HasPrefix(f.name, titles[load.RR]) })
+	if aa := r.ratio(BaseAgain, Base, figures[control]); !stats.ControlHolds(aa) {
 		fmt.Fprintln(w, "\nThe A/A control does not hold: bare namespaces differ from themselves. Trust none of this.")
 	}
 	if n := r.noisy(); n > 0 {
@@ -126,7 +147,7 @@ func (r *Report) Render(w io.Writer) {
 	}
 }
 
-func (r *Report) renderBars(w io.Writer) {
+func renderBars(w io.Writer, r *Report, figures []figure) {
 	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "bar\tlimit\tgoal\tratio\t95 %\tverdict")

@@ -29,6 +29,8 @@ type Options struct {
 	IPv6     bool
 	MTU      int
 	Cores    string // same or cross
+	Sizes    []int  // bytes of a message, for streams and RR: a sweep. None: the loads' own, and CRR with them
+	Flows    int    // connections at once, each with a thread at either end
 	Binary   string // mustang, for the labs
 	Self     []string
 	Log      io.Writer `json:"-"`
@@ -38,7 +40,7 @@ type Options struct {
 // Defaults is a run that a claim can rest on.
 func Defaults() Options {
 	return Options{Mode: string(lab.Veth), Rounds: 15, Duration: 500 * time.Millisecond, Warmup: 2 * time.Millisecond,
-		Seed: 1, MTU: 1500, Cores: "same"}
+		Seed: 1, MTU: 1500, Cores: "same", Flows: 1}
 }
 
 // Report is a run.
@@ -59,6 +61,9 @@ type Report struct {
 func Run(ctx context.Context, o Options) (r *Report, err error) {
 	if o.Cores != "same" && o.Cores != "cross" {
 		return nil, fmt.Errorf("cores %q is unknown: use same or cross", o.Cores)
+	}
+	if _, err := o.loads(); err != nil {
+		return nil, err
 	}
 	unlock, err := run.Lock()
 	if err != nil {
@@ -90,7 +95,6 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 		}
 		labs = append(labs, l)
 		for _, p := range paths {
-			r.Paths = append(r.Paths, p.name)
 			targets[p.name] = p.target
 			r.add(p, o.Cores)
 		}
@@ -121,14 +125,44 @@ func (o opener) Open(ctx context.Context, c runner.Case) (runner.Load, error) {
 // Watch implements runner.Opener.
 func (o opener) Watch(runner.Case) func() float64 { return o.Launcher.Watch() }
 
-var scenarios = []string{string(load.Stream), string(load.RR), string(load.CRR)}
-
-func (r *Report) add(p path, cores string) {
-	wanted := p.scenarios
-	if wanted == nil {
-		wanted = scenarios
+// loads are the scenarios of a run, in the order of its tables.
+func (o Options) loads() (out []load.Scenario, err error) {
+	if o.Flows < 1 {
+		return nil, fmt.Errorf("flows %d: want 1 or more connections", o.Flows)
 	}
-	for _, s := range wanted {
-		r.cases = append(r.cases, runner.Case{Subject: p.name, Scenario: s, Cores: cores})
+	add := func(mode load.Mode, size int) {
+		s := load.Scenario{Mode: mode, Size: size, Flows: o.Flows}
+		if _, e := load.ParseScenario(s.String()); err == nil {
+			err = e
+		}
+		out = append(out, s)
+	}
+	if len(o.Sizes) == 0 {
+		for _, mode := range []load.Mode{load.Stream, load.RR, load.CRR} {
+			add(mode, 0)
+		}
+		return out, err
+	}
+	for _, mode := range []load.Mode{load.Stream, load.RR} {
+		for _, size := range o.Sizes {
+			if size < 1 {
+				return nil, fmt.Errorf("size %d: want 1 or more bytes", size)
+			}
+			add(mode, size)
+		}
+	}
+	return out, err
+}
+
+// add takes a path into the run, unless it has none of the loads.
+func (r *Report) add(p path, cores string) {
+	list, _ := r.Options.loads() // Run has checked them
+	for _, s := range list {
+		if p.modes == nil || slices.Contains(p.modes, s.Mode) {
+			r.cases = append(r.cases, runner.Case{Subject: p.name, Scenario: s.String(), Cores: cores})
+			if !slices.Contains(r.Paths, p.name) {
+				r.Paths = append(r.Paths, p.name)
+			}
+		}
 	}
 }

@@ -35,6 +35,8 @@ func newBenchNodesCmd(g *globals) *cobra.Command {
 	f.DurationVar(&o.Duration, "duration", o.Duration, "of each sample")
 	f.StringVar(&o.Cores, "cores", o.Cores, "client and server on the same core, or across two: same or cross")
 	f.Uint64Var(&o.Seed, "seed", o.Seed, "of the order of samples and of the bootstrap")
+	f.IntSliceVar(&o.Sizes, "sizes", nil, "bytes of a message: streams and RR of each, as 64,256,1024,4096,16384,65536 (default: the loads' own, with CRR)")
+	f.IntVar(&o.Flows, "flows", o.Flows, "connections at once, each with a thread at either end")
 	f.BoolVar(&o.IPv6, "ipv6", false, "over IPv6")
 	f.IntVar(&o.MTU, "mtu", o.MTU, "of the wire and the pods, in bytes")
 	f.StringVar(&file, "json", "", "write every raw round to this file")
