@@ -5,7 +5,8 @@
 // it, for every way of joining nodes, both ways of forwarding, both families.
 //
 // MUSTANG_TEST_MODES chooses how pods are connected (veth by default),
-// MUSTANG_BIN names a binary instead of building one.
+// MUSTANG_BIN names a binary instead of building one, MUSTANG_TEST_SLOWNESS
+// lengthens deadlines for emulation.
 package nodes_test
 
 import (
@@ -16,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -27,8 +29,19 @@ import (
 const (
 	serverPort = 8080
 	vipPort    = 80
-	patience   = 5 * time.Second
 )
+
+// slowness is how many times longer than a machine an emulated one takes.
+var slowness = max(1, number("MUSTANG_TEST_SLOWNESS"))
+
+func number(variable string) int {
+	n, _ := strconv.Atoi(os.Getenv(variable))
+	return n
+}
+
+var patience = slow(5 * time.Second)
+
+func slow(d time.Duration) time.Duration { return d * time.Duration(slowness) }
 
 var tool string
 
@@ -110,7 +123,7 @@ func (w *world) me() netip.Addr {
 }
 
 func deadline(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), slow(time.Minute))
 	t.Cleanup(cancel)
 	return ctx
 }

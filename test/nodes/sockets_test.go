@@ -207,7 +207,7 @@ func (w *world) refused(to *lab.Pod, _ netip.AddrPort) {
 		c.Close()
 		w.t.Fatal("a closed port takes connections")
 	}
-	if took := time.Since(start); took > time.Second {
+	if took := time.Since(start); took > slow(time.Second) {
 		w.t.Errorf("the refusal of a closed port took %s: %v", took, err)
 	}
 	// The answer is an ICMP error.
