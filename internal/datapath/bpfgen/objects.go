@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "d67241ab76ae3b801760670949056ce2d5492adfaf33f4c9fda9e17ebe57a05f"
+const ObjectsHash = "5e082a2173addcf4b3c11118a2749a8e479f2a4f373a8cea8127ced4cc3e52bc"
