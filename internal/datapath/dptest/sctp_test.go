@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// SCTP to a Service: its checksum, its associations, what cannot be translated.
+
+package dptest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
+)
+
+// lengths of whole SCTP packets in bytes: the shortest, every low bit of a
+// length, those around its higher bits, the longest that IPv4 can carry.
+func lengths() []int {
+	var all []int
+	for n := 16; n < 80; n++ {
+		all = append(all, n)
+	}
+	for n := 128; n < 65536; n *= 2 {
+		all = append(all, n-1, n, n+1)
+	}
+	return append(all, 1452, 3571, 65515)
+}
+
+// What the programs make of a checksum is compared with that of the whole
+// packet that came out, by another's implementation. What is wrong by some bits
+// is wrong by the same ones afterwards.
+func TestTheSCTPChecksumFollowsThePorts(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.SCTP)
+		s.open(s.vip, s.b)
+		seen := 0
+		for i, n := range lengths() {
+			for _, wrong := range []uint32{0, 1, 0xdeadbeef} {
+				frame := s.packet(s.client, s.c, s.vip, ack).Payload(n - 16).Frame()
+				h, _ := oracle.Parse(frame)
+				segment := frame[h.L4:]
+				binary.LittleEndian.PutUint32(segment[8:], oracle.SumSCTP(segment)^wrong)
+				a, err := net.Send(s.client, frame)
+				if errors.Is(err, unix.EINVAL) && n > 3500 {
+					continue // this kernel's test runs take no more than a page
+				}
+				check(t, err)
+				segment = a.Frame[a.Headers.L4:a.Headers.End]
+				if a.Headers.Dst != s.b.Addr() || a.Headers.Dport != s.b.Port() || len(segment) != n {
+					t.Fatalf("%d bytes: %v with %d bytes", n, a, len(segment))
+				}
+				if got, want := binary.LittleEndian.Uint32(segment[8:]), oracle.SumSCTP(segment)^wrong; got != want {
+					t.Errorf("%d bytes, wrong by %#x: checksum %#x, want %#x", n, wrong, got, want)
+				}
+				seen = i
+			}
+		}
+		if seen < 64 {
+			t.Errorf("only %d lengths seen", seen)
+		}
+	})
+}
+
+// Any two pairs of ports: the change depends on what differs between them.
+func TestTheSCTPChecksumIsRightForAnyPorts(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		for i, ports := range [][3]uint16{{1, 65535, 1}, {0x8000, 1, 0x8000}, {40000, 2905, 2905}, {12345, 36412, 38412}, {0xaaaa, 0x5555, 0xffff}} {
+			s := newScene(t, net, v6, oracle.SCTP)
+			s.c, s.vip, s.b = end(s.c.Addr(), ports[0]), end(VIP(2, v6), ports[1]), end(s.b.Addr(), ports[2])
+			net.SetService(t, oracle.SCTP, s.vip, s.b)
+			s.open(s.vip, s.b)
+			for _, a := range []Arrival{s.send(s.client, s.c, s.vip, ack), s.send(s.server, s.b, s.c, ack)} {
+				if _, l4 := oracle.Sums(a.Frame, a.Headers); l4 != oracle.SumGood {
+					t.Errorf("%d: %v, checksum %v", i, a, l4)
+				}
+			}
+		}
+	})
+}
+
+// A packet that is cut up keeps its checksum where it keeps its ports; where it
+// cannot, no fragment of it goes on.
+func TestSCTPFragmentsPassWithTheirPortsOnly(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.SCTP)
+		same := end(VIP(2, v6), s.b.Port())
+		net.SetService(t, s.proto, same, s.b)
+		s.open(same, s.b)
+		var datagram []byte
+		for i, frame := range s.fragments(s.client, Tuple{s.proto, s.c, same}, 77) {
+			a, err := net.Send(s.client, frame)
+			check(t, err)
+			if a.Pod != s.server.ID || a.Headers.Dst != s.b.Addr() {
+				t.Fatalf("fragment %d: %v, want it at %v", i, a, s.b)
+			}
+			datagram = append(datagram, a.Frame[a.Headers.L4:a.Headers.End]...)
+		}
+		if got := binary.LittleEndian.Uint32(datagram[8:]); got != oracle.SumSCTP(datagram) {
+			t.Errorf("put together, the checksum is %#x, want %#x", got, oracle.SumSCTP(datagram))
+		}
+		net.ClearFlows(t)
+		s.open(s.vip, s.b)
+		for _, frame := range s.fragments(s.client, Tuple{s.proto, s.c, s.vip}, 78) {
+			a, err := net.Send(s.client, frame)
+			check(t, err)
+			s.dropped(a, bpfgen.ReasonSctpFragment)
+		}
+	})
+}
+
+// RFC 9260 5.1, 8.5: INIT opens, ABORT and SHUTDOWN COMPLETE end.
+func TestChunksOpenAndEndAFlow(t *testing.T) {
+	for name, chunk := range map[string]uint8{"abort": oracle.Abort, "shutdown complete": oracle.ShutdownComplete} {
+		t.Run(name, func(t *testing.T) {
+			eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+				s := newScene(t, net, v6, oracle.SCTP)
+				s.open(s.vip, s.b)
+				other := end(s.second.IP(v6), 8080)
+				net.SetService(t, s.proto, s.vip, other)
+				s.sees(s.send(s.client, s.c, s.vip, syn), s.server, s.c, s.b) // a restart (RFC 9260 5.2)
+				last := Eth(s.server.MAC, s.server.NodeMAC).IP(s.b.Addr(), s.c.Addr()).SCTP(s.b.Port(), s.c.Port(), chunk)
+				s.sees(s.sent(s.server, last), s.client, s.vip, s.c)
+				s.wantFlow(s.c, s.vip, bpfgen.CTPreNAT, true, 10)
+				s.wantFlow(s.c, s.b, bpfgen.CTPostNAT, true, 10)
+				s.sees(s.send(s.client, s.c, s.vip, ack), s.server, s.c, s.b) // was under way
+				s.sees(s.send(s.client, s.c, s.vip, syn), s.second, s.c, other)
+			})
+		})
+	}
+}
+
+func TestAnAssociationNobodyKnowsIsAborted(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.SCTP)
+		for _, chunk := range []uint8{oracle.Data, oracle.InitAck} {
+			a := s.sent(s.client, Eth(s.client.MAC, s.client.NodeMAC).IP(s.c.Addr(), s.vip.Addr()).SCTP(s.c.Port(), s.vip.Port(), chunk))
+			s.dropped(a, bpfgen.ReasonMidstreamNAT)
+			s.abortedWith(a, 9, 1)
+		}
+		for _, chunk := range []uint8{oracle.Abort, oracle.ShutdownComplete} { // RFC 9260 8.4: in silence
+			a := s.sent(s.client, Eth(s.client.MAC, s.client.NodeMAC).IP(s.c.Addr(), s.vip.Addr()).SCTP(s.c.Port(), s.vip.Port(), chunk))
+			s.dropped(a, bpfgen.ReasonMidstreamNAT)
+			if a.Refused {
+				t.Errorf("chunk %d is answered by %v", chunk, a)
+			}
+		}
+	})
+}
+
+// aborted fails unless the frame is an ABORT that ends the attempt of an INIT.
+func (s scene) aborted(a Arrival, from, to string) {
+	s.t.Helper()
+	if tuple := a.Tuple(); tuple.Src.String() != from || tuple.Dst.String() != to {
+		s.t.Errorf("answer %v, want it from %s to %s", tuple, from, to)
+	}
+	s.abortedWith(a, 8, 0) // the tag that the INIT asks for
+}
+
+// abortedWith fails unless a is an ABORT with that tag and those flags (RFC 9260 8.5.1).
+func (s scene) abortedWith(a Arrival, tag uint32, flags byte) {
+	s.t.Helper()
+	if !a.Refused {
+		s.t.Fatalf("%v, want an answer", a)
+	}
+	segment := a.Frame[a.Headers.L4:a.Headers.End]
+	if _, l4 := oracle.Sums(a.Frame, a.Headers); l4 != oracle.SumGood {
+		s.t.Errorf("the answer's checksum is %v", l4)
+	}
+	got := fmt.Sprintf("tag %d, chunk % x", binary.BigEndian.Uint32(segment[4:]), segment[12:])
+	if want := fmt.Sprintf("tag %d, chunk 06 %02x 00 04", tag, flags); got != want {
+		s.t.Errorf("answer with %s, want %s", got, want)
+	}
+}
