@@ -340,7 +340,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP)
 			return drop(skb, REASON_NAT_FAILED, DIR_FROM_POD);
 		plan.role = CT_PRE_NAT;
-	} else if (self->flags & EP_SERVICE_TC) {
+	} else if (self->flags & EP_SERVICE_TC || (p->proto == IPPROTO_SCTP && self->flags & EP_SERVICE_SOCKET)) {
 		reason = plan_service(p, &plan);
 	}
 	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT || reason == REASON_MIDSTREAM_NAT)

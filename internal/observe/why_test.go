@@ -123,7 +123,7 @@ func TestWhyFollowsThePacketOutOfTheNodeAndIn(t *testing.T) {
 		{"nobody", "10.9.0.1", "ep ls"},
 		{"77", "10.9.0.1", "endpoint 77"},
 		{"pod-1", "10.9.0.1:0", "between 1 and 65535"},
-		{"pod-1", "10.9.0.1:1/sctp", "neither tcp nor udp"},
+		{"pod-1", "10.9.0.1:1/icmp", "none of tcp, udp, sctp"},
 		{"10.9.0.1", "fd09::2", "no address family in common"},
 		{"203.0.113.9", "10.9.0.1", "no route to 203.0.113.9"},
 	} {
@@ -240,7 +240,7 @@ func (w *world) dump() map[string][]byte {
 
 // The packets that are asked about are what a kernel would send.
 func TestProbesAreWellFormed(t *testing.T) {
-	for _, proto := range []uint8{protoTCP, protoUDP, protoICMP, protoICMPv6} {
+	for _, proto := range []uint8{protoTCP, protoUDP, protoSCTP, protoICMP, protoICMPv6} {
 		src, dst := netip.MustParseAddrPort("10.9.0.1:61000"), netip.MustParseAddrPort("10.9.0.2:81")
 		if proto == protoICMPv6 {
 			src, dst = netip.MustParseAddrPort("[fd09::1]:61000"), netip.MustParseAddrPort("[fd09::2]:81")

@@ -17,7 +17,7 @@ const (
 	EPHostEnd       = 1  // programs sit on the host's end; redirect_peer delivers
 	EPInPod         = 2  // programs sit inside the pod, directions swapped
 	EPServiceTc     = 4  // Services by NAT at the tc hooks
-	EPServiceSocket = 8  // Services at connect() and sendmsg()
+	EPServiceSocket = 8  // Services at connect() and sendmsg(), of which SCTP tells no program
 	EPNode          = 16 // of a namespace: it is the node's own, no endpoint's
 )
 

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "5e082a2173addcf4b3c11118a2749a8e479f2a4f373a8cea8127ced4cc3e52bc"
+const ObjectsHash = "ab522a38dee478c32f0cff0d14eaa4c8eb49501dfa939607599d48866eca8721"
