@@ -98,6 +98,29 @@ func TestWhyNamesBackendsHooksAndTheMend(t *testing.T) {
 	}
 }
 
+// No program sees an SCTP socket connect: it is by packet, and the backend is
+// asked about, wherever else Services are done.
+func TestWhySCTPGoesByPacket(t *testing.T) {
+	for _, path := range []state.ServicePath{state.PathBoth, state.PathSocket, state.PathTC} {
+		t.Run(string(path), func(t *testing.T) {
+			w := newWorld(t)
+			w.veth(1, path)
+			two := w.veth(2, path)
+			front, empty := netip.MustParseAddrPort("10.96.0.9:2905"), netip.MustParseAddrPort("10.96.0.9:2906")
+			w.do(func(e *engine.Engine) error {
+				return e.AddServices(plain(state.SCTP, front, netip.AddrPortFrom(two.IP4, 8080)), plain(state.SCTP, empty))
+			})
+			w.open()
+			if a := w.why("shop/pod-1", front.String()+"/sctp"); a.Verdict != Forwarded || a.Protocol != "sctp" || a.Service == nil || a.Service.At != atPacket {
+				t.Errorf("%+v", a)
+			}
+			if a := w.why("shop/pod-1", empty.String()+"/sctp"); a.Verdict != Refused || a.Ways[0].Reason != "no_backend" {
+				t.Errorf("%+v", a)
+			}
+		})
+	}
+}
+
 func TestWhyFollowsThePacketOutOfTheNodeAndIn(t *testing.T) {
 	w := newWorld(t)
 	w.veth(1, state.PathBoth)

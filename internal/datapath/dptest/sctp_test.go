@@ -200,3 +200,29 @@ func (s scene) abortedWith(a Arrival, tag uint32, flags byte) {
 		s.t.Errorf("answer with %s, want %s", got, want)
 	}
 }
+
+// No program sees an SCTP socket connect: where Services are done at the socket
+// alone, they are done by packet all the same; where they are not done, not.
+func TestSCTPOfSocketPods(t *testing.T) {
+	for name, c := range map[string]struct {
+		flags uint16
+		proto uint8
+		moved bool
+	}{
+		"sctp, at the socket": {bpfgen.EPServiceSocket, oracle.SCTP, true},
+		"tcp, at the socket":  {bpfgen.EPServiceSocket, oracle.TCP, false},
+		"sctp, without":       {0, oracle.SCTP, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+				s := newScene(t, net, v6, c.proto)
+				s.client.Flags = map[bool]uint16{false: bpfgen.EPHostEnd, true: bpfgen.EPInPod}[net.InPod] | c.flags
+				net.SetPod(t, s.client)
+				a := s.send(s.client, s.c, s.vip, syn)
+				if want := map[bool]Tuple{true: {c.proto, s.c, s.b}, false: {c.proto, s.c, s.vip}}[c.moved]; a.Dropped != "" || a.Tuple() != want {
+					t.Errorf("%v, want %v", a, want)
+				}
+			})
+		})
+	}
+}
