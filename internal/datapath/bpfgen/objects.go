@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "ab522a38dee478c32f0cff0d14eaa4c8eb49501dfa939607599d48866eca8721"
+const ObjectsHash = "052a76fddd78537186ec45332a767fdb27735745a1c7360e27afcf295e614cfa"
