@@ -33,13 +33,17 @@ enum icmp_type {
 	ICMP_PARAMETERPROB = 12,
 };
 
-/* RFC 9260 3.1, and the head of the first chunk (3.2): no packet is without one. */
+/* RFC 9260 3.1 */
 struct sctp_header {
 	__be16 source;
 	__be16 dest;
 	__be32 tag;
 	__le32 checksum;
-	__u8 chunk; /* enum sctp_chunk */
+};
+
+/* RFC 9260 3.2: the head of a chunk. No packet is without one. */
+struct sctp_chunk_header {
+	__u8 type; /* enum sctp_chunk */
 	__u8 flags;
 	__be16 length;
 };
@@ -160,15 +164,24 @@ inline_fn int parse_tcp(struct pkt *p, const struct tcphdr *tcp)
 
 /* What a chunk does to an association, as the flag that does it to a connection: INIT opens, and
  * neither end owes the other anything after ABORT or SHUTDOWN COMPLETE. */
-inline_fn int parse_sctp(struct pkt *p, const struct sctp_header *sctp)
+inline_fn int parse_sctp(struct __sk_buff *skb, struct pkt *p, const struct sctp_header *sctp)
 {
+	__u32 off = p->l4_off + sizeof(*sctp);
+	struct sctp_chunk_header chunk;
+
 	p->t.sport = sctp->source;
 	p->t.dport = sctp->dest;
-	if (sctp->chunk == SCTP_INIT)
+	if (off + sizeof(chunk) > p->end)
+		return p->frag == FRAG_FIRST ? REASON_FRAG_TINY : REASON_TRUNCATED;
+	/* Copied, for it must stay where it is: a bundle is a header alone, with a list of packets
+	 * without one, and the kernel reads each from its first chunk on. */
+	if (bpf_skb_load_bytes(skb, off, &chunk, sizeof(chunk)))
+		return REASON_TRUNCATED;
+	if (chunk.type == SCTP_INIT)
 		p->tcp_flags = TCP_SYN;
-	else if (sctp->chunk == SCTP_INIT_ACK)
+	else if (chunk.type == SCTP_INIT_ACK)
 		p->tcp_flags = TCP_SYN | TCP_ACK;
-	else if (sctp->chunk == SCTP_ABORT || sctp->chunk == SCTP_SHUTDOWN_COMPLETE)
+	else if (chunk.type == SCTP_ABORT || chunk.type == SCTP_SHUTDOWN_COMPLETE)
 		p->tcp_flags = TCP_RST;
 	else
 		p->tcp_flags = TCP_ACK;
@@ -223,7 +236,7 @@ inline_fn int parse_l4(struct __sk_buff *skb, struct pkt *p)
 	if (p->proto == IPPROTO_SCTP) {
 		if (l4 + sizeof(struct sctp_header) > packet_end(skb))
 			return REASON_TRUNCATED;
-		return parse_sctp(p, l4);
+		return parse_sctp(skb, p, l4);
 	}
 	if (l4 + 8 > packet_end(skb))
 		return REASON_TRUNCATED;

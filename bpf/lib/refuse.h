@@ -39,14 +39,19 @@ struct reset6 {
 	struct tcphdr tcp;
 };
 
+struct sctp_abort {
+	struct sctp_header header;
+	struct sctp_chunk_header chunk;
+};
+
 struct abort4 {
 	struct iphdr ip;
-	struct sctp_header sctp;
+	struct sctp_abort sctp;
 };
 
 struct abort6 {
 	struct ipv6hdr ip;
-	struct sctp_header sctp;
+	struct sctp_abort sctp;
 };
 
 struct unreach4 {
@@ -138,31 +143,31 @@ inline_fn int tcp_reset(struct __sk_buff *skb, const struct pkt *p, struct tcphd
 #define SCTP_TAG_REFLECTED 1 /* the T bit: the tag is the one that the refused packet has */
 
 /* Fills @abort, zeroed before, as the answer to the packet at l4_off (RFC 9260 8.4, 8.5.1). */
-inline_fn int sctp_abort(struct __sk_buff *skb, const struct pkt *p, struct sctp_header *abort)
+inline_fn int sctp_abort(struct __sk_buff *skb, const struct pkt *p, struct sctp_abort *abort)
 {
 	const __u32 *words = (__u32 *)abort;
-	struct sctp_header to;
 	__u32 sum = CRC32C_16_ZEROS;
+	struct sctp_abort to;
 
 	if (bpf_skb_load_bytes(skb, p->l4_off, &to, sizeof(to)))
 		return -1;
-	abort->source = to.dest;
-	abort->dest = to.source;
-	abort->tag = to.tag;
-	abort->chunk = SCTP_ABORT;
-	abort->flags = SCTP_TAG_REFLECTED;
-	abort->length = bpf_htons(4);
-	if (to.chunk == SCTP_INIT) {
-		if (bpf_skb_load_bytes(skb, p->l4_off + sizeof(to), &abort->tag, sizeof(abort->tag)))
+	abort->header.source = to.header.dest;
+	abort->header.dest = to.header.source;
+	abort->header.tag = to.header.tag;
+	abort->chunk.type = SCTP_ABORT;
+	abort->chunk.flags = SCTP_TAG_REFLECTED;
+	abort->chunk.length = bpf_htons(sizeof(abort->chunk));
+	if (to.chunk.type == SCTP_INIT) {
+		if (bpf_skb_load_bytes(skb, p->l4_off + sizeof(to), &abort->header.tag, sizeof(abort->header.tag)))
 			return -1;
-		abort->flags = 0;
+		abort->chunk.flags = 0;
 	}
 	for (int i = 0; i < 4; i++)
 		sum ^= crc32c_change(words[i], sizeof(*abort) - i * sizeof(*words));
-	abort->checksum = sum;
+	abort->header.checksum = sum;
 	return 0;
 }
-_Static_assert(sizeof(struct sctp_header) == 16, "sctp_abort");
+_Static_assert(sizeof(struct sctp_abort) == 16, "sctp_abort");
 
 /* The answer goes back along the link: the two link addresses change places. */
 inline_fn int replace_packet(struct __sk_buff *skb, const void *with, __u32 length)

@@ -8,6 +8,7 @@ package service_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -83,7 +84,7 @@ func serveSCTP(name string) error {
 			for {
 				c, err := l.Accept()
 				exitOn(err)
-				go serveTCP(c, name)
+				go serveTCP(struct{ net.Conn }{c}, name) // so that nobody splices, which SCTP cannot
 			}
 		}()
 	}
@@ -121,6 +122,7 @@ func (w *world) sctp() {
 	w.must(err)
 	c.Close()
 	same := netip.AddrPortFrom(vip(w.ipv6), serverPort)
+	w.sctpBulk(w.direct(0))
 	for _, dst := range []netip.AddrPort{w.service(), same} {
 		seen := map[string]int{}
 		for range 30 {
@@ -182,5 +184,7 @@ func (w *world) sctpBulk(dst netip.AddrPort) {
 	back := make([]byte, len(data))
 	if n, err := io.ReadFull(c, back); err != nil || !bytes.Equal(back, data) {
 		w.t.Errorf("%d of %d bytes came back from %v as they were sent: %v", n, len(data), dst, err)
+		out, err := w.lab.Mustang(context.Background(), "status")
+		w.t.Log(string(out), err)
 	}
 }

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "052a76fddd78537186ec45332a767fdb27735745a1c7360e27afcf295e614cfa"
+const ObjectsHash = "f9064cf0b7ceb7c0bccbea400ccb0735bf014c3e4d5902aa7d54687ceed2ffd4"
