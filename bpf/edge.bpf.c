@@ -54,6 +54,8 @@ slow_fn bool host_has_port(struct __sk_buff *skb, const struct tuple *t, const s
 	__u32 size = sizeof(to.ipv6);
 	struct bpf_sock *sk;
 
+	if (p->proto == IPPROTO_SCTP) /* whose sockets no helper finds */
+		return false;
 	/* As the answer will look: from the backend to the node. */
 	if (p->ipv6) {
 		__builtin_memcpy(to.ipv6.saddr, &t->dst, sizeof(to.ipv6.saddr));
@@ -224,12 +226,12 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
 	__u16 address;
 	int reason;
 
-	if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP)
+	if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP)
 		return NEXT;
 	s = service_find(&p->t.dst, p->t.dport, p->proto, SCOPE_OUTSIDE, &address);
 	if (!s)
 		return address & SVC_REFUSE ? edge_refuse(skb, p, REASON_SERVICE_PORT, now) : NEXT;
-	if (p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
+	if (p->proto != IPPROTO_UDP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		/* To the node, it may be of a connection that the node opened from that very port. */
 		return address & SVC_NODE ? NEXT : edge_refuse(skb, p, REASON_MIDSTREAM_NAT, now);
 	reason = service_closed(s, &p->t.src);
@@ -348,7 +350,8 @@ slow_fn bool edge_port(const struct addr *dst, const struct pkt *p)
 
 	if (p->kind == PKT_ICMP_ERROR)
 		return true;
-	if (!c || p->kind != PKT_FLOW || (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP))
+	if (!c || p->kind != PKT_FLOW ||
+	    (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP))
 		return false;
 	if ((__u16)(port - c->port_first) < c->port_count)
 		return true;

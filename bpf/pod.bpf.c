@@ -162,7 +162,7 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 	if (!s)
 		return address & SVC_REFUSE ? REASON_SERVICE_PORT : REASON_NONE;
 	plan->found = false;
-	if (p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
+	if (p->proto != IPPROTO_UDP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		return REASON_MIDSTREAM_NAT;
 	reason = service_closed(s, &p->t.src);
 	if (reason)
@@ -335,10 +335,10 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 
 		if (known)
 			known->shadowed = 1;
-		if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP)
+		if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP)
 			return drop(skb, REASON_NAT_FAILED, DIR_FROM_POD);
 		plan.role = CT_PRE_NAT;
-	} else if (self->flags & EP_SERVICE_TC) {
+	} else if (self->flags & EP_SERVICE_TC || (p->proto == IPPROTO_SCTP && self->flags & EP_SERVICE_SOCKET)) {
 		reason = plan_service(p, &plan);
 	}
 	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT || reason == REASON_MIDSTREAM_NAT)

@@ -45,7 +45,7 @@ enum endpoint_flag {
 	EP_HOST_END = 1,       /* programs sit on the host's end; redirect_peer delivers */
 	EP_IN_POD = 2,         /* programs sit inside the pod, directions swapped */
 	EP_SERVICE_TC = 4,     /* Services by NAT at the tc hooks */
-	EP_SERVICE_SOCKET = 8, /* Services at connect() and sendmsg() */
+	EP_SERVICE_SOCKET = 8, /* Services at connect() and sendmsg(), of which SCTP tells no program */
 	EP_NODE = 16,          /* of a namespace: it is the node's own, no endpoint's */
 };
 

@@ -73,7 +73,7 @@ type Config struct {
 type Service struct {
 	VIP      netip.Addr
 	Port     uint16
-	Protocol string // "tcp" or "udp"
+	Protocol string // "tcp", "udp" or "sctp"
 	Backends []netip.AddrPort
 }
 
@@ -132,8 +132,8 @@ func (s ServiceBy) servicePath() string {
 }
 
 func (s Service) validate() error {
-	if s.Protocol != "tcp" && s.Protocol != "udp" {
-		return fmt.Errorf("service %s: protocol %q is unknown: use tcp or udp", s, s.Protocol)
+	if s.Protocol != "tcp" && s.Protocol != "udp" && s.Protocol != "sctp" {
+		return fmt.Errorf("service %s: protocol %q is unknown: use tcp, udp or sctp", s, s.Protocol)
 	}
 	if !s.VIP.IsValid() || s.Port == 0 {
 		return fmt.Errorf("service %s: address or port is missing", s)

@@ -134,7 +134,7 @@ func TestBadServicesAreRefused(t *testing.T) {
 	}
 	for name, change := range map[string]func(*Service){
 		"again":    func(*Service) {},
-		"protocol": func(s *Service) { s.Protocol = "sctp" },
+		"protocol": func(s *Service) { s.Protocol = "icmp" },
 		"port":     func(s *Service) { s.Port = 0 },
 		"family":   func(s *Service) { s.VIP = VIP6(2) },
 	} {

@@ -116,6 +116,8 @@ inline_fn __u32 ct_lifetime(const struct ct_entry *e, __u8 proto, bool establish
 			return timeouts.tcp_closing;
 		return established ? timeouts.tcp_established : timeouts.tcp_half_open;
 	}
+	if (proto == IPPROTO_SCTP && closing)
+		return timeouts.tcp_reset;
 	if (proto == IPPROTO_UDP || proto == IPPROTO_SCTP)
 		return established ? timeouts.udp_established : timeouts.udp_half_open;
 	return timeouts.other;
@@ -385,7 +387,7 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 	struct ct_entry *e = f->e;
 	__u32 expires;
 
-	if (p->proto == IPPROTO_TCP && p->tcp_flags & (TCP_FIN | TCP_RST)) {
+	if (p->tcp_flags & (TCP_FIN | TCP_RST)) {
 		__u8 how = p->tcp_flags & TCP_RST ? CT_RST : CT_FIN;
 		bool closed = ct_closed(e);
 
@@ -440,11 +442,11 @@ slow_fn int ct_forget(struct flow *f, __u8 proto)
 	return 0;
 }
 
-/* A SYN begins a new connection when the old one on its ports has closed (RFC 9293 3.6.1). Where
- * the old one only has this tuple by translation, one end may still be sending. */
+/* A SYN begins a new connection when the old one on its ports has closed (RFC 9293 3.6.1), an INIT a
+ * new association. Where the old one only has this tuple by translation, one end may still be sending. */
 inline_fn bool ct_reopens(const struct flow *f, const struct pkt *p)
 {
-	if (p->proto != IPPROTO_TCP || (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+	if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
 		return false;
 	if (f->e->role == CT_POST_NAT && !f->reply)
 		return ct_closed(f->e);
@@ -460,7 +462,7 @@ slow_fn bool backend_gone(const struct ct_entry *e)
 
 inline_fn bool begins_anew(const struct flow *f, const struct pkt *p)
 {
-	if (p->proto != IPPROTO_TCP || (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+	if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
 		return false;
 	return ct_reopens(f, p) || backend_gone(f->e);
 }

@@ -15,10 +15,12 @@
 #include "way.h"
 
 #define FLOWINFO_MASK 0x0fffffff
+#define MAX_IP_LENGTH 65535 /* bytes that the kernel's lookup can be told of */
 #define AF_INET 2
 #define AF_INET6 10
 
-/* Bytes of the longest IP packet that goes out: of a bundle, one segment. */
+/* Bytes of the longest IP packet that goes out: of a bundle, one segment. SCTP's does not say how long
+ * those are (GSO_BY_FRAGS, 65535): too long for any wire, it is the stack's. */
 inline_fn __u32 wire_length(struct __sk_buff *skb, const struct pkt *p)
 {
 	__u32 header = 8;
@@ -147,7 +149,7 @@ slow_fn bool pod_route(struct __sk_buff *skb, const struct pkt *p, __u32 length,
 {
 	struct bpf_fib_lookup fib = { .tot_len = length };
 
-	if (!p || !way)
+	if (!p || !way || length > MAX_IP_LENGTH)
 		return false;
 	fib_flow(skb, &fib, p);
 	return fib_route(skb, &fib, way);
@@ -158,7 +160,7 @@ slow_fn bool tunnel_route(struct __sk_buff *skb, const struct tunnel *t, __u32 l
 {
 	struct bpf_fib_lookup fib = { .l4_protocol = IPPROTO_UDP, .tot_len = length };
 
-	if (!t || !way)
+	if (!t || !way || length > MAX_IP_LENGTH)
 		return false;
 	fib_addrs(&fib, &t->src, &t->dst);
 	fib.sport = t->sport;

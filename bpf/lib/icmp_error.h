@@ -153,12 +153,15 @@ global_fn int translate_error(struct __sk_buff *skb, struct pkt *p, struct quote
 	__u32 csum;
 	__s64 diff;
 
-	if (!p || !q || !to || (q->proto != IPPROTO_TCP && q->proto != IPPROTO_UDP))
+	if (!p || !q || !to || (q->proto != IPPROTO_TCP && q->proto != IPPROTO_UDP && q->proto != IPPROTO_SCTP))
 		return REASON_ICMP_ERROR_NAT;
 	csum = p->l4_off + 2;
 	old = *(__be32 *)&q->t.sport;
 	new = *(__be32 *)&to->sport;
-	if (quote_addrs(skb, p, q, to, csum, &diff) || quote_checksum(skb, q, csum, diff, old, new))
+	if (quote_addrs(skb, p, q, to, csum, &diff))
+		return REASON_ICMP_ERROR_NAT;
+	/* SCTP's stays: it is the whole packet's, and the tag says whose the error is (RFC 9260 10). */
+	if (q->proto != IPPROTO_SCTP && quote_checksum(skb, q, csum, diff, old, new))
 		return REASON_ICMP_ERROR_NAT;
 	if (bpf_skb_store_bytes(skb, q->l4_off, &new, sizeof(new), 0) ||
 	    bpf_l4_csum_replace(skb, csum, old, new, sizeof(new)))

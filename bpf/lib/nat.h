@@ -2,12 +2,13 @@
 /*
  * Rewriting a packet's tuple. Checksums are updated by the difference
  * (RFC 1624), so one that was wrong stays wrong, and one that the device is to
- * fill in stays so.
+ * fill in stays so. SCTP's is in sctp.h.
  */
 #pragma once
 
 #include "common.h"
 #include "parse.h"
+#include "sctp.h"
 
 /* Return: what the sum of @n words becomes more by, as a ones' complement number. */
 inline_fn __u32 words_diff(const __be32 *from, const __be32 *to, int n)
@@ -72,6 +73,44 @@ inline_fn bool nat_ports(struct __sk_buff *skb, __u32 off, __be32 ports)
 	return true;
 }
 
+/* The ports of SCTP, and its checksum with them. A checksum of 0 is the device's to fill in, which
+ * the kernel sets it to then. Return: whether the packet has them in one piece. */
+inline_fn bool nat_sctp_ports(struct __sk_buff *skb, const struct pkt *p, __be32 old, __be32 new)
+{
+	__u32 off = p->l4_off, change = crc32c_change(old ^ new, p->end - off);
+	void *data = headers(skb, off + sizeof(struct sctp_header));
+	struct sctp_header *sctp;
+
+	opaque(off);
+	off &= L4_OFF_MASK;
+	if (!data)
+		return false;
+	sctp = data + off;
+	if ((void *)(sctp + 1) > packet_end(skb))
+		return false;
+	*(__be32 *)sctp = new;
+	if (sctp->checksum)
+		sctp->checksum ^= change;
+	return true;
+}
+
+/* As translate(). The checksum of a packet in fragments cannot follow its ports: how long the whole
+ * is, its first fragment does not say. */
+slow_fn int translate_sctp(struct __sk_buff *skb, struct pkt *p, const struct tuple *to)
+{
+	__be32 old = *(__be32 *)&p->t.sport, new = *(__be32 *)&to->sport;
+	__u32 diff;
+
+	if (p->proto != IPPROTO_SCTP)
+		return REASON_NAT_FAILED;
+	if (old != new && p->frag)
+		return REASON_SCTP_FRAGMENT;
+	if (p->ipv6 ? !nat_addrs_ipv6(skb, &p->t, to, &diff) : !nat_addrs_ipv4(skb, &p->t, to, &diff))
+		return REASON_NAT_FAILED;
+	p->t = *to;
+	return old == new || nat_sctp_ports(skb, p, old, new) ? REASON_NONE : REASON_NAT_FAILED;
+}
+
 /**
  * translate - rewrite addresses and ports of a packet
  * @p: the packet; its tuple becomes @to
@@ -92,7 +131,7 @@ global_fn int translate(struct __sk_buff *skb, struct pkt *p, const struct tuple
 	csum = p->l4_off + (udp ? 6 : 16);
 	zero_is_none = udp ? BPF_F_MARK_MANGLED_0 : 0;
 	if (!udp && p->proto != IPPROTO_TCP)
-		return REASON_NAT_FAILED;
+		return translate_sctp(skb, p, to);
 	if (p->ipv6 ? !nat_addrs_ipv6(skb, &p->t, to, &diff) : !nat_addrs_ipv4(skb, &p->t, to, &diff))
 		return REASON_NAT_FAILED;
 	old = *(__be32 *)&p->t.sport;

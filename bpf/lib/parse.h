@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * From bytes to a tuple: Ethernet, IPv4 (RFC 791), IPv6 with its extension
- * headers (RFC 8200), TCP, UDP, ICMP and ICMPv6. A packet is either a part of
+ * headers (RFC 8200), TCP, UDP, SCTP, ICMP and ICMPv6. A packet is either a part of
  * a flow, an ICMP error about one, or link control that no flow state is kept
  * for; anything that does not add up has a reason to be dropped.
  */
@@ -38,7 +38,22 @@ struct sctp_header {
 	__be16 source;
 	__be16 dest;
 	__be32 tag;
-	__be32 checksum;
+	__le32 checksum;
+};
+
+/* RFC 9260 3.2: the head of a chunk. No packet is without one. */
+struct sctp_chunk_header {
+	__u8 type; /* enum sctp_chunk */
+	__u8 flags;
+	__be16 length;
+};
+
+/* RFC 9260 3.2: those that begin or end an association. All but ABORT are alone in their packet. */
+enum sctp_chunk {
+	SCTP_INIT = 1,
+	SCTP_INIT_ACK = 2,
+	SCTP_ABORT = 6,
+	SCTP_SHUTDOWN_COMPLETE = 14,
 };
 
 enum pkt_kind {
@@ -77,7 +92,7 @@ struct pkt {
 	__u8 proto;
 	__u8 kind;      /* enum pkt_kind */
 	__u8 frag;      /* enum pkt_frag */
-	__u8 tcp_flags; /* enum tcp_flag, of any TCP packet with a header */
+	__u8 tcp_flags; /* enum tcp_flag, of any TCP packet with a header; of SCTP, what its first chunk comes to */
 	__u8 icmp_type;
 	__u8 shape;     /* enum pkt_shape */
 	__u8 pad;
@@ -147,6 +162,32 @@ inline_fn int parse_tcp(struct pkt *p, const struct tcphdr *tcp)
 	return REASON_NONE;
 }
 
+/* What a chunk does to an association, as the flag that does it to a connection: INIT opens, and
+ * neither end owes the other anything after ABORT or SHUTDOWN COMPLETE. */
+inline_fn int parse_sctp(struct __sk_buff *skb, struct pkt *p, const struct sctp_header *sctp)
+{
+	__u32 off = p->l4_off + sizeof(*sctp);
+	struct sctp_chunk_header chunk;
+
+	p->t.sport = sctp->source;
+	p->t.dport = sctp->dest;
+	if (off + sizeof(chunk) > p->end)
+		return p->frag == FRAG_FIRST ? REASON_FRAG_TINY : REASON_TRUNCATED;
+	/* Copied, for it must stay where it is: a bundle is a header alone, with a list of packets
+	 * without one, and the kernel reads each from its first chunk on. */
+	if (bpf_skb_load_bytes(skb, off, &chunk, sizeof(chunk)))
+		return REASON_TRUNCATED;
+	if (chunk.type == SCTP_INIT)
+		p->tcp_flags = TCP_SYN;
+	else if (chunk.type == SCTP_INIT_ACK)
+		p->tcp_flags = TCP_SYN | TCP_ACK;
+	else if (chunk.type == SCTP_ABORT || chunk.type == SCTP_SHUTDOWN_COMPLETE)
+		p->tcp_flags = TCP_RST;
+	else
+		p->tcp_flags = TCP_ACK;
+	return REASON_NONE;
+}
+
 inline_fn int parse_udp(struct __sk_buff *skb, struct pkt *p, const struct udphdr *udp)
 {
 	__u32 length = bpf_ntohs(udp->len);
@@ -193,13 +234,9 @@ inline_fn int parse_l4(struct __sk_buff *skb, struct pkt *p)
 		return parse_tcp(p, l4);
 	}
 	if (p->proto == IPPROTO_SCTP) {
-		struct sctp_header *sctp = l4;
-
-		if ((void *)(sctp + 1) > packet_end(skb))
+		if (l4 + sizeof(struct sctp_header) > packet_end(skb))
 			return REASON_TRUNCATED;
-		p->t.sport = sctp->source;
-		p->t.dport = sctp->dest;
-		return REASON_NONE;
+		return parse_sctp(skb, p, l4);
 	}
 	if (l4 + 8 > packet_end(skb))
 		return REASON_TRUNCATED;

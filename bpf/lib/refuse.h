@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * Refusing a packet so that its sender learns of it at once: a TCP reset
- * (RFC 9293 3.5.2) or an ICMP port unreachable (RFC 792, RFC 4443 3.1), built
- * where the packet was and handed back to the pod it came from. Never for
+ * (RFC 9293 3.5.2), an SCTP ABORT (RFC 9260 8.4: Linux ignores an unreachable
+ * port) or an ICMP port unreachable (RFC 792, RFC 4443 3.1), built where the
+ * packet was and handed back to the pod it came from. Never for
  * fragments, never for an error or a reset, and only so many each second.
  */
 #pragma once
@@ -11,6 +12,7 @@
 #include "deliver.h"
 #include "drop.h"
 #include "parse.h"
+#include "sctp.h"
 
 #define REFUSALS_PER_SECOND 1000 /* on each CPU */
 
@@ -35,6 +37,21 @@ struct reset4 {
 struct reset6 {
 	struct ipv6hdr ip;
 	struct tcphdr tcp;
+};
+
+struct sctp_abort {
+	struct sctp_header header;
+	struct sctp_chunk_header chunk;
+};
+
+struct abort4 {
+	struct iphdr ip;
+	struct sctp_abort sctp;
+};
+
+struct abort6 {
+	struct ipv6hdr ip;
+	struct sctp_abort sctp;
 };
 
 struct unreach4 {
@@ -123,6 +140,35 @@ inline_fn int tcp_reset(struct __sk_buff *skb, const struct pkt *p, struct tcphd
 	return 0;
 }
 
+#define SCTP_TAG_REFLECTED 1 /* the T bit: the tag is the one that the refused packet has */
+
+/* Fills @abort, zeroed before, as the answer to the packet at l4_off (RFC 9260 8.4, 8.5.1). */
+inline_fn int sctp_abort(struct __sk_buff *skb, const struct pkt *p, struct sctp_abort *abort)
+{
+	const __u32 *words = (__u32 *)abort;
+	__u32 sum = CRC32C_16_ZEROS;
+	struct sctp_abort to;
+
+	if (bpf_skb_load_bytes(skb, p->l4_off, &to, sizeof(to)))
+		return -1;
+	abort->header.source = to.header.dest;
+	abort->header.dest = to.header.source;
+	abort->header.tag = to.header.tag;
+	abort->chunk.type = SCTP_ABORT;
+	abort->chunk.flags = SCTP_TAG_REFLECTED;
+	abort->chunk.length = bpf_htons(sizeof(abort->chunk));
+	if (to.chunk.type == SCTP_INIT) {
+		if (bpf_skb_load_bytes(skb, p->l4_off + sizeof(to), &abort->header.tag, sizeof(abort->header.tag)))
+			return -1;
+		abort->chunk.flags = 0;
+	}
+	for (int i = 0; i < 4; i++)
+		sum ^= crc32c_change(words[i], sizeof(*abort) - i * sizeof(*words));
+	abort->header.checksum = sum;
+	return 0;
+}
+_Static_assert(sizeof(struct sctp_abort) == 16, "sctp_abort");
+
 /* The answer goes back along the link: the two link addresses change places. */
 inline_fn int replace_packet(struct __sk_buff *skb, const void *with, __u32 length)
 {
@@ -153,6 +199,26 @@ global_fn int reset_ipv6(struct __sk_buff *skb, struct pkt *p)
 		return -1;
 	ip6_header(&r.ip, p, sizeof(r.tcp), IPPROTO_TCP);
 	return replace_packet(skb, &r, sizeof(r));
+}
+
+global_fn int abort_ipv4(struct __sk_buff *skb, struct pkt *p)
+{
+	struct abort4 a = {};
+
+	if (!p || sctp_abort(skb, p, &a.sctp))
+		return -1;
+	ip4_header(&a.ip, p, sizeof(a), IPPROTO_SCTP);
+	return replace_packet(skb, &a, sizeof(a));
+}
+
+global_fn int abort_ipv6(struct __sk_buff *skb, struct pkt *p)
+{
+	struct abort6 a = {};
+
+	if (!p || sctp_abort(skb, p, &a.sctp))
+		return -1;
+	ip6_header(&a.ip, p, sizeof(a.sctp), IPPROTO_SCTP);
+	return replace_packet(skb, &a, sizeof(a));
 }
 
 global_fn int unreach_ipv4(struct __sk_buff *skb, struct pkt *p)
@@ -206,7 +272,8 @@ inline_fn bool refusal_allowed(__u32 now)
 /* Whether a refused packet is one that gets an answer. */
 inline_fn bool answerable(const struct pkt *p, __u32 now)
 {
-	return !p->frag && !(p->tcp_flags & TCP_RST) && (p->proto == IPPROTO_TCP || p->proto == IPPROTO_UDP) &&
+	return !p->frag && !(p->tcp_flags & TCP_RST) &&
+	       (p->proto == IPPROTO_TCP || p->proto == IPPROTO_UDP || p->proto == IPPROTO_SCTP) &&
 	       refusal_allowed(now);
 }
 
@@ -227,6 +294,8 @@ inline_fn bool answer(struct __sk_buff *skb, struct pkt *p, __u32 reason, __u32 
 		return false;
 	if (p->proto == IPPROTO_TCP)
 		return !(p->ipv6 ? reset_ipv6(skb, p) : reset_ipv4(skb, p));
+	if (p->proto == IPPROTO_SCTP)
+		return !(p->ipv6 ? abort_ipv6(skb, p) : abort_ipv4(skb, p));
 	return !(p->ipv6 ? unreach_ipv6(skb, p) : unreach_ipv4(skb, p));
 }
 

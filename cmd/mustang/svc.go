@@ -50,7 +50,7 @@ func newSvcAddCmd(g *globals) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&spec.Service, "service", "", "address and port that clients use")
 	f.StringSliceVar(&spec.Backends, "backend", nil, "address and port of a backend; may be repeated, or absent: then connections are refused")
-	f.StringVar(&spec.Protocol, "protocol", "", "tcp or udp (default: both)")
+	f.StringVar(&spec.Protocol, "protocol", "", "tcp, udp or sctp (default: tcp and udp)")
 	f.Uint16Var(&spec.NodePort, "node-port", 0, "this port of the node's addresses, too (see mustang edge)")
 	f.StringSliceVar(&spec.ExternalIPs, "external-ip", nil, "this address, too, which something outside routes to the node")
 	f.StringSliceVar(&spec.LoadBalancerIPs, "lb-ip", nil, "this address of a load balancer, too")
@@ -211,12 +211,12 @@ touched.`,
 	}
 	resetFlag(cmd, &reset)
 	cmd.Flags().StringVar(&addr, "service", "", "address and port")
-	cmd.Flags().StringVar(&protocol, "protocol", "", "tcp or udp (default: whichever exist)")
+	cmd.Flags().StringVar(&protocol, "protocol", "", "tcp, udp or sctp (default: whichever exist)")
 	return cmd
 }
 
-// frontendsAt are the existing frontends at addr; all of the protocols named
-// when none exists, so that the error names one.
+// frontendsAt are the existing frontends at addr, of every protocol unless one
+// is named; when none exists all that it could be, so that the error names one.
 func frontendsAt(e *engine.Engine, addr, protocol string) ([]state.Frontend, error) {
 	a, err := service.ParseAddrPort("service", addr)
 	if err != nil {
@@ -225,6 +225,9 @@ func frontendsAt(e *engine.Engine, addr, protocol string) ([]state.Frontend, err
 	protocols, err := service.ParseProtocols(protocol)
 	if err != nil {
 		return nil, err
+	}
+	if protocol == "" {
+		protocols = append(protocols, state.SCTP)
 	}
 	services, err := e.Services()
 	if err != nil {
@@ -279,7 +282,7 @@ func newSvcApplyCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "apply",
 		Short: "Add or replace the Services of a YAML or JSON list; others stay",
-		Long: `Reads a list of {service: ADDRESS:PORT, protocol: tcp|udp, backends: [ADDRESS:PORT…]},
+		Long: `Reads a list of {service: ADDRESS:PORT, protocol: tcp|udp|sctp, backends: [ADDRESS:PORT…]},
 in YAML or JSON; also nodePort, externalIPs, loadBalancerIPs, sourceRanges,
 affinity, internalTrafficPolicy, externalTrafficPolicy and algorithm, as svc add
 has them. Everything is checked before the first change, and all changes take

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // views is what `svc ls -o json` prints, by kind.
@@ -88,6 +90,21 @@ func TestServicesOfAFile(t *testing.T) {
 	w.ok("svc", "apply", "-f", file)
 	list := w.views()
 	if len(list) != 4 || !list["ClusterIP"].Drop || list["NodePort"].Service != "::" || list["NodePort"].Port != 30053 || list["ExternalIP"].Affinity != "1m30s" {
+		t.Errorf("%+v", list)
+	}
+}
+
+func TestSCTPHasItsOwnServices(t *testing.T) {
+	w := newTool(t)
+	add := []string{"svc", "add", "--service", "10.96.0.1:80", "--backend", "10.0.0.1:8080"}
+	w.ok(append(add, "--node-port", "30080", "--protocol", "sctp")...)
+	list := w.views()
+	if got := list["NodePort"]; got.Protocol != state.SCTP || got.Port != 30080 {
+		t.Errorf("%+v", list)
+	}
+	w.ok(add...)                                   // TCP and UDP, not SCTP again
+	w.ok("svc", "rm", "--service", "10.96.0.1:80") // whichever exist
+	if list := w.views(); len(list) != 0 {
 		t.Errorf("%+v", list)
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 func newWhyCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use:   "why SRC DST[:PORT[/tcp|udp]]",
+		Use:   "why SRC DST[:PORT[/tcp|udp|sctp]]",
 		Short: "Would a packet pass now, and if not, what stops it?",
 		Long: `Would a new flow from SRC to DST pass now, and if not, what stops it and what is
 the smallest change that would let it? The enforcing programs answer, in a dry

@@ -74,7 +74,7 @@ func (d *Departures) Gone(b state.Backend) {
 // Empty says that there is nothing to look for.
 func (d *Departures) Empty() bool { return len(d.pairs) == 0 && len(d.gone) == 0 }
 
-// Has says whether flows of p are concerned: of TCP, those to reset.
+// Has says whether flows of p are concerned: of TCP and SCTP, those to reset.
 func (d *Departures) Has(p state.Protocol) bool {
 	for k, reset := range d.pairs {
 		if k.proto == uint8(p) && (p == state.UDP || reset) {
@@ -179,8 +179,9 @@ func (d *Datapath) Clients(dep *Departures) (map[Connection]bool, error) {
 
 // ForgetFlows removes the flows that end, so that the next datagram picks a
 // backend anew, and makes half-open TCP do so. At first only the client's half
-// of UDP goes, which is enough to move it: the other one still translates the
-// reply that is under way, as both do for a client's reset. Late, both go.
+// of UDP and SCTP goes, which is enough to move it, or to have its next packet
+// refused: the other one still translates the reply that is under way, as both
+// do for a TCP client's reset. Late, both go.
 func (d *Datapath) ForgetFlows(dep *Departures, late bool) (forgotten int, err error) {
 	for _, name := range ctTables {
 		n, err := forget(bindTable[ctKey, ctEntry](d, name), dep, late)
@@ -204,7 +205,7 @@ func forget(t *Table[ctKey, ctEntry], dep *Departures, late bool) (forgotten int
 			client := e.Role == bpfgen.CTPreNAT
 			switch dep.fateOf(k, &e) {
 			case ends:
-				if late || client && k.Proto == uint8(state.UDP) {
+				if late || client && k.Proto != uint8(state.TCP) {
 					dead = append(dead, *k)
 				}
 			case leaves:

@@ -606,6 +606,7 @@ func TestHostPorts(t *testing.T) {
 	open := []HostPort{
 		{state.TCP, netip.Addr{}, 8000, netip.MustParseAddrPort("10.9.0.2:8080")},
 		{state.UDP, netip.Addr{}, 8000, netip.MustParseAddrPort("[fd09::2]:8080")},
+		{state.SCTP, netip.Addr{}, 8000, netip.MustParseAddrPort("10.9.0.2:8080")}, // taken by TCP's no more than UDP's is
 		{state.TCP, netip.MustParseAddr("198.51.100.1"), 8001, netip.MustParseAddrPort("10.9.0.2:8080")},
 	}
 	w.must(func(e *Engine) error { return e.AddHostPorts(open...) })

@@ -146,7 +146,7 @@ func (e *Engine) settle(d departures) {
 	// Of a pod that just goes, most often nothing went there; whoever goes there
 	// from now on is too late for this.
 	again := found || err != nil || len(d.Left) > 0
-	if again && (set.Has(state.UDP) || set.Has(state.TCP)) {
+	if again && (set.Has(state.UDP) || set.Has(state.TCP) || set.Has(state.SCTP)) {
 		if datapath.Grace() != nil {
 			time.Sleep(lateness)
 		}

@@ -127,6 +127,10 @@ func udp(front string, backends ...string) state.Service {
 	return plain(state.UDP, front, backends...)
 }
 
+func sctp(front string, backends ...string) state.Service {
+	return plain(state.SCTP, front, backends...)
+}
+
 const answered, opening, inPlace = bpfgen.CTAnswered, bpfgen.CTOpening, bpfgen.CTOpeningInPlace
 
 func TestRemovedBackendTouchesItsOwnFlowsOnly(t *testing.T) {
@@ -141,7 +145,8 @@ func TestRemovedBackendTouchesItsOwnFlowsOnly(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/reset=%v", name, reset), func(t *testing.T) {
 				n := newNode(t)
 				n.must(func(e *Engine) error {
-					return e.AddServices(svc(c.front, c.back), udp(c.front, c.back), svc(c.other, c.back), udp(c.other, c.back))
+					return e.AddServices(svc(c.front, c.back), udp(c.front, c.back), sctp(c.front, c.back),
+						svc(c.other, c.back), udp(c.other, c.back), sctp(c.other, c.back))
 				})
 				var ends, stays, half []flow
 				port := 4000
@@ -152,20 +157,22 @@ func TestRemovedBackendTouchesItsOwnFlowsOnly(t *testing.T) {
 					}
 					ends = append(ends, next(state.UDP, c.front, c.back, answered), next(state.UDP, c.front, c.back, opening),
 						next(state.UDP, c.front, c.back, inPlace))
-					for _, p := range []state.Protocol{state.UDP, state.TCP} {
+					for _, p := range []state.Protocol{state.UDP, state.TCP, state.SCTP} {
 						stays = append(stays, next(p, "", c.back, answered), next(p, "", c.back, opening), next(p, c.other, c.back, answered),
 							next(p, c.other, c.back, opening), next(p, c.front, c.replaced, answered))
 					}
-					if tcp := next(state.TCP, c.front, c.back, answered); reset {
-						ends = append(ends, tcp)
-					} else {
-						stays, half = append(stays, tcp), append(half, next(state.TCP, c.front, c.back, opening), next(state.TCP, c.front, c.back, inPlace))
+					for _, p := range []state.Protocol{state.TCP, state.SCTP} {
+						if known := next(p, c.front, c.back, answered); reset {
+							ends = append(ends, known)
+						} else {
+							stays, half = append(stays, known), append(half, next(p, c.front, c.back, opening), next(p, c.front, c.back, inPlace))
+						}
 					}
 				}
 				n.enter(slices.Concat(ends, stays, half)...)
 				n.must(func(e *Engine) error {
 					e.ResetRemoved = reset
-					return e.UpsertServices([]state.Service{svc(c.front, c.replaced), udp(c.front, c.replaced)})
+					return e.UpsertServices([]state.Service{svc(c.front, c.replaced), udp(c.front, c.replaced), sctp(c.front, c.replaced)})
 				})
 				for _, f := range ends {
 					if got, _ := n.left(f); got != 0 {
@@ -185,7 +192,8 @@ func TestRemovedBackendTouchesItsOwnFlowsOnly(t *testing.T) {
 
 func TestBackendsGoneEndsFlowsThroughAnyService(t *testing.T) {
 	n := newNode(t)
-	pod := []flow{{state.TCP, "10.1.0.9:4000", "10.96.0.1:80", "10.9.0.2:80", answered}, {state.UDP, "10.1.0.9:4000", "10.96.0.2:81", "10.9.0.2:81", answered}}
+	pod := []flow{{state.TCP, "10.1.0.9:4000", "10.96.0.1:80", "10.9.0.2:80", answered}, {state.UDP, "10.1.0.9:4000", "10.96.0.2:81", "10.9.0.2:81", answered},
+		{state.SCTP, "10.1.0.9:4000", "10.96.0.2:81", "10.9.0.2:81", answered}}
 	port := flow{state.TCP, "10.1.0.9:4001", "10.96.0.1:80", "192.0.2.1:80", answered}
 	stays := []flow{
 		{state.TCP, "10.1.0.9:4002", "10.96.0.1:80", "192.0.2.1:81", answered}, {state.UDP, "10.1.0.9:4002", "10.96.0.1:80", "192.0.2.1:80", answered},

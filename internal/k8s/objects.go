@@ -175,6 +175,8 @@ func (p *problems) protocol(field string, name corev1.Protocol) (_ state.Protoco
 		return state.TCP, true
 	case corev1.ProtocolUDP:
 		return state.UDP, true
+	case corev1.ProtocolSCTP:
+		return state.SCTP, true
 	}
 	p.add("%s has protocol %s, which mustang does not translate; that port is left out", field, name)
 	return 0, false

@@ -248,8 +248,20 @@ var sentences = []struct {
 	},
 	{
 		says:    "a protocol that is not served is named; the other ports are served",
-		service: spec("clusterIP: 10.96.0.7\n  clusterIPs: [10.96.0.7]\n  ports: [{name: s, port: 9, protocol: SCTP}, {port: 80}]"),
-		want:    want(nil), problem: "protocol SCTP",
+		service: spec("clusterIP: 10.96.0.7\n  clusterIPs: [10.96.0.7]\n  ports: [{name: s, port: 9, protocol: DCCP}, {port: 80}]"),
+		want:    want(nil), problem: "protocol DCCP",
+	},
+	{
+		says:    "one port of two protocols: each has the endpoints of its own",
+		service: spec("type: NodePort\n  clusterIP: 10.96.0.7\n  clusterIPs: [10.96.0.7]\n  ports: [{port: 80}, {name: s, port: 80, protocol: SCTP, nodePort: 30080}]"),
+		slices: []string{of("addressType: IPv4\nports: [{name: '', port: 8080, protocol: TCP}, {name: s, port: 2905, protocol: SCTP}]\n" +
+			"endpoints: [{addresses: [10.1.0.2]}]")},
+		want: want(func(s *state.Service) {
+			s.Ports[0].Backends = []state.ServiceBackend{backend("10.1.0.2:8080")}
+			s.Ports = append(s.Ports, state.ServicePort{Name: "s", Protocol: state.SCTP,
+				Frontends: []state.ServiceFrontend{frontend(state.ClusterIP, "10.96.0.7:80"), frontend(state.NodePort, "0.0.0.0:30080")},
+				Backends:  []state.ServiceBackend{backend("10.1.0.2:2905")}})
+		}),
 	},
 	{
 		says: "an endpoint that cannot be reached is named; the others are used", service: spec(plainSpec),

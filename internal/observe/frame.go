@@ -7,6 +7,7 @@ package observe
 
 import (
 	"encoding/binary"
+	"hash/crc32"
 	"net"
 	"net/netip"
 )
@@ -65,6 +66,8 @@ func (p probe) transport() []byte {
 		b = binary.BigEndian.AppendUint16(b, p.dst.Port())
 		b = append(b, 0, 8, 0, 0)
 		at = 6
+	case protoSCTP:
+		return p.sctp()
 	case protoICMP, protoICMPv6:
 		kind := byte(echoType)
 		if p.proto == protoICMPv6 {
@@ -80,6 +83,16 @@ func (p probe) transport() []byte {
 		sum = p.pseudo(len(b))
 	}
 	binary.BigEndian.PutUint16(b[at:], checksum(b, sum))
+	return b
+}
+
+// sctp is a header with an INIT chunk (RFC 9260 3.1, 3.3.2).
+func (p probe) sctp() []byte {
+	b := binary.BigEndian.AppendUint16(nil, p.src.Port())
+	b = binary.BigEndian.AppendUint16(b, p.dst.Port())
+	b = append(b, 0, 0, 0, 0, 0, 0, 0, 0)
+	b = append(b, 1, 0, 0, 20, 0, 0, 0, 1, 0, 0, 0xff, 0xff, 0, 1, 0, 1, 0, 0, 0, 1)
+	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
 	return b
 }
 

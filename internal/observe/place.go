@@ -63,14 +63,16 @@ func parseTarget(text string) (target, error) {
 	number, proto, given := strings.Cut(rest, "/")
 	port, err := strconv.ParseUint(number, 10, 16)
 	if err != nil || port == 0 {
-		return t, fmt.Errorf("%q: port %q is not a number between 1 and 65535; DST is written pod:PORT[/tcp|udp], address:PORT, or [IPv6]:PORT", text, number)
+		return t, fmt.Errorf("%q: port %q is not a number between 1 and 65535; DST is written pod:PORT[/tcp|udp|sctp], address:PORT, or [IPv6]:PORT", text, number)
 	}
 	t.port, t.proto = uint16(port), protoTCP
 	switch {
 	case given && proto == "udp":
 		t.proto = protoUDP
+	case given && proto == "sctp":
+		t.proto = protoSCTP
 	case given && proto != "tcp":
-		return t, fmt.Errorf("%q: protocol %q is neither tcp nor udp; without a port, an echo request is asked about", text, proto)
+		return t, fmt.Errorf("%q: protocol %q is none of tcp, udp, sctp; without a port, an echo request is asked about", text, proto)
 	}
 	return t, nil
 }

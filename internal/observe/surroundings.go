@@ -52,7 +52,7 @@ func (q *question) service() (service, error) {
 		return s, nil
 	}
 	s.at = atPacket
-	if ep.ServicePath != state.PathTC {
+	if ep.ServicePath != state.PathTC && q.proto != protoSCTP { // no program sees an SCTP socket connect
 		s.at = atSocket
 	}
 	found, err := q.n.dp.FindFrontend(state.Frontend{AddrPort: q.dst, Protocol: state.Protocol(q.proto)})

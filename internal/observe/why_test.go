@@ -98,6 +98,29 @@ func TestWhyNamesBackendsHooksAndTheMend(t *testing.T) {
 	}
 }
 
+// No program sees an SCTP socket connect: it is by packet, and the backend is
+// asked about, wherever else Services are done.
+func TestWhySCTPGoesByPacket(t *testing.T) {
+	for _, path := range []state.ServicePath{state.PathBoth, state.PathSocket, state.PathTC} {
+		t.Run(string(path), func(t *testing.T) {
+			w := newWorld(t)
+			w.veth(1, path)
+			two := w.veth(2, path)
+			front, empty := netip.MustParseAddrPort("10.96.0.9:2905"), netip.MustParseAddrPort("10.96.0.9:2906")
+			w.do(func(e *engine.Engine) error {
+				return e.AddServices(plain(state.SCTP, front, netip.AddrPortFrom(two.IP4, 8080)), plain(state.SCTP, empty))
+			})
+			w.open()
+			if a := w.why("shop/pod-1", front.String()+"/sctp"); a.Verdict != Forwarded || a.Protocol != "sctp" || a.Service == nil || a.Service.At != atPacket {
+				t.Errorf("%+v", a)
+			}
+			if a := w.why("shop/pod-1", empty.String()+"/sctp"); a.Verdict != Refused || a.Ways[0].Reason != "no_backend" {
+				t.Errorf("%+v", a)
+			}
+		})
+	}
+}
+
 func TestWhyFollowsThePacketOutOfTheNodeAndIn(t *testing.T) {
 	w := newWorld(t)
 	w.veth(1, state.PathBoth)
@@ -123,7 +146,7 @@ func TestWhyFollowsThePacketOutOfTheNodeAndIn(t *testing.T) {
 		{"nobody", "10.9.0.1", "ep ls"},
 		{"77", "10.9.0.1", "endpoint 77"},
 		{"pod-1", "10.9.0.1:0", "between 1 and 65535"},
-		{"pod-1", "10.9.0.1:1/sctp", "neither tcp nor udp"},
+		{"pod-1", "10.9.0.1:1/icmp", "none of tcp, udp, sctp"},
 		{"10.9.0.1", "fd09::2", "no address family in common"},
 		{"203.0.113.9", "10.9.0.1", "no route to 203.0.113.9"},
 	} {
@@ -240,7 +263,7 @@ func (w *world) dump() map[string][]byte {
 
 // The packets that are asked about are what a kernel would send.
 func TestProbesAreWellFormed(t *testing.T) {
-	for _, proto := range []uint8{protoTCP, protoUDP, protoICMP, protoICMPv6} {
+	for _, proto := range []uint8{protoTCP, protoUDP, protoSCTP, protoICMP, protoICMPv6} {
 		src, dst := netip.MustParseAddrPort("10.9.0.1:61000"), netip.MustParseAddrPort("10.9.0.2:81")
 		if proto == protoICMPv6 {
 			src, dst = netip.MustParseAddrPort("[fd09::1]:61000"), netip.MustParseAddrPort("[fd09::2]:81")

@@ -23,8 +23,8 @@ func Bind(s state.Service, node Node) (list []state.Binding, errs []error) {
 		s.Affinity = min(max(s.Affinity, 0), MaxAffinity)
 	}
 	for i, port := range s.Ports {
-		if port.Protocol != state.TCP && port.Protocol != state.UDP {
-			errs = append(errs, invalid("port %s has %v, which is not supported; use tcp or udp", portName(port, i), port.Protocol))
+		if port.Protocol != state.TCP && port.Protocol != state.UDP && port.Protocol != state.SCTP {
+			errs = append(errs, invalid("port %s has %v, which is not supported; use tcp, udp or sctp", portName(port, i), port.Protocol))
 			continue
 		}
 		bad := bindPort(s, port, node, &list)

@@ -22,7 +22,7 @@ const MaxBackends = 65535
 // Spec is a Service as people write it.
 type Spec struct {
 	Service  string   `json:"service"`            // "10.96.0.100:80", "[fd00::1]:80"
-	Protocol string   `json:"protocol,omitempty"` // "tcp", "udp"; "" is both
+	Protocol string   `json:"protocol,omitempty"` // "tcp", "udp", "sctp"; "" is both of the former
 	Backends []string `json:"backends"`
 
 	NodePort        uint16   `json:"nodePort,omitempty"`
@@ -48,17 +48,19 @@ func invalid(format string, args ...any) error {
 	return &InvalidError{fmt.Sprintf(format, args...)}
 }
 
-// ParseProtocols reads "tcp", "udp", or "" for both.
+// ParseProtocols reads "tcp", "udp", "sctp", or "" for the first two.
 func ParseProtocols(s string) ([]state.Protocol, error) {
 	switch strings.ToLower(s) {
 	case "tcp":
 		return []state.Protocol{state.TCP}, nil
 	case "udp":
 		return []state.Protocol{state.UDP}, nil
+	case "sctp":
+		return []state.Protocol{state.SCTP}, nil
 	case "":
 		return []state.Protocol{state.TCP, state.UDP}, nil
 	}
-	return nil, invalid("protocol %q is neither tcp nor udp; leave it out for both", s)
+	return nil, invalid("protocol %q is none of tcp, udp, sctp; leave it out for tcp and udp", s)
 }
 
 // ParseAddrPort reads an address with its port. what names the field in errors.

@@ -193,7 +193,7 @@ func TestBindNamesWhatItLeavesOut(t *testing.T) {
 	s.Ports[0].Backends = append(s.Ports[0].Backends, state.ServiceBackend{AddrPort: netip.MustParseAddrPort("127.0.0.1:80"), Ready: true})
 	s.Ports[0].Frontends = append(s.Ports[0].Frontends, state.ServiceFrontend{Kind: state.ExternalIP, AddrPort: netip.MustParseAddrPort("224.0.0.1:80")},
 		state.ServiceFrontend{Kind: state.NodePort, AddrPort: netip.MustParseAddrPort("10.0.0.1:80")})
-	s.Ports = append(s.Ports, state.ServicePort{Name: "odd", Protocol: 132})
+	s.Ports = append(s.Ports, state.ServicePort{Name: "odd", Protocol: 1})
 	s.Affinity = 48 * time.Hour
 	list, errs := Bind(s, Node{})
 	if len(list) != 5 || numbers(list[0].Backends) != "1" || list[0].Affinity != 24*time.Hour {

@@ -32,7 +32,7 @@ func TestInvalidInputNamesFieldAndMend(t *testing.T) {
 		"multicast":          {spec("224.0.0.1:80", "tcp", ok), []string{"service", "choose an unused unicast"}},
 		"broadcast":          {spec("255.255.255.255:80", "tcp", ok), []string{"service", "choose an unused unicast"}},
 		"loopback":           {spec("127.0.0.1:80", "tcp", ok), []string{"service", "choose an unused unicast"}},
-		"protocol":           {spec("10.96.0.100:80", "sctp", ok), []string{"protocol", "neither tcp nor udp"}},
+		"protocol":           {spec("10.96.0.100:80", "icmp", ok), []string{"protocol", "none of tcp, udp, sctp"}},
 		"family":             {spec("10.96.0.100:80", "tcp", []string{"[fd00::1]:80"}), []string{"backend", "10.96.0.100:80", "family"}},
 		"duplicate backend":  {spec("10.96.0.100:80", "tcp", []string{ok[0], ok[0]}), []string{"backend", "twice", "once"}},
 		"backend port zero":  {spec("10.96.0.100:80", "tcp", []string{"10.0.0.1:0"}), []string{"backend", "1 to 65535"}},

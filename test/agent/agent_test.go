@@ -152,9 +152,11 @@ func (w *world) testWrong() {
 		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "s", Port: 9, Protocol: corev1.ProtocolSCTP})
 	}), endpoints("sctp", a))
 	w.answersBy("tcp", at(vip4(12)), a)
-	w.named("sctp", "SCTP")
-	w.remove("sctp")
 	w.unnamed("sctp")
+	if out, errs, code := w.mustang("", "svc", "ls"); code != 0 || !strings.Contains(out, "sctp") {
+		w.t.Errorf("%s%s", out, errs)
+	}
+	w.remove("sctp")
 }
 
 // named waits until a problem is in /healthz, in the metrics, and in an event.

@@ -99,6 +99,7 @@ func (w *world) table() {
 		{"two Services, one backend, one udp socket", (*world).udpTwoServices},
 		{"an IPv6 socket's tcp, by IPv4-mapped address too", (*world).mappedTCP},
 		{"an IPv6 socket's udp, by IPv4-mapped address too", (*world).mappedUDP},
+		{"sctp by Service", (*world).sctp},
 		{"hairpin", (*world).hairpin},
 		{"echo by pod address", (*world).echo},
 		{"closed port is refused at once", (*world).closedPort},

@@ -18,7 +18,7 @@ import (
 	"github.com/mustang-net/mustang/lab"
 )
 
-// serve is the server's main: TCP and UDP on one port, both families. The first
+// serve is the server's main: TCP, UDP and SCTP on one port, both families. The first
 // line of a connection asks for something: "who" tells the server's name and the
 // client as it sees it, "echo" sends back whatever follows.
 func serve() {
@@ -28,6 +28,7 @@ func serve() {
 	u, err := net.ListenPacket("udp", fmt.Sprintf(":%d", serverPort))
 	exitOn(err)
 	go serveUDP(u, name)
+	exitOn(serveSCTP(name))
 	exitOn(os.WriteFile(os.Getenv("READY"), nil, 0o600))
 	for {
 		c, err := l.Accept()
@@ -116,9 +117,12 @@ func dial(p *lab.Pod, network string, dst netip.AddrPort, port uint16) (net.Conn
 	if err != nil {
 		return nil, err
 	}
-	c.SetDeadline(time.Now().Add(slow(20 * time.Second)))
+	c.SetDeadline(deadline())
 	return c, nil
 }
+
+// deadline is that of whatever is done with a connection.
+func deadline() time.Time { return time.Now().Add(slow(20 * time.Second)) }
 
 // who asks the server on a connection for its name and the client it sees.
 func who(c net.Conn) (name string, client netip.AddrPort, err error) {

@@ -21,6 +21,8 @@ const (
 	serverPort = 8080
 	vipPort    = 80
 	twinPort   = 81 // a second Service with one backend
+
+	sctpEmptyPort = 8126 // a Service with none
 )
 
 var labs atomic.Int32
@@ -96,7 +98,7 @@ func (w *world) pod(ctx context.Context, name string) *lab.Pod {
 func (w *world) services() []lab.Service {
 	var out []lab.Service
 	for _, ipv6 := range []bool{false, true} {
-		for _, protocol := range []string{"tcp", "udp"} {
+		for _, protocol := range []string{"tcp", "udp", "sctp"} {
 			s := lab.Service{VIP: vip(ipv6), Port: vipPort, Protocol: protocol}
 			for _, p := range w.servers {
 				s.Backends = append(s.Backends, netip.AddrPortFrom(address(p, ipv6), serverPort))
@@ -104,6 +106,11 @@ func (w *world) services() []lab.Service {
 			twin := s
 			twin.Port, twin.Backends = twinPort, s.Backends[:1]
 			out = append(out, s, twin)
+			if protocol == "sctp" {
+				same, empty := s, s
+				same.Port, empty.Port, empty.Backends = serverPort, sctpEmptyPort, nil
+				out = append(out, same, empty)
+			}
 		}
 	}
 	return out

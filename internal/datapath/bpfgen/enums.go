@@ -17,7 +17,7 @@ const (
 	EPHostEnd       = 1  // programs sit on the host's end; redirect_peer delivers
 	EPInPod         = 2  // programs sit inside the pod, directions swapped
 	EPServiceTc     = 4  // Services by NAT at the tc hooks
-	EPServiceSocket = 8  // Services at connect() and sendmsg()
+	EPServiceSocket = 8  // Services at connect() and sendmsg(), of which SCTP tells no program
 	EPNode          = 16 // of a namespace: it is the node's own, no endpoint's
 )
 
@@ -237,7 +237,8 @@ const (
 	ReasonPolicyEgress     = 34 // policies select the sending pod, and no egress rule of theirs allows the packet
 	ReasonPolicyIncomplete = 35 // the rule that might allow it did not fit into a table
 	ReasonPolicyUnknown    = 36 // the pod is not known yet, so nobody can say which policies select it
-	ReasonCount            = 37
+	ReasonSctpFragment     = 37 // an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives
+	ReasonCount            = 38
 )
 
 // Reasons is the table of drop reasons, by number.
@@ -260,7 +261,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonMidstreamNAT:     {15, "midstream_nat", "a packet in the middle of a translated flow whose entry is gone", "the connection was idle for too long, or its backend is gone: connect again"},
 	ReasonCTFull:           {16, "ct_full", "the flow table took no new entry", "make flow tables with more entries: `mustang status` shows their use"},
 	ReasonNATPorts:         {17, "nat_ports", "no free source port for a translated flow", "too many connections from one address to one backend: give the Service more backends, or close connections"},
-	ReasonNATFailed:        {18, "nat_failed", "rewriting the packet failed", "only TCP and UDP can be sent to a Service; for these, the kernel refused to change the packet: report it with the output of `mustang status`"},
+	ReasonNATFailed:        {18, "nat_failed", "rewriting the packet failed", "only TCP, UDP and SCTP can be sent to a Service; for these, the kernel refused to change the packet: report it with the output of `mustang status`"},
 	ReasonDeliver:          {19, "deliver", "handing the packet to the pod failed", "the interface of the receiving pod is going or gone; if it stays, report it with the output of `mustang status`"},
 	ReasonICMPErrorNAT:     {20, "icmp_error_nat", "an ICMP error about a translated flow could not be translated", "the error quotes too little of the packet that it is about; whoever sent it must quote its transport header"},
 	ReasonICMPErrorFlow:    {21, "icmp_error_flow", "an ICMP error about a flow that is not known", "nothing: the flow that it is about has ended, or never was"},
@@ -279,6 +280,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonPolicyEgress:     {34, "policy_egress", "policies select the sending pod, and no egress rule of theirs allows the packet", "allow it by an egress rule of a NetworkPolicy that selects the sending pod; `mustang why` writes it"},
 	ReasonPolicyIncomplete: {35, "policy_incomplete", "the rule that might allow it did not fit into a table", "`mustang policy ls` says which rule and which table; make the table larger, or the rules fewer"},
 	ReasonPolicyUnknown:    {36, "policy_unknown", "the pod is not known yet, so nobody can say which policies select it", "wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes"},
+	ReasonSctpFragment:     {37, "sctp_fragment", "an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives", "let the sender keep to the path's MTU, as it does unless told otherwise (`SCTP_PEER_ADDR_PARAMS`: SPP_PMTUD_ENABLE), or give the Service the port that its backends have"},
 }
 
 // #define

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "260288c5f8861842e1d97b40034f14052958145f72eab3aaaec93dfc6618b6e2"
+const ObjectsHash = "3f5b8d16363473c64744535dec3da17380f2578a2d84c942a5a8f1d3bfe57c40"

@@ -23,7 +23,7 @@ type outside struct {
 func eachEdge(t *testing.T, fn func(o outside)) {
 	e := NewEdge(t, Options{}, 3)
 	for _, v6 := range []bool{false, true} {
-		for _, proto := range []uint8{oracle.TCP, oracle.UDP} {
+		for _, proto := range []uint8{oracle.TCP, oracle.UDP, oracle.SCTP} {
 			e.ClearFlows(t)
 			fn(outside{speaker{t, e.Network, proto}, e, v6, end(External(1, v6), 4000), end(e.Node(v6), 30080)})
 		}
@@ -258,7 +258,8 @@ func (o outside) refusedTo(a Arrival, f netip.AddrPort) {
 	if _, l4 := oracle.Sums(a.Frame, a.Headers); l4 != oracle.SumGood || a.Headers.Dst != o.c.Addr() || a.Headers.Src != f.Addr() {
 		o.t.Errorf("answer %v, checksum %v", a.Tuple(), l4)
 	}
-	if o.proto == oracle.TCP && a.Headers.Flags != rst|ack || o.proto == oracle.UDP && !a.Headers.Error {
+	if o.proto == oracle.TCP && a.Headers.Flags != rst|ack || o.proto == oracle.UDP && !a.Headers.Error ||
+		o.proto == oracle.SCTP && a.Headers.Flags != rst {
 		o.t.Errorf("answer flags %#x, error %v", a.Headers.Flags, a.Headers.Error)
 	}
 }

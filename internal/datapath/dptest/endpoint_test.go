@@ -215,7 +215,7 @@ func TestAnotherPodWithTheSameIDGetsNothingOfTheOldFlows(t *testing.T) {
 }
 
 func TestHairpinShowsThePodTheServicesAddress(t *testing.T) {
-	for name, proto := range map[string]uint8{"tcp": oracle.TCP, "udp": oracle.UDP} {
+	for name, proto := range map[string]uint8{"tcp": oracle.TCP, "udp": oracle.UDP, "sctp": oracle.SCTP} {
 		t.Run(name, func(t *testing.T) {
 			eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 				s := newScene(t, net, v6, proto)
@@ -230,7 +230,7 @@ func TestHairpinShowsThePodTheServicesAddress(t *testing.T) {
 					}
 					s.sees(s.send(s.client, own, seen, flags|ack), s.client, s.vip, s.c)
 				}
-				s.wantFlow(seen, own, bpfgen.CTPostNAT, true, map[uint8]int{oracle.TCP: 86400, oracle.UDP: 180}[proto])
+				s.wantFlow(seen, own, bpfgen.CTPostNAT, true, map[uint8]int{oracle.TCP: 86400, oracle.UDP: 180, oracle.SCTP: 180}[proto])
 			})
 		})
 	}

@@ -193,9 +193,9 @@ func TestDirectFlowFromFirstPacketToPromotion(t *testing.T) {
 }
 
 func TestTranslatedFlowFromFirstPacketToPromotion(t *testing.T) {
-	for name, proto := range map[string]uint8{"tcp": oracle.TCP, "udp": oracle.UDP} {
+	for name, proto := range map[string]uint8{"tcp": oracle.TCP, "udp": oracle.UDP, "sctp": oracle.SCTP} {
 		halfOpen, life := 60, 86400
-		if proto == oracle.UDP {
+		if proto != oracle.TCP {
 			halfOpen, life = 30, 180
 		}
 		t.Run(name, func(t *testing.T) {

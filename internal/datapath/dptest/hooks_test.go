@@ -58,7 +58,7 @@ func TestAPacketIsFollowedThroughAllHooks(t *testing.T) {
 			{1, false, c, b, Next}, {2, true, c, b, Next}, {2, false, b, c, Next}, {1, true, vip, c, Next},
 			{1, false, c, b, Next}, {2, true, c, b, Next}, {2, false, b, c, Next}, {1, true, vip, c, Next}},
 	}
-	for name, proto := range map[string]uint8{"tcp": oracle.TCP, "udp": oracle.UDP} {
+	for name, proto := range map[string]uint8{"tcp": oracle.TCP, "udp": oracle.UDP, "sctp": oracle.SCTP} {
 		t.Run(name, func(t *testing.T) {
 			eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 				s := newScene(t, net, v6, proto)

@@ -4,6 +4,7 @@ package dptest
 
 import (
 	"encoding/binary"
+	"hash/crc32"
 	"net/netip"
 
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
@@ -113,13 +114,32 @@ func (p *Packet) UDP(sport, dport uint16) *Packet {
 	return p
 }
 
-// SCTP adds a header (RFC 9260 3.1), without its checksum, which nothing here reads.
-func (p *Packet) SCTP(sport, dport uint16) *Packet {
+// SCTP adds a header and the head of a chunk (RFC 9260 3.1, 3.2); of INIT, all of it.
+func (p *Packet) SCTP(sport, dport uint16, chunk uint8) *Packet {
 	p.proto = oracle.SCTP
 	h := binary.BigEndian.AppendUint16(nil, sport)
 	h = binary.BigEndian.AppendUint16(h, dport)
-	p.l4 = append(h, 0, 0, 0, 9, 0, 0, 0, 0)
+	p.l4 = append(h, 0, 0, 0, 9, 0, 0, 0, 0, chunk, 0, 0, 4)
+	if chunk == oracle.Init { // has no tag yet, but says which one it wants
+		p.l4[7], p.l4[15] = 0, 20
+		p.l4 = append(p.l4, 0, 0, 0, 8, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1)
+	}
 	return p
+}
+
+// chunkOf is a chunk that does to an association what TCP's flags do to a connection.
+func chunkOf(flags uint8) uint8 {
+	switch {
+	case flags&oracle.RST != 0:
+		return oracle.Abort
+	case flags&oracle.FIN != 0:
+		return oracle.ShutdownComplete
+	case flags&(oracle.SYN|oracle.ACK) == oracle.SYN:
+		return oracle.Init
+	case flags&oracle.SYN != 0:
+		return oracle.InitAck
+	}
+	return oracle.Data
 }
 
 // Echo adds an echo request, or its reply.
@@ -160,7 +180,7 @@ func (p *Packet) L4(proto uint8, sport, dport uint16, flags uint8) *Packet {
 	case oracle.UDP:
 		return p.UDP(sport, dport)
 	case oracle.SCTP:
-		return p.SCTP(sport, dport)
+		return p.SCTP(sport, dport, chunkOf(flags))
 	}
 	return p.Echo(sport, flags&oracle.ACK != 0)
 }
@@ -245,6 +265,13 @@ func (p *Packet) Frame() []byte {
 }
 
 func (p *Packet) sum(segment []byte) {
+	if p.proto == oracle.SCTP && len(p.l4) > 0 && !p.noSum {
+		sum := crc32.Checksum(segment, crc32.MakeTable(crc32.Castagnoli))
+		if p.badL4 {
+			sum ^= 0x5a5aa5a5
+		}
+		binary.LittleEndian.PutUint32(segment[8:], sum)
+	}
 	off := map[uint8]int{oracle.TCP: 16, oracle.UDP: 6, oracle.ICMP: 2, oracle.ICMPv6: 2}[p.proto]
 	if off == 0 || len(p.l4) == 0 || p.noSum {
 		return

@@ -124,7 +124,7 @@ func TestDirectAfterTranslatedOnOneSourcePort(t *testing.T) {
 }
 
 func TestTranslatedAfterDirectOnOneSourcePort(t *testing.T) {
-	for name, proto := range map[string]uint8{"tcp": oracle.TCP, "udp": oracle.UDP} {
+	for name, proto := range map[string]uint8{"tcp": oracle.TCP, "udp": oracle.UDP, "sctp": oracle.SCTP} {
 		t.Run(name, func(t *testing.T) {
 			eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 				s := newScene(t, net, v6, proto)

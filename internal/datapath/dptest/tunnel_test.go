@@ -28,41 +28,40 @@ func fromThere(over6 bool) tunnelled {
 // whose backend is on another node, out by the tunnel, and its answer back in.
 func TestAPacketIsFollowedThroughBothNodes(t *testing.T) {
 	wire := onWire(t)
-	for _, v6 := range []bool{false, true} {
-		for _, over6 := range []bool{false, true} {
-			n := newWireNode(t, true, over6)
-			pod := n.Pods[1]
-			vip := netip.AddrPortFrom(VIP(1, v6), 80)
-			backend := netip.AddrPortFrom(farPod(9, v6), 8080)
-			client := netip.AddrPortFrom(pod.IP(v6), 5000)
-			n.SetService(t, oracle.TCP, vip, backend)
+	for i := range 8 {
+		v6, over6, proto := i&1 == 1, i&2 == 2, []uint8{oracle.TCP, oracle.SCTP}[i>>2]
+		n := newWireNode(t, true, over6)
+		pod := n.Pods[1]
+		vip := netip.AddrPortFrom(VIP(1, v6), 80)
+		backend := netip.AddrPortFrom(farPod(9, v6), 8080)
+		client := netip.AddrPortFrom(pod.IP(v6), 5000)
+		n.SetService(t, proto, vip, backend)
 
-			request := Eth(pod.MAC, pod.NodeMAC).IP(client.Addr(), vip.Addr()).TCP(5000, 80, syn).Payload(100)
-			r := n.send(t, request, Context{})
-			if r.Verdict != Redirect || r.RedirectKind != bpfgen.RedirectNeigh || r.RedirectIfindex != wire {
-				t.Fatalf("%v, want it at the wire", r)
-			}
-			if !over6 && oracle.Sum(r.Packet[14:34]) != 0 {
-				t.Error("the outer header's checksum is bad")
-			}
-			w, sport, inner := unwrap(t, r.Packet)
-			if want := (tunnelled{src: wireAddr(1, over6), dst: wireAddr(2, over6), vni: tunnelID, port: udpPort}); w != want {
-				t.Errorf("in the tunnel %+v, want %+v", w, want)
-			}
-			if sport < 49152 {
-				t.Errorf("source port %d is not dynamic", sport)
-			}
-			h, fault := oracle.Parse(inner)
-			if got := TupleOf(h); fault != "" || got.Src != client || got.Dst != backend || [6]byte(inner) != thereMAC || hopLimit(inner) != 63 {
-				t.Errorf("inside %s %v to %x, hop limit %d", fault, got, inner[:6], hopLimit(inner))
-			}
-			if ip, l4 := oracle.Sums(inner, h); ip == oracle.SumBad || l4 != oracle.SumGood {
-				t.Errorf("inside: checksums %v, %v", ip, l4)
-			}
-
-			answer := Eth(thereMAC, [6]byte{2, 3}).IP(backend.Addr(), client.Addr()).TCP(8080, 5000, syn|ack).Payload(60).Frame()
-			n.enters(t, n.fromNetdev(t, fromThere(over6).wrap(answer)), pod, vip, client)
+		request := Eth(pod.MAC, pod.NodeMAC).IP(client.Addr(), vip.Addr()).L4(proto, 5000, 80, syn).Payload(100)
+		r := n.send(t, request, Context{})
+		if r.Verdict != Redirect || r.RedirectKind != bpfgen.RedirectNeigh || r.RedirectIfindex != wire {
+			t.Fatalf("%v, want it at the wire", r)
 		}
+		if !over6 && oracle.Sum(r.Packet[14:34]) != 0 {
+			t.Error("the outer header's checksum is bad")
+		}
+		w, sport, inner := unwrap(t, r.Packet)
+		if want := (tunnelled{src: wireAddr(1, over6), dst: wireAddr(2, over6), vni: tunnelID, port: udpPort}); w != want {
+			t.Errorf("in the tunnel %+v, want %+v", w, want)
+		}
+		if sport < 49152 {
+			t.Errorf("source port %d is not dynamic", sport)
+		}
+		h, fault := oracle.Parse(inner)
+		if got := TupleOf(h); fault != "" || got.Src != client || got.Dst != backend || [6]byte(inner) != thereMAC || hopLimit(inner) != 63 {
+			t.Errorf("inside %s %v to %x, hop limit %d", fault, got, inner[:6], hopLimit(inner))
+		}
+		if ip, l4 := oracle.Sums(inner, h); ip == oracle.SumBad || l4 != oracle.SumGood {
+			t.Errorf("inside: checksums %v, %v", ip, l4)
+		}
+
+		answer := Eth(thereMAC, [6]byte{2, 3}).IP(backend.Addr(), client.Addr()).L4(proto, 8080, 5000, syn|ack).Payload(60).Frame()
+		n.enters(t, n.fromNetdev(t, fromThere(over6).wrap(answer)), pod, vip, client)
 	}
 }
 

@@ -201,6 +201,10 @@ func TestWhatIsNotPlainGoesByTheStackUnchanged(t *testing.T) {
 			if r := n.send(t, big, Context{GSOSize: 1490, GSOSegs: 2}); r.Verdict != Next {
 				t.Errorf("tunnel %t, IPv6 %t: %v of a bundle whose segments do not fit", tunnel, v6, r)
 			}
+			bundle := n.toFar(v6).SCTP(5007, 80, oracle.Init).Payload(1000)
+			if r := n.send(t, bundle, Context{GSOSize: 0xffff, GSOSegs: 2}); r.Verdict != Next { // GSO_BY_FRAGS
+				t.Errorf("tunnel %t, IPv6 %t: %v of SCTP's bundle, which does not say how long its packets are", tunnel, v6, r)
+			}
 		}
 	}
 }

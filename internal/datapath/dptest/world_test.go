@@ -108,7 +108,9 @@ func frontends() []oracle.Service {
 			oracle.Service{Proto: oracle.TCP, Addr: end(VIP(1, v6), 80)},
 			oracle.Service{Proto: oracle.TCP, Addr: end(VIP(2, v6), 80)},
 			oracle.Service{Proto: oracle.UDP, Addr: end(VIP(1, v6), 53)},
-			oracle.Service{Proto: oracle.UDP, Addr: end(VIP(3, v6), 53)})
+			oracle.Service{Proto: oracle.UDP, Addr: end(VIP(3, v6), 53)},
+			oracle.Service{Proto: oracle.SCTP, Addr: end(VIP(1, v6), 8080)}, // the backends' own port
+			oracle.Service{Proto: oracle.SCTP, Addr: end(VIP(2, v6), 8081)})
 	}
 	return all
 }
@@ -169,7 +171,7 @@ func (p *play) do(s step) error {
 	v6 := r[0]&1 == 1
 	sport := uint16(1000 + r[1]%3)
 	pod := p.net.byNumber(r[2])
-	proto := []uint8{oracle.UDP, oracle.TCP, oracle.TCP, oracle.TCP}[r[0]>>1&3]
+	proto := []uint8{oracle.UDP, oracle.TCP, oracle.TCP, oracle.TCP, oracle.SCTP}[r[0]>>1%5]
 	switch s.kind {
 	case carryOn:
 		return p.carryOn(r)
@@ -187,7 +189,7 @@ func (p *play) do(s step) error {
 			// No reset straight to a pod: how long such an entry lives depends on
 			// how many hooks the packet passes, and does not matter.
 			flags = []uint8{ack, syn | ack}[r[5]%2]
-			if r[5]>>4&1 == 1 && t.Proto == oracle.TCP {
+			if r[5]>>4&1 == 1 && (t.Proto == oracle.TCP || t.Proto == oracle.SCTP) {
 				flags = []uint8{ack, fin | ack, rst, syn | ack}[r[5]%4]
 				t.Dst = p.someFrontend(proto, v6, r[3])
 			}
@@ -214,6 +216,9 @@ func (p *play) someFrontend(proto uint8, v6 bool, r uint32) netip.AddrPort {
 	}
 	if proto == oracle.UDP {
 		return end(VIP(1+2*int(r%2), v6), 53)
+	}
+	if proto == oracle.SCTP {
+		return end(VIP(1+int(r%2), v6), 8080+uint16(r%2))
 	}
 	return end(VIP(1+int(r%2), v6), 80)
 }
@@ -252,6 +257,9 @@ func (p *play) carryOn(r [6]uint32) error {
 func (p *play) send(pkt oracle.Packet, knobs uint32) error {
 	if p.model.Ambiguous(pkt) {
 		return nil
+	}
+	if pkt.Proto == oracle.SCTP {
+		pkt.Flags = oracle.ChunkFlags(chunkOf(pkt.Flags))
 	}
 	p.cases++
 	frame := p.frame(pkt, knobs)
@@ -322,7 +330,7 @@ func (p *play) frame(pkt oracle.Packet, knobs uint32) []byte {
 	case 0:
 		b.BadSum()
 	case 1:
-		if pkt.Proto == oracle.UDP {
+		if pkt.Proto == oracle.UDP || pkt.Proto == oracle.SCTP {
 			b.NoSum()
 		}
 	case 2:

@@ -2,7 +2,10 @@
 
 package oracle
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"hash/crc32"
+)
 
 // Sum is the Internet checksum over all of the data at once (RFC 1071): every
 // byte is added, nothing is carried over from an earlier sum.
@@ -29,7 +32,7 @@ func Sum(parts ...[]byte) uint16 {
 type SumState int
 
 const (
-	SumNone SumState = iota // no checksum: UDP's zero, or a protocol without one
+	SumNone SumState = iota // no checksum: UDP's or SCTP's zero, or a protocol without one
 	SumGood
 	SumBad
 )
@@ -59,6 +62,8 @@ func Sums(frame []byte, h Headers) (ip, l4 SumState) {
 		pseudo = pseudoHeader(h, len(segment))
 	case ICMP:
 		pseudo = nil
+	case SCTP:
+		return ip, sumSCTP(segment)
 	default:
 		return ip, SumNone
 	}
@@ -66,6 +71,25 @@ func Sums(frame []byte, h Headers) (ip, l4 SumState) {
 		return ip, SumGood
 	}
 	return ip, SumBad
+}
+
+// SumSCTP is the checksum of an SCTP packet (RFC 9260 appendix A), whatever its
+// own field holds.
+func SumSCTP(segment []byte) uint32 {
+	p := append([]byte{}, segment...)
+	clear(p[8:12])
+	return crc32.Checksum(p, crc32.MakeTable(crc32.Castagnoli))
+}
+
+// sumSCTP takes a zero for a checksum that the device is to fill in.
+func sumSCTP(segment []byte) SumState {
+	switch binary.LittleEndian.Uint32(segment[8:]) {
+	case 0:
+		return SumNone
+	case SumSCTP(segment):
+		return SumGood
+	}
+	return SumBad
 }
 
 // pseudoHeader is RFC 9293 3.1's for IPv4 and RFC 8200 8.1's for IPv6.

@@ -107,11 +107,15 @@ type Outcome struct {
 	Tuple  Tuple  // as it arrived
 }
 
+// connects: the protocol has packets that open and close. SCTP's have the flags
+// that their first chunk comes to.
+func (p Packet) connects() bool { return p.Proto == TCP || p.Proto == SCTP }
+
 func (p Packet) opens() bool {
-	return p.Proto != TCP || p.Flags&(SYN|ACK|RST) == SYN
+	return !p.connects() || p.Flags&(SYN|ACK|RST) == SYN
 }
 
-func (p Packet) syn() bool { return p.Proto == TCP && p.Flags&(SYN|ACK) == SYN }
+func (p Packet) syn() bool { return p.connects() && p.Flags&(SYN|ACK) == SYN }
 
 // Ambiguous: no real host would send the packet, because it speaks against a
 // translated connection's tuple that the sender does not know.
@@ -210,10 +214,10 @@ func (w *World) note(c *Conn, p Packet, reply bool) {
 	if reply {
 		side = 1
 		c.Replied = true
-	} else if c.Replied && (p.Proto != TCP || p.Flags&SYN == 0) {
+	} else if c.Replied && (!p.connects() || p.Flags&SYN == 0) {
 		c.Established = true
 	}
-	if p.Proto != TCP {
+	if !p.connects() {
 		return
 	}
 	if p.Flags&RST != 0 {
@@ -365,7 +369,7 @@ func (o Outcome) String() string {
 func (w *World) life(c *Conn) int64 {
 	t := w.Timeouts
 	switch {
-	case c.Pre.Proto == TCP && c.Reset:
+	case (c.Pre.Proto == TCP || c.Pre.Proto == SCTP) && c.Reset:
 		return t.TCPReset
 	case c.Pre.Proto == TCP && c.closing():
 		return t.TCPClosing

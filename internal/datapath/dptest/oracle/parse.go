@@ -40,6 +40,29 @@ const (
 	ACK = 16
 )
 
+// SCTP chunks (RFC 9260 3.2).
+const (
+	Data             = 0
+	Init             = 1
+	InitAck          = 2
+	Abort            = 6
+	ShutdownComplete = 14
+)
+
+// ChunkFlags are TCP's flags that do to a connection what a chunk does to an
+// association.
+func ChunkFlags(chunk uint8) uint8 {
+	switch chunk {
+	case Init:
+		return SYN
+	case InitAck:
+		return SYN | ACK
+	case Abort, ShutdownComplete:
+		return RST
+	}
+	return ACK
+}
+
 // Headers is what a well-formed packet says.
 type Headers struct {
 	V6       bool
@@ -47,7 +70,7 @@ type Headers struct {
 	Proto    uint8 // of the transport header, or for a later fragment what its header names
 	Sport    uint16
 	Dport    uint16
-	Flags    uint8 // TCP's
+	Flags    uint8 // TCP's, or those that SCTP's first chunk comes to
 	Frag     int
 	FragID   uint32
 	FragOff  int // bytes
@@ -210,7 +233,7 @@ func chain(frame []byte, h Headers) (Headers, Fault) {
 }
 
 func transport(frame []byte, h Headers) (Headers, Fault) {
-	need := map[uint8]int{TCP: 20, UDP: 8, SCTP: 12, ICMP: 8, ICMPv6: 8}[h.Proto]
+	need := map[uint8]int{TCP: 20, UDP: 8, SCTP: 16, ICMP: 8, ICMPv6: 8}[h.Proto]
 	if need == 0 {
 		return h, ""
 	}
@@ -225,7 +248,7 @@ func transport(frame []byte, h Headers) (Headers, Fault) {
 	case TCP:
 		return transportTCP(l4, h)
 	case SCTP:
-		h.Sport, h.Dport = binary.BigEndian.Uint16(l4), binary.BigEndian.Uint16(l4[2:])
+		h.Sport, h.Dport, h.Flags = binary.BigEndian.Uint16(l4), binary.BigEndian.Uint16(l4[2:]), ChunkFlags(l4[12])
 		return h, ""
 	case UDP:
 		h.Sport, h.Dport = binary.BigEndian.Uint16(l4), binary.BigEndian.Uint16(l4[2:])
