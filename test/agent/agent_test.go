@@ -31,7 +31,6 @@ func TestAgent(t *testing.T) {
 		{"health and metrics", (*world).testHealth},
 		{"the API server goes and comes back", (*world).testOutage},
 		{"a restart keeps what is wanted and removes what is not", (*world).testRestart},
-		{"killed at random under changes and traffic", (*world).testKilled},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			sub := *w

@@ -175,9 +175,9 @@ func (w *world) killAgent() {
 	w.agent = nil
 }
 
-func (w *world) pod(ctx context.Context, name string) *lab.Pod {
+func (w *world) pod(ctx context.Context, name string, flags ...string) *lab.Pod {
 	w.t.Helper()
-	p, err := w.lab.Node().AddPod(ctx, name)
+	p, err := w.lab.Node().AddPod(ctx, name, flags...)
 	must(w.t, err)
 	return p
 }
@@ -241,8 +241,12 @@ func (w *world) serve(p *lab.Pod) {
 }
 
 // dial connects from the client's pod.
-func (w *world) dial(network string, to netip.AddrPort, patience time.Duration) (conn net.Conn, err error) {
-	err = w.client.Do(func() error {
+func (w *world) dial(network string, to netip.AddrPort, patience time.Duration) (net.Conn, error) {
+	return dialFrom(w.client, network, to, patience)
+}
+
+func dialFrom(p *lab.Pod, network string, to netip.AddrPort, patience time.Duration) (conn net.Conn, err error) {
+	err = p.Do(func() error {
 		conn, err = net.DialTimeout(network, to.String(), patience)
 		return err
 	})
@@ -483,9 +487,17 @@ func (w *world) tryPut(objects ...any) error {
 func (w *world) remove(services ...string) {
 	w.t.Helper()
 	for _, name := range services {
-		must(w.t, w.api.Do(context.Background(), http.MethodDelete, servicesPath+"/"+name, nil, nil))
-		for _, family := range []string{"-ipv4", "-ipv6"} {
-			must(w.t, w.api.Do(context.Background(), http.MethodDelete, slicesPath+"/"+name+family, nil, nil))
+		must(w.t, w.tryRemove(name))
+	}
+}
+
+// tryRemove removes a Service and its slices; what is absent is no error.
+func (w *world) tryRemove(name string) error {
+	for _, path := range []string{servicesPath + "/" + name, slicesPath + "/" + name + "-ipv4", slicesPath + "/" + name + "-ipv6"} {
+		err := w.api.Do(context.Background(), http.MethodDelete, path, nil, nil)
+		if status := (*kube.StatusError)(nil); err != nil && !(errors.As(err, &status) && status.Code == http.StatusNotFound) {
+			return err
 		}
 	}
+	return nil
 }
