@@ -18,7 +18,8 @@ type group struct {
 	blocks     []Block
 	refs       int
 	identities map[uint64]bool // that this group is in
-	refused    bool            // its prefixes do not fit, so none of it is in force
+	refused    string          // the table that it does not fit into, so none of it is in force
+	admitted   bool            // it has been in force, and so its single addresses have their room
 }
 
 // groupOf is the group of these blocks, held by its caller. All prefixes are masked.
@@ -182,7 +183,7 @@ func (m *Model) mentioned() []*atPrefix {
 	m.admitGroups()
 	maps6 := false
 	for _, g := range m.groups {
-		if g.refused {
+		if g.refused != "" {
 			continue
 		}
 		for _, b := range g.blocks {
@@ -216,7 +217,8 @@ func (m *Model) admitGroups() {
 	}
 	slices.SortFunc(groups, func(a, b *group) int { return cmp.Compare(a.order, b.order) })
 	seen := map[netip.Prefix]bool{}
-	wide, single := 1, len(m.claims)+len(m.node) // one for 0.0.0.0/0
+	wide, single := 1, m.singles() // one for 0.0.0.0/0
+	m.singlesRefused = 0
 	for _, g := range groups {
 		moreWide, moreSingle := 0, 0
 		g.each(func(p netip.Prefix) {
@@ -228,14 +230,24 @@ func (m *Model) admitGroups() {
 				moreWide++
 			}
 		})
-		g.refused = wide+moreWide > m.limits.Prefixes || single+moreSingle > m.limits.Identities
-		if g.refused {
+		g.refused = ""
+		switch {
+		case wide+moreWide > m.limits.Prefixes:
+			g.refused = "prefixes"
+		case moreSingle > 0 && !g.admitted && single+moreSingle > m.limits.Identities:
+			g.refused, m.singlesRefused = "identities", m.singles()
+		}
+		if g.admitted = g.refused == ""; !g.admitted {
 			continue
 		}
 		wide, single = wide+moreWide, single+moreSingle
 		g.each(func(p netip.Prefix) { seen[p] = true })
 	}
 }
+
+// singles is how many addresses pods and the node may need in the table that
+// single addresses of blocks are in, too.
+func (m *Model) singles() int { return len(m.claims) + len(m.node) }
 
 func (g *group) each(fn func(netip.Prefix)) {
 	for _, b := range g.blocks {
@@ -282,7 +294,7 @@ func (m *Model) replacePrefixes() {
 			}
 			// An address may have changed its prefix identity, whatever the set has of both.
 			m.strict[s] = true
-			if r.group.refused || !sameSet(before[r.group], r.group.identities) {
+			if r.group.refused != "" || !sameSet(before[r.group], r.group.identities) {
 				s.whole = true
 			}
 		}
