@@ -53,8 +53,16 @@ type world struct {
 	ended chan error
 }
 
-// newWorld skips with the reason where an API server cannot start.
+// newWorld is newNode with an agent, a client's pod and servers' pods.
 func newWorld(t *testing.T, servers int) *world {
+	t.Helper()
+	w := newNode(t)
+	w.begin(servers)
+	return w
+}
+
+// newNode skips with the reason where an API server cannot start.
+func newNode(t *testing.T) *world {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces and BPF need root")
@@ -85,16 +93,21 @@ func newWorld(t *testing.T, servers int) *world {
 	})
 	w.rights(ctx)
 	w.node(nodeName)
+	return w
+}
+
+// begin starts the agent, and makes pods.
+func (w *world) begin(servers int) {
+	w.t.Helper()
 	w.startAgent()
-	t.Cleanup(w.stopAgent)
+	w.t.Cleanup(w.stopAgent)
 	w.synced()
-	w.client = w.pod(ctx, "client")
+	w.client = w.pod(w.t.Context(), "client")
 	for i := range servers {
-		p := w.pod(ctx, fmt.Sprintf("s%d", i))
+		p := w.pod(w.t.Context(), fmt.Sprintf("s%d", i))
 		w.serve(p)
 		w.servers = append(w.servers, p)
 	}
-	return w
 }
 
 func must(t *testing.T, err error) {
