@@ -21,7 +21,7 @@ import (
 const (
 	nodeName   = "n1"
 	serverPort = 8080
-	measured   = 60000 // the measured Service's number; others are below
+	measured   = 800_000 // the measured Service's number; those that only fill the tables are below
 	namespace  = "/namespaces/default/"
 	services   = "/api/v1" + namespace + "services"
 	slicesOf   = "/apis/discovery.k8s.io/v1" + namespace + "endpointslices"

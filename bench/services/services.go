@@ -75,6 +75,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			return nil, fmt.Errorf("contestant %q is none of %s", c, strings.Join(Contestants, ", "))
 		}
 	}
+	if slices.ContainsFunc(o.Services, func(n int) bool { return n < 0 || n >= measured }) || o.Endpoints < 1 || o.Rounds < 1 {
+		return nil, fmt.Errorf("--services: want numbers below %d; --endpoints, --rounds: at least 1", measured)
+	}
 	if missing, err := kube.MissingAPIServer(); err != nil || missing != "" {
 		return nil, errors.Join(err, fmt.Errorf("not built yet: %s; to build: test/kube/kube build", missing))
 	}
