@@ -75,7 +75,9 @@ func (b *bench) pods(ctx context.Context) (stop func(), err error) {
 			}
 		})
 	}
-	return stop, b.api.Do(ctx, http.MethodPost, "/api/v1/nodes", object{"metadata": object{"name": nodeName}}, nil)
+	// kube-proxy waits half a minute for the Node to have an address.
+	node := object{"metadata": object{"name": nodeName}, "status": object{"addresses": []object{{"type": "InternalIP", "address": b.lab.Node().IPv4.String()}}}}
+	return stop, b.api.Do(ctx, http.MethodPost, "/api/v1/nodes", node, nil)
 }
 
 func service(n int) object {

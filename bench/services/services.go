@@ -234,6 +234,11 @@ func (b *bench) dial(ctx context.Context, network, address string) (conn net.Con
 	return conn, err
 }
 
+// apart is how long after a change has taken effect the next one comes: longer
+// than anybody waits from one sync to the next (kube-proxy: a second). What becomes
+// of changes that come at once is rate's business.
+const apart = 1100 * time.Millisecond
+
 // latency moves the measured Service's endpoint, and makes and removes new
 // Services.
 func (b *bench) latency(ctx context.Context, cell *Cell) error {
@@ -244,6 +249,7 @@ func (b *bench) latency(ctx context.Context, cell *Cell) error {
 	defer watch.close()
 	for i := range b.Rounds {
 		now := b.servers[(i+1)%2]
+		time.Sleep(apart)
 		start := time.Now()
 		heard := watch.next(start)
 		failed := make(chan error, 1)
@@ -257,6 +263,7 @@ func (b *bench) latency(ctx context.Context, cell *Cell) error {
 	}
 	for i := range b.Rounds {
 		n := measured + 1 + i
+		time.Sleep(apart)
 		start := time.Now()
 		failed := make(chan error, 1)
 		go func() { failed <- b.add(ctx, n, []netip.Addr{b.servers[0].IPv4}) }()
