@@ -254,12 +254,8 @@ func (w *world) serve(p *lab.Pod) {
 }
 
 // dial connects from the client's pod.
-func (w *world) dial(network string, to netip.AddrPort, patience time.Duration) (net.Conn, error) {
-	return dialFrom(w.client, network, to, patience)
-}
-
-func dialFrom(p *lab.Pod, network string, to netip.AddrPort, patience time.Duration) (conn net.Conn, err error) {
-	err = p.Do(func() error {
+func (w *world) dial(network string, to netip.AddrPort, patience time.Duration) (conn net.Conn, err error) {
+	err = w.client.Do(func() error {
 		conn, err = net.DialTimeout(network, to.String(), patience)
 		return err
 	})
