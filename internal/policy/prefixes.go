@@ -5,6 +5,7 @@ package policy
 import (
 	"cmp"
 	"encoding/binary"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -221,14 +222,17 @@ func (m *Model) admitGroups() {
 	m.singlesRefused = 0
 	for _, g := range groups {
 		moreWide, moreSingle := 0, 0
+		more := map[netip.Prefix]bool{}
 		g.each(func(p netip.Prefix) {
 			switch {
-			case seen[p]:
+			case seen[p] || more[p]:
+				return
 			case p.IsSingleIP():
 				moreSingle++
 			default:
 				moreWide++
 			}
+			more[p] = true
 		})
 		g.refused = ""
 		switch {
@@ -241,7 +245,7 @@ func (m *Model) admitGroups() {
 			continue
 		}
 		wide, single = wide+moreWide, single+moreSingle
-		g.each(func(p netip.Prefix) { seen[p] = true })
+		maps.Copy(seen, more)
 	}
 }
 
