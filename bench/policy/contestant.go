@@ -48,8 +48,8 @@ func contestants(o Options) []contestant {
 				list = append(list, contestant{fmt.Sprintf("%s, %d rules", by, n), nft, rules, n})
 			}
 		}
-		if o.Pods > 0 {
-			list = append(list, contestant{Name(by, o.Pods), nft, perPod, o.Pods})
+		for _, n := range o.Pods {
+			list = append(list, contestant{Name(by, n), nft, perPod, n})
 		}
 	}
 	return list

@@ -26,19 +26,21 @@ type Options struct {
 	Binary   string   // mustang
 	Self     []string // command that runs the load program
 	Sizes    []int    // numbers of rules, and of addresses
-	Pods     int      // that have a policy each; 0 leaves that cell out
+	Pods     []int    // numbers of pods that have a policy each
 	Rounds   int
-	Duration time.Duration
-	Warmup   time.Duration
+	Duration time.Duration // of a sample
+	Turns    int           // of a sample: contestants take turns, as in bench samehost
 	Seed     uint64
 	Log      io.Writer
 }
 
 // Defaults are a run for a claim.
 func Defaults() Options {
-	return Options{Sizes: []int{1, 10_000, 100_000}, Pods: 120, Rounds: 15, Duration: 500 * time.Millisecond,
-		Warmup: 100 * time.Millisecond, Seed: 1}
+	return Options{Sizes: []int{1, 10_000, 100_000}, Pods: []int{1, 120}, Rounds: 20, Duration: 300 * time.Millisecond, Turns: 20, Seed: 1}
 }
+
+// warmup begins each turn and does not count: of a connection that slept.
+const warmup = 2 * time.Millisecond
 
 // Scenarios of each contestant: a connection for each request meets policy with
 // each of its first packets; requests on one connection meet it once.
@@ -48,12 +50,12 @@ func (o Options) validate() error {
 	switch {
 	case o.Rounds < 1:
 		return errors.New("--rounds: want at least 1")
-	case o.Duration < 50*time.Millisecond:
-		return errors.New("--duration: want at least 50ms, CPU time is not exact below")
+	case o.Turns < 1 || o.Duration/time.Duration(o.Turns) < 5*time.Millisecond:
+		return errors.New("--duration, --turns: want at least one turn, and 5ms for each")
 	case len(o.Sizes) == 0 || slices.Min(o.Sizes) < 1 || slices.Max(o.Sizes) > 200_000:
 		return errors.New("--sizes: want numbers from 1 to 200,000")
-	case o.Pods < 0 || o.Pods > 250:
-		return errors.New("--pods: want 0 to 250")
+	case len(o.Pods) > 0 && (slices.Min(o.Pods) < 1 || slices.Max(o.Pods) > 250):
+		return errors.New("--pods: want numbers from 1 to 250")
 	}
 	return nil
 }
@@ -114,9 +116,9 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 			cases = append(cases, runner.Case{Subject: c.name, Scenario: s, Cores: "same"})
 		}
 	}
-	l := runner.Launcher{Self: o.Self, Group: group, ClientCPU: core, ServerCPU: core, Duration: o.Duration, Warmup: o.Warmup, CC: load.ProbeCC("cubic")}
-	r.Samples, err = runner.Run(ctx, cases, runner.Settings{Rounds: o.Rounds, Warmup: true, Seed: o.Seed}, opener{l, targets},
-		&runner.Printer{W: o.Log, Rounds: o.Rounds})
+	l := runner.Launcher{Self: o.Self, Group: group, ClientCPU: core, ServerCPU: core, Duration: o.Duration / time.Duration(o.Turns), Warmup: warmup, CC: load.ProbeCC("cubic")}
+	set := runner.Settings{Rounds: o.Rounds, Warmup: true, Seed: o.Seed, Turns: func(string) int { return o.Turns }}
+	r.Samples, err = runner.Run(ctx, cases, set, opener{l, targets}, &runner.Printer{W: o.Log, Rounds: o.Rounds})
 	r.Load[1] = run.Read("/proc/loadavg")
 	return r, errors.Join(err, runner.Failed(r.Samples), r.failed())
 }

@@ -15,6 +15,7 @@ func (r *Report) Render(w io.Writer) {
 	fmt.Fprintf(w, "Services by a real API server. Linux %s; load average before: %s, after: %s.\n", r.Kernel, r.Load[0], r.Load[len(r.Load)-1])
 	fmt.Fprintln(w, "Milliseconds from sending the request to the first connection that meets the change, median / p99 / maximum;")
 	fmt.Fprintln(w, "heard: until a bare watch tells of it, which nobody can be faster than; event: from there to the first connection.")
+	fmt.Fprintf(w, "Each of these changes comes %v after the one before it has taken effect, so that no limit on syncs delays it.\n", apart)
 	fmt.Fprintln(w, "changes/s: endpoints of many slices that are replaced at once, to the last one in force; the API server has its part in it.")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "\tServices\theard\tendpoint moved\tspread\tevent\tnew Service\tcold sync, s\tchanges/s\tMB\tpeak\t")

@@ -75,6 +75,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			return nil, fmt.Errorf("contestant %q is none of %s", c, strings.Join(Contestants, ", "))
 		}
 	}
+	if slices.ContainsFunc(o.Services, func(n int) bool { return n < 0 || n >= measured }) || o.Endpoints < 1 || o.Rounds < 1 {
+		return nil, fmt.Errorf("--services: want numbers below %d; --endpoints, --rounds: at least 1", measured)
+	}
 	if missing, err := kube.MissingAPIServer(); err != nil || missing != "" {
 		return nil, errors.Join(err, fmt.Errorf("not built yet: %s; to build: test/kube/kube build", missing))
 	}
@@ -231,6 +234,11 @@ func (b *bench) dial(ctx context.Context, network, address string) (conn net.Con
 	return conn, err
 }
 
+// apart is how long after a change has taken effect the next one comes: longer
+// than anybody waits from one sync to the next (kube-proxy: a second). What becomes
+// of changes that come at once is rate's business.
+const apart = 1100 * time.Millisecond
+
 // latency moves the measured Service's endpoint, and makes and removes new
 // Services.
 func (b *bench) latency(ctx context.Context, cell *Cell) error {
@@ -241,6 +249,7 @@ func (b *bench) latency(ctx context.Context, cell *Cell) error {
 	defer watch.close()
 	for i := range b.Rounds {
 		now := b.servers[(i+1)%2]
+		time.Sleep(apart)
 		start := time.Now()
 		heard := watch.next(start)
 		failed := make(chan error, 1)
@@ -254,6 +263,7 @@ func (b *bench) latency(ctx context.Context, cell *Cell) error {
 	}
 	for i := range b.Rounds {
 		n := measured + 1 + i
+		time.Sleep(apart)
 		start := time.Now()
 		failed := make(chan error, 1)
 		go func() { failed <- b.add(ctx, n, []netip.Addr{b.servers[0].IPv4}) }()

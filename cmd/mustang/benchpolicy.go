@@ -28,9 +28,10 @@ func newBenchPolicyCmd(g *globals) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.IntSliceVar(&o.Sizes, "sizes", o.Sizes, "numbers of rules, and of addresses in one rule")
-	f.IntVar(&o.Pods, "pods", o.Pods, "pods with a policy each; 0 leaves them out")
+	f.IntSliceVar(&o.Pods, "pods", o.Pods, "numbers of pods with a policy each")
 	f.IntVar(&o.Rounds, "rounds", o.Rounds, "a claim needs 15")
 	f.DurationVar(&o.Duration, "duration", o.Duration, "of each sample")
+	f.IntVar(&o.Turns, "turns", o.Turns, "of each sample: contestants take turns")
 	f.Uint64Var(&o.Seed, "seed", o.Seed, "of the order of samples and of the bootstrap")
 	f.StringVar(&file, "json", "", "write every sample to this file")
 	return cmd

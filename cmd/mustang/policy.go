@@ -148,7 +148,6 @@ func policyViews(e *engine.Engine) ([]policyView, error) {
 	if err != nil || m == nil {
 		return views, err
 	}
-	m.Plan() // only looked at: what it says is in the tables already
 	isolated := map[policy.Key]map[uint32]bool{}
 	for _, id := range m.Endpoints() {
 		for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {

@@ -59,6 +59,11 @@ func New(ctx context.Context, config Config, log *slog.Logger, command Command) 
 	if err != nil {
 		return nil, err
 	}
+	return assemble(config, log, client, e, command), nil
+}
+
+// assemble puts an agent together.
+func assemble(config Config, log *slog.Logger, client *k8s.Client, e *engine.Engine, command Command) *Agent {
 	a := &Agent{config: config, log: log, client: client, engine: e, command: command}
 	a.watch = client.NewWatch(log, everything...)
 	a.metrics = newMetrics(a)
@@ -66,7 +71,7 @@ func New(ctx context.Context, config Config, log *slog.Logger, command Command) 
 	a.problems = newProblems(log, client.Events(config.Node))
 	a.policies = newPolicies(a)
 	a.sync = newSyncer(a)
-	return a, nil
+	return a
 }
 
 // Close lets go of the scope. What is at work stays.

@@ -5,6 +5,7 @@
 package archtest
 
 import (
+	"cmp"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -147,3 +148,43 @@ func roomOf(dir string) string {
 }
 
 func within(path, room string) bool { return path == room || strings.HasPrefix(path, room+"/") }
+
+// TestDocsNameTestsThatExist: a page that says which test holds us to something
+// must not go on saying so when the test has gone.
+func TestDocsNameTestsThatExist(t *testing.T) {
+	root := filepath.Join("..", "..")
+	exists := map[string]bool{}
+	define := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() && strings.HasPrefix(d.Name(), ".") && d.Name() != ".." {
+			return cmp.Or(err, fs.SkipDir)
+		}
+		if !strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range define.FindAllSubmatch(text, -1) {
+			exists[string(m[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil || len(pages) == 0 {
+		t.Fatal(pages, err)
+	}
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// `-run TestA|TestB` and `-run TestPolic` name a part of a name; in backquotes alone is a whole one.
+		for _, m := range regexp.MustCompile("`(Test[A-Z]\\w+)`").FindAllSubmatch(text, -1) {
+			if !exists[string(m[1])] {
+				t.Errorf("%s names %s, which does not exist", page, m[1])
+			}
+		}
+	}
+}

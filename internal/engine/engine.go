@@ -44,8 +44,8 @@ type Options struct {
 	// Node is this node's name and zone, which hints of backends speak of.
 	Node service.Node
 
-	// faults stands between the engine and the Services' tables, in tests.
-	faults func(reconcile.ServiceTables) reconcile.ServiceTables
+	// Faults stands between the engine and the tables of Services, in tests.
+	Faults func(reconcile.ServiceTables) reconcile.ServiceTables
 }
 
 // Engine is an open scope. It holds the scope's lock, so close it soon. It is

@@ -12,6 +12,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/policy"
 	"github.com/mustang-net/mustang/internal/reconcile"
@@ -67,7 +69,12 @@ func (e *Engine) loadPolicies() error {
 	if err != nil {
 		return err
 	}
+	kept, err := e.keptPolicies()
+	if err != nil {
+		return err
+	}
 	e.policies = policy.New(l)
+	e.policies.Keep(kept)
 	e.feedStored(storedPolicies{}, stored)
 	for id, ep := range e.known {
 		if ep.Labels == nil { // what the tables alone say of it
@@ -76,6 +83,24 @@ func (e *Engine) loadPolicies() error {
 		e.feedEndpoint(ep)
 	}
 	return e.feedNode()
+}
+
+// keptPolicies is what the tables hold that is to have its room again.
+func (e *Engine) keptPolicies() (policy.Kept, error) {
+	kept := policy.Kept{Sets: map[uint64]bool{}, Addrs: map[netip.Addr]bool{}}
+	isolations, err := e.dp.Policies.All()
+	if err != nil {
+		return kept, err
+	}
+	for _, i := range isolations {
+		kept.Sets[i.Ingress] = i.IngressFlags&bpfgen.SetIncomplete == 0
+		kept.Sets[i.Egress] = i.EgressFlags&bpfgen.SetIncomplete == 0
+	}
+	identities, err := e.dp.Identities.All()
+	for a := range identities {
+		kept.Addrs[datapath.ToAddr(a)] = true
+	}
+	return kept, err
 }
 
 // governed says that policy is in play here at all.
@@ -162,7 +187,8 @@ func (e *Engine) feedNode() error {
 	return nil
 }
 
-// Policies is the model, filled; nil when there is no scope.
+// Policies is the model, filled and planned, to look at; nil when there is no
+// scope.
 func (e *Engine) Policies() (*policy.Model, error) {
 	if err := e.heldError(); err != nil {
 		return nil, err
@@ -170,6 +196,7 @@ func (e *Engine) Policies() (*policy.Model, error) {
 	if err := e.loadPolicies(); err != nil || e.policies == nil {
 		return nil, err
 	}
+	e.policies.Look()
 	return e.policies, nil
 }
 

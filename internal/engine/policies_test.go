@@ -147,7 +147,6 @@ func TestAFullTableClosesItsRuleOnly(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		m.Plan()
 		conditions := m.Conditions()
 		if len(conditions) == 0 {
 			t.Error("no condition tells of the rules that do not fit")

@@ -250,9 +250,9 @@ func TestAChangeThatFailsEndsNothing(t *testing.T) {
 	n.must(func(e *Engine) error { return e.AddServices(udp("10.96.0.1:80", "10.9.0.2:80")) })
 	f := flow{state.UDP, "10.1.0.9:4000", "10.96.0.1:80", "10.9.0.2:80", answered}
 	n.enter(f)
-	n.opts.faults = (&breaking{2, errors.New("injected fault")}).wrap
+	n.opts.Faults = (&breaking{2, errors.New("injected fault")}).wrap
 	err := n.do(func(e *Engine) error { return e.UpsertServices([]state.Service{udp("10.96.0.1:80", "10.9.0.3:80")}) })
-	n.opts.faults = nil
+	n.opts.Faults = nil
 	if got, _ := n.left(f); err == nil || got != 2 {
 		t.Errorf("%v; %d entries are left", err, got)
 	}

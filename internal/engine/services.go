@@ -20,8 +20,8 @@ func (e *Engine) loadServices() error {
 		return nil
 	}
 	t := reconcile.ServiceTables{Frontends: e.dp.Frontends, Slots: e.dp.Slots, Backends: e.dp.Backends, Sources: e.dp.Sources, Meta: e.dp.Meta}
-	if e.opts.faults != nil {
-		t = e.opts.faults(t)
+	if e.opts.Faults != nil {
+		t = e.opts.Faults(t)
 	}
 	s, err := reconcile.LoadServices(t)
 	if err != nil {

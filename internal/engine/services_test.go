@@ -97,9 +97,9 @@ func TestAFailedWriteKeepsTheServicesInForce(t *testing.T) {
 	}
 	fault := errors.New("injected fault")
 	for i := 1; ; i++ {
-		n.opts.faults = (&breaking{i, fault}).wrap
+		n.opts.Faults = (&breaking{i, fault}).wrap
 		err := n.do(func(e *Engine) error { return e.UpsertServices(change) })
-		n.opts.faults = nil
+		n.opts.Faults = nil
 		if err == nil {
 			if i < 6 {
 				t.Fatalf("only %d writes", i)
@@ -292,8 +292,8 @@ func TestOnlyWhatDiffersIsWritten(t *testing.T) {
 		return err
 	})
 	count := &breaking{left: 1 << 30}
-	n.opts.faults = count.wrap
-	defer func() { n.opts.faults = nil }()
+	n.opts.Faults = count.wrap
+	defer func() { n.opts.Faults = nil }()
 	n.must(func(e *Engine) error {
 		if _, err := e.ReplaceServices(state.OwnerKubernetes, list); err != nil || count.left != 1<<30 {
 			t.Errorf("the same again: %d writes, %v", 1<<30-count.left, err)

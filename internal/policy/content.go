@@ -48,8 +48,8 @@ func (m *Model) rulesByIdentity(s *set) map[uint64][]int {
 	out := map[uint64][]int{}
 	room := m.limits.Peers - m.peers + len(s.content)
 	for i, r := range s.rules {
-		if r.group != nil && r.group.refused {
-			s.refuse(r.number, "prefixes")
+		if r.group != nil && r.group.refused != "" {
+			s.refuse(r.number, r.group.refused)
 		}
 		peers := r.peers()
 		more := 0
@@ -80,7 +80,9 @@ func (r *rule) peers() map[uint64]bool {
 	}
 	for _, sel := range r.selectors {
 		for id := range sel.matches {
-			out[id.id] = true
+			if len(r.names) == 0 || r.reaches(id) {
+				out[id.id] = true
+			}
 		}
 	}
 	if r.group != nil {
@@ -89,6 +91,11 @@ func (r *rule) peers() map[uint64]bool {
 		}
 	}
 	return out
+}
+
+// reaches says whether a pod has a port of a name that the rule allows.
+func (r *rule) reaches(id *identity) bool {
+	return slices.ContainsFunc(r.names, func(n Port) bool { return len(resolve(n, id.ports)) > 0 })
 }
 
 func (s *set) refuse(rule uint32, table string) {
@@ -186,7 +193,7 @@ func (m *Model) refill(s *set, id uint64) {
 	if len(rules) > 0 {
 		w, _ := s.wish(rules, peer)
 		switch {
-		case !had && m.peers >= m.limits.Peers:
+		case !had && w != (wish{}) && m.peers >= m.limits.Peers:
 			s.refuseAll(rules, "peers")
 		case !m.take(s, id, w, fresh):
 			s.refuseAll(rules, "ports")

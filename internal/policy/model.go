@@ -37,8 +37,9 @@ type Model struct {
 	dirtyEndpoints map[uint32]bool
 	dirtyAddrs     map[netip.Addr]bool
 	dirtyPrefixes  bool
-	leftOut        int // addresses that the table of identities did not take
+	singlesRefused int // addresses that there might have been when a group of blocks found no room among them; 0: none did
 
+	kept    Kept
 	written written
 	change  Change
 	gone    goneSets
@@ -71,6 +72,16 @@ type written struct {
 	prefixes   map[netip.Prefix]uint64
 	endpoints  map[uint32]Isolation
 }
+
+// Kept is what tables hold that were written by another model. Where not
+// everything fits, that comes first: what is in force stays so.
+type Kept struct {
+	Sets  map[uint64]bool // in force in whole
+	Addrs map[netip.Addr]bool
+}
+
+// Keep tells a model that has made no plan yet what its tables hold.
+func (m *Model) Keep(k Kept) { m.kept = k }
 
 // New is an empty model for tables of these sizes. Its first plan is full.
 func New(limits Limits) *Model {

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 )
@@ -140,20 +141,53 @@ type Condition struct {
 // Conditions are all rules that are not wholly in force, each once.
 func (m *Model) Conditions() []Condition {
 	var out []Condition
+	add := func(rule uint32, table string) { out = append(out, Condition{m.names.rules[rule], table}) }
 	for _, s := range m.sets {
 		for _, r := range s.refused {
-			out = append(out, Condition{m.names.rules[r.rule], r.table})
+			add(r.rule, r.table)
 		}
 	}
+	for number := range m.missing() {
+		add(number, "identities")
+	}
 	slices.SortFunc(out, func(a, b Condition) int {
-		if c := a.Rule.Policy.Compare(b.Rule.Policy); c != 0 {
-			return c
-		}
-		return int(a.Rule.Direction)*1000 + a.Rule.Index - int(b.Rule.Direction)*1000 - b.Rule.Index
+		return cmp.Or(a.Rule.Policy.Compare(b.Rule.Policy), cmp.Compare(a.Rule.Direction, b.Rule.Direction),
+			cmp.Compare(a.Rule.Index, b.Rule.Index), cmp.Compare(a.Table, b.Table))
 	})
 	return slices.Compact(out)
 }
 
-// LeftOut is how many addresses of pods the table of identities did not take:
-// rules that select those pods do not allow them.
-func (m *Model) LeftOut() int { return m.leftOut }
+// missing are the rules that allow some pod whose address found no room.
+func (m *Model) missing() map[uint32]bool {
+	out := map[uint32]bool{}
+	seen := map[*identity]bool{}
+	for a := range m.dirtyAddrs {
+		id := m.holder(a)
+		if id == nil || seen[id] {
+			continue
+		}
+		seen[id] = true
+		for sel := range id.selectors {
+			for s, rules := range sel.users {
+				for _, i := range rules {
+					out[s.rules[i].number] = true
+				}
+			}
+		}
+	}
+	if len(seen) == 0 || m.anyPodRules == 0 {
+		return out
+	}
+	for _, s := range m.sets {
+		for _, r := range s.rules {
+			if r.anyPod {
+				out[r.number] = true
+			}
+		}
+	}
+	return out
+}
+
+// LeftOut is how many addresses the table of identities did not take after the
+// last plan: rules that select those pods do not allow them.
+func (m *Model) LeftOut() int { return len(m.dirtyAddrs) }

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 )
@@ -56,7 +57,7 @@ func (m *Model) dropPrefix(p netip.Prefix) {
 // when that failed.
 func (m *Model) Plan() Change {
 	isolations := m.planEndpoints()
-	if m.dirtyPrefixes {
+	if m.dirtyPrefixes || m.singlesRefused > m.singles() { // there may be room for a refused group now
 		m.replacePrefixes()
 	}
 	m.planSets()
@@ -66,9 +67,19 @@ func (m *Model) Plan() Change {
 	m.begin()
 	if m.full {
 		m.full = false
+		m.kept = Kept{} // what is in force now is not asked again for its room
 		return Change{Full: true, Put: m.Tables()}
 	}
 	return c
+}
+
+// Look plans for who only looks, where the last plan was not written: the next
+// one is full all the same.
+func (m *Model) Look() {
+	if m.full {
+		m.Plan()
+		m.full = true
+	}
 }
 
 // Again makes the next plan full: nobody knows what the tables hold.
@@ -104,10 +115,14 @@ func (m *Model) planEndpoints() (changed []uint32) {
 			ep.egress = m.setFor(Egress, policies[Egress], p.identity)
 		}
 	}
+	var fresh []*set
 	for _, s := range m.sets {
 		if s.fresh {
-			m.build(s)
+			fresh = append(fresh, s)
 		}
+	}
+	for _, s := range m.inOrder(fresh) {
+		m.build(s)
 	}
 	for _, s := range old {
 		m.release(s)
@@ -116,17 +131,30 @@ func (m *Model) planEndpoints() (changed []uint32) {
 	return changed
 }
 
-// planSets fills the sets whose content may differ. Those with refused rules
-// are tried again: there may be room now.
+// inOrder sorts sets: that is the order in which they are given room.
+func (m *Model) inOrder(list []*set) []*set {
+	slices.SortFunc(list, func(a, b *set) int {
+		if m.kept.Sets[a.id] != m.kept.Sets[b.id] {
+			if m.kept.Sets[a.id] {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(slices.CompareFunc(a.policies, b.policies, Key.Compare), cmp.Compare(a.id, b.id))
+	})
+	return list
+}
+
+// planSets fills the sets whose content may differ, and then those with refused
+// rules, once more: there may be room now.
 func (m *Model) planSets() {
-	order := make([]*set, 0, len(m.sets))
+	var changed, refused []*set
 	for _, s := range m.sets {
-		if s.whole || len(s.dirty) > 0 || len(s.refused) > 0 {
-			order = append(order, s)
+		if s.whole || len(s.dirty) > 0 {
+			changed = append(changed, s)
 		}
 	}
-	slices.SortFunc(order, func(a, b *set) int { return slices.CompareFunc(a.policies, b.policies, Key.Compare) })
-	for _, s := range order {
+	for _, s := range m.inOrder(changed) {
 		if s.whole || len(s.refused) > 0 {
 			m.fill(s)
 			continue
@@ -136,31 +164,32 @@ func (m *Model) planSets() {
 		}
 		clear(s.dirty)
 	}
+	for _, s := range m.sets {
+		if len(s.refused) > 0 {
+			refused = append(refused, s)
+		}
+	}
+	for _, s := range m.inOrder(refused) {
+		m.fill(s)
+	}
 }
 
 // planAddrs finds again who has the addresses about which something changed.
+// Those that come get room after those that go have left.
 func (m *Model) planAddrs() {
 	compared := map[[2]uint64]bool{}
+	var coming []netip.Addr
 	for a := range m.dirtyAddrs {
-		var who Identity
-		if m.node[a] {
-			who.Pod = Node
-		} else if id := m.holder(a); id != nil {
-			who.Pod = id.id
-		}
-		who.Prefix = m.written.singles[a]
+		who := m.whoHas(a)
 		old, had := m.written.identities[a]
 		switch {
-		case who == (Identity{}):
-			if had {
-				delete(m.written.identities, a)
-				m.change.Gone.Identities = append(m.change.Gone.Identities, a)
-			}
-		case !had || old != who:
-			if !had && len(m.written.identities) >= m.limits.Identities {
-				m.leftOut++
-				continue // and it stays dirty
-			}
+		case !had && who != (Identity{}):
+			coming = append(coming, a)
+			continue
+		case had && who == (Identity{}):
+			delete(m.written.identities, a)
+			m.change.Gone.Identities = append(m.change.Gone.Identities, a)
+		case old != who:
 			m.written.identities[a] = who
 			if old.Prefix != 0 && who.Prefix == 0 {
 				m.change.Late[a] = who
@@ -174,7 +203,40 @@ func (m *Model) planAddrs() {
 			m.compareIdentities(old.Pod, who.Pod)
 		}
 	}
-	m.leftOut = len(m.dirtyAddrs)
+	m.enter(coming)
+}
+
+// enter gives addresses that are in no table yet their identities, as long as
+// there is room. The others stay dirty.
+func (m *Model) enter(coming []netip.Addr) {
+	if len(m.written.identities)+len(coming) > m.limits.Identities {
+		slices.SortFunc(coming, func(a, b netip.Addr) int {
+			if m.kept.Addrs[a] != m.kept.Addrs[b] {
+				if m.kept.Addrs[a] {
+					return -1
+				}
+				return 1
+			}
+			return a.Compare(b)
+		})
+		coming = coming[:max(0, m.limits.Identities-len(m.written.identities))]
+	}
+	for _, a := range coming {
+		m.written.identities[a] = m.whoHas(a)
+		m.change.Put.Identities[a] = m.written.identities[a]
+		delete(m.dirtyAddrs, a)
+	}
+}
+
+// whoHas is what the table is to say of an address.
+func (m *Model) whoHas(a netip.Addr) Identity {
+	who := Identity{Prefix: m.written.singles[a]}
+	if m.node[a] {
+		who.Pod = Node
+	} else if id := m.holder(a); id != nil {
+		who.Pod = id.id
+	}
+	return who
 }
 
 // compareIdentities finds the sets that allowed the old holder of an address
@@ -193,7 +255,7 @@ func (m *Model) planIsolations(changed []uint32) {
 	flags := map[*set]uint16{}
 	for _, s := range m.sets {
 		flags[s] = s.flags()
-		if m.leftOut > 0 && flags[s]&(setPods|setAnyPod) != 0 {
+		if len(m.dirtyAddrs) > 0 && flags[s]&(setPods|setAnyPod) != 0 {
 			flags[s] |= setIncomplete
 		}
 	}

@@ -5,6 +5,7 @@ package policy
 import (
 	"cmp"
 	"encoding/binary"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -18,7 +19,8 @@ type group struct {
 	blocks     []Block
 	refs       int
 	identities map[uint64]bool // that this group is in
-	refused    bool            // its prefixes do not fit, so none of it is in force
+	refused    string          // the table that it does not fit into, so none of it is in force
+	admitted   bool            // it has been in force, and so its single addresses have their room
 }
 
 // groupOf is the group of these blocks, held by its caller. All prefixes are masked.
@@ -182,7 +184,7 @@ func (m *Model) mentioned() []*atPrefix {
 	m.admitGroups()
 	maps6 := false
 	for _, g := range m.groups {
-		if g.refused {
+		if g.refused != "" {
 			continue
 		}
 		for _, b := range g.blocks {
@@ -216,26 +218,40 @@ func (m *Model) admitGroups() {
 	}
 	slices.SortFunc(groups, func(a, b *group) int { return cmp.Compare(a.order, b.order) })
 	seen := map[netip.Prefix]bool{}
-	wide, single := 1, len(m.claims)+len(m.node) // one for 0.0.0.0/0
+	wide, single := 1, m.singles() // one for 0.0.0.0/0
+	m.singlesRefused = 0
 	for _, g := range groups {
 		moreWide, moreSingle := 0, 0
+		more := map[netip.Prefix]bool{}
 		g.each(func(p netip.Prefix) {
 			switch {
-			case seen[p]:
+			case seen[p] || more[p]:
+				return
 			case p.IsSingleIP():
 				moreSingle++
 			default:
 				moreWide++
 			}
+			more[p] = true
 		})
-		g.refused = wide+moreWide > m.limits.Prefixes || single+moreSingle > m.limits.Identities
-		if g.refused {
+		g.refused = ""
+		switch {
+		case wide+moreWide > m.limits.Prefixes:
+			g.refused = "prefixes"
+		case moreSingle > 0 && !g.admitted && single+moreSingle > m.limits.Identities:
+			g.refused, m.singlesRefused = "identities", m.singles()
+		}
+		if g.admitted = g.refused == ""; !g.admitted {
 			continue
 		}
 		wide, single = wide+moreWide, single+moreSingle
-		g.each(func(p netip.Prefix) { seen[p] = true })
+		maps.Copy(seen, more)
 	}
 }
+
+// singles is how many addresses pods and the node may need in the table that
+// single addresses of blocks are in, too.
+func (m *Model) singles() int { return len(m.claims) + len(m.node) }
 
 func (g *group) each(fn func(netip.Prefix)) {
 	for _, b := range g.blocks {
@@ -282,7 +298,7 @@ func (m *Model) replacePrefixes() {
 			}
 			// An address may have changed its prefix identity, whatever the set has of both.
 			m.strict[s] = true
-			if r.group.refused || !sameSet(before[r.group], r.group.identities) {
+			if r.group.refused != "" || !sameSet(before[r.group], r.group.identities) {
 				s.whole = true
 			}
 		}

@@ -31,7 +31,6 @@ func TestAgent(t *testing.T) {
 		{"health and metrics", (*world).testHealth},
 		{"the API server goes and comes back", (*world).testOutage},
 		{"a restart keeps what is wanted and removes what is not", (*world).testRestart},
-		{"killed at random under changes and traffic", (*world).testKilled},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			sub := *w
@@ -50,6 +49,7 @@ func TestAgent(t *testing.T) {
 func (w *world) testChanges() {
 	a, b := w.servers[0], w.servers[1]
 	w.put(service("web", 1, nil))
+	w.inForce("tcp", at(vip4(1)))
 	eventually(w.t, "a Service without endpoints refuses", func() error {
 		_, err := w.ask("tcp", at(vip4(1)))
 		if !errors.Is(err, unix.ECONNREFUSED) {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -18,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/mustang-net/mustang/lab"
@@ -143,152 +141,4 @@ func (w *world) terminating(name string, old, now *lab.Pod) {
 		s.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: &no, Serving: &yes, Terminating: &yes}
 	}
 	w.put(slices)
-}
-
-// Of the Services that change, each pair has its own backend, so that a wrong
-// one shows.
-const (
-	changing  = 1000
-	firstIP   = 100
-	kills     = 6
-	untouched = 1
-)
-
-// testKilled: SIGKILL at random times under changing Services with traffic. No
-// reset, no wrong backend, and after the last restart the tables are what
-// Kubernetes says.
-func (w *world) testKilled() {
-	a, b := w.servers[0], w.servers[1]
-	w.put(service("steady", untouched, nil), endpoints("steady", a, b))
-	w.answersBy("tcp", at(vip4(untouched)), a, b)
-	w.answersBy("tcp", at(vip6(untouched)), a, b)
-	steady := w.traffic(at(vip4(untouched)), a.Name, b.Name)
-	steady6 := w.traffic(at(vip6(untouched)), a.Name, b.Name)
-
-	want := w.makeMany()
-	ctx, stop := context.WithCancel(context.Background())
-	var changes sync.WaitGroup
-	var changed atomic.Int64
-	changes.Go(func() {
-		r := rand.New(rand.NewPCG(1, 2))
-		for ctx.Err() == nil {
-			n := r.IntN(changing)
-			if err := w.change(want, fmt.Sprintf("c%d", n), firstIP+n, r); err != nil {
-				w.t.Error(err)
-				return
-			}
-			changed.Add(1)
-		}
-	})
-	r := rand.New(rand.NewPCG(3, 4))
-	for range kills {
-		time.Sleep(time.Duration(200+r.IntN(1500)) * time.Millisecond)
-		w.killAgent()
-		w.startAgent()
-	}
-	w.synced()
-	stop()
-	changes.Wait()
-	w.equal(want, map[string][]*lab.Pod{"steady": {a, b}})
-	steady.end(w.t)
-	steady6.end(w.t)
-	w.t.Logf("%d changes, %d kills, %d requests of the steady traffic", changed.Load(), kills, steady.asked.Load()+steady6.asked.Load())
-}
-
-// makeMany makes the Services that are to change, each with one endpoint.
-func (w *world) makeMany() map[string][]*lab.Pod {
-	w.t.Helper()
-	want := map[string][]*lab.Pod{} // Service → its endpoints; absent: there is none
-	names := make(chan int)
-	var makers sync.WaitGroup
-	for range 8 {
-		makers.Go(func() {
-			for n := range names {
-				name := fmt.Sprintf("c%d", n)
-				check(w.t, w.tryPut(service(name, firstIP+n, nil), endpoints(name, w.servers[n%2])))
-			}
-		})
-	}
-	for n := range changing {
-		want[fmt.Sprintf("c%d", n)] = []*lab.Pod{w.servers[n%2]}
-		names <- n
-	}
-	close(names)
-	makers.Wait()
-	return want
-}
-
-// change makes, changes or removes one Service.
-func (w *world) change(want map[string][]*lab.Pod, name string, ip int, r *rand.Rand) error {
-	if want[name] != nil && r.IntN(4) == 0 {
-		w.remove(name)
-		delete(want, name)
-		return nil
-	}
-	pods := [][]*lab.Pod{{w.servers[0]}, {w.servers[1]}, w.servers}[r.IntN(3)]
-	if want[name] == nil {
-		if err := w.tryPut(service(name, ip, func(s *corev1.Service) {})); err != nil {
-			return err
-		}
-	}
-	want[name] = pods
-	return w.tryPut(endpoints(name, pods...))
-}
-
-// equal waits until the tables are exactly what is wanted, and says so of every
-// Service by a connection, too.
-func (w *world) equal(wants ...map[string][]*lab.Pod) {
-	w.t.Helper()
-	expected := map[string][]string{} // protocol address:port → backends
-	number := func(name string) int {
-		n := untouched
-		if _, err := fmt.Sscanf(name, "c%d", &n); err == nil {
-			n += firstIP
-		}
-		return n
-	}
-	for _, want := range wants {
-		for name, pods := range want {
-			for _, vip := range []netip.Addr{vip4(number(name)), vip6(number(name))} {
-				var backends []string
-				for _, p := range pods {
-					addr := p.IPv4
-					if vip.Is6() {
-						addr = p.IPv6
-					}
-					backends = append(backends, netip.AddrPortFrom(addr, serverPort).String())
-				}
-				slices.Sort(backends)
-				for _, protocol := range []string{"tcp", "udp"} {
-					expected[protocol+" "+at(vip).String()] = backends
-				}
-			}
-		}
-	}
-	eventually(w.t, "the tables are what Kubernetes says", func() error {
-		got := map[string]bool{}
-		for _, s := range w.services() {
-			if s.Owner != "kubernetes" {
-				continue
-			}
-			key := s.Protocol + " " + netip.AddrPortFrom(netip.MustParseAddr(s.Service), s.Port).String()
-			slices.Sort(s.Backends)
-			if want, ok := expected[key]; !ok || !slices.Equal(want, s.Backends) {
-				return fmt.Errorf("%s has %v; wanted: %v %v", key, s.Backends, ok, want)
-			}
-			got[key] = true
-		}
-		if len(got) != len(expected) {
-			return fmt.Errorf("%d frontends; %d are wanted", len(got), len(expected))
-		}
-		return nil
-	})
-	for _, want := range wants {
-		for name, pods := range want {
-			name4, err := w.ask("tcp", at(vip4(number(name))))
-			if err != nil || !slices.ContainsFunc(pods, func(p *lab.Pod) bool { return p.Name == name4 }) {
-				w.t.Errorf("Service %s: %q answers, %v", name, name4, err)
-			}
-		}
-	}
 }
