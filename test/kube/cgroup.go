@@ -187,13 +187,13 @@ func (c *cluster) members(machine string) []int {
 	return pids
 }
 
-// removeCgroups removes the cluster's groups and all below them. A group stays
-// busy for a moment after its last process.
-func (c *cluster) removeCgroups() error {
+// removeCgroups removes groups and all below them, children before parents: dirs
+// has parents first. A group stays busy for a moment after its last process.
+func removeCgroups(dirs []string) error {
 	var failed error
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		failed = nil
-		for _, dir := range slices.Backward(c.Cgroups) {
+		for _, dir := range slices.Backward(dirs) {
 			// The directory of all clusters goes with the last one.
 			err := removeTree(dir)
 			if err != nil && filepath.Base(dir) != cgroupPrefix {

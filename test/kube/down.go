@@ -42,7 +42,7 @@ func (c *cluster) remove() error {
 	if err := c.kill(); err != nil {
 		return err
 	}
-	err := errors.Join(c.removeNetwork(), c.removeCgroups(), c.unmount())
+	err := errors.Join(c.removeNetwork(), removeCgroups(c.Cgroups), c.unmount())
 	if err != nil {
 		return fmt.Errorf("remove cluster %q: %w", c.Config.Name, err)
 	}

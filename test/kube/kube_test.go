@@ -5,7 +5,9 @@ package kube_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -135,6 +137,7 @@ func TestCluster(t *testing.T) {
 	t.Run("a second up does not disturb it", c.secondUp)
 	t.Run("load-image", c.loadImage)
 	t.Run("a daemon that dies starts again", c.restart)
+	t.Run("a node comes back after a power cut", c.powerCut)
 }
 
 // workload is a server on each node, its Service in both families, and a
@@ -354,6 +357,24 @@ func (c *testCluster) restart(t *testing.T) {
 			return fmt.Errorf("%q, was %q: %v", after, before, err)
 		}
 		return nil
+	})
+}
+
+// powerCut wants nothing of a node that is off but its disk, and its pods again
+// when it is on.
+func (c *testCluster) powerCut(t *testing.T) {
+	group, pod := c.cgroup2(t, "n2"), c.client("n2")
+	c.run("off", "n2")
+	if _, err := os.Stat(group); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the node's control group: %v; want none", err)
+	}
+	c.run("on", "n2")
+	eventually(t, "the pod starts again", func() error {
+		restarts, err := c.try("kubectl", "get", "pod", pod, "-o", "jsonpath={.status.containerStatuses[0].restartCount}")
+		if err == nil && restarts != "1" {
+			err = fmt.Errorf("it has started again %s times", restarts)
+		}
+		return err
 	})
 }
 

@@ -6,6 +6,7 @@ package kube
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,7 +18,7 @@ import (
 )
 
 // Off ends a node as a power cut does: every process at once, and with them its
-// mounts, its links and all that the kernel held for it. Its disk stays.
+// mounts, its links, its control groups and all that the kernel held for it. Its disk stays.
 func Off(name, node string) error {
 	c, err := running(name)
 	if err != nil {
@@ -35,6 +36,11 @@ func Off(name, node string) error {
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 	if err := c.killMembers(node); err != nil {
+		return err
+	}
+	// A kubelet waits three seconds for each container whose group it finds and whose
+	// process it does not.
+	if err := removeCgroups(c.cgroupsOf(node)); err != nil {
 		return err
 	}
 	// The cable by name: a namespace goes some time after its last process.
@@ -76,7 +82,7 @@ func On(name, node string) error {
 	if err != nil {
 		return err
 	}
-	if err := newNetns(c.netns(node)); err != nil {
+	if err := errors.Join(c.makeCgroups(), newNetns(c.netns(node))); err != nil {
 		return err
 	}
 	var routes []netlink.Route

@@ -122,8 +122,9 @@ func (c *testCluster) storm(mustang bool) {
 		{"a node is switched off", func() { c.run("off", "n3") }},
 		{"agents are killed", func() { kills += c.killAgents(proxy, 30*time.Second) }},
 		{"it comes back", func() {
+			on := time.Now()
 			c.run("on", "n3")
-			c.run("kubectl", "wait", "--for=condition=Ready", "node/n3", "--timeout=90s")
+			c.back("n3", on)
 		}},
 		{"upgrade", func() { c.roll(mustang, otherBuild) }},
 		{"downgrade", func() { c.roll(mustang, "0.1.0") }},
@@ -167,7 +168,31 @@ func (c *testCluster) roll(mustang bool, version string) {
 	}
 	image := "mustang-net/mustang:" + version
 	c.run("kubectl", "set", "image", "-n", "kube-system", "daemonset/mustang", "agent="+image, "install-plugin="+image)
-	c.run("kubectl", "rollout", "status", "-n", "kube-system", "daemonset/mustang", "--timeout=100s")
+	start := time.Now()
+	if out, err := c.try("kubectl", "rollout", "status", "-n", "kube-system", "daemonset/mustang", "--timeout=100s"); err != nil {
+		pods, _ := c.try("kubectl", "get", "pod", "-A", "-o", "wide")
+		agents, _ := c.try("kubectl", "describe", "pod", "-n", "kube-system", "-l", "app.kubernetes.io/name=mustang")
+		c.t.Fatalf("rollout to %s: %v\n%s\n%s\n%s", version, err, out, pods, agents)
+	}
+	c.t.Logf("rollout to %s: %v", version, time.Since(start).Round(time.Second))
+}
+
+// back waits until a node that was switched on reports again. Its Ready condition
+// does not tell: of a short absence the API server never hears.
+func (c *testCluster) back(node string, on time.Time) {
+	c.t.Helper()
+	eventually(c.t, node+" reports again", func() error {
+		out, err := c.try("kubectl", "get", "lease", "-n", "kube-node-lease", node, "-o", "jsonpath={.spec.renewTime}")
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		renewed, err := time.Parse(time.RFC3339Nano, out)
+		if err == nil && renewed.Before(on) {
+			err = fmt.Errorf("its lease is of %s", out)
+		}
+		return err
+	})
+	c.run("kubectl", "wait", "--for=condition=Ready", "node/"+node, "--timeout=90s")
 }
 
 // churn makes and deletes pods of a Service, wave by wave. It may not end the test

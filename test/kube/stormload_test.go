@@ -252,7 +252,7 @@ $bin/initdb -D /tmp/db -A trust -N -U postgres >/dev/null
 echo 'host all all all trust' >>/tmp/db/pg_hba.conf
 exec $bin/postgres -D /tmp/db -h 0.0.0.0 -p 8080 -k /tmp -c fsync=off -c max_connections=60
 END
-exec su pg -c 'sh /tmp/start'`
+exec /usr/bin/setpriv --reuid=70 --regid=70 --clear-groups sh /tmp/start`
 
 const stormServer = `
 apiVersion: apps/v1
