@@ -319,6 +319,25 @@ global_fn int event_opened(struct __sk_buff *skb, struct pkt *p, struct plan *pl
 	return event_send(e, now);
 }
 
+/* Whether Services of this packet's kind are this hook's to translate: of SCTP no socket's program knows. */
+inline_fn bool serves(const struct endpoint *self, const struct pkt *p)
+{
+	return self->flags & EP_SERVICE_TC || (p->proto == IPPROTO_SCTP && self->flags & EP_SERVICE_SOCKET);
+}
+
+/* Whether a Service has come since the flow began, as one to an address like any other: while nobody
+ * has answered there, its opener is led to the Service with the next try. */
+slow_fn bool served_since(const struct flow *f, const struct pkt *p, const struct endpoint *self)
+{
+	struct service_key key = { .addr = p->t.dst, .port = p->t.dport, .proto = p->proto };
+
+	if (!f->e || f->e->role != CT_DIRECT || f->reply || !serves(self, p))
+		return false;
+	if (p->proto != IPPROTO_UDP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+		return false;
+	return service_at(&key, SCOPE_ANY);
+}
+
 /**
  * forward_new - the first packet of a flow from a pod
  * @scope: CT_SCOPE_SHADOW when a translated flow occupies the packet's own tuple
@@ -338,7 +357,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP)
 			return drop(skb, REASON_NAT_FAILED, DIR_FROM_POD);
 		plan.role = CT_PRE_NAT;
-	} else if (self->flags & EP_SERVICE_TC || (p->proto == IPPROTO_SCTP && self->flags & EP_SERVICE_SOCKET)) {
+	} else if (serves(self, p)) {
 		reason = plan_service(p, &plan);
 	}
 	if (reason == REASON_NO_BACKEND || reason == REASON_SERVICE_PORT || reason == REASON_MIDSTREAM_NAT)
@@ -447,7 +466,7 @@ int from_pod(struct __sk_buff *skb)
 		return edge_sent(skb, &p, forward_error(skb, &p, self, f.now));
 
 	ct_find(&f, &p, scope);
-	if (f.e && begins_anew(&f, &p))
+	if (f.e && (begins_anew(&f, &p) || (!f.e->seen_reply && served_since(&f, &p, self))))
 		ct_forget(&f, p.proto);
 	if (f.e ? f.e->role == CT_POST_NAT && !f.reply : shadows_exist()) {
 		/* Only a translated flow may look like this, and not here: the pod has a

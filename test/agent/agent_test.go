@@ -49,7 +49,6 @@ func TestAgent(t *testing.T) {
 func (w *world) testChanges() {
 	a, b := w.servers[0], w.servers[1]
 	w.put(service("web", 1, nil))
-	w.inForce("tcp", at(vip4(1)))
 	eventually(w.t, "a Service without endpoints refuses", func() error {
 		_, err := w.ask("tcp", at(vip4(1)))
 		if !errors.Is(err, unix.ECONNREFUSED) {

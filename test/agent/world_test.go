@@ -304,24 +304,9 @@ func eventually(t *testing.T, what string, ok func() error) {
 	t.Fatalf("%s: %v", what, err)
 }
 
-// inForce waits until the tables have a frontend. A flow that begins before goes
-// on without the Service (docs/services.md, Limits), and its port is taken again.
-func (w *world) inForce(network string, to netip.AddrPort) {
-	w.t.Helper()
-	eventually(w.t, network+" "+to.String()+" is in force", func() error {
-		if !slices.ContainsFunc(w.services(), func(s listed) bool {
-			return s.Protocol == network && s.Service == to.Addr().String() && s.Port == to.Port()
-		}) {
-			return errors.New("it is not listed")
-		}
-		return nil
-	})
-}
-
 // answersBy waits until connections are answered by exactly these pods.
 func (w *world) answersBy(network string, to netip.AddrPort, pods ...*lab.Pod) {
 	w.t.Helper()
-	w.inForce(network, to)
 	var want []string
 	for _, p := range pods {
 		want = append(want, p.Name)

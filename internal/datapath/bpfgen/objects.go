@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "3f5b8d16363473c64744535dec3da17380f2578a2d84c942a5a8f1d3bfe57c40"
+const ObjectsHash = "06fa2696c17250a48949c920506f89f22f182a3e6c078db93902c0f8882c75c5"

@@ -78,6 +78,29 @@ func TestRetransmittedSynStaysWithItsBackend(t *testing.T) {
 	})
 }
 
+// A pod is faster than its Service: what nobody has answered is led to the
+// Service as soon as it is there.
+func TestAFlowThatIsOlderThanItsService(t *testing.T) {
+	for name, proto := range map[string]uint8{"tcp": oracle.TCP, "udp": oracle.UDP} {
+		t.Run(name, func(t *testing.T) {
+			eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+				s := newScene(t, net, v6, proto)
+				late := end(s.vip.Addr().Next(), 80)
+				for range 2 {
+					net.Age(t, 5) // what is kept of the flow for a moment is over
+					if seen := s.send(s.client, s.c, late, syn); seen.Dropped != "" {
+						t.Fatal(seen)
+					}
+				}
+				net.SetService(t, proto, late, s.b)
+				net.Age(t, 5)
+				s.sees(s.send(s.client, s.c, late, syn), s.server, s.c, s.b)
+				s.sees(s.send(s.server, s.b, s.c, syn|ack), s.client, late, s.c)
+			})
+		})
+	}
+}
+
 func TestSynToABackendThatIsGoneGoesToAnother(t *testing.T) {
 	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 		s := newScene(t, net, v6, oracle.TCP)

@@ -161,7 +161,7 @@ func (w *World) owner(t Tuple) *Conn {
 // remembers it.
 func (w *World) Packet(p Packet, got Outcome) error {
 	c, reply := w.find(p.Tuple)
-	if c != nil && p.syn() && (c.closing() || !reply && w.backendGone(c)) {
+	if c != nil && (p.syn() && (c.closing() || !reply && w.backendGone(c)) || !reply && w.servedSince(c, p)) {
 		w.remove(c)
 		c = nil
 	}
@@ -194,6 +194,13 @@ func (w *World) doubtClosed(t Tuple, but *Conn) {
 			w.Doubtful = append(w.Doubtful, c)
 		}
 	}
+}
+
+// servedSince: a Service came when a pod had begun a flow to its address, which
+// nobody has answered.
+func (w *World) servedSince(c *Conn, p Packet) bool {
+	_, served := w.Services[Service{p.Proto, p.Dst}]
+	return served && p.From != 0 && c.Pre == c.Post && !c.Replied && (p.Proto == UDP || p.syn())
 }
 
 func (w *World) backendGone(c *Conn) bool {
