@@ -370,17 +370,21 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// chosen are the modes to test, those that this kernel has.
+// chosen are the modes to test: those named, or all that this kernel has.
 func chosen(t *testing.T) []string {
 	modes := []string{"veth", "bridge", "macvlan", "ipvlan", "ipvlan-l3", "netkit", "netkit-l3", "host-device"}
-	if list := os.Getenv("MUSTANG_TEST_MODES"); list != "" {
-		modes = strings.Split(list, ",")
+	named := os.Getenv("MUSTANG_TEST_MODES")
+	if named != "" {
+		modes = strings.Split(named, ",")
 	}
 	n := newNode(t)
 	return slices.DeleteFunc(modes, func(mode string) bool {
 		n.device(mode)
 		c := n.container()
 		a := c.call("ADD", n.config(mode))
+		if a.Code == 2 && named != "" {
+			t.Fatalf("mode %s is to be tested: %s", mode, a.Msg)
+		}
 		if a.Code == 2 {
 			t.Logf("mode %s: not on this kernel", mode)
 			return true
