@@ -4,9 +4,11 @@ package path
 
 import (
 	"bytes"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -84,6 +86,41 @@ func run(hook float64, costs map[string]float64) *Document {
 		d.Hooks = append(d.Hooks, Hook{Mode: "veth", Family: "v4", Hook: "from_pod", Packet: "established", Cost: stats.Estimate{Median: hook, Low: hook}})
 	}
 	return d
+}
+
+func TestARecordKeepsWhatWasNotRun(t *testing.T) {
+	part := func(kernel, version string, parts ...string) *Record {
+		r := &Record{Kernel: kernel, Go: version, Parts: map[string]figures{}}
+		for _, p := range parts {
+			r.Parts[p] = figures{kernel + version: 1}
+		}
+		return r
+	}
+	for name, c := range map[string]struct {
+		old  *Record
+		want string
+	}{
+		"comparable":     {part("6.12", "go1", "hooks of veth", "veth", "netkit"), "hooks of veth=6.12go1, netkit=6.12go1, veth=6.12go2"},
+		"another Go":     {part("6.12", "go0", "hooks of veth", "netkit"), "hooks of veth=6.12go0, veth=6.12go2"},
+		"another kernel": {part("6.1", "go2", "hooks of veth", "netkit"), "veth=6.12go2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			now := part("6.12", "go2", "veth")
+			if name == "comparable" {
+				c.old.Go = now.Go
+			}
+			now.Keep(c.old)
+			var got []string
+			for _, p := range slices.Sorted(maps.Keys(now.Parts)) {
+				for what := range now.Parts[p] {
+					got = append(got, p+"="+what)
+				}
+			}
+			if s := strings.Join(got, ", "); s != c.want {
+				t.Errorf("%s, want %s", s, c.want)
+			}
+		})
+	}
 }
 
 func TestRecordFailsOnWhatGrewOrWent(t *testing.T) {

@@ -83,6 +83,15 @@ func ReadRecord(file string) (*Record, error) {
 	return r, nil
 }
 
+// Keep takes over from an older record the parts that this one has not run, where both compare.
+func (r *Record) Keep(old *Record) {
+	for part, f := range old.Parts {
+		if r.Parts[part] == nil && old.Kernel == r.Kernel && (old.Go == r.Go || strings.HasPrefix(part, hooksOf)) {
+			r.Parts[part] = f
+		}
+	}
+}
+
 // Write writes the record, rows sorted by name.
 func (r *Record) Write(file string) error {
 	b, err := json.MarshalIndent(r, "", " ")

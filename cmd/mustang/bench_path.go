@@ -7,6 +7,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"time"
@@ -43,7 +44,7 @@ transactions too. See docs/bench-path.md.`,
 	fl.DurationVar(&f.o.Window, "window", f.o.Window, "of a sample, by the emulated clock")
 	fl.StringVar(&f.json, "json", "", "write the run to this file")
 	fl.StringVar(&f.check, "check", "", "fail when a figure is worse than in this record")
-	fl.StringVar(&f.update, "update", "", "write the run as a record to this file")
+	fl.StringVar(&f.update, "update", "", "write the run to this record; it keeps the parts that were not run")
 	return cmd
 }
 
@@ -83,6 +84,13 @@ func (f *benchPathFlags) record(cmd *cobra.Command, doc *path.Document) error {
 	if f.update != "" {
 		r, err := path.NewRecord(doc)
 		if err != nil {
+			return err
+		}
+		old, err := path.ReadRecord(f.update)
+		switch {
+		case err == nil:
+			r.Keep(old)
+		case !errors.Is(err, fs.ErrNotExist):
 			return err
 		}
 		return r.Write(f.update)
