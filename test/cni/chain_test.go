@@ -4,6 +4,7 @@ package cni_test
 
 import (
 	"encoding/json"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -104,6 +105,37 @@ func TestChain_BehindEveryPluginPrevResultPassesUntouched(t *testing.T) {
 			after := n.traces()
 			if d := cmp.Diff(before, after); d != "" {
 				t.Errorf("left behind (+) or missing (-):\n%s", d)
+			}
+		})
+	}
+}
+
+func TestChain_ServicesAndPolicyHoldBehindAnotherPlugin(t *testing.T) {
+	for _, kind := range []string{"ptp", "bridge", "macvlan"} {
+		t.Run(kind, func(t *testing.T) {
+			n := newNode(t)
+			first := previousPlugin(n, kind)
+			var remove []func()
+			add := func(app string) *container {
+				c := n.container()
+				me := n.config("chained").with("cniVersion", "1.0.0").with("name", first["name"]).with("args", labelled(app))
+				x := c.chain(first, me)
+				x.add()
+				remove = append(remove, x.del)
+				if app == "server" {
+					n.tool("svc", "add", "--service", "10.96.0.10:80", "--protocol", "tcp", "--backend", net.JoinHostPort(x.results[0].address(0), "80"))
+				}
+				return c
+			}
+			server, friend, foe := add("server"), add("friend"), add("foe")
+			server.server(":80")
+			doors := []string{"10.4.0.2:80", "10.96.0.10:80"}
+			n.knock(doors, map[*container]bool{friend: true, foe: true})
+			n.isolate("server", "friend")
+			n.knock(doors, map[*container]bool{friend: true, foe: false})
+			n.tool("policy", "rm", "default/server")
+			for _, del := range remove {
+				del()
 			}
 		})
 	}

@@ -35,14 +35,18 @@ type twofold struct {
 	got    [2]answer
 }
 
+// labelled are the arguments that give a container a label.
+func labelled(app string) map[string]any {
+	return map[string]any{"cni": map[string]any{"labels": map[string]any{"app": app}}}
+}
+
 func (n *node) twofold(modes [2]string, servicePath, app string) *twofold {
 	n.t.Helper()
 	c := n.container()
 	run(n.t, "ip", "-n", c.ns, "link", "set", "lo", "up") // as runtimes do
 	x := &twofold{container: c, second: &container{node: n, id: c.id, ns: c.ns, ifname: "net1"}}
-	labels := map[string]any{"cni": map[string]any{"labels": map[string]any{"app": app}}}
 	for i, ipam := range []any{n.config(modes[0])["ipam"], map[string]any{"type": "mustang", "pools": []string{"10.19.0.0/24", "fd00:19::/64"}}} {
-		x.conf[i] = n.config(modes[i]).with("ipam", ipam).with("servicePath", servicePath).with("args", labels)
+		x.conf[i] = n.config(modes[i]).with("ipam", ipam).with("servicePath", servicePath).with("args", labelled(app))
 	}
 	x.got[0] = c.add(x.conf[0])
 	x.got[1] = x.second.add(x.conf[1])
@@ -82,9 +86,9 @@ func TestTwoInterfacesOfDifferentModesInOneContainer(t *testing.T) {
 						doors = append(doors, service)
 					}
 				}
-				n.knock(doors, map[*twofold]bool{friend: true, foe: true})
+				n.knock(doors, map[*container]bool{friend.container: true, foe.container: true})
 				n.isolate("server", "friend")
-				n.knock(doors, map[*twofold]bool{friend: true, foe: false})
+				n.knock(doors, map[*container]bool{friend.container: true, foe.container: false})
 				for _, x := range []*twofold{server, friend, foe} {
 					x.check()
 				}
@@ -107,14 +111,14 @@ func (n *node) onlyTheFirstHasADefaultRoute(x *twofold) {
 }
 
 // knock has containers ask at all doors, at once, and wants them let in or not.
-func (n *node) knock(doors []string, allowed map[*twofold]bool) {
+func (n *node) knock(doors []string, allowed map[*container]bool) {
 	n.t.Helper()
 	var wg sync.WaitGroup
 	for x, want := range allowed {
 		for _, door := range doors {
 			wg.Go(func() {
 				if out, err := n.dials(x.ns, door); (err == nil && strings.HasPrefix(out, "hello")) != want {
-					n.t.Errorf("%v at %s: let in is to be %v, and it said %q (%v)", x.conf[0]["args"], door, want, out, err)
+					n.t.Errorf("%s at %s: let in is to be %v, and it said %q (%v)", x.id, door, want, out, err)
 				}
 			})
 		}
