@@ -80,9 +80,13 @@ func plain(a net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 }
 
-func (w *world) dial(network string, to netip.AddrPort) (c net.Conn, err error) {
+func (w *world) dial(network string, to netip.AddrPort) (net.Conn, error) {
+	return w.dialWithin(network, to, patience)
+}
+
+func (w *world) dialWithin(network string, to netip.AddrPort, limit time.Duration) (c net.Conn, err error) {
 	err = w.from.space.Do(func() (err error) {
-		c, err = (&net.Dialer{Timeout: patience}).Dial(network, to.String())
+		c, err = (&net.Dialer{Timeout: limit}).Dial(network, to.String())
 		return err
 	})
 	if err == nil {
