@@ -84,6 +84,11 @@ test: test-deps ## everything, on this kernel; on 6.1 and 6.12, that programs lo
 	$(GO) test -timeout 30m ./...
 	@$(MAKE) --no-print-directory vm-ci
 
+.PHONY: check-page
+check-page: ## the bench's page in headless Chromium: desktop and phone, light and dark, by keyboard
+	@scripts/deps page
+	cd test/page && $(GO) test ./...
+
 # The kernel whose instructions are recorded, and how it is reached.
 VM_KERNEL := 6.12
 RECORD    := bench/path/record.json
