@@ -22,8 +22,6 @@ type Ask struct {
 	Budget time.Duration // 0: the article's own
 	Binary string
 	Self   []string
-	// Iperf3 makes streams by it where an article did.
-	Iperf3 bool
 }
 
 // Article is one of the articles.
@@ -79,7 +77,7 @@ func (a Article) Plan(ask Ask) (run.Plan, error) {
 
 // Resumed is the plan that made a document, to go on with its run.
 func (a Article) Resumed(d *report.Document, ask Ask) (run.Plan, error) {
-	ask.Quick, ask.Iperf3 = d.Settings.Quick, d.Settings.StreamBy == run.StreamIperf3
+	ask.Quick = d.Settings.Quick
 	p, err := a.Plan(ask)
 	p.Resume, p.Seed = d, d.Settings.Seed
 	return p, err

@@ -35,8 +35,11 @@ func newBenchAdviseCmd(g *globals) *cobra.Command {
 					return err
 				}
 				doc.Compute()
-			} else if doc, err = seedRun(cmd, o, budget, file); doc == nil {
-				return err
+			} else {
+				o.Budget = budget
+				if doc, err = benchRun(cmd, &globals{Output: "table"}, o, file); doc == nil {
+					return err
+				}
 			}
 			a := advise.Of(doc, advise.Need(need), firewall)
 			if g.Output == "json" {

@@ -19,7 +19,6 @@ import (
 	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/runner"
-	"github.com/mustang-net/mustang/bench/samehost"
 	"github.com/mustang-net/mustang/bench/seed"
 )
 
@@ -118,10 +117,6 @@ func (f seedFlags) measure(cmd *cobra.Command, b *report.Bundle, list []seed.Art
 	if err != nil {
 		return err
 	}
-	_, noIperf := runner.Iperf3Version()
-	if noIperf != nil {
-		fmt.Fprintln(cmd.ErrOrStderr(), "no iperf3, the article's tool: install the package iperf3; streams are the load program's")
-	}
 	for _, missing := range []error{run.PerfMissing(), runner.ABTools()} {
 		if missing != nil {
 			fmt.Fprintln(cmd.ErrOrStderr(), missing)
@@ -133,7 +128,7 @@ func (f seedFlags) measure(cmd *cobra.Command, b *report.Bundle, list []seed.Art
 	}
 	var errs []error
 	for _, a := range list {
-		ask := seed.Ask{Quick: f.quick, Budget: time.Duration(float64(f.budget) * float64(a.Full) / float64(whole)), Binary: self, Self: benchLoad(self), Iperf3: noIperf == nil}
+		ask := seed.Ask{Quick: f.quick, Budget: time.Duration(float64(f.budget) * float64(a.Full) / float64(whole)), Binary: self, Self: benchLoad(self)}
 		plan, err := a.Plan(ask)
 		if old := b.Article(a.Name); old != nil {
 			if old.Complete {
@@ -190,13 +185,4 @@ func (f seedFlags) print(cmd *cobra.Command, g *globals, b *report.Bundle, list 
 		}
 	}
 	return nil
-}
-
-// seedRun measures pods on one host, with streams by iperf3 where it is.
-func seedRun(cmd *cobra.Command, o samehost.Options, budget time.Duration, file string) (*report.Document, error) {
-	if _, err := runner.Iperf3Version(); err != nil {
-		o.StreamBy = samehost.StreamOwn
-	}
-	o.Budget = budget
-	return benchRun(cmd, &globals{Output: "table"}, o, file)
 }
