@@ -44,7 +44,7 @@ func newBenchSeedCmd(g *globals) *cobra.Command {
 	}
 	fl := cmd.Flags()
 	fl.BoolVar(&f.quick, "quick", false, "shorter samples, fewer sizes: all of them within 8 minutes")
-	fl.DurationVar(&f.budget, "budget", 0, "as many rounds as fit into this time, instead of the article's own share of an hour")
+	fl.DurationVar(&f.budget, "budget", 0, "as many rounds as fit into this time, instead of the article's own time")
 	fl.StringVar(&f.json, "json", "", "write every raw round to this file, after each round")
 	fl.StringVar(&f.html, "html", "", "write the report to this file, as one page that needs nothing else")
 	fl.StringVar(&f.from, "from", "", "judge by this file of an earlier run instead of running")
