@@ -48,7 +48,7 @@ func newBenchSeedCmd(g *globals) *cobra.Command {
 	fl.StringVar(&f.json, "json", "", "write every raw round to this file, after each round")
 	fl.StringVar(&f.html, "html", "", "write the report to this file, as one page that needs nothing else")
 	fl.StringVar(&f.from, "from", "", "judge by this file of an earlier run instead of running")
-	fl.StringVar(&f.resume, "resume", "", "go on with the run of this file, or add an article to it")
+	fl.StringVar(&f.resume, "resume", "", "go on with the run of this file, or add an article to it; with --budget, also more rounds to what is whole")
 	cmd.MarkFlagsMutuallyExclusive("from", "resume", "json")
 	cmd.MarkFlagsMutuallyExclusive("from", "quick")
 	return cmd
@@ -131,7 +131,7 @@ func (f seedFlags) measure(cmd *cobra.Command, b *report.Bundle, list []seed.Art
 		ask := seed.Ask{Quick: f.quick, Budget: time.Duration(float64(f.budget) * float64(a.Full) / float64(whole)), Binary: self, Self: benchLoad(self)}
 		plan, err := a.Plan(ask)
 		if old := b.Article(a.Name); old != nil {
-			if old.Complete {
+			if old.Complete && f.budget == 0 {
 				continue
 			}
 			plan, err = a.Resumed(old, ask)
