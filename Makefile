@@ -81,8 +81,18 @@ test: test-deps ## everything, on this kernel; on 6.1 and 6.12, that programs lo
 	@scripts/check-format
 	$(GO) vet ./...
 	@scripts/check-generated
-	$(GO) test -timeout 30m ./...
+	$(GO) test -timeout 30m $$($(GO) list ./... | grep -vE '/test/(agent|kube)$$')
+	@$(MAKE) --no-print-directory test-kube
 	@$(MAKE) --no-print-directory vm-ci
+
+# The cluster's tests wait for others, and the others' waits would be over beside a cluster: so they run alone.
+KUBE_TESTS := ./test/agent ./test/kube
+KUBE_BUILD := 15m
+
+.PHONY: test-kube
+test-kube: test-deps ## the agent beside an API server, clusters with mustang, upstream's Conformance; Kubernetes is built before, for KUBE_BUILD at most
+	@test/kube/kube build --e2e --within $(KUBE_BUILD)
+	$(GO) test -p 1 -count 1 -timeout 30m $(KUBE_TESTS)
 
 # The kernel whose instructions are recorded, and how it is reached.
 VM_KERNEL := 6.12

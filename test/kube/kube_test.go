@@ -38,12 +38,15 @@ func prepare(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a cluster needs root")
 	}
+	if err := kube.CheckMachine(); err != nil {
+		t.Skip(err)
+	}
 	missing, err := kube.Missing()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(missing) > 0 {
-		t.Skipf("not built yet: %s; to build (15 minutes of processor time, once): test/kube/kube build", strings.Join(missing, ", "))
+		t.Skipf("not built yet: %s; to build (12 minutes, once): test/kube/kube build", strings.Join(missing, ", "))
 	}
 	driver = filepath.Join(t.TempDir(), "kube")
 	if out, err := exec.Command("go", "build", "-o", driver, "./cmd/kube").CombinedOutput(); err != nil {
