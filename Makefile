@@ -57,7 +57,7 @@ storm: test-deps ## nginx, redis, postgres, DNS while agents, kubelets, API serv
 	MUSTANG_CLUSTER=1 MUSTANG_STORM=long $(GO) test ./test/kube -run TestStorm -v -count 1 -timeout 40m
 
 .PHONY: test-cluster
-test-cluster: test-deps ## the README's commands, Helm, migration and a short storm, each on a cluster of its own; image, alerts, dashboard (30 min)
+test-cluster: test-deps ## all of test/kube: Conformance, the README's commands, Helm, migration, a short storm, each on a cluster of its own; image, alerts, dashboard (40 min)
 	@scripts/deps storm
 	@test/kube/kube build --e2e
 	cd deploy/tools && $(GO) test -timeout 30m ./...
