@@ -10,7 +10,7 @@ all: build
 
 .PHONY: help
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' | expand -t 16
 
 .PHONY: build
 build: ## the tool and the CNI plugin, into bin/
@@ -53,13 +53,15 @@ e2e: ## upstream's network specs against that cluster (FOCUS='\[Conformance\]' â
 .PHONY: storm
 storm: test-deps ## nginx, redis, postgres, DNS while agents, kubelets, API server, a node and 500 pods come and go: mustang, then kube-proxy + bridge (20 min)
 	@scripts/deps storm
+	@test/kube/kube build
 	MUSTANG_CLUSTER=1 MUSTANG_STORM=long $(GO) test ./test/kube -run TestStorm -v -count 1 -timeout 40m
 
 .PHONY: test-cluster
-test-cluster: test-deps ## the README's commands, Helm, migration and a short storm, each on a cluster of its own; image, alerts, dashboard (30 min)
+test-cluster: test-deps ## all of test/kube: Conformance, the README's commands, Helm, migration, a short storm, each on a cluster of its own; image, alerts, dashboard (40 min)
 	@scripts/deps storm
+	@test/kube/kube build --e2e
 	cd deploy/tools && $(GO) test -timeout 30m ./...
-	MUSTANG_CLUSTER=1 $(GO) test ./test/kube -run 'TestReadme|TestHelm|TestMigration|TestStorm' -v -count 1 -timeout 60m
+	MUSTANG_CLUSTER=1 $(GO) test ./test/kube -v -count 1 -timeout 90m
 
 .PHONY: connectivity
 connectivity: build ## who reaches whom on that cluster, in a table
@@ -81,8 +83,19 @@ test: test-deps ## everything, on this kernel; on 6.1 and 6.12, that programs lo
 	@scripts/check-format
 	$(GO) vet ./...
 	@scripts/check-generated
-	$(GO) test -timeout 30m ./...
+	$(GO) test -timeout 30m $$($(GO) list ./... | grep -vE '/test/(agent|kube)$$')
+	@$(MAKE) --no-print-directory check-page
+	@$(MAKE) --no-print-directory test-kube
 	@$(MAKE) --no-print-directory vm-ci
+
+# The cluster's tests wait for others, and the others' waits would be over beside a cluster: so they run alone.
+KUBE_TESTS := ./test/agent ./test/kube
+KUBE_BUILD := 10m
+
+.PHONY: test-kube
+test-kube: test-deps ## the agent beside an API server, clusters with mustang, upstream's Conformance; Kubernetes is built before, for KUBE_BUILD at most
+	@test/kube/kube build --e2e --within $(KUBE_BUILD)
+	$(GO) test -p 1 -count 1 -timeout 30m $(KUBE_TESTS)
 
 .PHONY: check-page
 check-page: ## the bench's page in headless Chromium: desktop and phone, light and dark, by keyboard

@@ -59,7 +59,9 @@ func addByKubeProxy(ctx context.Context, n *lab.Node, p pods, services []lab.Ser
 		return err
 	}
 	defer api.Close()
-	if err := api.Do(ctx, http.MethodPost, "/api/v1/nodes", object{"metadata": object{"name": kubeNode}}, nil); err != nil {
+	node := object{"metadata": object{"name": kubeNode}, // without an address, kube-proxy waits 30 s for one
+		"status": object{"addresses": []object{{"type": "InternalIP", "address": n.IPv4.String()}}}}
+	if err := api.Do(ctx, http.MethodPost, "/api/v1/nodes", node, nil); err != nil {
 		return fmt.Errorf("make the node's object: %w", err)
 	}
 	if err := writeServices(ctx, api, services); err != nil {

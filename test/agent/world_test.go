@@ -68,7 +68,7 @@ func newNode(t *testing.T) *world {
 		t.Skip("network namespaces and BPF need root")
 	}
 	if missing, err := kube.MissingAPIServer(); err != nil || missing != "" {
-		t.Skipf("not built yet: %s (%v); to build (15 minutes of processor time, once): test/kube/kube build", missing, err)
+		t.Skipf("not built yet: %s (%v); to build (12 minutes, once): test/kube/kube build", missing, err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()

@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -20,6 +21,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // recipe says how one artifact is made. Its hash covers the inputs, the
@@ -174,30 +177,85 @@ func Missing() ([]string, error) {
 	return append(b.missing(false), missingPackages()...), nil
 }
 
-// Build makes what is missing. It installs Debian packages, uses at most jobs
-// compilers at once, and yields the processor to everybody else.
-func Build(ctx context.Context, jobs int, out io.Writer) error {
+// MissingE2E names what must be built before RunE2E besides what a cluster needs.
+func MissingE2E() ([]string, error) {
+	b, err := newBuilder(context.Background(), 1, io.Discard)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(b.missing(true), func(name string) bool { return !ofSuite(name) }), nil
+}
+
+func ofSuite(name string) bool {
+	return slices.ContainsFunc(recipes, func(r recipe) bool { return r.name == name && r.e2e })
+}
+
+// BuildOptions say what is built, and how.
+type BuildOptions struct {
+	E2E    bool          // the end-to-end suite too
+	Jobs   int           // compilers at once
+	Within time.Duration // 0: as long as it takes; Debian packages are installed before that begins
+}
+
+// ErrTime is a build that did not end within its time. What is built stays, and
+// the compiler keeps what it has done: the next build goes on from there.
+var ErrTime = errors.New("the time to build Kubernetes is over")
+
+// Build makes what is missing. It installs Debian packages, and yields the
+// processor to everybody else. An ErrTime says what go test will leave out.
+func Build(ctx context.Context, o BuildOptions, out io.Writer) error {
 	if err := installPackages(ctx, out); err != nil {
 		return err
 	}
-	b, err := newBuilder(ctx, jobs, out) // after the packages: their programs are inputs
+	if o.Within > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.Within)
+		defer cancel()
+	}
+	b, err := newBuilder(ctx, o.Jobs, out) // after the packages: their programs are inputs
 	if err != nil {
 		return err
 	}
-	missing := b.missing(true)
+	err = b.all(o.E2E)
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		missing := b.missing(o.E2E)
+		return fmt.Errorf("%w (%v): %s not there yet, so go test leaves out %s; the next build goes on from here",
+			ErrTime, o.Within, strings.Join(missing, ", "), leftOut(missing))
+	}
+	if unable := CheckMachine(); err == nil && unable != nil {
+		fmt.Fprintln(out, "no cluster can start on this machine:", unable)
+	}
+	return err
+}
+
+// leftOut names the tests that need one of the missing artifacts.
+func leftOut(missing []string) string {
+	switch {
+	case slices.Contains(missing, "hyperkube"):
+		return "test/agent and all clusters of test/kube"
+	case slices.ContainsFunc(missing, func(name string) bool { return !ofSuite(name) }):
+		return "all clusters of test/kube"
+	default:
+		return "upstream's conformance in test/kube"
+	}
+}
+
+// all builds what is missing, and says what each took.
+func (b *builder) all(e2e bool) error {
+	missing := b.missing(e2e)
 	for _, r := range recipes {
 		if !slices.Contains(missing, r.name) {
 			continue
 		}
 		start := time.Now()
-		fmt.Fprintf(out, "%-12s", r.name)
-		if err := b.build(r); err != nil {
-			fmt.Fprintln(out, " failed")
+		fmt.Fprintf(b.out, "%-12s", r.name)
+		err := b.build(r)
+		fmt.Fprintf(b.out, " %6.1f s\n", time.Since(start).Seconds())
+		if err != nil {
 			return fmt.Errorf("build %s: %w", r.name, err)
 		}
-		fmt.Fprintf(out, " %6.1f s\n", time.Since(start).Seconds())
 	}
-	fmt.Fprintf(out, "%d artifacts built, %d were there: %s\n", len(missing), len(recipes)-len(missing), b.store)
+	fmt.Fprintf(b.out, "%d artifacts built, the others were there: %s\n", len(missing), b.store)
 	return nil
 }
 
@@ -273,7 +331,15 @@ func (b *builder) goBuild(module, out, name, pkg string) error {
 func (b *builder) run(dir, name string, args ...string) error {
 	cmd := exec.CommandContext(b.ctx, "nice", append([]string{"-n", "19", name}, args...)...)
 	cmd.Dir = filepath.Join(b.source, dir)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+	tmp, err := os.MkdirTemp(b.store, ".tmp-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOTMPDIR="+tmp)
+	// Compilers end with go: it neither ends them nor removes what it keeps.
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Run(); err != nil {

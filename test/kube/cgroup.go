@@ -36,6 +36,12 @@ type hierarchy struct {
 	own   string // our own group's directory
 }
 
+// CheckMachine says why no cluster can start on this machine.
+func CheckMachine() error {
+	_, err := hierarchies()
+	return err
+}
+
 // hierarchies lists the trees of this machine.
 func hierarchies() ([]hierarchy, error) {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")

@@ -162,13 +162,17 @@ func Root() (string, error) {
 	return "", fmt.Errorf("not inside mustang's repository; go there, or name it in MUSTANG_KUBE_ROOT")
 }
 
-// Cache is where built programs and images are kept.
+// Cache is where built programs and images are kept: the user's, not the
+// repository's, so that the next checkout finds them.
 func Cache() (string, error) {
 	if dir := os.Getenv("MUSTANG_KUBE_CACHE"); dir != "" {
 		return filepath.Abs(dir)
 	}
-	root, err := Root()
-	return filepath.Join(root, ".cache/kube"), err
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find a place for what is built (MUSTANG_KUBE_CACHE names one): %w", err)
+	}
+	return filepath.Join(dir, "mustang/kube"), nil
 }
 
 // runRoot is where clusters live, one directory each. It is the machine's, not

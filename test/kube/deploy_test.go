@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -57,6 +58,9 @@ func (c *testCluster) connectivity(tool string) {
 	}
 }
 
+// summary is a line of the driver's.
+var summary = regexp.MustCompile(`(?m)^\d+ passed, .*`)
+
 // TestInstalled is mustang from the manifest that users apply.
 func TestInstalled(t *testing.T) {
 	c := install(t, "")
@@ -66,11 +70,16 @@ func TestInstalled(t *testing.T) {
 	t.Run("the startup taint goes", func(t *testing.T) { (&testCluster{t, c.name}).startupTaint() })
 	t.Run("the agent may do no more to nodes", func(t *testing.T) { (&testCluster{t, c.name}).agentsRights() })
 	t.Run("upstream's conformance", func(t *testing.T) {
-		c := &testCluster{t, c.name}
+		if missing, err := kube.MissingE2E(); err != nil {
+			t.Fatal(err)
+		} else if len(missing) > 0 {
+			t.Skipf("not built yet: %s; to build: test/kube/kube build --e2e", strings.Join(missing, ", "))
+		}
 		out, err := exec.Command(driver, "e2e", "--name", c.name, "--output", t.TempDir()).CombinedOutput()
 		if err != nil {
-			t.Errorf("%v\n%s", err, out[max(0, len(out)-3000):])
+			t.Fatalf("%v\n%s", err, out[max(0, len(out)-3000):])
 		}
+		t.Log(summary.FindString(string(out)))
 	})
 	t.Run("uninstalled, it leaves nothing", func(t *testing.T) { (&testCluster{t, c.name}).uninstall() })
 }

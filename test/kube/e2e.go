@@ -68,7 +68,7 @@ func RunE2E(ctx context.Context, name string, run E2E, out io.Writer) (*Summary,
 		return nil, err
 	}
 	if missing := b.missing(true); len(missing) > 0 {
-		return nil, notBuilt(missing)
+		return nil, notBuilt(missing, " --e2e")
 	}
 	if run.Output == "" {
 		cache, err := Cache()

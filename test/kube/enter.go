@@ -45,10 +45,8 @@ func (c *cluster) entry(machine string, command []string) (*entry, error) {
 		"nsenter", fmt.Sprintf("--target=%d", inner), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--",
 	}
 	env := c.environment(b)
-	for _, name := range []string{"TERM", "MUSTANG_KUBE_CACHE"} {
-		if value, ok := os.LookupEnv(name); ok {
-			env = append(env, name+"="+value)
-		}
+	if value, ok := os.LookupEnv("TERM"); ok {
+		env = append(env, "TERM="+value)
 	}
 	return &entry{cgroups: c.cgroupsOf(machine), args: append(args, command...), env: env}, nil
 }

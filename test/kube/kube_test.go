@@ -38,12 +38,15 @@ func prepare(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a cluster needs root")
 	}
+	if err := kube.CheckMachine(); err != nil {
+		t.Skip(err)
+	}
 	missing, err := kube.Missing()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(missing) > 0 {
-		t.Skipf("not built yet: %s; to build (15 minutes of processor time, once): test/kube/kube build", strings.Join(missing, ", "))
+		t.Skipf("not built yet: %s; to build (12 minutes, once): test/kube/kube build", strings.Join(missing, ", "))
 	}
 	driver = filepath.Join(t.TempDir(), "kube")
 	if out, err := exec.Command("go", "build", "-o", driver, "./cmd/kube").CombinedOutput(); err != nil {
@@ -142,26 +145,7 @@ func TestCluster(t *testing.T) {
 
 // workload is a server on each node, its Service in both families, and a
 // client on each node.
-const workload = `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: web}
-spec:
-  replicas: 2
-  selector: {matchLabels: {app: web}}
-  template:
-    metadata: {labels: {app: web}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      topologySpreadConstraints:
-      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: web}}}
-      containers:
-      - name: web
-        image: ` + kube.AgnhostImage + `
-        imagePullPolicy: Never
-        args: [netexec, --http-port=8080]
-        readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}
----
+var workload = deployment("web", 2, webServer(1, "DoNotSchedule", "", "/healthz")) + `
 apiVersion: v1
 kind: Service
 metadata: {name: web}
@@ -169,18 +153,7 @@ spec:
   ipFamilyPolicy: RequireDualStack
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080}]
----
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: client}
-spec:
-  selector: {matchLabels: {app: client}}
-  template:
-    metadata: {labels: {app: client}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers: [{name: client, image: "` + kube.AgnhostImage + `", imagePullPolicy: Never, args: [pause]}]
-`
+---` + idleClients
 
 // clusterIPs are the Service's addresses, IPv4 and IPv6.
 func (c *testCluster) clusterIPs() []string {

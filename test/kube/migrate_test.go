@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/mustang-net/mustang/test/kube"
 )
 
 // TestMigration moves a running cluster from kube-proxy and the bridge plugin to
@@ -46,7 +44,7 @@ func TestMigration(t *testing.T) {
 	}
 	for i, s := range steps {
 		client := fmt.Sprintf("client-%d", i)
-		c.apply(strings.Replace(fmt.Sprintf(stormClient, fmt.Sprint(i), debian(untilTold)), "nodeName: n1", "nodeName: "+s.stay, 1))
+		c.apply(strings.Replace(stormClient(fmt.Sprint(i), debian(untilTold)), "nodeName: n1", "nodeName: "+s.stay, 1))
 		c.run("kubectl", "wait", "--for=condition=Ready", "pod/"+client, "--timeout=60s")
 		c.run("kubectl", "drain", s.move, "--ignore-daemonsets", "--force", "--timeout=100s")
 		s.do(s.move)
@@ -121,26 +119,7 @@ echo asked $asked failed $failed`
 
 // movable are servers that answer for a while after they were told to end, as any
 // server should that a Service leads to, and a pod that no drain moves.
-const movable = `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: web}
-spec:
-  replicas: 4
-  selector: {matchLabels: {app: web}}
-  template:
-    metadata: {labels: {app: web}}
-    spec:
-      terminationGracePeriodSeconds: 20
-      topologySpreadConstraints:
-      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app: web}}}
-      containers:
-      - name: web
-        image: ` + kube.AgnhostImage + `
-        imagePullPolicy: Never
-        args: [netexec, --http-port=8080, --delay-shutdown=8]
-        readinessProbe: {httpGet: {path: /readyz, port: 8080}, periodSeconds: 1}
----
+var movable = deployment("web", 4, webServer(20, "ScheduleAnyway", ", --delay-shutdown=8", "/readyz")) + `
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata: {name: web}
@@ -150,15 +129,4 @@ apiVersion: v1
 kind: Service
 metadata: {name: web}
 spec: {clusterIP: 10.96.9.1, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
----
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: client}
-spec:
-  selector: {matchLabels: {app: client}}
-  template:
-    metadata: {labels: {app: client}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers: [{name: client, image: "` + kube.AgnhostImage + `", imagePullPolicy: Never, args: [pause]}]
-`
+---` + idleClients

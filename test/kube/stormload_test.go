@@ -45,17 +45,9 @@ var clients = []client{
 // startServers returns when all serve, on n2.
 func (c *testCluster) startServers() {
 	c.apply(stormFiles + stormPods)
-	for name, s := range map[string]struct{ script, kind string }{
-		"nginx":    {"exec nginx -c /etc/storm/nginx.conf", "TCP"},
-		"redis":    {"exec redis-server --save '' --protected-mode no --port 8080", "TCP"},
-		"postgres": {postgres, "TCP"},
-	} {
-		replicas := 1
-		if name == "nginx" {
-			replicas = 2
-		}
-		c.apply(fmt.Sprintf(stormServer, name, replicas, indent(debian(s.script))))
-	}
+	c.apply(deployment("nginx", 2, stormServer+debian("exec nginx -c /etc/storm/nginx.conf")) +
+		deployment("redis", 1, stormServer+debian("exec redis-server --save '' --protected-mode no --port 8080")) +
+		deployment("postgres", 1, stormServer+debian(postgres)))
 	for _, name := range []string{"server", "nginx", "redis", "postgres", "dns"} {
 		c.run("kubectl", "rollout", "status", "deployment/"+name, "--timeout=110s")
 	}
@@ -65,13 +57,14 @@ func (c *testCluster) startServers() {
 func (c *testCluster) startClients() {
 	seconds := int(stormTime().Seconds())
 	for _, l := range clients {
-		pod := fmt.Sprintf(`    image: "mustang-net/mustang:0.1.0"
-    args: [connectivity, load, "--for=%ds", "10.96.9.9:80"]
+		pod := fmt.Sprintf(`
+  image: "mustang-net/mustang:0.1.0"
+  args: [connectivity, load, "--for=%ds", "10.96.9.9:80"]
 `, seconds)
 		if l.script != "" {
 			pod = debian(fmt.Sprintf(l.script, seconds))
 		}
-		c.apply(fmt.Sprintf(stormClient, l.name, pod))
+		c.apply(stormClient(l.name, pod))
 	}
 	for _, l := range clients {
 		c.run("kubectl", "wait", "--for=jsonpath={.status.phase}=Running", "pod/client-"+l.name, "--timeout=90s")
@@ -219,30 +212,26 @@ func (l *stormLoad) spread(took []time.Duration) {
 	}
 }
 
-// debian is a container that runs a script with the node's own programs.
+// debian goes on a pod's last container: it runs a script with the node's own programs.
 func debian(script string) string {
-	return `    image: "mustang.test/busybox:1.37.0-1"
-    command: [/bin/sh, -c]
-    args:
-    - |
-      ` + strings.ReplaceAll(script, "\n", "\n      ") + `
-    env: [{name: PATH, value: "/bin:/usr/bin:/usr/sbin"}, {name: LC_ALL, value: C.UTF-8}]
-    volumeMounts:
-    - {name: usr, mountPath: /usr, readOnly: true}
-    - {name: lib, mountPath: /lib, readOnly: true}
-    - {name: lib64, mountPath: /lib64, readOnly: true}
-    - {name: files, mountPath: /etc/storm, readOnly: true}
-  volumes:
-  - {name: usr, hostPath: {path: /usr}}
-  - {name: lib, hostPath: {path: /usr/lib}}
-  - {name: lib64, hostPath: {path: /usr/lib64}}
-  - {name: files, configMap: {name: storm}}
+	return `
+  image: "mustang.test/busybox:1.37.0-1"
+  command: [/bin/sh, -c]
+  args:
+  - |
+` + indent(4, script) + `
+  env: [{name: PATH, value: "/bin:/usr/bin:/usr/sbin"}, {name: LC_ALL, value: C.UTF-8}]
+  volumeMounts:
+  - {name: usr, mountPath: /usr, readOnly: true}
+  - {name: lib, mountPath: /lib, readOnly: true}
+  - {name: lib64, mountPath: /lib64, readOnly: true}
+  - {name: files, mountPath: /etc/storm, readOnly: true}
+volumes:
+- {name: usr, hostPath: {path: /usr}}
+- {name: lib, hostPath: {path: /usr/lib}}
+- {name: lib64, hostPath: {path: /usr/lib64}}
+- {name: files, configMap: {name: storm}}
 `
-}
-
-// indent moves a pod's container to where a Deployment's template has it.
-func indent(text string) string {
-	return "    " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n    ") + "\n"
 }
 
 const postgres = `echo 'pg:x:70:70::/tmp:/bin/sh' >>/etc/passwd; chmod 1777 /tmp
@@ -254,34 +243,28 @@ exec $bin/postgres -D /tmp/db -h 0.0.0.0 -p 8080 -k /tmp -c fsync=off -c max_con
 END
 exec /usr/bin/setpriv --reuid=70 --regid=70 --clear-groups sh /tmp/start`
 
+// stormServer begins a pod on n2; its container's rest follows.
 const stormServer = `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: %[1]s}
-spec:
-  replicas: %[2]d
-  selector: {matchLabels: {app: %[1]s}}
-  template:
-    metadata: {labels: {app: %[1]s}}
-    spec:
-      nodeName: n2
-      containers:
-      - name: server
-        readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
-%[3]s`
+nodeName: n2
+containers:
+- name: server
+  readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
+`
 
-// stormClient is a pod's own process, since a stream of kubectl's would end with
-// the kubelet.
-const stormClient = `
+// stormClient is a pod whose container's rest is given. It is a pod's own process,
+// since a stream of kubectl's would end with the kubelet.
+func stormClient(name, rest string) string {
+	return fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
-metadata: {name: client-%[1]s}
+metadata: {name: client-%s}
 spec:
   nodeName: n1
   restartPolicy: Never
   containers:
   - name: client
-%[2]s`
+%s`, name, indent(2, rest))
+}
 
 const stormFiles = `
 apiVersion: v1
@@ -328,49 +311,21 @@ data:
 // and go. Kubernetes takes a node that has not reported for a while for dead, and the
 // pods on it for not ready, which after a minute without the API server is every node:
 // publishNotReadyAddresses, so that what is counted is the network's doing.
-var stormPods = `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: server}
-spec:
-  replicas: 2
-  selector: {matchLabels: {app: server}}
-  template:
-    metadata: {labels: {app: server}}
-    spec:
-      nodeName: n2
-      containers:
-      - {name: peer, image: "mustang-net/mustang:0.1.0", args: [connectivity, serve], readinessProbe: {httpGet: {port: 8080}, periodSeconds: 1}}
----
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: dns}
-spec:
-  replicas: 2
-  selector: {matchLabels: {app: dns}}
-  template:
-    metadata: {labels: {app: dns}}
-    spec:
-      nodeName: n2
-      containers:
-      - {name: dns, image: "mustang.test/coredns:1", args: [-conf, /etc/storm/Corefile], volumeMounts: [{name: files, mountPath: /etc/storm}], readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}}
-      volumes: [{name: files, configMap: {name: storm}}]
----` + stormService("server", "10.96.9.9", "80", "80") + stormService("nginx", "10.96.9.1, 'fd00:10:96::901'", "80", "") +
+var stormPods = deployment("server", 2, `
+nodeName: n2
+containers:
+- {name: peer, image: "mustang-net/mustang:0.1.0", args: [connectivity, serve], readinessProbe: {httpGet: {port: 8080}, periodSeconds: 1}}
+`) + deployment("dns", 2, `
+nodeName: n2
+containers:
+- {name: dns, image: "mustang.test/coredns:1", args: [-conf, /etc/storm/Corefile], volumeMounts: [{name: files, mountPath: /etc/storm}], readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}}
+volumes: [{name: files, configMap: {name: storm}}]
+`) + deployment("churn", 0, `
+terminationGracePeriodSeconds: 0
+automountServiceAccountToken: false
+containers: [{name: pause, image: "mustang.test/pause:3.10.1"}]
+`) + stormService("server", "10.96.9.9", "80", "80") + stormService("nginx", "10.96.9.1, 'fd00:10:96::901'", "80", "") +
 	stormService("redis", "10.96.9.2", "6379", "") + stormService("postgres", "10.96.9.3", "5432", "") + stormService("dns", "10.96.9.4", "53", "53") + `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: churn}
-spec:
-  replicas: 0
-  selector: {matchLabels: {app: churn}}
-  strategy: {rollingUpdate: {maxSurge: 100%, maxUnavailable: 100%}}
-  template:
-    metadata: {labels: {app: churn}}
-    spec:
-      terminationGracePeriodSeconds: 0
-      automountServiceAccountToken: false
-      containers: [{name: pause, image: "mustang.test/pause:3.10.1"}]
----
 apiVersion: v1
 kind: Service
 metadata: {name: churn}

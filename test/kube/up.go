@@ -38,7 +38,7 @@ func Up(ctx context.Context, config Config, out io.Writer) (err error) {
 	if missing, err := Missing(); err != nil {
 		return err
 	} else if len(missing) > 0 {
-		return notBuilt(missing)
+		return notBuilt(missing, "")
 	}
 	c := open(config.Name)
 	unlock, err := c.lock()
@@ -59,8 +59,8 @@ func Up(ctx context.Context, config Config, out io.Writer) (err error) {
 	return nil
 }
 
-func notBuilt(missing []string) error {
-	return fmt.Errorf("not built yet: %s; to build: test/kube/kube build", strings.Join(missing, ", "))
+func notBuilt(missing []string, flag string) error {
+	return fmt.Errorf("not built yet: %s; to build: test/kube/kube build%s", strings.Join(missing, ", "), flag)
 }
 
 // sweep removes what a killed Up left. A cluster that runs is not ours to end.
@@ -294,7 +294,7 @@ func (c *cluster) spec(b *builder, machine string, trees []hierarchy) (spec, err
 func (c *cluster) environment(b *builder) []string {
 	return []string{
 		"PATH=" + b.dir("hyperkube") + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"HOME=/root", "LANG=C.UTF-8", "KUBECONFIG=" + etcFile("admin.conf"),
+		"HOME=/root", "LANG=C.UTF-8", "KUBECONFIG=" + etcFile("admin.conf"), "MUSTANG_KUBE_CACHE=" + filepath.Dir(b.store),
 	}
 }
 

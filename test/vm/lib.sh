@@ -7,7 +7,7 @@
 vm_dir=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
 repo_root=$(cd "$vm_dir/../.." && pwd)
 # Without symbolic links: the guest finds it below this machine's root, where an absolute one leads astray.
-cache=$(readlink -m "${MUSTANG_VM_CACHE:-$repo_root/.cache/vm}")
+cache=$(readlink -m "${MUSTANG_VM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/mustang/vm}")
 lock=$vm_dir/kernels.lock
 
 # Part of every tree's key: raise it when unpack() in fetch lays a tree out differently.

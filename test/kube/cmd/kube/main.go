@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -46,14 +47,22 @@ func main() {
 }
 
 func buildCommand() *cobra.Command {
-	jobs := 1
+	var o kube.BuildOptions
 	cmd := &cobra.Command{
 		Use: "build", Short: "Build all that a cluster needs, once", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return kube.Build(cmd.Context(), jobs, cmd.OutOrStdout())
+			err := kube.Build(cmd.Context(), o, cmd.OutOrStdout())
+			if errors.Is(err, kube.ErrTime) {
+				fmt.Fprintln(cmd.OutOrStdout(), err)
+				return nil
+			}
+			return err
 		},
 	}
-	cmd.Flags().IntVar(&jobs, "jobs", jobs, "compilers at once")
+	f := cmd.Flags()
+	f.BoolVar(&o.E2E, "e2e", false, "the end-to-end suite too")
+	f.IntVar(&o.Jobs, "jobs", runtime.NumCPU(), "compilers at once")
+	f.DurationVar(&o.Within, "within", 0, "end after that time, which is no error: what is missing is said")
 	return cmd
 }
 
