@@ -170,13 +170,20 @@ slow_fn int edge_enter(struct pkt *p, struct edge_plan *plan, __u32 now)
 	return ct_create(&p->t, p->proto, CT_SCOPE_FLOW, &e, now) ? REASON_CT_FULL : REASON_NONE;
 }
 
-/* Answers that only the NIC's egress can turn back. */
-inline_fn void edge_turn(void)
+/* Answers that only the NIC can turn back. @where: bits of enum edge_turn. */
+inline_fn void edge_turn(__u32 where)
 {
 	struct facts *known = facts();
 
-	if (known)
-		known->edge_turn = 1;
+	if (known && (known->edge_turn & where) != where)
+		__sync_fetch_and_or(&known->edge_turn, where);
+}
+
+inline_fn bool edge_turns(__u32 where)
+{
+	struct facts *known = facts();
+
+	return known && known->edge_turn & where;
 }
 
 /**
@@ -196,9 +203,9 @@ slow_fn int edge_deliver(struct __sk_buff *skb, struct pkt *p, __u32 id)
 	if (!to || !to->generation)
 		return address_flags(&p->t.dst) & SVC_NODE ? NEXT : EDGE_SEND;
 	if (to->flags & EP_IN_POD) {
+		edge_turn(EDGE_TURN_OUT | EDGE_TURN_IN);
 		if (to->parent != skb->ifindex)
 			return EDGE_SEND;
-		edge_turn();
 		return bpf_skb_store_bytes(skb, 0, to->mac, ETH_ALEN, 0) ? edge_drop(skb, REASON_DELIVER) : NEXT;
 	}
 	if (too_long(skb, to) || !link_write(skb, to->mac))
@@ -248,7 +255,7 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
 	if (reason)
 		return edge_drop(skb, reason);
 	if (!plan.wear && !plan.endpoint) /* the node itself, or a pod that mustang does not know */
-		edge_turn();
+		edge_turn(EDGE_TURN_OUT);
 	return edge_deliver(skb, p, plan.endpoint);
 }
 
@@ -371,6 +378,15 @@ inline_fn __u16 destination_flags(const struct addr *dst)
 	return from_tunnel && !(flags & SVC_NODE) ? 0 : flags;
 }
 
+/* What may be an answer of a pod on this NIC to a client outside: when the node is the pod's gateway,
+ * it passes here on its way to the node. There it is turned back, or the node's stack, which did not
+ * see the question, would masquerade the answer as a flow of the pod's own. */
+inline_fn bool edge_passing(struct __sk_buff *skb)
+{
+	return !from_tunnel && (skb->pkt_type == PACKET_HOST || skb->pkt_type == PACKET_OTHERHOST) &&
+	       edge_turns(EDGE_TURN_IN);
+}
+
 SEC("tc")
 int from_outside(struct __sk_buff *skb)
 {
@@ -380,24 +396,26 @@ int from_outside(struct __sk_buff *skb)
 	__u16 address;
 	int verdict;
 
-	if (skb->pkt_type != PACKET_HOST || !edge_destination(skb, &dst))
+	if (!edge_destination(skb, &dst))
 		return NEXT;
-	address = destination_flags(&dst);
+	address = skb->pkt_type == PACKET_HOST ? destination_flags(&dst) : 0;
+	if (!address && !edge_passing(skb))
+		return NEXT;
 	/* What does not add up is the stack's to judge, as if nothing were here. */
-	if (!address || parse(skb, &p) || (p.frag && frag_follow(&p, f.now)))
+	if (parse(skb, &p) || (p.frag && frag_follow(&p, f.now)))
 		return NEXT;
 	if (address & SVC_NODE && !edge_port(&dst, &p))
 		return NEXT;
-	if (p.kind == PKT_ICMP_ERROR)
+	if (address && p.kind == PKT_ICMP_ERROR)
 		return edge_done(skb, &p, edge_error(skb, &p, f.now));
 	if (p.kind != PKT_FLOW)
 		return NEXT;
 	ct_find(&f, &p, CT_SCOPE_FLOW);
-	if (f.e && begins_anew(&f, &p))
+	if (address && f.e && begins_anew(&f, &p))
 		ct_forget(&f, p.proto);
 	if (!f.e)
-		return edge_done(skb, &p, edge_new(skb, &p, f.now));
-	if (!(f.e->flags & CT_EDGE))
+		return address ? edge_done(skb, &p, edge_new(skb, &p, f.now)) : NEXT;
+	if (!(f.e->flags & CT_EDGE) || !(address || f.reply))
 		return NEXT;
 	ct_touch(&f, &p);
 	verdict = f.e ? edge_known(skb, &p, &f) : edge_drop(skb, REASON_CT_FULL);

@@ -114,12 +114,35 @@ slow_fn bool node_routes_from(struct __sk_buff *skb, const struct addr *a, bool 
 }
 
 /**
+ * sender_of_answer - the pod whose answer to a client outside the link's ingress has turned back (lib/edge.h)
+ * @p: its tuple becomes what the pod sent
+ * @from: id is set
+ *
+ * Return: enum drop_reason.
+ */
+slow_fn int sender_of_answer(struct pkt *p, struct sender *from, __u32 now)
+{
+	struct flow f = { .now = now };
+	struct tuple sent;
+
+	if (p->kind != PKT_FLOW || (p->frag && frag_follow(p, now)))
+		return REASON_SPOOFED_ADDRESS;
+	ct_find(&f, p, CT_SCOPE_FLOW);
+	if (!f.e || !(f.e->flags & CT_EDGE) || f.e->role != CT_PRE_NAT || !f.reply || !f.e->responder.endpoint)
+		return REASON_SPOOFED_ADDRESS;
+	from->id = f.e->responder.endpoint;
+	tuple_reverse(&sent, &f.e->other);
+	p->t = sent;
+	return REASON_NONE;
+}
+
+/**
  * sender_by_address - the endpoint whose address a packet carries, when its link address does not tell
  * @from: id is set; 0 for what the node itself may send
  *
  * Return: enum drop_reason.
  */
-slow_fn int sender_by_address(struct __sk_buff *skb, const struct pkt *p, struct sender *from)
+slow_fn int sender_by_address(struct __sk_buff *skb, struct pkt *p, struct sender *from)
 {
 	struct addr a;
 	int reason = source_of(skb, p, &a);
@@ -130,7 +153,7 @@ slow_fn int sender_by_address(struct __sk_buff *skb, const struct pkt *p, struct
 	if (from->id || unnumbered(p, &a))
 		return REASON_NONE;
 	if (from->netns)
-		return checked_on_node(from->netns) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
+		return checked_on_node(from->netns) ? REASON_NONE : sender_of_answer(p, from, now_seconds());
 	return node_routes_from(skb, &a, is_arp(p)) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
 }
 
@@ -140,7 +163,7 @@ slow_fn int sender_by_address(struct __sk_buff *skb, const struct pkt *p, struct
  *
  * Return: enum drop_reason.
  */
-inline_fn int sender_of(struct __sk_buff *skb, const struct pkt *p, const struct parent *parent, int malformed,
+inline_fn int sender_of(struct __sk_buff *skb, struct pkt *p, const struct parent *parent, int malformed,
 			struct sender *from)
 {
 	struct child_key key = { .parent = skb->ifindex };

@@ -329,7 +329,12 @@ struct frag_ports {
 
 struct facts {
 	__u32 shadowed;  /* 1: a flow was entered with CT_SCOPE_SHADOW */
-	__u32 edge_turn; /* 1: of some flow from outside, the NIC's egress must turn replies back */
+	__u32 edge_turn; /* of some flow from outside, the NIC must turn replies back: enum edge_turn */
+};
+
+enum edge_turn {
+	EDGE_TURN_OUT = 1, /* at its egress */
+	EDGE_TURN_IN = 2,  /* at its ingress, where pods on it pass on their way to the node */
 };
 
 /* How many refusals were sent in a second, on one CPU. */

@@ -180,16 +180,20 @@ func startTime(pid int) (uint64, error) {
 	return strconv.ParseUint(fields[19], 10, 64)
 }
 
-// child is the process that runs inside the machine's namespaces, its process 1.
-// The file may leave a child out while others end (proc(5)): so it is read again.
+// child is the process that runs inside the machine's namespaces, its process 1. It is listed with the
+// thread that started it, which need not be the first. A list may leave a child out while others end
+// (proc(5)): so it is read again.
 func child(pid int) (int, error) {
 	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+		lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 		if err != nil {
 			return 0, err
 		}
-		if fields := strings.Fields(string(b)); len(fields) > 0 {
-			return strconv.Atoi(fields[0])
+		for _, list := range lists {
+			b, _ := os.ReadFile(list) // a thread may have ended
+			if fields := strings.Fields(string(b)); len(fields) > 0 {
+				return strconv.Atoi(fields[0])
+			}
 		}
 		if time.Now().After(deadline) {
 			return 0, fmt.Errorf("process %d has no child", pid)

@@ -111,6 +111,12 @@ const (
 	FastClosing    = 16 // the flow is closing: its slot may be taken, but holds until then
 )
 
+// enum edge_turn
+const (
+	EdgeTurnOut = 1 // at its egress
+	EdgeTurnIn  = 2 // at its ingress, where pods on it pass on their way to the node
+)
+
 // enum identity_number
 const (
 	IdentityAnybody = 0  // of rules that name no peer

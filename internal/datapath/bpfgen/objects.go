@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "06fa2696c17250a48949c920506f89f22f182a3e6c078db93902c0f8882c75c5"
+const ObjectsHash = "103fbd1dd943f60979fd457ce48aed4b61ef252828c085a352555008ff263bac"

@@ -19,9 +19,11 @@ type outside struct {
 	c, f netip.AddrPort // client and frontend
 }
 
-// eachEdge runs fn for both families and protocols, on one thread.
-func eachEdge(t *testing.T, fn func(o outside)) {
-	e := NewEdge(t, Options{}, 3)
+// eachEdge runs fn for both families and all protocols, on one thread.
+func eachEdge(t *testing.T, fn func(o outside)) { eachEdgeWith(t, Options{}, fn) }
+
+func eachEdgeWith(t *testing.T, options Options, fn func(o outside)) {
+	e := NewEdge(t, options, 3)
 	for _, v6 := range []bool{false, true} {
 		for _, proto := range []uint8{oracle.TCP, oracle.UDP, oracle.SCTP} {
 			e.ClearFlows(t)
