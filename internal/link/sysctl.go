@@ -33,7 +33,7 @@ func answerOwn(name string) error {
 }
 
 // ifSysctls sets what an interface needs before it goes up.
-func ifSysctls(name string, v6 bool, e end) error {
+func (s Spec) ifSysctls(name string, v6 bool, e end) error {
 	v6 = v6 && e != endSwitched
 	settings := map[string]string{
 		"ipv6/conf/" + name + "/disable_ipv6": "1",
@@ -55,7 +55,7 @@ func ifSysctls(name string, v6 bool, e end) error {
 		settings["ipv4/conf/"+name+"/send_redirects"] = "0"
 	}
 	for key, value := range settings {
-		err := os.WriteFile(filepath.Join("/proc/sys/net", key), []byte(value), 0)
+		err := os.WriteFile(filepath.Join(s.sysctlsHere(), key), []byte(value), 0)
 		if errors.Is(err, fs.ErrNotExist) && !v6 && key == "ipv6/conf/"+name+"/disable_ipv6" {
 			continue // a kernel without IPv6 has nothing to switch off
 		}
