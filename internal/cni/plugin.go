@@ -124,14 +124,14 @@ var commands = map[string]struct {
 }
 
 // dispatch does a call in this process. alone: there is no agent, who would see
-// that calls take turns.
+// that ADDs take turns.
 func dispatch(env call, stdin []byte, alone bool) *types.Error {
 	p, e := prepare(env, stdin, toStderr)
 	if e != nil {
 		return e
 	}
 	p.ctx, p.out, p.by.maker = context.Background(), os.Stdout, record.ThisMaker()
-	if alone && fits(p.Mode, p.IPAM.Type) {
+	if alone && env.command == "ADD" && fits(p.Mode, p.IPAM.Type) {
 		p.turn = takeTurn(p.store)
 	}
 	return p.run()

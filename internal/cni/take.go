@@ -133,11 +133,13 @@ func (s *Server) alone(ctx context.Context, p *plugin) error {
 	if found && (r.NetNS != a.NetNS || !fits(r.Mode, r.IPAM)) {
 		return errYours
 	}
-	select {
-	case s.turn <- struct{}{}:
-		defer func() { <-s.turn }()
-	case <-ctx.Done():
-		return ctx.Err()
+	if p.env.command == "ADD" {
+		select {
+		case s.turn <- struct{}{}:
+			defer func() { <-s.turn }()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	return commands[p.env.command].run(p)
 }

@@ -2,9 +2,10 @@
 
 package cni
 
-// Calls that come at once take turns: as many are at work as the node has
-// processors for. More would stand in line in the kernel, which has one lock for
-// all interfaces, and all would end last; so half of them end in half the time.
+// ADDs that come at once take turns. Else they would stand in line in the kernel,
+// which has one lock for all interfaces, and with the node's engine, and all would
+// end last; so half of them end in half the time. While one works, others start
+// and end. A DEL waits most of its time, and many wait as long as one.
 
 import (
 	"fmt"
@@ -15,9 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// turns is how many calls are at work at once. Beyond four they would only meet in
-// the kernel.
-func turns() int { return min(runtime.NumCPU(), 4) }
+// turns is how many ADDs are at work at once.
+func turns() int { return min(max(runtime.NumCPU()/2, 1), 2) }
 
 // turn is a process's, without an agent: a lock on one of a few files. The kernel
 // drops it when the process ends, however. nil is one that waits for nobody.
