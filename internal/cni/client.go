@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -167,11 +168,19 @@ func (p *plugin) ask(ctx context.Context, r request) (state.Endpoint, error) {
 	if err == nil {
 		err = json.NewDecoder(conn).Decode(&answer)
 	}
+	if err != nil && r.Op != opAdd && died(err) {
+		return none, errNoAgent // any other request can be done again
+	}
 	if err != nil {
 		// It died, or hangs: whether the request was done, only another can tell.
 		return none, codedf(types.ErrTryAgainLater, "the agent does not answer: %v; try again", err)
 	}
 	return answer.Endpoint, answer.err()
+}
+
+// died says that a connection's other side is gone.
+func died(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
 }
 
 // answerMargin is what the agent's own "try again" has on the way.

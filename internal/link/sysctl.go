@@ -11,6 +11,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // end says which side of a connection an interface is.
@@ -30,6 +32,17 @@ func answerOwn(name string) error {
 		return fmt.Errorf("set sysctl net/%s=1: %w", key, err)
 	}
 	return nil
+}
+
+// writeSysctl is os.WriteFile outside of Go's poller: these files can be polled, and
+// each would wake another thread.
+func writeSysctl(path, value string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = unix.Write(fd, []byte(value))
+	return errors.Join(err, unix.Close(fd))
 }
 
 // ifSysctls sets what an interface needs before it goes up.
@@ -55,7 +68,7 @@ func (s Spec) ifSysctls(name string, v6 bool, e end) error {
 		settings["ipv4/conf/"+name+"/send_redirects"] = "0"
 	}
 	for key, value := range settings {
-		err := os.WriteFile(filepath.Join(s.sysctlsHere(), key), []byte(value), 0)
+		err := writeSysctl(filepath.Join(s.sysctlsHere(), key), value)
 		if errors.Is(err, fs.ErrNotExist) && !v6 && key == "ipv6/conf/"+name+"/disable_ipv6" {
 			continue // a kernel without IPv6 has nothing to switch off
 		}
