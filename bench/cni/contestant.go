@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -24,6 +25,7 @@ type contestant struct {
 	plugin string // file
 	mode   lab.Mode
 	config func(l *lab.Lab) map[string]any
+	agent  bool // one runs on the node, as on each of Kubernetes
 }
 
 // Names are all contestants, in their order of listing.
@@ -48,13 +50,13 @@ func chosen(o Options) ([]contestant, error) {
 
 func contestants(o Options) []contestant {
 	mustang := func(mode lab.Mode) contestant {
-		return contestant{"mustang " + string(mode), o.Plugin, mode, func(l *lab.Lab) map[string]any {
+		return contestant{name: "mustang " + string(mode), plugin: o.Plugin, mode: mode, config: func(l *lab.Lab) map[string]any {
 			return map[string]any{"type": "mustang-cni", "mode": string(mode), "uplink": lab.Uplink, "bpffs": l.BPFFS(), "stateDir": l.StateDir(),
 				"ipam": map[string]any{"type": "mustang", "pools": []string{lab.PodCIDR4.String()}}}
 		}}
 	}
 	reference := func(name string, more map[string]any) contestant {
-		return contestant{name + " + host-local", filepath.Join(o.Reference, name), lab.Veth, func(l *lab.Lab) map[string]any {
+		return contestant{name: name + " + host-local", plugin: filepath.Join(o.Reference, name), mode: lab.Veth, config: func(l *lab.Lab) map[string]any {
 			c := map[string]any{"type": name, "ipam": map[string]any{"type": "host-local", "dataDir": filepath.Join(l.StateDir(), "host-local"),
 				"ranges": []any{[]any{map[string]any{"subnet": lab.PodCIDR4.String()}}}, "routes": []any{map[string]any{"dst": "0.0.0.0/0"}}}}
 			for k, v := range more {
@@ -63,8 +65,12 @@ func contestants(o Options) []contestant {
 			return c
 		}}
 	}
+	withAgent := func(c contestant) contestant {
+		c.name, c.agent = c.name+" with agent", true
+		return c
+	}
 	return []contestant{
-		mustang(lab.Veth), mustang(lab.Bridge), mustang(lab.Macvlan),
+		withAgent(mustang(lab.Veth)), withAgent(mustang(lab.Bridge)), mustang(lab.Veth), mustang(lab.Bridge), mustang(lab.Macvlan),
 		reference("bridge", map[string]any{"isGateway": true}), reference("ptp", nil), reference("macvlan", map[string]any{"master": lab.Uplink}),
 	}
 }
@@ -75,6 +81,7 @@ type env struct {
 	lab  *lab.Lab
 	conf []byte
 	path string
+	stop func() error // the agent
 }
 
 func (c contestant) up(ctx context.Context, o Options, i int) (*env, error) {
@@ -86,8 +93,17 @@ func (c contestant) up(ctx context.Context, o Options, i int) (*env, error) {
 	// What all contestants speak.
 	conf["cniVersion"], conf["name"] = "1.0.0", "bench"
 	text, err := json.Marshal(conf)
-	return &env{c, l, text, o.Reference}, err
+	e := &env{contestant: c, lab: l, conf: text, path: o.Reference, stop: func() error { return nil }}
+	if err == nil && c.agent {
+		e.stop, err = startAgent(ctx, l)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return e, nil
 }
+
+func (e *env) close() error { return errors.Join(e.stop(), e.lab.Close()) }
 
 // call runs the plugin once, and answers how long that took.
 func (e *env) call(ctx context.Context, command string, s space) (time.Duration, error) {

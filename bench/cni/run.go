@@ -80,7 +80,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	var envs []*env
 	defer func() {
 		for _, e := range envs {
-			err = errors.Join(err, e.lab.Close())
+			err = errors.Join(err, e.close())
 		}
 	}()
 	for i, c := range list {

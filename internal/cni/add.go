@@ -13,7 +13,6 @@ import (
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/ipam"
 	"github.com/mustang-net/mustang/internal/link"
-	"github.com/mustang-net/mustang/internal/record"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -22,7 +21,7 @@ func (p *plugin) add() error {
 	if err := p.Validate(); err != nil {
 		return err
 	}
-	if err := checkNetNS(p.env.netns); err != nil {
+	if err := p.checkNetNS(); err != nil {
 		return err
 	}
 	if p.Mode != Chained && p.hasPrevResult() {
@@ -32,9 +31,9 @@ func (p *plugin) add() error {
 		return err
 	}
 	a := p.attachment()
-	a.State, a.Maker, a.Masquerade, a.Bandwidth = stateMaking, record.ThisMaker(), p.masqueradeGroup(), p.RuntimeConfig.Bandwidth
+	a.State, a.Masquerade, a.Bandwidth = stateMaking, p.masqueradeGroup(), p.RuntimeConfig.Bandwidth
 	a.HostPorts = len(p.RuntimeConfig.PortMappings) > 0
-	left, err := p.store.claim(a)
+	left, err := p.store.claim(&a, p.by)
 	if err != nil {
 		return err
 	}
@@ -48,7 +47,7 @@ func (p *plugin) add() error {
 	}
 	result, err := p.make(&a)
 	if err == nil {
-		a.State = stateReady
+		a.State, a.Agent = stateReady, false
 		err = p.store.Write(a.file(), a)
 	}
 	if err != nil {
@@ -72,7 +71,7 @@ func (p *plugin) undoFailed(a attachment, err error) error {
 		undo = p.store.Forget(a.file())
 	}
 	if undo != nil { // the record stays, for DEL
-		warn("clean up after a failed ADD: %v", undo)
+		p.warn("clean up after a failed ADD: %v", undo)
 	}
 	return err
 }
@@ -117,7 +116,7 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := forward(spec.IPv4.IsValid(), spec.IPv6.IsValid()); err != nil {
+	if err := p.forward(spec.IPv4.IsValid(), spec.IPv6.IsValid()); err != nil {
 		return nil, err
 	}
 	if err := p.masqueradeAdd(*a); err != nil {
@@ -248,7 +247,7 @@ func (p *plugin) delegatedAddresses() (g addresses, err error) {
 
 func (p *plugin) linkSpec(a attachment, g addresses, lease func() (link.Lease, error)) (link.Spec, error) {
 	s := a.linkSpec()
-	s.Lease = lease
+	s.Here, s.Lease = p.here, lease
 	mac, err := p.wantedMAC(p.cniArgs)
 	if err != nil {
 		return s, err

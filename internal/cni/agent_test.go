@@ -48,6 +48,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// slowness is how long a slow agent takes to know labels.
+const slowness = 400 * time.Millisecond
+
 // beAgent holds the scope, and does with requests what conduct says.
 func beAgent(conduct string) error {
 	debug.SetGCPercent(-1) // no finalizer closes what was forgotten
@@ -73,9 +76,13 @@ func beAgent(conduct string) error {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}
+			if conduct == "slow" { // and does not hear that nobody waits any more
+				time.Sleep(slowness)
+			}
 			return map[string]string{"app": "label-of-" + pod.Name}, nil
 		},
 	}
+	s.barred.Store(conduct == "barred")
 	if conduct == "late" {
 		fmt.Println("ready")
 		time.Sleep(300 * time.Millisecond)

@@ -33,6 +33,7 @@ type attachment struct {
 	Network     string            `json:"network"`
 	State       string            `json:"state"`
 	Maker       record.Maker      `json:"maker"`
+	Agent       bool              `json:"agent,omitempty"` // an agent works on it, for the maker
 	Mode        string            `json:"mode"`
 	NetNS       string            `json:"netns"`
 	Bridge      string            `json:"bridge,omitempty"`
@@ -101,22 +102,27 @@ func (s store) find(a attachment) (attachment, bool, error) {
 	return r, err == nil, err
 }
 
-// claim makes the record of a new attachment. left is what a killed ADD left
-// under the same name: it must be undone first, and a written then.
-func (s store) claim(a attachment) (left *attachment, err error) {
+// claim makes the record of a new attachment, by's. left is what a killed ADD
+// left under the same name: it must be undone first, and a written then.
+func (s store) claim(a *attachment, by worker) (left *attachment, err error) {
+	a.Maker, a.Agent = by.maker, by.agent != nil
 	err = s.Locked(func() error {
-		old, found, err := s.find(a)
+		if err := by.wanted(); err != nil {
+			return err
+		}
+		old, found, err := s.find(*a)
 		switch {
 		case err != nil:
 			return err
 		case !found:
-			return s.Write(a.file(), a)
+			return s.Write(a.file(), *a)
 		case old.State == stateReady:
 			return codedf(errExists, "container %s has an interface %s on network %s already: DEL it first", a.ContainerID, a.IfName, old.Network)
-		case old.Maker.AliveElsewhere():
-			return busy(old)
 		}
-		old.Maker = a.Maker
+		if err := by.free(old); err != nil {
+			return err
+		}
+		old.Maker = by.maker
 		left = &old
 		return s.Write(old.file(), old)
 	})
@@ -125,18 +131,44 @@ func (s store) claim(a attachment) (left *attachment, err error) {
 
 // condemn takes an attachment for removal: whoever dies from here on leaves
 // half an attachment, which the next DEL or GC goes on with.
-func (s store) condemn(a attachment) (r attachment, found bool, err error) {
+func (s store) condemn(a attachment, by worker) (r attachment, found bool, err error) {
 	err = s.Locked(func() error {
+		if err := by.wanted(); err != nil {
+			return err
+		}
 		if r, found, err = s.find(a); err != nil || !found {
 			return err
 		}
-		if r.State != stateReady && r.Maker.AliveElsewhere() {
-			return busy(r)
+		if r.State != stateReady {
+			if err := by.free(r); err != nil {
+				return err
+			}
 		}
-		r.State, r.Maker = stateMaking, record.ThisMaker()
+		// What an agent began stays marked so until it is known to have ended.
+		r.State, r.Maker, r.Agent = stateMaking, by.maker, r.Agent || by.agent != nil
 		return s.Write(r.file(), r)
 	})
 	return r, found, err
+}
+
+// wanted says, with the records locked, that somebody waits for the call's end:
+// nothing is begun for a process that was killed, for its DEL may have been.
+func (w worker) wanted() error {
+	if w.agent == nil {
+		return nil
+	}
+	return w.agent.wanted()
+}
+
+// free says that nobody works on a, which is half made or half gone.
+func (w worker) free(a attachment) error {
+	switch {
+	case w.agent == nil && a.Maker.AliveElsewhere():
+		return busy(a)
+	case w.agent != nil && !a.Agent:
+		return errYours // in a container, an agent cannot see whether its maker lives
+	}
+	return nil // an agent does one call of an attachment at a time
 }
 
 func busy(a attachment) error {

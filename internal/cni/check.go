@@ -37,7 +37,7 @@ func (p *plugin) check() error {
 	if err != nil {
 		return err
 	}
-	if err := checkNetNS(p.env.netns); err != nil {
+	if err := p.checkNetNS(); err != nil {
 		return err
 	}
 	a, found, err := p.store.find(p.attachment())
@@ -65,7 +65,7 @@ func (p *plugin) check() error {
 
 // checkInterfaces compares with prevResult: interfaces, addresses, routes.
 func (p *plugin) checkInterfaces(prev *types100.Result, f *faults) {
-	pd, err := openPod(p.env.netns, p.env.ifname)
+	pd, err := p.openPod()
 	if err != nil {
 		f.add("%v", err)
 		return

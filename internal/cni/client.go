@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -37,6 +38,9 @@ var errNoAgent = errors.New("no agent listens")
 // node has a request done: by the agent when there is one, else with an engine
 // of its own. An agent that holds the node and does not answer is waited for.
 func (p *plugin) node(r request) (state.Endpoint, error) {
+	if p.by.agent != nil {
+		return p.by.agent.do(p.ctx, r)
+	}
 	ctx, cancel := context.WithTimeout(p.ctx, patience)
 	defer cancel()
 	ep, err := p.ask(ctx, r)
@@ -72,12 +76,13 @@ func (p *plugin) askOrDo(ctx context.Context, r request) (state.Endpoint, error)
 }
 
 func (p *plugin) open(ctx context.Context, r request, noWait bool) (*engine.Engine, error) {
-	return engine.Open(ctx, p.scope(), engine.Options{ReadOnly: r.readOnly(), NoWait: noWait, Notify: func(s string) { warn("%s", s) }})
+	return engine.Open(ctx, p.scope(), engine.Options{ReadOnly: r.readOnly(), NoWait: noWait, Notify: p.tell})
 }
 
 // await waits for whatever comes first: the node's lock, or an agent that
 // answers. Where held says why, only an agent will do.
 func (p *plugin) await(ctx context.Context, r request, held error) (state.Endpoint, error) {
+	p.turn.end()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type opened struct {
@@ -147,7 +152,7 @@ func (p *plugin) ask(ctx context.Context, r request) (state.Endpoint, error) {
 		return none, fmt.Errorf("ask the agent: %w", err)
 	}
 	defer conn.Close()
-	if err := checkPeer(conn.(*net.UnixConn)); err != nil {
+	if err := checkConn(conn.(*net.UnixConn)); err != nil {
 		return none, err
 	}
 	deadline, _ := ctx.Deadline()
@@ -163,11 +168,19 @@ func (p *plugin) ask(ctx context.Context, r request) (state.Endpoint, error) {
 	if err == nil {
 		err = json.NewDecoder(conn).Decode(&answer)
 	}
+	if err != nil && r.Op != opAdd && died(err) {
+		return none, errNoAgent // any other request can be done again
+	}
 	if err != nil {
 		// It died, or hangs: whether the request was done, only another can tell.
 		return none, codedf(types.ErrTryAgainLater, "the agent does not answer: %v; try again", err)
 	}
 	return answer.Endpoint, answer.err()
+}
+
+// died says that a connection's other side is gone.
+func died(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
 }
 
 // answerMargin is what the agent's own "try again" has on the way.

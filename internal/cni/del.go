@@ -17,12 +17,12 @@ import (
 // del takes a container off the network. What is absent is success: with or
 // without namespace, prevResult and record.
 func (p *plugin) del() error {
-	a, found, err := p.store.condemn(p.attachment())
+	a, found, err := p.store.condemn(p.attachment(), p.by)
 	if err != nil {
 		return err
 	}
 	if found && p.env.netns != "" && a.NetNS != p.env.netns {
-		warn("DEL of %s names another namespace (%s) than its ADD did (%s)", a.key(), p.env.netns, a.NetNS)
+		p.warn("DEL of %s names another namespace (%s) than its ADD did (%s)", a.key(), p.env.netns, a.NetNS)
 	}
 	// Without a record it was done before, or never ADDed, or the records are
 	// lost: what carries the container's own name is removed.
@@ -36,6 +36,11 @@ func (p *plugin) del() error {
 // undo removes all of an attachment but its record. It works on any half of
 // one, does every step whatever the others say, and can be done again.
 func (p *plugin) undo(a attachment) error {
+	if a.Agent && p.by.agent == nil { // whose plugin was killed: it may be at work on it still
+		if _, err := p.node(request{Op: opSettle, Key: a.file()}); err != nil {
+			return err
+		}
+	}
 	if a.Endpoint == 0 && a.NetNS != "" {
 		theirs, err := p.isAnothers(a)
 		if err != nil {
@@ -48,7 +53,7 @@ func (p *plugin) undo(a attachment) error {
 	var errs []error
 	if leases(a.IPAM) { // the network is told by the interface, or a lease ends by itself (spec, DEL)
 		if err := p.release(a); err != nil {
-			warn("%v", err)
+			p.warn("%v", err)
 		}
 	}
 	errs = append(append(errs, p.disconnect(a)...), p.masqueradeRemove(a))
@@ -69,7 +74,9 @@ func (p *plugin) disconnect(a attachment) []error {
 	case link.HostDevice:
 		return []error{p.detach(a, host), link.Delete(a.linkSpec())}
 	}
-	return []error{link.Delete(a.linkSpec()), p.detach(a, host)}
+	s := a.linkSpec()
+	s.Here = p.here
+	return []error{link.Delete(s), p.detach(a, host)}
 }
 
 // isAnothers says that the interface which a names is another container's: its

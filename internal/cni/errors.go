@@ -41,5 +41,5 @@ func invalid(field, format string, args ...any) *types.Error {
 	return types.NewError(types.ErrInvalidNetworkConfig, field+": "+fmt.Sprintf(format, args...), "")
 }
 
-// warn writes a sentence to standard error, which runtimes log.
-func warn(format string, args ...any) { fmt.Fprintf(os.Stderr, "mustang-cni: "+format+"\n", args...) }
+// toStderr writes a sentence to standard error, which runtimes log.
+func toStderr(sentence string) { fmt.Fprintln(os.Stderr, "mustang-cni: "+sentence) }

@@ -44,7 +44,7 @@ func (p *plugin) isValid(a attachment) bool {
 }
 
 func (p *plugin) collect(a attachment) error {
-	r, found, err := p.store.condemn(a)
+	r, found, err := p.store.condemn(a, p.by)
 	if err != nil || !found {
 		return err
 	}

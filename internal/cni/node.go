@@ -5,8 +5,10 @@ package cni
 // What the plugin needs to know of its node, and to set on it.
 
 import (
+	"cmp"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -63,14 +65,12 @@ func (c *Config) uplinkAndMTU() (uplink string, mtu int, err error) {
 
 // forward lets the node route between its interfaces: pods behind it reach the
 // outside by that. Nothing is written where it is on already.
-func forward(v4, v6 bool) error {
-	for file, wanted := range map[string]bool{
-		"/proc/sys/net/ipv4/ip_forward":          v4,
-		"/proc/sys/net/ipv6/conf/all/forwarding": v6,
-	} {
+func (p *plugin) forward(v4, v6 bool) error {
+	for key, wanted := range map[string]bool{"ipv4/ip_forward": v4, "ipv6/conf/all/forwarding": v6} {
 		if !wanted {
 			continue
 		}
+		file := filepath.Join(cmp.Or(p.here.Sysctls, "/proc/sys/net"), key)
 		now, err := os.ReadFile(file)
 		if err == nil && strings.TrimSpace(string(now)) != "0" {
 			continue

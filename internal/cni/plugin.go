@@ -19,6 +19,9 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/mustang-net/mustang/internal/link"
+	"github.com/mustang-net/mustang/internal/record"
 )
 
 // versions of the spec that are spoken, oldest first.
@@ -32,7 +35,19 @@ type plugin struct {
 	cniArgs map[string]string
 	ctx     context.Context
 	out     io.Writer
+	tell    func(sentence string) // warnings
+	by      worker
+	here    link.Here // what the runtime names, where this process sees it
+	turn    *turn
 }
+
+// worker is who does the work of an execution.
+type worker struct {
+	maker record.Maker // the process that the runtime waits for
+	agent agentCall    // nil: that process itself
+}
+
+func (p *plugin) warn(format string, args ...any) { p.tell(fmt.Sprintf(format, args...)) }
 
 // Main runs the plugin as a process: environment and standard input in, result
 // or error out, and the exit status.
@@ -44,7 +59,12 @@ func Main() int {
 	if err != nil {
 		return printError("", codedf(types.ErrIOFailure, "read the network configuration: %v", err))
 	}
-	if e := dispatch(callOf(os.Getenv), stdin, os.Stdout); e != nil {
+	env := callOf(os.Getenv)
+	e, err := handOver(env, stdin)
+	if err != nil {
+		e = dispatch(env, stdin, errors.Is(err, errNoAgent))
+	}
+	if e != nil {
 		return printError(versionOf(stdin), e)
 	}
 	return 0
@@ -103,29 +123,45 @@ var commands = map[string]struct {
 	"GC": {"1.1.0", (*plugin).gc}, "STATUS": {"1.1.0", (*plugin).status},
 }
 
-// dispatch checks environment, configuration and version, in this order, and
-// runs the command.
-func dispatch(env call, stdin []byte, out io.Writer) *types.Error {
-	if e := env.validate(); e != nil {
+// dispatch does a call in this process. alone: there is no agent, who would see
+// that ADDs take turns.
+func dispatch(env call, stdin []byte, alone bool) *types.Error {
+	p, e := prepare(env, stdin, toStderr)
+	if e != nil {
 		return e
 	}
-	c, err := Parse(stdin, func(field string) {
-		warn("unknown field %q in network configuration %s is ignored", field, versionOf(stdin))
+	p.ctx, p.out, p.by.maker = context.Background(), os.Stdout, record.ThisMaker()
+	if alone && env.command == "ADD" && fits(p.Mode, p.IPAM.Type) {
+		p.turn = takeTurn(p.store)
+	}
+	return p.run()
+}
+
+// prepare checks environment, configuration and version, in this order.
+func prepare(env call, config []byte, tell func(string)) (*plugin, *types.Error) {
+	if e := env.validate(); e != nil {
+		return nil, e
+	}
+	c, err := Parse(config, func(field string) {
+		tell(fmt.Sprintf("unknown field %q in network configuration %s is ignored", field, versionOf(config)))
 	})
 	if err != nil {
-		return coded(types.ErrDecodingFailure, err)
+		return nil, coded(types.ErrDecodingFailure, err)
 	}
-	command := commands[env.command]
-	if e := c.validateNetwork(env.command, command.since); e != nil {
-		return e
+	if e := c.validateNetwork(env.command, commands[env.command].since); e != nil {
+		return nil, e
 	}
 	if env.netns != "" {
 		if env.netns, err = filepath.Abs(env.netns); err != nil {
-			return coded(types.ErrInternal, err)
+			return nil, coded(types.ErrInternal, err)
 		}
 	}
-	p := &plugin{Config: c, store: storeAt(c.StateDir), cniArgs: cniArgs(env.args), ctx: context.Background(), out: out, env: env}
-	if err := command.run(p); err != nil {
+	return &plugin{Config: c, store: storeAt(c.StateDir), cniArgs: cniArgs(env.args), env: env, tell: tell}, nil
+}
+
+// run runs the command.
+func (p *plugin) run() *types.Error {
+	if err := commands[p.env.command].run(p); err != nil {
 		return coded(types.ErrInternal, err)
 	}
 	return nil
@@ -158,9 +194,13 @@ func (p *plugin) attachment() attachment {
 		Bridge: p.Bridge, Uplink: p.Uplink, IPAM: p.IPAM.Type, Args: p.env.args, Config: p.raw}
 }
 
+// netnsHere is where this process finds the container's namespace.
+func (p *plugin) netnsHere() string { return cmp.Or(p.here.NetNS, p.env.netns) }
+
 // checkNetNS refuses what is no network namespace, and the node's own.
-func checkNetNS(path string) error {
-	pod, err := os.Stat(path)
+func (p *plugin) checkNetNS() error {
+	path := p.env.netns
+	pod, err := os.Stat(p.netnsHere())
 	if err != nil {
 		return codedf(types.ErrInvalidNetNS, "CNI_NETNS %s: %v", path, errors.Unwrap(err))
 	}

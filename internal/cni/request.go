@@ -27,6 +27,7 @@ const (
 	opCollect operation = "collect" // the plugin's endpoints whose interfaces are gone, but those in Keep
 	opCheck   operation = "check"   // the endpoint at Where, with Ports; each fault is a line of the error
 	opStatus  operation = "status"  // the tables can be read
+	opSettle  operation = "settle"  // nobody works on the attachment Key for a plugin that was killed
 )
 
 // request is one call.
@@ -36,6 +37,7 @@ type request struct {
 	Where engine.Whereabouts  `json:"where,omitzero"`
 	Keep  []uint32            `json:"keep,omitempty"`
 	Ports []PortMapping       `json:"ports,omitempty"` // of the endpoint
+	Key   string              `json:"key,omitempty"`
 	// Sweep closes host ports that lead to no endpoint any more.
 	Sweep bool `json:"sweep,omitempty"`
 }
@@ -66,6 +68,8 @@ func (r request) run(ctx context.Context, e *engine.Engine) (state.Endpoint, err
 	case opStatus:
 		_, err := e.Endpoints()
 		return none, err
+	case opSettle:
+		return none, nil // who has the engine is the only one
 	}
 	return none, fmt.Errorf("request %q is unknown: the plugin and the agent are of different builds; `mustang install-cni` installs this one's", r.Op)
 }

@@ -28,25 +28,26 @@ type pod struct {
 	addrs []netlink.Addr
 }
 
-func openPod(path, ifname string) (*pod, error) {
+func (p *plugin) openPod() (*pod, error) {
+	path, ifname := p.netnsHere(), p.env.ifname
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	p := &pod{file: f}
-	if p.h, err = netlink.NewHandleAt(vns.NsHandle(f.Fd()), unix.NETLINK_ROUTE); err != nil {
-		p.close()
-		return nil, fmt.Errorf("netlink in %s: %w", path, err)
+	pd := &pod{file: f}
+	if pd.h, err = netlink.NewHandleAt(vns.NsHandle(f.Fd()), unix.NETLINK_ROUTE); err != nil {
+		pd.close()
+		return nil, fmt.Errorf("netlink in %s: %w", p.env.netns, err)
 	}
-	if p.link, err = p.h.LinkByName(ifname); err != nil {
-		p.close()
-		return nil, fmt.Errorf("interface %s in %s: %w", ifname, path, err)
+	if pd.link, err = pd.h.LinkByName(ifname); err != nil {
+		pd.close()
+		return nil, fmt.Errorf("interface %s in %s: %w", ifname, p.env.netns, err)
 	}
-	if p.addrs, err = p.h.AddrList(p.link, netlink.FAMILY_ALL); err != nil {
-		p.close()
-		return nil, fmt.Errorf("list addresses of %s in %s: %w", ifname, path, err)
+	if pd.addrs, err = pd.h.AddrList(pd.link, netlink.FAMILY_ALL); err != nil {
+		pd.close()
+		return nil, fmt.Errorf("list addresses of %s in %s: %w", ifname, p.env.netns, err)
 	}
-	return p, nil
+	return pd, nil
 }
 
 func (p *pod) close() {
@@ -94,7 +95,7 @@ func (p *plugin) finishPod(a attachment, spec link.Spec, made link.Result, g add
 			all := netip.PrefixFrom(gw, 0).Masked()
 			r.Routes = append(r.Routes, &types.Route{Dst: ipNet(all), GW: gw.AsSlice()})
 		}
-		routes, err := addRoutes(a, routesOf(x.Prefix, has, gw, isDefault, g.routes))
+		routes, err := p.addRoutes(routesOf(x.Prefix, has, gw, isDefault, g.routes))
 		if err != nil {
 			return nil, err
 		}
@@ -137,11 +138,11 @@ func routesOf(network, has netip.Prefix, gw netip.Addr, isDefault bool, wanted [
 }
 
 // addRoutes adds routes to the pod, and answers them.
-func addRoutes(a attachment, routes []*types.Route) ([]*types.Route, error) {
+func (p *plugin) addRoutes(routes []*types.Route) ([]*types.Route, error) {
 	if len(routes) == 0 {
 		return nil, nil
 	}
-	pd, err := openPod(a.NetNS, a.IfName)
+	pd, err := p.openPod()
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +158,7 @@ func addRoutes(a attachment, routes []*types.Route) ([]*types.Route, error) {
 			r.Table = *w.Table
 		}
 		if err := pd.h.RouteReplace(r); err != nil {
-			return nil, fmt.Errorf("add route to %s by %s: %w", r.Dst, a.IfName, err)
+			return nil, fmt.Errorf("add route to %s by %s: %w", r.Dst, p.env.ifname, err)
 		}
 	}
 	return routes, nil

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -41,6 +42,11 @@ type Server struct {
 	// its labels were known.
 	Added func(time.Duration)
 	Log   *slog.Logger // nil: silent
+
+	stateDir string // of Serve's socket
+	calls    keys   // attachments under way
+	turn     chan struct{}
+	barred   atomic.Bool // from the runtime's sysctls, by whatever confines the agent
 }
 
 // Listen makes the scope's socket, which only its owner may use, in place of
@@ -74,6 +80,8 @@ func Listen(stateDir string) (*net.UnixListener, error) {
 // answered. l is closed, and its path removed, so that the plugin does not ask
 // nobody.
 func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
+	s.turn = make(chan struct{}, turns())
+	s.stateDir = filepath.Dir(l.Addr().String())
 	var calls sync.WaitGroup
 	defer calls.Wait()
 	stop := context.AfterFunc(ctx, func() { l.Close() })
@@ -108,7 +116,7 @@ const readPatience = 5 * time.Second
 
 // serve answers one connection.
 func (s *Server) serve(ctx context.Context, c *net.UnixConn) error {
-	if err := checkPeer(c); err != nil {
+	if err := checkConn(c); err != nil {
 		return err
 	}
 	if err := c.SetReadDeadline(time.Now().Add(readPatience)); err != nil {
@@ -116,9 +124,15 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) error {
 	}
 	var call struct {
 		request
+		Call     *handed   `json:"call"`
 		Deadline time.Time `json:"deadline"`
 	}
-	if err := json.NewDecoder(c).Decode(&call); err != nil {
+	in, files, err := receive(c)
+	defer closeAll(files)
+	if err == nil {
+		err = json.NewDecoder(in).Decode(&call)
+	}
+	if err != nil {
 		return fmt.Errorf("read a request: %w", err)
 	}
 	if err := c.SetReadDeadline(time.Time{}); err != nil {
@@ -130,17 +144,27 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) error {
 		c.Read(make([]byte, 1))
 		cancel()
 	}()
+	if call.Call != nil {
+		return json.NewEncoder(c).Encode(s.take(ctx, c, *call.Call, files))
+	}
 	ep, err := s.do(ctx, call.request)
 	return errors.Join(err, json.NewEncoder(c).Encode(responseOf(ep, err)))
 }
 
 func (s *Server) do(ctx context.Context, r request) (ep state.Endpoint, err error) {
-	if pod := r.Spec.Pod; r.Op == opAdd && s.Labels != nil {
-		labels, err := s.Labels(ctx, pod)
-		if err != nil {
-			return ep, s.tryAgain(ctx, fmt.Errorf("learn the labels of pod %s/%s: %w", pod.Namespace, pod.Name, err))
+	if r.Op == opSettle {
+		unlock, err := s.calls.lock(ctx, r.Key)
+		if err == nil {
+			unlock()
 		}
-		if pod.Name != "" {
+		return ep, s.tryAgain(ctx, err)
+	}
+	if r.Op == opAdd && s.Labels != nil {
+		labels, err := s.labels(ctx, r.Spec.Pod)
+		if err != nil {
+			return ep, s.tryAgain(ctx, err)
+		}
+		if r.Spec.Pod.Name != "" {
 			r.Spec.Labels = labels
 		}
 	}
@@ -158,6 +182,14 @@ func (s *Server) do(ctx context.Context, r request) (ep state.Endpoint, err erro
 	return ep, s.tryAgain(ctx, err)
 }
 
+func (s *Server) labels(ctx context.Context, pod state.PodRef) (map[string]string, error) {
+	labels, err := s.Labels(ctx, pod)
+	if err != nil {
+		return nil, fmt.Errorf("learn the labels of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return labels, nil
+}
+
 // tryAgain makes the end of the caller's patience, or of the agent, an error
 // that runtimes try again after.
 func (s *Server) tryAgain(ctx context.Context, err error) error {
@@ -167,21 +199,21 @@ func (s *Server) tryAgain(ctx context.Context, err error) error {
 	return err
 }
 
-// checkPeer wants the other side to be root, or this process's own user.
-func checkPeer(c *net.UnixConn) error {
+func checkConn(c *net.UnixConn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return err
 	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return err
-	}
-	if credErr != nil {
-		return fmt.Errorf("ask who is on the other side of the agent's socket: %w", credErr)
+	var refused error
+	err = raw.Control(func(fd uintptr) { refused = checkPeer(int(fd)) })
+	return errors.Join(err, refused)
+}
+
+// checkPeer wants the other side to be root, or this process's own user.
+func checkPeer(fd int) error {
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return fmt.Errorf("ask who is on the other side of the agent's socket: %w", err)
 	}
 	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
 		return fmt.Errorf("process %d of user %d is on the other side of the agent's socket, and only root may be", cred.Pid, cred.Uid)

@@ -18,6 +18,7 @@ import (
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/masquerade"
 	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/record"
 )
 
 // Attached names the attachments of a scope: a pod where the runtime has told
@@ -52,7 +53,7 @@ func Uninstall(ctx context.Context, scope engine.Scope) error {
 		if link.HasShim(a.Mode) && a.Uplink != "" {
 			shared[link.ShimName(a.Mode, a.Uplink)] = true
 		}
-		p := &plugin{store: s, ctx: ctx, env: call{command: "GC", containerID: a.ContainerID, netns: a.NetNS, ifname: a.IfName}}
+		p := &plugin{store: s, ctx: ctx, tell: toStderr, by: worker{maker: record.ThisMaker()}, env: call{command: "GC", containerID: a.ContainerID, netns: a.NetNS, ifname: a.IfName}}
 		if p.Config, err = configOf(a, scope); err == nil {
 			err = p.collect(a)
 		}

@@ -71,13 +71,19 @@ func (d *Datapath) AttachKind() string {
 // With tcx we go to the head of the list: a foreign program that ends the
 // processing early must not be able to skip ours.
 func (d *Datapath) Attach(ep state.Endpoint) error {
-	attach := d.attachLink
+	if err := d.attachHooks(ep); err != nil {
+		return fmt.Errorf("attach to interface %d: %w", ep.IfIndex, err)
+	}
+	return nil
+}
+
+func (d *Datapath) attachHooks(ep state.Endpoint) error {
 	if ep.Attach == AttachClsact {
-		attach = d.attachFilter
+		return d.attachFilters(ep)
 	}
 	for _, h := range hooks(ep) {
-		if err := attach(ep, h); err != nil {
-			return fmt.Errorf("attach to interface %d: %w", ep.IfIndex, err)
+		if err := d.attachLink(ep, h); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -69,19 +69,33 @@ func HasFilters(ep state.Endpoint) bool {
 	return false
 }
 
-// attachFilter is attachLink for kernels without tcx.
-func (d *Datapath) attachFilter(ep state.Endpoint, h hook) error {
+// attachFilters attaches without links.
+func (d *Datapath) attachFilters(ep state.Endpoint) error {
+	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	defer nl.Close()
+	if err := nl.QdiscAdd(clsact(ep.IfIndex)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("add clsact qdisc: %w", err)
+	}
+	for _, h := range hooks(ep) {
+		if err := d.attachFilter(nl, ep, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) attachFilter(nl *netlink.Handle, ep state.Endpoint, h hook) error {
 	prog, err := d.filterProgram(h.slot)
 	if err != nil {
 		return err
 	}
 	defer prog.Close()
-	if err := netlink.QdiscAdd(clsact(ep.IfIndex)); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("add clsact qdisc: %w", err)
-	}
 	// Replace is one message to the kernel, so a filter left by a killed tool
 	// goes over into this one without a gap.
-	err = netlink.FilterReplace(&netlink.BpfFilter{
+	err = nl.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: ep.IfIndex,
 			Parent:    parentOf(h),

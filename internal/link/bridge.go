@@ -88,7 +88,7 @@ func (b *builder) ensureBridge() (netlink.Link, error) {
 // holdGateway makes a node's interface the pods' gateway: the bridge, or the
 // shim.
 func (b *builder) holdGateway(l netlink.Link) error {
-	if err := ifSysctls(l.Attrs().Name, b.IPv6.IsValid() || hasIPv6(b.node, l), endRouted); err != nil {
+	if err := b.ifSysctls(l.Attrs().Name, b.IPv6.IsValid() || hasIPv6(b.node, l), endRouted); err != nil {
 		return err
 	}
 	if err := up(b.node, l); err != nil {
@@ -117,7 +117,7 @@ func hasIPv6(h *netlink.Handle, l netlink.Link) bool {
 
 // plugIn makes the host's end a port.
 func (b *builder) plugIn(host, br netlink.Link) error {
-	if err := ifSysctls(b.HostIfName, false, endSwitched); err != nil {
+	if err := b.ifSysctls(b.HostIfName, false, endSwitched); err != nil {
 		return err
 	}
 	if err := b.node.LinkSetMaster(host, br); err != nil {

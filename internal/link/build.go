@@ -212,7 +212,7 @@ func randomMAC() net.HardwareAddr {
 // podBase prepares the pod's interface: sysctls before it goes up, so that its
 // IPv6 addresses are usable at once, then addresses.
 func (b *builder) podBase(eth netlink.Link, p4, p6 netip.Prefix) error {
-	if err := b.inPod(func() error { return ifSysctls(b.IfName, b.IPv6.IsValid(), endOfPod) }); err != nil {
+	if err := b.inPod(func() error { return b.ifSysctls(b.IfName, b.IPv6.IsValid(), endOfPod) }); err != nil {
 		return err
 	}
 	if err := up(b.pod, loopback); err != nil {

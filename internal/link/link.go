@@ -9,6 +9,7 @@
 package link
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -44,9 +45,12 @@ var ErrExists = errors.New("already connected")
 
 // Spec describes one pod's connection.
 type Spec struct {
-	Name       string       // the pod's name, unique on its node
-	Mode       string       // one of Modes
-	NetNS      string       // path of the pod's network namespace
+	Name  string // the pod's name, unique on its node
+	Mode  string // one of Modes
+	NetNS string // path of the pod's network namespace
+	// Here is how this process gets at what others have opened for it, where it
+	// sees other files than they.
+	Here       Here
 	IfName     string       // in the pod; "" means DefaultIfName
 	HostIfName string       // veth, bridge and netkit: the host's end; "" means HostName(Name)
 	IPv4       netip.Prefix // the prefix length does not matter to the routed modes, veth and netkit
@@ -76,6 +80,12 @@ type Spec struct {
 	// puts programs on it is before the first packet; nil: nobody does. What it
 	// did is not undone when Add fails later.
 	Attach func(state.Endpoint) error
+}
+
+// Here are paths in the calling process's own view; "": the usual ones.
+type Here struct {
+	NetNS   string // of the pod's network namespace, which NetNS names for others
+	Sysctls string // of /proc/sys/net
 }
 
 // Result is what was made, in the numbers that a datapath needs.
@@ -138,6 +148,10 @@ func KnownMode(mode string) error {
 	}
 	return nil
 }
+
+func (s Spec) netnsHere() string { return cmp.Or(s.Here.NetNS, s.NetNS) }
+
+func (s Spec) sysctlsHere() string { return cmp.Or(s.Here.Sysctls, "/proc/sys/net") }
 
 // Gateways are the next hops that the pod will have, defaults filled in.
 func (s Spec) Gateways() (v4, v6 netip.Addr) {
@@ -242,7 +256,7 @@ func Add(spec Spec) (Result, error) {
 	spec = spec.withDefaults()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	b, err := open(spec.NetNS)
+	b, err := open(spec.netnsHere())
 	if err != nil {
 		return Result{}, fmt.Errorf("connect pod %s: %w", spec.Name, err)
 	}
@@ -281,7 +295,7 @@ func Delete(spec Spec) error {
 	spec = spec.withDefaults()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	b, err := open(spec.NetNS)
+	b, err := open(spec.netnsHere())
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
 		b, err = open("")
 	}

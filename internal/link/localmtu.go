@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -66,8 +67,8 @@ func (s Spec) validateLocalMTU() error {
 // must be done before the host has routes by it: the kernel raises an IPv6
 // route's metric together with the interface (rt6_mtu_change).
 func (b *builder) widenHost(host netlink.Link) error {
-	if b.LocalMTU == 0 {
-		return nil
+	if b.LocalMTU == 0 || host.Attrs().MTU == b.LocalMTU {
+		return nil // a veth pair is made so
 	}
 	if err := b.node.LinkSetMTU(host, b.LocalMTU); err != nil {
 		return fmt.Errorf("set MTU %d of %s: %w", b.LocalMTU, b.HostIfName, err)
@@ -181,7 +182,7 @@ func (b *builder) findBlackHoles() error {
 		return nil
 	}
 	return b.inPod(func() error {
-		const key = "/proc/sys/net/ipv4/tcp_mtu_probing" // also IPv6's
+		key := filepath.Join(b.sysctlsHere(), "ipv4/tcp_mtu_probing") // also IPv6's
 		if was, err := os.ReadFile(key); err == nil && string(was) != "0\n" {
 			return nil
 		}

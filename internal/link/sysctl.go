@@ -11,6 +11,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // end says which side of a connection an interface is.
@@ -32,8 +34,19 @@ func answerOwn(name string) error {
 	return nil
 }
 
+// writeSysctl is os.WriteFile outside of Go's poller: these files can be polled, and
+// each would wake another thread.
+func writeSysctl(path, value string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = unix.Write(fd, []byte(value))
+	return errors.Join(err, unix.Close(fd))
+}
+
 // ifSysctls sets what an interface needs before it goes up.
-func ifSysctls(name string, v6 bool, e end) error {
+func (s Spec) ifSysctls(name string, v6 bool, e end) error {
 	v6 = v6 && e != endSwitched
 	settings := map[string]string{
 		"ipv6/conf/" + name + "/disable_ipv6": "1",
@@ -55,7 +68,7 @@ func ifSysctls(name string, v6 bool, e end) error {
 		settings["ipv4/conf/"+name+"/send_redirects"] = "0"
 	}
 	for key, value := range settings {
-		err := os.WriteFile(filepath.Join("/proc/sys/net", key), []byte(value), 0)
+		err := writeSysctl(filepath.Join(s.sysctlsHere(), key), value)
 		if errors.Is(err, fs.ErrNotExist) && !v6 && key == "ipv6/conf/"+name+"/disable_ipv6" {
 			continue // a kernel without IPv6 has nothing to switch off
 		}

@@ -8,6 +8,7 @@ package link
 // (neigh/*/proxy_delay). netkit is routed the same way.
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 
@@ -47,6 +48,7 @@ func (b *builder) makePair() (eth, host netlink.Link, err error) {
 	attrs.Group = linkGroup
 	veth := &netlink.Veth{
 		LinkAttrs:        attrs,
+		PeerMTU:          uint32(b.LocalMTU), // 0: the pod's
 		PeerName:         b.HostIfName,
 		PeerHardwareAddr: randomMAC(),
 		PeerNamespace:    netlink.NsFd(b.nodeNS.Fd()),
@@ -59,12 +61,12 @@ func (b *builder) makePair() (eth, host netlink.Link, err error) {
 	}
 	// Each end knows the other's index, and the rest was given.
 	attrs = b.attrs(b.HostIfName, veth.PeerHardwareAddr)
-	attrs.Index, attrs.MTU = eth.Attrs().ParentIndex, eth.Attrs().MTU
+	attrs.Index, attrs.MTU = eth.Attrs().ParentIndex, cmp.Or(b.LocalMTU, eth.Attrs().MTU)
 	return eth, &netlink.Veth{LinkAttrs: attrs}, nil
 }
 
 func (b *builder) hostRouted(host, eth netlink.Link) error {
-	if err := ifSysctls(b.HostIfName, b.IPv6.IsValid(), endRouted); err != nil {
+	if err := b.ifSysctls(b.HostIfName, b.IPv6.IsValid(), endRouted); err != nil {
 		return err
 	}
 	if err := up(b.node, host); err != nil {
