@@ -2,82 +2,52 @@
 
 package cni
 
-// A node's agent, and as much of an API server as it asks for on an empty
-// cluster: it knows all there is to know at once, and then nothing happens.
+// A node's agent, and the API server of an empty cluster that it follows.
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
-	"path"
 	"path/filepath"
 	"time"
 
 	"github.com/mustang-net/mustang/lab"
+	"github.com/mustang-net/mustang/test/kube"
 )
 
 const nodeName = "bench"
 
-// lists are the kinds that an agent follows, by their resource.
-var lists = map[string]struct{ version, kind, items string }{
-	"services": {"v1", "ServiceList", ""}, "pods": {"v1", "PodList", ""}, "namespaces": {"v1", "NamespaceList", ""},
-	"nodes":           {"v1", "NodeList", `{"metadata": {"name": "` + nodeName + `", "uid": "1", "resourceVersion": "1"}}`},
-	"endpointslices":  {"discovery.k8s.io/v1", "EndpointSliceList", ""},
-	"networkpolicies": {"networking.k8s.io/v1", "NetworkPolicyList", ""},
-}
-
-func answer(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	list, known := lists[path.Base(r.URL.Path)]
-	query := r.URL.Query()
-	switch {
-	case !known:
-		w.WriteHeader(http.StatusNotFound)
-	case query.Has("sendInitialEvents"): // then it lists
-		w.WriteHeader(http.StatusUnprocessableEntity)
-		fmt.Fprint(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422}`)
-	case query.Has("watch"):
-		_ = http.NewResponseController(w).Flush()
-		<-r.Context().Done()
-	default:
-		fmt.Fprintf(w, `{"kind": %q, "apiVersion": %q, "metadata": {"resourceVersion": "1"}, "items": [%s]}`, list.kind, list.version, list.items)
-	}
-}
-
-const kubeconfig = `{"apiVersion": "v1", "kind": "Config", "current-context": "x", "contexts": [{"name": "x", "context": {"cluster": "x"}}],
- "clusters": [{"name": "x", "cluster": {"server": "http://%s"}}]}`
-
 // startAgent starts both on the lab's node, and returns when the agent listens
-// for the plugin.
+// for the plugin. errors.ErrUnsupported: Kubernetes is not built.
 func startAgent(ctx context.Context, l *lab.Lab) (stop func() error, err error) {
-	var listener net.Listener
-	if err := l.Node().Do(func() (err error) {
-		listener, err = net.Listen("tcp", "127.0.0.1:0")
-		return err
-	}); err != nil {
-		return nil, fmt.Errorf("listen as an API server: %w", err)
+	if missing, err := kube.MissingAPIServer(); err != nil || missing != "" {
+		return nil, fmt.Errorf("no API server for the agent: run test/kube/kube build (%w)", errors.ErrUnsupported)
 	}
-	server := &http.Server{Handler: http.HandlerFunc(answer)}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
 	dir, err := os.MkdirTemp("", "mustang-bench-cni-")
-	end := func() error { return errors.Join(server.Close(), ignoreClosed(<-served), os.RemoveAll(dir)) }
-	file := filepath.Join(dir, "kubeconfig")
-	if err == nil {
-		err = os.WriteFile(file, fmt.Appendf(nil, kubeconfig, listener.Addr()), 0o600)
+	if err != nil {
+		return nil, err
 	}
+	end := func() error { return os.RemoveAll(dir) }
+	api, err := kube.StartAPIServer(ctx, l.Node().NetNS, dir)
 	if err != nil {
 		return nil, errors.Join(err, end())
+	}
+	end = func() error {
+		api.Close()
+		return os.RemoveAll(dir)
+	}
+	node := map[string]any{"metadata": map[string]any{"name": nodeName}}
+	if err := api.Do(ctx, http.MethodPost, "/api/v1/nodes", node, nil); err != nil {
+		return nil, errors.Join(fmt.Errorf("make the node's object: %w", err), end())
 	}
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
 		return nil, errors.Join(err, end())
 	}
 	defer log.Close()
-	agent := l.Node().Command(ctx, l.MustangArgs("agent", "--kubeconfig", file, "--node", nodeName,
+	agent := l.Node().Command(ctx, l.MustangArgs("agent", "--kubeconfig", api.Kubeconfig, "--node", nodeName,
 		"--node-mode", "none", "--health-address", "none", "--metrics-address", "none")...)
 	agent.Stdout, agent.Stderr = log, log
 	if err := agent.Start(); err != nil {
@@ -103,11 +73,4 @@ func startAgent(ctx context.Context, l *lab.Lab) (stop func() error, err error) 
 		text, _ := os.ReadFile(log.Name())
 		return nil, errors.Join(fmt.Errorf("the agent does not listen: %s", text), stop())
 	}
-}
-
-func ignoreClosed(err error) error {
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
 }
