@@ -109,7 +109,7 @@ VM_MODES  ?= veth,bridge,bridge-nf-off,macvlan,ipvlan,ipvlan-l3,netkit,netkit-l3
 VM_BY     ?= iptables-nft,mustang-tc
 
 # Of the record, what every change is held to: the programs at the host's end, and a whole transaction.
-PATH_CI   := --hooks veth,netkit --modes veth --services-by mustang-tc
+PATH_CI   := --hooks veth,netkit --modes veth --pairs veth --services-by mustang-tc
 
 .PHONY: check-path
 check-path: build ## instructions of packets and transactions, in the VM, held to the record (UPDATE=1 renews it)

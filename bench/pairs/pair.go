@@ -54,6 +54,7 @@ type Pair struct {
 	// Ways are of pods: report.PodIP, report.ClusterIP, ToNode, NodeToNode.
 	Ways       []string
 	Masquerade bool // pods wear their node's address towards other nodes
+	Edge       bool // mustang's Services for clients outside, at the nodes' NICs
 }
 
 // Name implements run.Contestant.
@@ -68,6 +69,8 @@ func ID(label, way string) string {
 		return label + ", ClusterIP"
 	case ToNode:
 		return label + ", pod to node"
+	case NodeToNode:
+		return label + ", node to node"
 	}
 	return label
 }
@@ -149,12 +152,21 @@ func (p Pair) pods(ctx context.Context, e *env, cgroup string) error {
 	if err != nil {
 		return err
 	}
+	if p.Edge {
+		for _, n := range e.lab.Nodes() {
+			if _, err := n.Mustang(ctx, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire); err != nil {
+				return err
+			}
+		}
+	}
 	for _, way := range p.Ways {
 		switch way {
 		case report.PodIP:
 			e.add(p, way, p.target(cgroup, &client.Space, &server.Space, server.IPv4, server.IPv6, podPort))
 		case ToNode:
 			e.add(p, way, p.target(cgroup, &client.Space, &second.Space, second.Wire4, second.Wire6, nodePort))
+		case NodeToNode:
+			e.add(p, way, p.target(cgroup, &first.Space, &second.Space, second.Wire4, second.Wire6, nodePort))
 		case report.ClusterIP:
 			t := p.target(cgroup, &client.Space, &server.Space, server.IPv4, server.IPv6, backendPort)
 			if err := p.service(ctx, first, &t); err != nil {

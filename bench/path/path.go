@@ -44,6 +44,7 @@ const (
 type Options struct {
 	HookModes  []string      // whose hooks are measured
 	Modes      []string      // whose transactions are counted; only where instructions are
+	PairModes  []string      // whose transactions between two nodes are counted; only there
 	ServicesBy []string      // none: pods without mustang
 	Rounds     int           // samples of each transaction
 	Window     time.Duration // of a sample
@@ -76,7 +77,7 @@ func Defaults() Options {
 	}
 	if o.instructionNS > 0 {
 		o.Hooks, o.NewFlows = Runs{100, 21}, Runs{128, 15}
-		o.Modes = AllModes()
+		o.Modes, o.PairModes = AllModes(), []string{string(lab.Veth), string(lab.Netkit)}
 		o.HookModes = slices.DeleteFunc([]string{"veth", "macvlan", "netkit"}, func(m string) bool { return !slices.Contains(o.Modes, m) })
 	}
 	return o
@@ -99,7 +100,7 @@ func (o Options) cost(d time.Duration) float64 {
 
 func (o Options) validate() error {
 	known := AllModes()
-	for _, m := range slices.Concat(o.Modes, o.HookModes) {
+	for _, m := range slices.Concat(o.Modes, o.HookModes, o.PairModes) {
 		if !slices.Contains(known, m) {
 			return fmt.Errorf("mode %q is unknown: use some of %v", m, known)
 		}
@@ -145,7 +146,7 @@ func Run(ctx context.Context, o Options) (*Document, error) {
 		d.Hooks = append(d.Hooks, hooks...)
 		d.failed("hooks of "+mode, err)
 	}
-	if d.Emulated && len(o.Modes) > 0 {
+	if d.Emulated && len(o.Modes)+len(o.PairModes) > 0 {
 		if err := d.transactions(ctx, o); err != nil {
 			return d, err
 		}

@@ -75,9 +75,9 @@ func TestRestorerSendsTheSameFrameOrANewPort(t *testing.T) {
 	}
 }
 
-// run is a document with one transaction of each cost, by contestant, and one
+// ranOn is a document with one transaction of each cost, by contestant, and one
 // packet at a hook of veth.
-func run(hook float64, costs map[string]float64) *Document {
+func ranOn(hook float64, costs map[string]float64) *Document {
 	d := &Document{Emulated: true, Unit: Instructions, Kernel: "6.12", Go: "go1"}
 	for name, c := range costs {
 		d.Transactions = append(d.Transactions, Transaction{Subject: name + ", pod IP", Contestant: name, Via: "pod IP", Scenario: "rr", Cost: stats.Estimate{Median: c}})
@@ -125,14 +125,14 @@ func TestARecordKeepsWhatWasNotRun(t *testing.T) {
 
 func TestRecordFailsOnWhatGrewOrWent(t *testing.T) {
 	type costs = map[string]float64
-	was := run(300, costs{"loopback": 10000, "veth": 20000})
+	was := ranOn(300, costs{"loopback": 10000, "veth": 20000})
 	was.Transactions = append(was.Transactions, Transaction{Subject: "veth, pod IP", Contestant: "veth", Via: "pod IP", Scenario: "crr", Cost: stats.Estimate{Median: 90000}})
 	record, err := NewRecord(was)
 	if err != nil {
 		t.Fatal(err)
 	}
 	whole := func(hook, rr, crr float64) *Document {
-		d := run(hook, costs{"veth": rr})
+		d := ranOn(hook, costs{"veth": rr})
 		if crr > 0 {
 			d.Transactions = append(d.Transactions, was.Transactions[2])
 			d.Transactions[1].Cost.Median = crr
@@ -151,9 +151,9 @@ func TestRecordFailsOnWhatGrewOrWent(t *testing.T) {
 		"a hook beyond":            {whole(307, 20000, 90000), "WORSE    hooks of veth: from_pod v4: established: 300 → 307"},
 		"gone from a part":         {whole(300, 20000, 0), "MISSING  veth: crr by pod IP"},
 		"better":                   {whole(100, 10000, 90000), ""},
-		"a new part":               {run(300, costs{"netkit": 1}), ""},
-		"parts that were not run":  {run(300, nil), ""},
-		"nothing that is recorded": {run(0, costs{"netkit": 1}), "-"},
+		"a new part":               {ranOn(300, costs{"netkit": 1}), ""},
+		"parts that were not run":  {ranOn(300, nil), ""},
+		"nothing that is recorded": {ranOn(0, costs{"netkit": 1}), "-"},
 		"another Go":               {otherGo, "WORSE    hooks of veth: from_pod v4: established: 300 → 310"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -167,7 +167,7 @@ func TestRecordFailsOnWhatGrewOrWent(t *testing.T) {
 			}
 		})
 	}
-	other := run(300, costs{"veth": 20000})
+	other := ranOn(300, costs{"veth": 20000})
 	other.Kernel = "6.18"
 	if err := record.Check(other, &bytes.Buffer{}); err == nil {
 		t.Error("instructions of another kernel were compared")

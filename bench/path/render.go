@@ -63,16 +63,32 @@ func (d *Document) estimate(e stats.Estimate) string {
 	return fmt.Sprintf("%.0f [%.0f %.0f]", e.Median, e.Low, e.High)
 }
 
+// renderTransactions prints a table for each subject that others are compared with.
 func (d *Document) renderTransactions(w io.Writer) {
-	if len(d.Transactions) == 0 {
-		return
+	var bases []string
+	for _, x := range d.Transactions {
+		if !slices.Contains(bases, x.Over) {
+			bases = append(bases, x.Over)
+		}
 	}
+	for _, base := range bases {
+		d.renderOver(w, base)
+	}
+	if len(bases) > 0 {
+		fmt.Fprintln(w, "Spread: of the samples, end to end. ÷: the ratio of rates; more is better.")
+	}
+}
+
+func (d *Document) renderOver(w io.Writer, base string) {
 	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintf(t, "%s of a transaction\tRR\tspread\t÷ loopback\tCRR\tspread\t÷ loopback\n", d.Unit)
+	fmt.Fprintf(t, "%s of a transaction\tRR\tspread\t÷ %s\tCRR\tspread\t÷ %[2]s\n", d.Unit, base)
 	var order []string
 	cells := map[string]map[string]string{}
 	for _, x := range d.Transactions {
+		if x.Over != base {
+			continue
+		}
 		if cells[x.Subject] == nil {
 			order, cells[x.Subject] = append(order, x.Subject), map[string]string{}
 		}
@@ -82,7 +98,6 @@ func (d *Document) renderTransactions(w io.Writer) {
 		fmt.Fprintf(t, "%s\t%s\t%s\n", s, cmp.Or(cells[s]["rr"], "–\t\t"), cmp.Or(cells[s]["crr"], "–\t\t"))
 	}
 	t.Flush()
-	fmt.Fprintln(w, "Spread: of the samples, end to end. ÷ loopback: the ratio of rates; more is better.")
 }
 
 func (d *Document) renderShares(w io.Writer) {

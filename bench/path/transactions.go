@@ -14,6 +14,7 @@ import (
 	"github.com/mustang-net/mustang/bench/cpu"
 	"github.com/mustang-net/mustang/bench/load"
 	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/bench/samehost"
 	"github.com/mustang-net/mustang/bench/stats"
@@ -29,7 +30,8 @@ type Transaction struct {
 	Scenario   string         `json:"scenario"` // rr, crr
 	Samples    []float64      `json:"samples"`  // in the document's unit
 	Cost       stats.Estimate `json:"cost"`     // their median
-	// Loopback's cost ÷ this one's: the ratio of rates.
+	Over       string         `json:"over"`     // the subject that it is compared with
+	// That one's cost ÷ this one's: the ratio of rates.
 	Ratio float64 `json:"ratio"`
 	// Programs is the part of BPF programs in it, from a sample apart.
 	Programs []ProgramShare `json:"programs,omitempty"`
@@ -44,10 +46,10 @@ const settle = time.Second
 
 // transactions measures one contestant after the other: nothing drifts where
 // instructions are counted, and what is closed disturbs nobody. Loopback comes
-// first, and again at the end: the A/A control.
+// first, and again at the end: the A/A control. Then come pairs of nodes.
 func (d *Document) transactions(ctx context.Context, o Options) error {
 	group := cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), []int{0})
-	list := []samehost.Contestant{samehost.NewLoopback(report.Base)}
+	list := []run.Contestant{samehost.NewLoopback(report.Base)}
 	for i, mode := range o.Modes {
 		for _, by := range o.ServicesBy {
 			if by == "mustang-socket" && i > 0 {
@@ -57,6 +59,7 @@ func (d *Document) transactions(ctx context.Context, o Options) error {
 		}
 	}
 	list = append(list, samehost.NewLoopback(report.BaseAgain))
+	list = append(list, o.pairs()...)
 	l := runner.Launcher{Self: o.Self, Group: group, Duration: o.Window, Warmup: o.Window / 2, CC: load.ProbeCC("cubic")}
 	// What a machine does in its first seconds is not the first contestant's.
 	if err := new(Document).contestant(ctx, o, l, list[0], group.Env("first")); err != nil {
@@ -74,7 +77,7 @@ func (d *Document) transactions(ctx context.Context, o Options) error {
 	return group.Close()
 }
 
-func (d *Document) contestant(ctx context.Context, o Options, l runner.Launcher, c samehost.Contestant, cgroup string) (err error) {
+func (d *Document) contestant(ctx context.Context, o Options, l runner.Launcher, c run.Contestant, cgroup string) (err error) {
 	env, err := c.Up(ctx, cgroup)
 	if err != nil {
 		return err
@@ -88,7 +91,7 @@ func (d *Document) contestant(ctx context.Context, o Options, l runner.Launcher,
 			if p.Subject.By == "mustang-socket" && (p.Subject.Via == report.PodIP || scenario == load.RR) {
 				continue // the same path as to a pod with mustang-tc: only a connection meets the socket's programs
 			}
-			t := Transaction{Subject: p.Subject.ID, Contestant: p.Subject.Contestant, Mode: p.Subject.Mode, By: p.Subject.By, Via: p.Subject.Via, Scenario: string(scenario)}
+			t := Transaction{Subject: p.Subject.ID, Contestant: p.Subject.Contestant, Mode: p.Subject.Mode, By: p.Subject.By, Via: p.Subject.Via, Scenario: string(scenario), Over: overOf(c)}
 			if err := t.measure(ctx, o, l, p.Target); err != nil {
 				return fmt.Errorf("%s %s: %w", t.Scenario, t.Subject, err)
 			}
@@ -122,16 +125,15 @@ func (t *Transaction) measure(ctx context.Context, o Options, l runner.Launcher,
 	return err
 }
 
-// ratios divides loopback's cost by each.
+// ratios divides the cost of what each is compared with by its own.
 func (d *Document) ratios() {
-	base := map[string]float64{}
+	type key struct{ subject, scenario string }
+	costs := map[key]float64{}
 	for _, t := range d.Transactions {
-		if t.Subject == report.Base {
-			base[t.Scenario] = t.Cost.Median
-		}
+		costs[key{t.Subject, t.Scenario}] = t.Cost.Median
 	}
 	for i := range d.Transactions {
 		t := &d.Transactions[i]
-		t.Ratio = base[t.Scenario] / t.Cost.Median
+		t.Ratio = costs[key{t.Over, t.Scenario}] / t.Cost.Median
 	}
 }

@@ -39,6 +39,7 @@ transactions too. See docs/bench-path.md.`,
 	fl := cmd.Flags()
 	fl.StringSliceVar(&f.o.HookModes, "hooks", f.o.HookModes, "modes whose hooks are measured")
 	fl.StringSliceVar(&f.o.Modes, "modes", f.o.Modes, "modes whose transactions are counted; only where the clock counts instructions")
+	fl.StringSliceVar(&f.o.PairModes, "pairs", f.o.PairModes, "modes whose transactions between two nodes are counted, there too")
 	fl.StringSliceVar(&f.o.ServicesBy, "services-by", f.o.ServicesBy, "what implements Services there; none: pods without mustang")
 	fl.IntVar(&f.o.Rounds, "rounds", f.o.Rounds, "samples of each transaction")
 	fl.DurationVar(&f.o.Window, "window", f.o.Window, "of a sample, by the emulated clock")
