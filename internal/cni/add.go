@@ -33,6 +33,9 @@ func (p *plugin) add() error {
 	a := p.attachment()
 	a.State, a.Masquerade, a.Bandwidth = stateMaking, p.masqueradeGroup(), p.RuntimeConfig.Bandwidth
 	a.HostPorts = len(p.RuntimeConfig.PortMappings) > 0
+	if err := p.settle(a); err != nil {
+		return err
+	}
 	left, err := p.store.claim(&a, p.by)
 	if err != nil {
 		return err

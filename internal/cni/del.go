@@ -17,6 +17,9 @@ import (
 // del takes a container off the network. What is absent is success: with or
 // without namespace, prevResult and record.
 func (p *plugin) del() error {
+	if err := p.settle(p.attachment()); err != nil {
+		return err
+	}
 	a, found, err := p.store.condemn(p.attachment(), p.by)
 	if err != nil {
 		return err
@@ -33,14 +36,23 @@ func (p *plugin) del() error {
 	return p.store.Forget(a.file())
 }
 
+// settle waits until no agent works on an attachment any more whose plugin was
+// killed. Only then is its record another's to write.
+func (p *plugin) settle(a attachment) error {
+	if p.by.agent != nil {
+		return nil // an agent does one call of an attachment at a time
+	}
+	r, found, err := p.store.find(a)
+	if err != nil || !found || !r.Agent {
+		return err
+	}
+	_, err = p.node(request{Op: opSettle, Key: r.file()})
+	return err
+}
+
 // undo removes all of an attachment but its record. It works on any half of
 // one, does every step whatever the others say, and can be done again.
 func (p *plugin) undo(a attachment) error {
-	if a.Agent && p.by.agent == nil { // whose plugin was killed: it may be at work on it still
-		if _, err := p.node(request{Op: opSettle, Key: a.file()}); err != nil {
-			return err
-		}
-	}
 	if a.Endpoint == 0 && a.NetNS != "" {
 		theirs, err := p.isAnothers(a)
 		if err != nil {

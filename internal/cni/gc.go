@@ -44,6 +44,9 @@ func (p *plugin) isValid(a attachment) bool {
 }
 
 func (p *plugin) collect(a attachment) error {
+	if err := p.settle(a); err != nil {
+		return err
+	}
 	r, found, err := p.store.condemn(a, p.by)
 	if err != nil || !found {
 		return err
