@@ -21,7 +21,7 @@ const (
 	many     = 5000
 )
 
-var a = Article{Name: "A", Title: "Pods on one host, six ways to connect them", Full: 6 * time.Minute, Quick: 95 * time.Second, plan: planA, claims: claimsA()}
+var a = Article{Name: "A", Title: "Pods on one host, six ways to connect them", Full: 9 * time.Minute, Quick: 95 * time.Second, plan: planA, claims: claimsA()}
 
 func planA(ask Ask) (run.Plan, error) {
 	o := samehost.Defaults()

@@ -17,7 +17,7 @@ import (
 	"github.com/mustang-net/mustang/bench/samehost"
 )
 
-var d = Article{Name: "D", Title: "Services and policies in eBPF, by nginx and ab", Full: 9 * time.Minute, Quick: 115 * time.Second, plan: planD, claims: claimsD()}
+var d = Article{Name: "D", Title: "Services and policies in eBPF, by nginx and ab", Full: 8 * time.Minute, Quick: 115 * time.Second, plan: planD, claims: claimsD()}
 
 // Numbers of the article. fewPods is none besides the two that talk and a third.
 const (
