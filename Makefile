@@ -102,7 +102,7 @@ test-kube: test-deps ## the agent beside an API server, clusters with mustang, u
 .PHONY: check-page
 check-page: ## the bench's page in headless Chromium: desktop and phone, light and dark, by keyboard
 	@scripts/deps page
-	cd test/page && $(GO) test ./...
+	cd test/page && $(GO) test -count 1 ./... # the page is not of its module
 
 # The kernel whose instructions are recorded, and how it is reached.
 VM_KERNEL := 6.12
