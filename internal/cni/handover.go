@@ -171,13 +171,7 @@ func cleanUp(env call, stdin []byte) {
 		return
 	}
 	p.ctx, p.by.maker = context.Background(), record.ThisMaker()
-	r, found, err := p.store.condemn(p.attachment(), p.by)
-	if err == nil && found {
-		if err = p.undo(r); err == nil {
-			err = p.store.Forget(r.file())
-		}
-	}
-	if err != nil { // the record stays, for DEL
+	if err := p.collect(p.attachment()); err != nil { // the record stays, for DEL
 		p.warn("clean up what the agent left: %v", err)
 	}
 }
