@@ -36,7 +36,7 @@ type Check struct {
 }
 
 // within is how long one question may take; settled, how long a policy may take
-// to come into force.
+// to come into force, and a Service with its endpoints to be known to every node.
 const (
 	within  = 5 * time.Second
 	settled = 10 * time.Second
@@ -60,6 +60,7 @@ func (c *Cluster) Test(ctx context.Context, o Options, done func(Check)) (checks
 		return nil, err
 	}
 	t := &test{world: w, ctx: ctx, done: func(k Check) { checks = append(checks, k); done(k) }}
+	t.servicesKnown()
 	for _, v4 := range []bool{true, false} {
 		if w.ip("client", v4).IsValid() {
 			t.family(v4)
@@ -145,6 +146,29 @@ func (t *test) check(k Check, from, how, target string, want func(peer.Answer) e
 		k.Failed = err.Error()
 	}
 	t.done(k)
+}
+
+// servicesKnown waits until every node leads to every Service: its endpoints are
+// written some time after their pods are ready, and until then it refuses. Where
+// it never answers, the checks say so.
+func (t *test) servicesKnown() {
+	until := time.Now().Add(settled)
+	for _, from := range []string{"host-here", "host-there"} {
+		for _, place := range []string{"here", "there"} {
+			for _, v4 := range []bool{true, false} {
+				vip := t.clusterIP(place, v4)
+				if t.pods[from] == nil || t.pods["server-"+place] == nil || !vip.IsValid() || !t.ip("client", v4).IsValid() {
+					continue
+				}
+				for {
+					_, err := t.ask(from, "tcp", netip.AddrPortFrom(vip, 80).String())
+					if err == nil || time.Now().After(until) || !pause(t.ctx, 100*time.Millisecond) {
+						break
+					}
+				}
+			}
+		}
+	}
 }
 
 // by wants the answer of a server, who saw the address client; invalid: whose

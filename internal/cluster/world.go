@@ -114,7 +114,7 @@ func service(name, role string) *corev1.Service {
 		Selector: map[string]string{"role": role}, Ports: []corev1.ServicePort{port(corev1.ProtocolTCP), port(corev1.ProtocolUDP)}}}
 }
 
-// wait waits for the pods, and then for DNS to know the Services.
+// wait waits until the pods are ready.
 func (w *world) wait(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyIn)
 	defer cancel()
