@@ -566,6 +566,32 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 	return into_pod(skb, p, self, id);
 }
 
+/**
+ * accept_orphan - a fragment whose datagram's first one has not come, on its way into a pod
+ *
+ * The pod puts datagrams together, and none without the first one, which is judged: what comes too
+ * early may wait for it there. But not in an isolated pod, whose memory is not everybody's.
+ */
+slow_fn int accept_orphan(struct __sk_buff *skb, struct pkt *p, struct endpoint *self)
+{
+	__u32 id = skb->cb[CB_ENDPOINT];
+	struct endpoint_policy *policy = policy_of(id);
+	struct ct_end from = {};
+	int reason = 0;
+
+	if (!policy || policy->ingress)
+		return drop(skb, REASON_FRAG_NO_FIRST, DIR_TO_POD);
+	end_set(&from, &p->t.src);
+	if (from_wire) {
+		reason = wire_sender(&from, skb->cb[CB_REMOTE]);
+		if (reason)
+			return wire_verdict(skb, p, reason);
+	}
+	if (in_pod)
+		reason = sibling_check(skb, self, from.endpoint);
+	return reason ? drop(skb, reason, DIR_TO_POD) : into_pod(skb, p, self, id);
+}
+
 SEC("tc")
 int to_pod(struct __sk_buff *skb)
 {
@@ -585,12 +611,14 @@ int to_pod(struct __sk_buff *skb)
 	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now);
-	if (reason)
+	if (reason && reason != REASON_FRAG_NO_FIRST)
 		return drop(skb, reason, DIR_TO_POD);
 	if (from_wire && p.kind != PKT_FLOW)
 		return wire_to_stack(skb, &p);
 	if (!from_wire)
 		count_to_pod(skb->cb[CB_ENDPOINT], skb->len);
+	if (reason)
+		return accept_orphan(skb, &p, self);
 	if (p.kind == PKT_CONTROL) {
 		reason = judge_group(skb, &p, self, skb->cb[CB_ENDPOINT], false);
 		return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;

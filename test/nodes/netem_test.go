@@ -12,8 +12,8 @@ import (
 
 // A wire may lose packets, deliver them twice, or in another order: what TCP makes
 // good between bare nodes it makes good between pods, by their own address and
-// through a Service. Fragments that come before their first are dropped, and
-// counted (docs/datapath.md): the datagrams here are whole.
+// through a Service; fragments that overtake their first are put together in the
+// pod, by its own address (docs/datapath.md).
 func TestABadWire(t *testing.T) {
 	type asks func(*world, *lab.Pod, netip.AddrPort)
 	for _, mode := range []string{"direct", "vxlan"} {
@@ -22,10 +22,11 @@ func TestABadWire(t *testing.T) {
 			for _, c := range []struct {
 				name, netem string
 				asks        []asks
+				direct      []asks // by the pod's own address alone
 			}{
-				{"loses", "loss 1%", []asks{(*world).tcp, (*world).bulk}},
-				{"repeats", "duplicate 10%", []asks{(*world).tcp, (*world).bulk}},
-				{"reorders", "delay 2ms reorder 30%", []asks{(*world).tcp, (*world).bulk, (*world).udp}},
+				{"loses", "loss 1%", []asks{(*world).tcp, (*world).bulk}, nil},
+				{"repeats", "duplicate 10%", []asks{(*world).tcp, (*world).bulk}, nil},
+				{"reorders", "delay 2ms reorder 30%", []asks{(*world).tcp, (*world).bulk, (*world).udp}, []asks{(*world).datagrams}},
 			} {
 				t.Run(c.name, func(t *testing.T) {
 					for _, n := range w.lab.Nodes() {
@@ -36,6 +37,9 @@ func TestABadWire(t *testing.T) {
 						for _, ask := range c.asks {
 							ask(sub, w.far, sub.direct(w.far))
 							ask(sub, w.far, sub.vip(w.far))
+						}
+						for _, ask := range c.direct {
+							ask(sub, w.far, sub.direct(w.far))
 						}
 					}
 				})

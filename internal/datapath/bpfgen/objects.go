@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "103fbd1dd943f60979fd457ce48aed4b61ef252828c085a352555008ff263bac"
+const ObjectsHash = "204d8cf8d4709c31a9aaa24cf3fb208e7404b1f9cff0177a005b7fb6228fe9ec"

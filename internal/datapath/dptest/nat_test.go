@@ -5,8 +5,10 @@
 package dptest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -185,6 +187,29 @@ func TestFragmentsWithoutTheirFirstAreDropped(t *testing.T) {
 		s.dropped(a, bpfgen.ReasonFragNoFirst)
 		other := s.fragments(s.client, there, 79)
 		a, err = net.Send(s.client, other[1])
+		check(t, err)
+		s.dropped(a, bpfgen.ReasonFragNoFirst)
+	})
+}
+
+// The pod puts a datagram together when its first fragment has come too: what overtook that one may
+// wait there, but not where policy isolates the pod.
+func TestAFragmentThatOvertookItsFirstWaitsInThePod(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.UDP)
+		src := netip.AddrPortFrom(External(1, v6), 4000)
+		sender := Pod{MAC: s.server.NodeMAC, NodeMAC: s.server.MAC}
+		frames := s.fragments(sender, Tuple{s.proto, src, s.b}, 80)
+		for _, i := range []int{2, 0, 1} {
+			a, err := net.Receive(s.server, frames[i])
+			check(t, err)
+			if a.Pod != s.server.ID || !bytes.Equal(a.Frame, frames[i]) {
+				t.Errorf("fragment %d: %v", i, a)
+			}
+		}
+		check(t, net.MstPoliciesV1.Put(s.server.ID, bpfgen.PodEndpointPolicy{Ingress: 7}))
+		t.Cleanup(func() { check(t, net.MstPoliciesV1.Put(s.server.ID, bpfgen.PodEndpointPolicy{})) })
+		a, err := net.Receive(s.server, s.fragments(sender, Tuple{s.proto, src, s.b}, 81)[2])
 		check(t, err)
 		s.dropped(a, bpfgen.ReasonFragNoFirst)
 	})

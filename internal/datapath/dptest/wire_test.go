@@ -103,6 +103,26 @@ func TestAFlowThatCameByTheStackStaysThere(t *testing.T) {
 	})
 }
 
+// What overtook its datagram's first fragment goes where that one will go, and nowhere by another's address.
+func TestAFragmentThatOvertookItsFirstFromTheWire(t *testing.T) {
+	n := newWireNode(t, false, false)
+	eachFamily(t, func(t *testing.T, v6 bool) {
+		pod := n.Pods[1]
+		later := func(src netip.Addr) []byte {
+			return Eth([6]byte{2, 1}, [6]byte{}).IP(src, pod.IP(v6)).Fragment(24, false, 9).Proto(oracle.UDP).Payload(24).Frame()
+		}
+		r := n.fromNetdev(t, later(farPod(9, v6)))
+		if r.Verdict != Redirect || r.RedirectKind != bpfgen.RedirectPeer || r.RedirectIfindex != pod.Ifindex {
+			t.Errorf("%v, want it in pod %d", r, pod.ID)
+		}
+		outside := later(External(1, v6))
+		passes(t, n.fromNetdev(t, outside), outside)
+		if r := n.fromNetdev(t, later(n.Pods[2].IP(v6))); r.Verdict != Drop || r.Reason != bpfgen.ReasonWireSpoofed {
+			t.Errorf("by a local pod's address: %v", r)
+		}
+	})
+}
+
 func TestAPodsAddressFromTheWireIsDropped(t *testing.T) {
 	n := newWireNode(t, false, false)
 	eachFamily(t, func(t *testing.T, v6 bool) {
