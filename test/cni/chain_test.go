@@ -153,8 +153,8 @@ func portMapped(n *node, native string) []config {
 
 func TestChain_WhatPortmapTranslatedReturnsRight(t *testing.T) {
 	for _, mode := range append(modesOnce(t), "chained") {
-		if mode == "host-device" || mode == "ipvlan-l3" {
-			continue // their hosts are not on the way
+		if mode == "host-device" {
+			continue
 		}
 		t.Run(mode, func(t *testing.T) {
 			n := newNode(t)
@@ -224,8 +224,8 @@ func TestChain_BandwidthComesAfter(t *testing.T) {
 
 func TestMasquerade_OnlyTowardsTheOutside(t *testing.T) {
 	eachMode(t, func(t *testing.T, n *node, mode string) {
-		if mode == "host-device" || mode == "ipvlan-l3" || mode == "ipvlan" || mode == "macvlan" {
-			t.Skip("these pods are on the outside's segment")
+		if mode == "host-device" {
+			t.Skip("its network is not the node's")
 		}
 		outside := &container{node: n, id: "outside", ns: n.outside()}
 		outside.server(":80")

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "103fbd1dd943f60979fd457ce48aed4b61ef252828c085a352555008ff263bac"
+const ObjectsHash = "62c92356a2c06d514c08663aed7c1e389ff348a23ca43d7ac50965905afec8bf"
