@@ -58,7 +58,7 @@ func dial(address string) int {
 		return 1
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(slow(2*time.Second)))
+	c.SetDeadline(time.Now().Add(slow(2 * time.Second)))
 	if network == "udp" {
 		if _, err := c.Write([]byte("hello?")); err != nil {
 			fmt.Println(err)

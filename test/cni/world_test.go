@@ -35,6 +35,9 @@ const (
 	debianCNI    = "/usr/lib/cni"
 	uplink       = "up0"
 	prefix       = "mstcni" // of the namespaces that tests make
+
+	// Why something is not tested in mode host-device.
+	ownNetwork = "the pod is on the network that its device leads to, and the node is not on the way"
 )
 
 var (
