@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "62c92356a2c06d514c08663aed7c1e389ff348a23ca43d7ac50965905afec8bf"
+const ObjectsHash = "a11a610268566e129568b10e86ab96f441d2f77e53df87544f764666d52c65d8"
