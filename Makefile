@@ -135,6 +135,12 @@ bench-vm: build ## the short bench in the VM, all modes, by instructions: emulat
 .PHONY: test-vm
 test-vm: test-deps ## other kernels: every mode that each has, under emulation (an hour a kernel)
 	@test/vm/suite 6.1 6.12 newest
+	@$(MAKE) --no-print-directory test-vm-cni
+
+.PHONY: test-vm-cni
+test-vm-cni: test-deps ## the CNI plugin's tests, all of them, in the modes that this kernel may lack (6.12, one guest)
+	@test/vm/fetch 6.12
+	@test/vm/cni 6.12 netkit netkit-l3 ipvlan ipvlan-l3
 
 # The modes that the machine at hand may lack, on the kernels that most people run.
 VM_CI := test-vm-6.1 test-vm-6.12

@@ -137,6 +137,38 @@ slow_fn int sender_of_answer(struct pkt *p, struct sender *from, __u32 now)
 }
 
 /**
+ * sender_before_nat - the pod whose packet got another source from the node's stack, which lies between some pods and
+ * the link: it masqueraded the packet, or led a port of the node's to the pod
+ * @p: its tuple becomes what the pod sent, by the packet's own port, else by its socket's
+ * @from: has netns; id is set
+ *
+ * Return: enum drop_reason.
+ */
+slow_fn int sender_before_nat(struct __sk_buff *skb, struct pkt *p, struct sender *from, __u32 now)
+{
+	struct netns_info *info = bpf_map_lookup_elem(&mst_netns_v1, &from->netns);
+	struct endpoint *ep = info ? endpoint_slot(info->endpoint) : NULL;
+	struct flow f = { .now = now };
+	struct sent_by socket;
+
+	if (!ep || !ep->generation || !(ep->flags & EP_NODE_ROUTES) || p->kind != PKT_FLOW)
+		return REASON_SPOOFED_ADDRESS;
+	sender_socket(skb, &socket);
+	if (socket.passes_hooks || !node_routes_from(skb, &p->t.src, false) || (p->frag && frag_follow(p, now)))
+		return REASON_SPOOFED_ADDRESS;
+	p->t.src = p->ipv6 ? ep->ip6 : ep->ip4;
+	ct_find(&f, p, CT_SCOPE_FLOW);
+	if (!f.e) {
+		p->t.sport = bpf_htons(socket.port);
+		ct_find(&f, p, CT_SCOPE_FLOW);
+	}
+	if (!f.e)
+		return REASON_SPOOFED_ADDRESS;
+	from->id = info->endpoint;
+	return REASON_NONE;
+}
+
+/**
  * sender_by_address - the endpoint whose address a packet carries, when its link address does not tell
  * @from: id is set; 0 for what the node itself may send
  *
@@ -152,8 +184,11 @@ slow_fn int sender_by_address(struct __sk_buff *skb, struct pkt *p, struct sende
 	from->id = endpoint_of(&a);
 	if (from->id || unnumbered(p, &a))
 		return REASON_NONE;
-	if (from->netns)
-		return checked_on_node(from->netns) ? REASON_NONE : sender_of_answer(p, from, now_seconds());
+	if (from->netns) {
+		if (checked_on_node(from->netns) || !sender_of_answer(p, from, now_seconds()))
+			return REASON_NONE;
+		return sender_before_nat(skb, p, from, now_seconds());
+	}
 	return node_routes_from(skb, &a, is_arp(p)) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
 }
 

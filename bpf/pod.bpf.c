@@ -58,9 +58,12 @@ inline_fn __u32 next_remote(const struct flow *f)
 	return end->endpoint || f->e->flags & CT_VIA_STACK ? 0 : end->generation;
 }
 
-/* Where the reply's tuple is turned back depends on which hook sees it last before the client. */
-inline_fn bool reply_translated_here(struct endpoint *self, struct endpoint *to)
+/* Where the reply's tuple is turned back depends on which hook sees it last before the client, or before
+ * the node's stack, which would masquerade an answer to a client outside as a flow of the pod's own. */
+inline_fn bool reply_translated_here(const struct ct_entry *e, struct endpoint *self, struct endpoint *to)
 {
+	if (in_pod && e->flags & CT_EDGE)
+		return self->flags & EP_NODE_ROUTES;
 	if (!to)
 		return false;
 	if (deliver_egress)
@@ -107,7 +110,7 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 	if (e->role == CT_PRE_NAT && !f->reply) {
 		t = e->other;
 		translated = true;
-	} else if (e->role == CT_POST_NAT && f->reply && (to_edge(e) || reply_translated_here(self, to))) {
+	} else if (e->role == CT_POST_NAT && f->reply && (to_edge(e) || reply_translated_here(e, self, to))) {
 		tuple_reverse(&t, &e->other);
 		translated = true;
 	}
@@ -399,7 +402,7 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 	if (f.e->role == CT_PRE_NAT && !f.reply) {
 		tuple_reverse(&t, &f.e->other);
 		reason = translate_error(skb, p, &q, &t);
-	} else if (f.e->role == CT_POST_NAT && f.reply && (to_edge(f.e) || reply_translated_here(self, to))) {
+	} else if (f.e->role == CT_POST_NAT && f.reply && (to_edge(f.e) || reply_translated_here(f.e, self, to))) {
 		t = f.e->other;
 		reason = translate_error(skb, p, &q, &t);
 	}

@@ -47,6 +47,7 @@ enum endpoint_flag {
 	EP_SERVICE_TC = 4,     /* Services by NAT at the tc hooks */
 	EP_SERVICE_SOCKET = 8, /* Services at connect() and sendmsg(), of which SCTP tells no program */
 	EP_NODE = 16,          /* of a namespace: it is the node's own, no endpoint's */
+	EP_NODE_ROUTES = 32,   /* what leaves by the pod's link meets the node's stack, and none of its ingresses */
 };
 
 enum owner {

@@ -104,6 +104,10 @@ func Judge(d *report.Document) {
 func options(quick bool) run.Options {
 	o := run.Defaults()
 	o.StreamBy = run.StreamOwn
+	if run.Emulation() == report.EmulatedInstructions {
+		o.Duration, o.Turns = 30*time.Millisecond, 1 // what is counted does not drift
+		return o
+	}
 	o.Duration, o.Turns = 150*time.Millisecond, 10
 	if quick {
 		o.Duration, o.Turns = 45*time.Millisecond, 3

@@ -6,7 +6,8 @@
  * the answer finds back here whichever node the backend is on. The program at a
  * local backend's interface turns the answer back and sends it to the wire; of
  * a remote backend, the NIC's ingress does, or that of the tunnel's device; of
- * the node's own sockets its egress; of pods with a child of the NIC, either.
+ * the node's own sockets its egress; of pods with a child of the NIC, either, or
+ * the program inside the pod where the node's stack would come first.
  * Pods of other nodes come by the tunnel where there is one: then its device is
  * what the NIC is to others.
  */

@@ -9,6 +9,8 @@
 
 #define AF_INET 2
 #define AF_INET6 10
+#define AF_PACKET 17
+#define AF_XDP 44
 #define LOOPBACK_IFINDEX 1
 
 struct net {
@@ -49,4 +51,19 @@ inline_fn __u64 sender_netns(struct __sk_buff *skb)
 	struct sk_buff *kernel = (void *)skb;
 
 	return skb->sk ? BPF_CORE_READ(kernel, sk, __sk_common.skc_net.net, net_cookie) : 0;
+}
+
+/* The socket that sent a packet, as far as it shows. */
+struct sent_by {
+	bool passes_hooks; /* it may send past the egress hooks of its device */
+	__u16 port;        /* its own */
+};
+
+inline_fn void sender_socket(struct __sk_buff *skb, struct sent_by *by)
+{
+	struct sk_buff *kernel = (void *)skb;
+	__u16 family = BPF_CORE_READ(kernel, sk, __sk_common.skc_family);
+
+	by->passes_hooks = family == AF_PACKET || family == AF_XDP;
+	by->port = BPF_CORE_READ(kernel, sk, __sk_common.skc_num);
 }

@@ -203,6 +203,9 @@ func EndpointFlags(e state.Endpoint) uint32 {
 	if e.Placement == state.InPod {
 		flags = bpfgen.EPInPod
 	}
+	if e.NodeRoutes {
+		flags |= bpfgen.EPNodeRoutes
+	}
 	if e.ServicePath == state.PathBoth || e.ServicePath == state.PathTC {
 		flags |= bpfgen.EPServiceTc
 	}
@@ -228,6 +231,7 @@ func EndpointOf(id uint32, s EndpointSlot) state.Endpoint {
 		NodeMAC:     append([]byte(nil), s.NodeMac[:]...),
 		Owner:       state.Owner(s.Owner),
 		Placement:   state.HostEnd,
+		NodeRoutes:  s.Flags&bpfgen.EPNodeRoutes != 0,
 		ServicePath: state.PathNone,
 	}
 	if s.Flags&bpfgen.EPInPod != 0 {

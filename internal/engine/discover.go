@@ -65,6 +65,9 @@ func discover(spec EndpointSpec) (state.Endpoint, error) {
 	}
 	ep.Placement = state.InPod
 	ep.IfIndex = attrs.Index
+	if l, ok := link.(*netlink.IPVlan); ok {
+		ep.NodeRoutes = l.Mode != netlink.IPVLAN_MODE_L2
+	}
 	// An index means nothing without its namespace.
 	if kind := link.Type(); (kind == "macvlan" || kind == "ipvlan") && attrs.NetNsID >= 0 {
 		switch {

@@ -38,6 +38,7 @@ func (b *builder) attachInner(eth netlink.Link) error {
 	if kind := eth.Type(); kind == "macvlan" || kind == "ipvlan" {
 		ep.Parent = eth.Attrs().ParentIndex
 	}
+	ep.NodeRoutes = b.Mode == IPVlanL3
 	return b.attach(ep)
 }
 

@@ -127,6 +127,7 @@ type Endpoint struct {
 	MAC         net.HardwareAddr // the pod's interface
 	NodeMAC     net.HardwareAddr // what the pod sees as its gateway; zeros when unknown
 	Placement   Placement
+	NodeRoutes  bool // what the pod sends meets the node's stack, and none of its ingresses, as by ipvlan in l3 mode
 	ServicePath ServicePath
 	Owner       Owner
 

@@ -153,10 +153,10 @@ func portMapped(n *node, native string) []config {
 
 func TestChain_WhatPortmapTranslatedReturnsRight(t *testing.T) {
 	for _, mode := range append(modesOnce(t), "chained") {
-		if mode == "host-device" || mode == "ipvlan-l3" {
-			continue // their hosts are not on the way
-		}
 		t.Run(mode, func(t *testing.T) {
+			if mode == "host-device" {
+				t.Skip(ownNetwork)
+			}
 			n := newNode(t)
 			server, client := n.container(), n.container()
 			list := portMapped(n, mode)
@@ -224,8 +224,8 @@ func TestChain_BandwidthComesAfter(t *testing.T) {
 
 func TestMasquerade_OnlyTowardsTheOutside(t *testing.T) {
 	eachMode(t, func(t *testing.T, n *node, mode string) {
-		if mode == "host-device" || mode == "ipvlan-l3" || mode == "ipvlan" || mode == "macvlan" {
-			t.Skip("these pods are on the outside's segment")
+		if mode == "host-device" {
+			t.Skip(ownNetwork)
 		}
 		outside := &container{node: n, id: "outside", ns: n.outside()}
 		outside.server(":80")

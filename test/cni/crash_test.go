@@ -18,11 +18,7 @@ import (
 func TestCrash_KilledAtAnyInstantThenDELOrGCLeavesNothing(t *testing.T) {
 	eachMode(t, func(t *testing.T, n *node, mode string) {
 		conf := n.config(mode).with("masquerade", true)
-		started := time.Now()
-		c := n.container()
-		c.add(conf)
-		whole := time.Since(started)
-		c.del(conf)
+		whole := n.timeOfADD(conf)
 		rounds := 24
 		if testing.Short() {
 			rounds = 6
@@ -54,6 +50,16 @@ func TestCrash_KilledAtAnyInstantThenDELOrGCLeavesNothing(t *testing.T) {
 	})
 }
 
+// timeOfADD is how long an ADD takes on this machine.
+func (n *node) timeOfADD(conf config) time.Duration {
+	n.t.Helper()
+	c := n.container()
+	started := time.Now()
+	c.add(conf)
+	defer c.del(conf)
+	return time.Since(started)
+}
+
 // kill runs a command and kills it after a while; true: it had ended.
 func (c *container) kill(command string, conf config, after time.Duration) bool {
 	c.t.Helper()
@@ -76,9 +82,10 @@ func (c *container) kill(command string, conf config, after time.Duration) bool 
 // After a kill, the same ADD can simply be done again.
 func TestCrash_AKilledADDCanBeRepeated(t *testing.T) {
 	eachMode(t, func(t *testing.T, n *node, mode string) {
+		whole := n.timeOfADD(n.config(mode))
 		for range 4 {
 			c := n.container()
-			c.kill("ADD", n.config(mode), rand.N(60*time.Millisecond))
+			c.kill("ADD", n.config(mode), rand.N(whole))
 			if a := c.call("ADD", n.config(mode)); a.status != 0 && a.Code != 101 { // it may have been complete
 				t.Errorf("got %s%s", a.stdout, a.stderr)
 			}

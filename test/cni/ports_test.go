@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 func mapping(host int, protocol, hostIP string) map[string]any {
@@ -42,10 +41,10 @@ var everyPort = []map[string]any{
 
 func TestPorts_LeadToThePodFromEverywhere(t *testing.T) {
 	for _, mode := range append(modesOnce(t), "chained") {
-		if mode == "host-device" {
-			continue // whose network is not the node's
-		}
 		t.Run(mode, func(t *testing.T) {
+			if mode == "host-device" {
+				t.Skip(ownNetwork)
+			}
 			n := newNode(t)
 			warm := n.ported(mode, everyPort...)
 			warm.add()
@@ -108,10 +107,10 @@ func TestPorts_LeadToThePodFromEverywhere(t *testing.T) {
 // Pods wear the node's address in flows of their own, not in answers to clients outside.
 func TestPorts_LeadToAMasqueradedPodAsWell(t *testing.T) {
 	for _, mode := range modesOnce(t) {
-		if mode == "host-device" || mode == "ipvlan-l3" {
-			continue // whose network is not the node's; docs/services.md, limits
-		}
 		t.Run(mode, func(t *testing.T) {
+			if mode == "host-device" {
+				t.Skip(ownNetwork)
+			}
 			n := newNode(t)
 			c, conf := n.container(), n.config(mode).with("masquerade", true).ports(everyPort...)
 			c.add(conf)
@@ -181,11 +180,7 @@ func TestPorts_GoWithThePodWhateverIsLost(t *testing.T) {
 func TestPorts_SurviveAKill(t *testing.T) {
 	n := newNode(t)
 	conf := n.config("veth").ports(mapping(8081, "tcp", ""), mapping(8081, "udp", ""))
-	start := time.Now()
-	warm := n.container()
-	warm.add(conf)
-	whole := time.Since(start)
-	warm.del(conf)
+	whole := n.timeOfADD(conf)
 	ports := n.portsTable()
 	for i := range 16 {
 		c := n.container()

@@ -19,8 +19,11 @@ import (
 // pairs are first and second modes that this kernel has: each beside veth.
 func pairs(t *testing.T) (out [][2]string) {
 	for _, mode := range modesOnce(t) {
-		// A host's device leads to a wire of its own, where no other pod is.
-		if mode != "veth" && mode != "host-device" {
+		switch mode {
+		case "veth":
+		case "host-device":
+			t.Run(mode, func(t *testing.T) { t.Skip("a host's device leads to a wire of its own, where no other pod is") })
+		default:
 			out = append(out, [2]string{"veth", mode}, [2]string{mode, "veth"})
 		}
 	}

@@ -52,13 +52,13 @@ func dial(address string) int {
 	if rest, udp := strings.CutPrefix(address, "udp "); udp {
 		network, address = "udp", rest
 	}
-	c, err := net.DialTimeout(network, address, 2*time.Second)
+	c, err := net.DialTimeout(network, address, slow(2*time.Second))
 	if err != nil {
 		fmt.Println(err)
 		return 1
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(2 * time.Second))
+	c.SetDeadline(time.Now().Add(slow(2 * time.Second)))
 	if network == "udp" {
 		if _, err := c.Write([]byte("hello?")); err != nil {
 			fmt.Println(err)
@@ -116,7 +116,7 @@ func (n *node) dials(ns, address string) (string, error) {
 func (n *node) pings(ns, address string) bool {
 	n.t.Helper()
 	inside := "--net=/var/run/netns/" + ns
-	out, err := exec.Command("nsenter", inside, "ping", "-c1", "-w10", "-i0.3", "-q", address).CombinedOutput()
+	out, err := exec.Command("nsenter", inside, "ping", "-c1", fmt.Sprintf("-w%.0f", slow(10*time.Second).Seconds()), "-i0.3", "-q", address).CombinedOutput()
 	if err == nil {
 		return true
 	}

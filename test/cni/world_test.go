@@ -4,7 +4,8 @@
 // environment and standard input, against the words of the CNI spec 1.1.0.
 //
 // MUSTANG_TEST_MODES (comma-separated) chooses modes; MUSTANG_CNI_BIN names a
-// binary instead of building one.
+// binary instead of building one; MUSTANG_TEST_SLOWNESS lengthens deadlines for
+// emulation.
 package cni_test
 
 import (
@@ -18,9 +19,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
@@ -32,12 +35,21 @@ const (
 	debianCNI    = "/usr/lib/cni"
 	uplink       = "up0"
 	prefix       = "mstcni" // of the namespaces that tests make
+
+	// Why something is not tested in mode host-device.
+	ownNetwork = "the pod is on the network that its device leads to, and the node is not on the way"
 )
 
 var (
 	binary string
 	nodes  atomic.Int32
 )
+
+// slow is a time that an emulated machine gets more of.
+func slow(d time.Duration) time.Duration {
+	n, _ := strconv.Atoi(os.Getenv("MUSTANG_TEST_SLOWNESS"))
+	return d * time.Duration(max(1, n))
+}
 
 func TestMain(m *testing.M) {
 	switch os.Getenv(roleVariable) {

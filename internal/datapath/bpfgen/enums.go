@@ -19,6 +19,7 @@ const (
 	EPServiceTc     = 4  // Services by NAT at the tc hooks
 	EPServiceSocket = 8  // Services at connect() and sendmsg(), of which SCTP tells no program
 	EPNode          = 16 // of a namespace: it is the node's own, no endpoint's
+	EPNodeRoutes    = 32 // what leaves by the pod's link meets the node's stack, and none of its ingresses
 )
 
 // enum owner

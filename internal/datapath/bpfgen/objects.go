@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "204d8cf8d4709c31a9aaa24cf3fb208e7404b1f9cff0177a005b7fb6228fe9ec"
+const ObjectsHash = "c977c44613d4ec05317e2fcae2661950ad01d3ced3a0af71608dbcb187403385"

@@ -96,6 +96,40 @@ func TestEdgeToAPodOnTheNICAndBack(t *testing.T) {
 	})
 }
 
+// By ipvlan in l3 mode the pod's packets meet the node's stack before the NIC's egress, and no ingress: the
+// program inside the pod turns the answer back, the first and those of a known flow.
+func TestEdgeToAPodWhosePacketsTheNodeRoutesAndBack(t *testing.T) {
+	eachEdgeWith(t, Options{InPod: true}, func(o outside) {
+		n := onNIC{outside: o, pod: o.edge.Pods[1], parent: o.edge.LoadParent(t, elsewhere)}
+		n.pod.Parent = o.edge.Ifindex
+		n.pod.Flags = bpfgen.EPInPod | bpfgen.EPServiceTc | bpfgen.EPNodeRoutes
+		o.edge.SetParent(t, int(o.edge.Ifindex), o.edge.MAC, true)
+		o.edge.SetPod(t, n.pod)
+		cookie, err := netns.Cookie()
+		check(t, err)
+		o.edge.SetNetns(t, n.pod, cookie)
+		b := end(n.pod.IP(n.v6), 8080)
+		n.nodePort(0, b)
+		for i, flags := range []uint8{syn, ack, ack, ack} {
+			a := n.arrive(n.c, n.f, flags)
+			if r, err := n.edge.ToPod(n.pod, a.Frame); err != nil || r.Verdict != Next {
+				n.t.Fatalf("packet %d into the pod: %v, %v", i, r, err)
+			}
+			back := []uint8{syn | ack, ack, ack, ack}[i]
+			r, err := n.edge.FromPod(n.pod, n.packet(n.pod, b, n.c, back).Frame())
+			check(n.t, err)
+			if r.Verdict != Next || string(r.Packet) != string(n.packet(n.pod, n.f, n.c, back).Frame()) {
+				n.t.Fatalf("answer %d out of the pod: %v", i, r)
+			}
+			n.leaves("the answer", r.Packet, bpfgen.ReasonNone)
+			a, err = n.edge.Leave(r.Packet)
+			if a = n.checked(a, err); a.Dropped != "" || a.Tuple().Src != n.f || a.Tuple().Dst != n.c {
+				n.t.Errorf("at the NIC's egress: %v", a)
+			}
+		}
+	})
+}
+
 // Who may send from the node's address past its ingress: the pod that a flow from outside is with.
 func TestTheParentKnowsWhoseAnswerItIs(t *testing.T) {
 	eachOnNIC(t, func(n onNIC) {

@@ -34,6 +34,34 @@ func TestTheParentAndWhatTheNodeForwards(t *testing.T) {
 	}
 }
 
+// TestTheParentKnowsWhatTheNodeMasquerades: by ipvlan in l3 mode the node's stack lies between a pod's hook
+// and the parent, and may have given the packet the node's address.
+func TestTheParentKnowsWhatTheNodeMasquerades(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		runtime.LockOSThread()
+		ns, err := netns.New()
+		check(t, err)
+		defer ns.Close()
+		newRouter(t, usualNetwork(t, true).Datapath, v6)
+		w := newWire(t, true, v6)
+		p, own, nobody := w.Pods[1], netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("10.9.9.9")
+		if v6 {
+			own, nobody = netip.MustParseAddr("fd00:10:2::1"), netip.MustParseAddr("fd00:9::9")
+		}
+		w.leaves(t, "by a mode that no stack lies in the way of", w.datagram(p.MAC, own).Frame(), bpfgen.ReasonSpoofedAddress)
+		p.Flags = bpfgen.EPInPod | bpfgen.EPServiceTc | bpfgen.EPNodeRoutes
+		w.SetPod(t, p)
+		w.SetNetns(t, p, w.netns)
+		w.leaves(t, "of no flow", w.datagram(p.MAC, own).Frame(), bpfgen.ReasonSpoofedAddress)
+		w.seen(t, p, w.datagram(p.MAC, p.IP(v6)).Frame())
+		w.leaves(t, "as the pod sent it", w.datagram(p.MAC, p.IP(v6)).Frame(), bpfgen.ReasonNone)
+		w.leaves(t, "masqueraded", w.datagram(p.MAC, own).Frame(), bpfgen.ReasonNone)
+		w.leaves(t, "from nobody's address", w.datagram(p.MAC, nobody).Frame(), bpfgen.ReasonSpoofedAddress)
+		w.leaves(t, "from another port", Eth(p.MAC, toWire).IP(own, External(1, v6)).UDP(1001, 53).Frame(), bpfgen.ReasonSpoofedAddress)
+		w.leaves(t, "to somebody else", Eth(p.MAC, toWire).IP(own, External(2, v6)).UDP(1000, 53).Frame(), bpfgen.ReasonSpoofedAddress)
+	}
+}
+
 // router is a node: its uplink, which is a parent; a link that stands for its
 // own child there, the way to the pods; and one to a network of its own.
 type router struct {
