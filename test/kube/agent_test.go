@@ -37,8 +37,8 @@ func TestServicesByAgent(t *testing.T) {
 	}
 	c.run("ready")
 	c.apply(probedPods + services)
-	c.run("kubectl", "rollout", "status", "daemonset/server", "--timeout=90s")
-	c.run("kubectl", "rollout", "status", "daemonset/peer", "--timeout=90s")
+	c.run("kubectl", "rollout", "status", "daemonset/server", "--timeout=3m")
+	c.run("kubectl", "rollout", "status", "daemonset/peer", "--timeout=3m")
 	for _, node := range []string{"n1", "n2"} {
 		peer := c.podOn(node, "peer", "{.items[0].metadata.name}")
 		c.reaches("a pod of "+node+", by name", "server-", "kubectl", "exec", peer, "--", "curl", "-sS", "--max-time", "2", "http://server.default.svc.cluster.local/hostname")

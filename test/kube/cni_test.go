@@ -118,10 +118,10 @@ func mustangCluster(t *testing.T, tool string) *testCluster {
 // startProbedPods returns when all are Ready.
 func (c *testCluster) startProbedPods() {
 	c.t.Helper()
-	c.run("kubectl", "wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
+	c.run("kubectl", "wait", "--for=condition=Ready", "node", "--all", "--timeout=3m")
 	c.apply(probedPods)
-	c.run("kubectl", "rollout", "status", "daemonset/server", "--timeout=90s")
-	c.run("kubectl", "rollout", "status", "daemonset/peer", "--timeout=90s")
+	c.run("kubectl", "rollout", "status", "daemonset/server", "--timeout=3m")
+	c.run("kubectl", "rollout", "status", "daemonset/peer", "--timeout=3m")
 }
 
 // probedPods are two servers on each node, which the kubelet probes by TCP and HTTP.

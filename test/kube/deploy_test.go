@@ -189,7 +189,7 @@ func (c *testCluster) agentsRights() {
 func (c *testCluster) uninstall() {
 	c.run("kubectl", "delete", "-f", "../../deploy/mustang.yaml", "--wait")
 	c.run("kubectl", "apply", "-f", "../../deploy/uninstall.yaml")
-	c.run("kubectl", "rollout", "status", "daemonset/mustang-uninstall", "-n", "kube-system", "--timeout=90s")
+	c.run("kubectl", "rollout", "status", "daemonset/mustang-uninstall", "-n", "kube-system", "--timeout=3m")
 	c.run("kubectl", "delete", "-f", "../../deploy/uninstall.yaml", "--wait")
 	for _, node := range []string{"n1", "n2"} {
 		c.holdsNothing(node)
@@ -216,21 +216,22 @@ func (c *testCluster) holdsNothing(node string) {
 	c.noPrograms(node)
 }
 
-// noPrograms wants no program on the node's cgroup2 root.
+// noPrograms wants no program on the node's cgroup2 root. The kernel takes one off
+// a moment after its last pin is gone.
 func (c *testCluster) noPrograms(node string) {
-	root := c.cgroup2(c.t, node)
-	dir, err := os.Open(root)
+	c.t.Helper()
+	dir, err := os.Open(c.cgroup2(c.t, node))
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	defer dir.Close()
 	for _, kind := range []ebpf.AttachType{ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupInet6Connect, ebpf.AttachCGroupUDP4Sendmsg, ebpf.AttachCGroupUDP6Recvmsg} {
-		r, err := link.QueryPrograms(link.QueryOptions{Target: int(dir.Fd()), Attach: kind})
-		if err != nil {
-			c.t.Fatal(err)
-		}
-		if len(r.Programs) > 0 {
-			c.t.Errorf("%d programs of kind %v are left on the cgroups of %s", len(r.Programs), kind, node)
-		}
+		eventually(c.t, fmt.Sprintf("no programs of kind %v on the cgroups of %s", kind, node), func() error {
+			r, err := link.QueryPrograms(link.QueryOptions{Target: int(dir.Fd()), Attach: kind})
+			if err == nil && len(r.Programs) > 0 {
+				err = fmt.Errorf("there are %d", len(r.Programs))
+			}
+			return err
+		})
 	}
 }

@@ -78,8 +78,10 @@ type testCluster struct {
 	name string
 }
 
+// try runs a command of the driver's. Those that wait have limits of their own, with
+// sentences; this one is for what hangs.
 func (c *testCluster) try(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, driver, append([]string{args[0], "--name", c.name}, args[1:]...)...)
 	out, err := cmd.CombinedOutput()
@@ -104,11 +106,11 @@ func (c *testCluster) apply(manifest string) {
 	c.run("kubectl", "apply", "-f", file)
 }
 
-// eventually tries until a deadline.
+// eventually tries until a deadline, which is far from what a machine needs that is busy with other things.
 func eventually(t *testing.T, what string, try func() error) {
 	t.Helper()
 	var err error
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
 		if err = try(); err == nil {
 			return
 		}
@@ -131,8 +133,8 @@ func TestCluster(t *testing.T) {
 	})
 	c.run("up", "--dual-stack", "--cni=bridge", "--proxy=nftables")
 	c.apply(workload)
-	c.run("kubectl", "rollout", "status", "deployment/web", "--timeout=90s")
-	c.run("kubectl", "wait", "--for=condition=Ready", "pod", "-l", "app=client", "--timeout=90s")
+	c.run("kubectl", "rollout", "status", "deployment/web", "--timeout=3m")
+	c.run("kubectl", "rollout", "status", "daemonset/client", "--timeout=3m")
 
 	t.Run("services of both families", c.services)
 	t.Run("names", c.names)

@@ -33,7 +33,7 @@ func TestMigration(t *testing.T) {
 	}
 	c.apply(string(out))
 	c.apply(stormFiles + movable)
-	c.run("kubectl", "rollout", "status", "deployment/web", "--timeout=90s")
+	c.run("kubectl", "rollout", "status", "deployment/web", "--timeout=3m")
 
 	steps := []struct {
 		move, stay string
@@ -45,13 +45,13 @@ func TestMigration(t *testing.T) {
 	for i, s := range steps {
 		client := fmt.Sprintf("client-%d", i)
 		c.apply(strings.Replace(stormClient(fmt.Sprint(i), debian(untilTold)), "nodeName: n1", "nodeName: "+s.stay, 1))
-		c.run("kubectl", "wait", "--for=condition=Ready", "pod/"+client, "--timeout=60s")
-		c.run("kubectl", "drain", s.move, "--ignore-daemonsets", "--force", "--timeout=100s")
+		c.run("kubectl", "wait", "--for=condition=Ready", "pod/"+client, "--timeout=3m")
+		c.run("kubectl", "drain", s.move, "--ignore-daemonsets", "--force", "--timeout=3m")
 		s.do(s.move)
 		c.run("kubectl", "uncordon", s.move)
 		c.spread()
 		c.run("kubectl", "exec", client, "--", "touch", "/tmp/enough")
-		c.run("kubectl", "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/"+client, "--timeout=60s")
+		c.run("kubectl", "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/"+client, "--timeout=3m")
 		var asked, failed int
 		log := c.run("kubectl", "logs", client)
 		if _, err := fmt.Sscanf(lastLine(log), "asked %d failed %d", &asked, &failed); err != nil || asked == 0 || failed > 0 {
@@ -105,7 +105,7 @@ func (c *testCluster) restartRest(node string) {
 // spread brings a server back to each node.
 func (c *testCluster) spread() {
 	c.run("kubectl", "rollout", "restart", "deployment/web")
-	c.run("kubectl", "rollout", "status", "deployment/web", "--timeout=100s")
+	c.run("kubectl", "rollout", "status", "deployment/web", "--timeout=3m")
 }
 
 // untilTold asks again and again, and says at the end how often, and how often in vain.

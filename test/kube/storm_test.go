@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -27,6 +28,7 @@ func TestStorm(t *testing.T) {
 		t.Run(network, func(t *testing.T) {
 			mustang := network == "mustang"
 			c := stormCluster(t, mustang)
+			c.restartSoon()
 			c.startServers()
 			c.startClients()
 			c.storm(mustang)
@@ -57,8 +59,8 @@ func pick(whole, part time.Duration) time.Duration {
 	return part
 }
 
-// Pods come and go in waves: so many at once, and at most so many waves.
-const wave, waves = 50, 10
+// Pods come and go in waves: so many at once, and no more than so many in all.
+const wave, churned = 50, 500
 
 // stormCluster is a cluster with mustang, or with its peers and mustang's image,
 // which has one of the loads. Its third node is for being switched off.
@@ -103,13 +105,15 @@ func (c *testCluster) storm(mustang bool) {
 	if mustang {
 		proxy = "mustang agent"
 	}
-	stop := make(chan struct{})
-	done := make(chan struct{})
+	var came int
+	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() { // pods come and go all the while
-		defer close(done)
-		c.churn(stop)
+		defer close(ended)
+		came = c.churn(stop)
 	}()
-	kills := c.killAgents(proxy, 15*time.Second)
+	calm := sync.OnceFunc(func() { close(stop); <-ended })
+	defer calm()
+	kills := c.killAgents(proxy, 15*time.Second, often)
 	for _, what := range []struct {
 		name string
 		do   func()
@@ -120,7 +124,7 @@ func (c *testCluster) storm(mustang bool) {
 			}
 		}},
 		{"a node is switched off", func() { c.run("off", "n3") }},
-		{"agents are killed", func() { kills += c.killAgents(proxy, 30*time.Second) }},
+		{"agents are killed", func() { kills += c.killAgents(proxy, 30*time.Second, often) }},
 		{"it comes back", func() {
 			on := time.Now()
 			c.run("on", "n3")
@@ -130,7 +134,7 @@ func (c *testCluster) storm(mustang bool) {
 		{"downgrade", func() { c.roll(mustang, "0.1.0") }},
 		{"the API server is away", func() {
 			c.signal("cp", "kube-apiserver", "STOP")
-			kills += c.killAgents(proxy, outage())
+			kills += c.killAgents(proxy, outage(), often)
 			c.signal("cp", "kube-apiserver", "CONT")
 		}},
 	} {
@@ -140,16 +144,17 @@ func (c *testCluster) storm(mustang bool) {
 			c.t.Errorf("clients had ended before this was over: %s", what.name)
 		}
 	}
-	kills += c.killAgents(proxy, time.Until(end))
-	close(stop)
-	<-done
-	c.t.Logf("agents were killed %d times", kills)
+	kills += c.killAgents(proxy, time.Until(end), 5*often) // between, they connect pods
+	calm()
+	c.t.Logf("agents were killed %d times, %d pods came and went", kills, came)
 }
 
-// killAgents kills every node's, every three seconds: those that run then, since
-// the kubelet lets one that died often wait.
-func (c *testCluster) killAgents(proxy string, during time.Duration) (killed int) {
-	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(3 * time.Second) {
+// often is the time between two kills: few agents live long enough to have done their work.
+const often = 3 * time.Second
+
+// killAgents kills those of both nodes, every so often.
+func (c *testCluster) killAgents(proxy string, during, every time.Duration) (killed int) {
+	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(every) {
 		for _, node := range []string{"n1", "n2"} {
 			killed += c.signal(node, proxy, "KILL")
 		}
@@ -169,7 +174,7 @@ func (c *testCluster) roll(mustang bool, version string) {
 	image := "mustang-net/mustang:" + version
 	c.run("kubectl", "set", "image", "-n", "kube-system", "daemonset/mustang", "agent="+image, "install-plugin="+image)
 	start := time.Now()
-	if out, err := c.try("kubectl", "rollout", "status", "-n", "kube-system", "daemonset/mustang", "--timeout=100s"); err != nil {
+	if out, err := c.try("kubectl", "rollout", "status", "-n", "kube-system", "daemonset/mustang", "--timeout=3m"); err != nil {
 		pods, _ := c.try("kubectl", "get", "pod", "-A", "-o", "wide")
 		agents, _ := c.try("kubectl", "describe", "pod", "-n", "kube-system", "-l", "app.kubernetes.io/name=mustang")
 		c.t.Fatalf("rollout to %s: %v\n%s\n%s\n%s", version, err, out, pods, agents)
@@ -192,30 +197,42 @@ func (c *testCluster) back(node string, on time.Time) {
 		}
 		return err
 	})
-	c.run("kubectl", "wait", "--for=condition=Ready", "node/"+node, "--timeout=90s")
+	c.run("kubectl", "wait", "--for=condition=Ready", "node/"+node, "--timeout=3m")
 }
 
-// churn makes and deletes pods of a Service, wave by wave. It may not end the test
-// from its goroutine, and while the API server is away nothing succeeds.
-func (c *testCluster) churn(stop chan struct{}) {
-	for i := range waves {
+// restartSoon has kubelets start again after a second what was killed, however often:
+// as a node here does with kube-proxy, which is no pod.
+func (c *testCluster) restartSoon() {
+	const setting = `printf 'featureGates: {KubeletCrashLoopBackOffMax: true}\ncrashLoopBackOff: {maxContainerRestartPeriod: 1s}\n' >>/etc/kubernetes/kubelet.yaml`
+	for _, node := range []string{"n1", "n2", "n3"} {
+		c.run("enter", node, "--", "sh", "-c", setting)
+		c.signal(node, "kubelet", "KILL")
+	}
+}
+
+// churn makes and deletes pods of a Service, wave by wave, and says how many there
+// were. It may not end the test from its goroutine, and while the API server is away
+// nothing succeeds.
+func (c *testCluster) churn(stop chan struct{}) (came int) {
+	for came < churned {
 		for _, replicas := range []int{wave, 0} {
-			_, err := c.try("kubectl", "scale", "deployment/churn", fmt.Sprintf("--replicas=%d", replicas), "--timeout=90s")
+			_, err := c.try("kubectl", "scale", "deployment/churn", fmt.Sprintf("--replicas=%d", replicas))
 			if err == nil {
-				_, err = c.try("kubectl", "rollout", "status", "deployment/churn", "--timeout=60s")
+				_, err = c.try("kubectl", "rollout", "status", "deployment/churn", "--timeout=100s")
 			}
 			if err != nil {
-				c.t.Logf("wave %d, %d pods: %v", i, replicas, err)
+				c.t.Logf("after %d pods that came and went, %d: %v", came, replicas, err)
+			} else {
+				came += replicas
 			}
 			select {
 			case <-stop:
-				c.t.Logf("pods came and went in %d waves of %d", i+1, wave)
-				return
+				return came
 			default:
 			}
 		}
 	}
-	c.t.Logf("%d pods came and went", wave*waves)
+	return came
 }
 
 // signal sends a signal to the processes of a machine whose command line has

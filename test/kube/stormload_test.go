@@ -49,7 +49,7 @@ func (c *testCluster) startServers() {
 		deployment("redis", 1, stormServer+debian("exec redis-server --save '' --protected-mode no --port 8080")) +
 		deployment("postgres", 1, stormServer+debian(postgres)))
 	for _, name := range []string{"server", "nginx", "redis", "postgres", "dns"} {
-		c.run("kubectl", "rollout", "status", "deployment/"+name, "--timeout=110s")
+		c.run("kubectl", "rollout", "status", "deployment/"+name, "--timeout=3m")
 	}
 }
 
@@ -67,7 +67,7 @@ func (c *testCluster) startClients() {
 		c.apply(stormClient(l.name, pod))
 	}
 	for _, l := range clients {
-		c.run("kubectl", "wait", "--for=jsonpath={.status.phase}=Running", "pod/client-"+l.name, "--timeout=90s")
+		c.run("kubectl", "wait", "--for=jsonpath={.status.phase}=Running", "pod/client-"+l.name, "--timeout=3m")
 	}
 }
 
@@ -75,7 +75,7 @@ func (c *testCluster) startClients() {
 func (c *testCluster) loads() (list []stormLoad) {
 	for _, l := range clients {
 		pod := "pod/client-" + l.name
-		if out, err := c.try("kubectl", "wait", "--for=jsonpath={.status.phase}=Succeeded", pod, "--timeout=110s"); err != nil {
+		if out, err := c.try("kubectl", "wait", "--for=jsonpath={.status.phase}=Succeeded", pod, "--timeout=3m"); err != nil {
 			c.t.Errorf("%s: %v: %s", l.name, err, out)
 		}
 		out := c.run("kubectl", "logs", pod)
@@ -249,7 +249,12 @@ nodeName: n2
 containers:
 - name: server
   readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
+  resources: ` + stormShare + `
 `
+
+// stormShare is what a pod whose answers are waited for asks of the processors: without
+// it, it has next to nothing beside those that come and go.
+const stormShare = `{requests: {cpu: 200m}}`
 
 // stormClient is a pod whose container's rest is given. It is a pod's own process,
 // since a stream of kubectl's would end with the kubelet.
@@ -263,7 +268,8 @@ spec:
   restartPolicy: Never
   containers:
   - name: client
-%s`, name, indent(2, rest))
+    resources: %s
+%s`, name, stormShare, indent(2, rest))
 }
 
 const stormFiles = `
@@ -314,11 +320,11 @@ data:
 var stormPods = deployment("server", 2, `
 nodeName: n2
 containers:
-- {name: peer, image: "mustang-net/mustang:0.1.0", args: [connectivity, serve], readinessProbe: {httpGet: {port: 8080}, periodSeconds: 1}}
+- {name: peer, image: "mustang-net/mustang:0.1.0", args: [connectivity, serve], readinessProbe: {httpGet: {port: 8080}, periodSeconds: 1}, resources: `+stormShare+`}
 `) + deployment("dns", 2, `
 nodeName: n2
 containers:
-- {name: dns, image: "mustang.test/coredns:1", args: [-conf, /etc/storm/Corefile], volumeMounts: [{name: files, mountPath: /etc/storm}], readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}}
+- {name: dns, image: "mustang.test/coredns:1", args: [-conf, /etc/storm/Corefile], volumeMounts: [{name: files, mountPath: /etc/storm}], readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}, resources: `+stormShare+`}
 volumes: [{name: files, configMap: {name: storm}}]
 `) + deployment("churn", 0, `
 terminationGracePeriodSeconds: 0

@@ -128,8 +128,8 @@ func (c *testCluster) loadMustang() {
 func (c *testCluster) answers() {
 	c.t.Helper()
 	c.apply(workload)
-	c.run("kubectl", "rollout", "status", "deployment/web", "--timeout=90s")
-	c.run("kubectl", "rollout", "status", "daemonset/client", "--timeout=90s")
+	c.run("kubectl", "rollout", "status", "deployment/web", "--timeout=3m")
+	c.run("kubectl", "rollout", "status", "daemonset/client", "--timeout=3m")
 	for _, node := range []string{"n1", "n2"} {
 		words := append([]string{"kubectl", "exec", c.client(node), "--"}, curl("http://web/hostname")...)
 		eventually(c.t, "a pod of "+node+" asks the Service by name", func() error {
