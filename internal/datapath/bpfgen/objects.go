@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "c977c44613d4ec05317e2fcae2661950ad01d3ced3a0af71608dbcb187403385"
+const ObjectsHash = "992a53e9f0a3602441635b3dd67a0d60a921a220b0ef0ec92db9a61187519abf"
