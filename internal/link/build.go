@@ -261,7 +261,7 @@ func (b *builder) awaitAddrs() error {
 }
 
 // settleDeadline is far beyond what the kernel needs.
-const settleDeadline = 2 * time.Second
+const settleDeadline = 10 * time.Second
 
 // settle returns when a link transmits. The end of a pair that goes up first
 // has no carrier yet, and what it sends is dropped until the kernel's link

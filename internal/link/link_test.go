@@ -159,7 +159,27 @@ func podIP6(i int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("fd00:10:
 func (w *world) add(s Spec) (res Result) {
 	w.t.Helper()
 	w.onNode(func() (err error) { res, err = Add(s); return err })
+	if s.Mode == HostDevice {
+		w.plugged("port" + s.Uplink)
+	}
 	return res
+}
+
+// plugged waits until a port of the switch forwards: the kernel tells bridges of
+// carriers from a queue, which may be a second late.
+func (w *world) plugged(port string) {
+	w.t.Helper()
+	w.onNode(func() error {
+		for end := time.Now().Add(await(10 * time.Second)); ; time.Sleep(time.Millisecond) {
+			l, err := netlink.LinkByName(port)
+			if err != nil || l.Attrs().OperState == netlink.OperUp {
+				return err
+			}
+			if time.Now().After(end) {
+				return fmt.Errorf("%s is %s", port, l.Attrs().OperState)
+			}
+		}
+	})
 }
 
 // links lists the interfaces of a namespace, without those of every namespace.

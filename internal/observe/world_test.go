@@ -169,6 +169,7 @@ func (w *world) veth(i int, path state.ServicePath) state.Endpoint {
 	ns := fmt.Sprintf("%s-p%d", w.name, i)
 	w.namespace(ns)
 	w.run("ip link add h%d type veth peer name eth0 netns %s && ip link set h%d up", i, ns, i)
+	w.run("nsenter --net=%s sysctl -qw net.ipv6.conf.eth0.accept_ra=0", netns.Path(ns)) // nor does it ask for routers, again and again
 	w.run("ip -n %s link set lo up && ip -n %s link set eth0 up && ip -n %s addr add 10.9.0.%d/32 dev eth0 && ip -n %s addr add fd09::%d/128 dev eth0 nodad", ns, ns, ns, i, ns, i)
 	w.run("mac=$(ip -br link show h%d | awk '{print $3}'); for gw in 169.254.10.24 fe80::a9fe:a18; do ip -n %s neigh add $gw lladdr $mac dev eth0; ip -n %s route add default via $gw dev eth0 onlink; done", i, ns, ns)
 	w.run("ip route add 10.9.0.%d/32 dev h%d && ip -6 route add fd09::%d/128 dev h%d", i, i, i, i)
