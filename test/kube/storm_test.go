@@ -113,6 +113,7 @@ func (c *testCluster) storm(mustang bool) {
 	}()
 	calm := sync.OnceFunc(func() { close(stop); <-ended })
 	defer calm()
+	lost := c.countLosses(stop)
 	kills := c.killAgents(proxy, 15*time.Second, often)
 	for _, what := range []struct {
 		name string
@@ -138,7 +139,7 @@ func (c *testCluster) storm(mustang bool) {
 			c.signal("cp", "kube-apiserver", "CONT")
 		}},
 	} {
-		c.t.Logf("%3.0f s before the end: %s", time.Until(end).Seconds(), what.name)
+		c.t.Logf("%3.0f s before the end, %v: %s", time.Until(end).Seconds(), lost, what.name)
 		what.do()
 		if time.Now().After(end) {
 			c.t.Errorf("clients had ended before this was over: %s", what.name)
@@ -146,7 +147,7 @@ func (c *testCluster) storm(mustang bool) {
 	}
 	kills += c.killAgents(proxy, time.Until(end), 5*often) // between, they connect pods
 	calm()
-	c.t.Logf("agents were killed %d times, %d pods came and went", kills, came)
+	c.t.Logf("agents were killed %d times, %d pods came and went; %v", kills, came, lost)
 }
 
 // often is the time between two kills: few agents live long enough to have done their work.
