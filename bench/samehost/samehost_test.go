@@ -203,11 +203,12 @@ func (c *cancelAt) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+func TestWhatIsRunIsAnInput(t *testing.T) { built.Declare(t, "mustang") }
+
 // TestPlainPodsAndIptables runs against labs of plain pods: a bridge without
 // bridge-nf and Services, and a veth with iptables.
 func TestPlainPodsAndIptables(t *testing.T) {
 	o := short(t)
-	built.Declare(t, "mustang")
 	var err error
 	if o.Binary, err = built.Binary(t.TempDir(), "mustang", "MUSTANG_BIN"); err != nil {
 		t.Fatal(err)
