@@ -128,6 +128,20 @@ func TestRecordsNameWhatTheTablesHold(t *testing.T) {
 	}
 }
 
+// A node that learns of its zone makes a catalog of what the tables hold, as
+// after a restart.
+func TestAnotherZoneIsAnotherChoice(t *testing.T) {
+	m := tables{}
+	web := small(state.OwnerKubernetes, "web", "10.96.0.1:80", "1 ready zone=a", "2 ready zone=b")
+	for zone, want := range map[string]string{"a": "1", "b": "2"} {
+		c := NewCatalog(Node{Zone: zone}, m.list(), nil)
+		m.apply(c, c.Plan([]state.Service{web}, nil))
+		if got := numbers(m[key("10.96.0.1:80")].Backends); got != want {
+			t.Errorf("in zone %s: %s, want %s", zone, got, want)
+		}
+	}
+}
+
 // One that had a binding for clients outside beside the other, and has it no more.
 func TestAfterARestartAFrontendIsReplacedWhole(t *testing.T) {
 	s := whole("web", "1 ready local", "2 ready")
