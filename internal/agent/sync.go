@@ -122,7 +122,10 @@ func (s *syncer) step(ctx context.Context) {
 	}
 	s.end(ctx)
 	if !s.whole && s.a.policies.ready() && s.synced.CompareAndSwap(false, true) {
-		debug.FreeOSMemory() // of the lists, which do not come again
+		// From here on little is made anew beside what is kept: half as much garbage
+		// as by default may wait. What the start has left does not come again.
+		debug.SetGCPercent(50)
+		debug.FreeOSMemory()
 	}
 	s.ready(ctx)
 }
