@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -23,6 +22,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+
+	"github.com/mustang-net/mustang/test/built"
 )
 
 const (
@@ -48,9 +49,8 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		defer os.RemoveAll(dir)
-		binary = filepath.Join(dir, "mustang")
-		if out, err := exec.Command("go", "build", "-o", binary, "../cmd/mustang").CombinedOutput(); err != nil {
-			fmt.Printf("build mustang: %v\n%s", err, out)
+		if binary, err = built.Binary(dir, "mustang", "MUSTANG_BIN"); err != nil {
+			fmt.Println(err)
 			return 1
 		}
 		code := m.Run()
@@ -61,6 +61,8 @@ func TestMain(m *testing.M) {
 		return code
 	}())
 }
+
+func TestWhatIsRunIsAnInput(t *testing.T) { built.Declare(t, "mustang") }
 
 func testContext(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

@@ -6,14 +6,13 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/lab"
+	"github.com/mustang-net/mustang/test/built"
 )
 
 var binary string
@@ -29,14 +28,15 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 		defer os.RemoveAll(dir)
-		binary = filepath.Join(dir, "mustang")
-		if out, err := exec.Command("go", "build", "-o", binary, "../../cmd/mustang").CombinedOutput(); err != nil {
-			fmt.Printf("build mustang: %v\n%s", err, out)
+		if binary, err = built.Binary(dir, "mustang", "MUSTANG_BIN"); err != nil {
+			fmt.Println(err)
 			return 1
 		}
 		return m.Run()
 	}())
 }
+
+func TestWhatIsRunIsAnInput(t *testing.T) { built.Declare(t, "mustang") }
 
 // up brings a contestant up and returns what the server sees over each of its paths.
 func up(t *testing.T, c run.Contestant) (seen map[string]string) {

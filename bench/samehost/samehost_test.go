@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,6 +23,7 @@ import (
 	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/lab"
+	"github.com/mustang-net/mustang/test/built"
 	"go.uber.org/goleak"
 )
 
@@ -203,14 +203,15 @@ func (c *cancelAt) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+func TestWhatIsRunIsAnInput(t *testing.T) { built.Declare(t, "mustang") }
+
 // TestPlainPodsAndIptables runs against labs of plain pods: a bridge without
 // bridge-nf and Services, and a veth with iptables.
 func TestPlainPodsAndIptables(t *testing.T) {
 	o := short(t)
-	o.Binary = filepath.Join(t.TempDir(), "mustang")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", o.Binary, "../../cmd/mustang")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build mustang: %v\n%s", err, out)
+	var err error
+	if o.Binary, err = built.Binary(t.TempDir(), "mustang", "MUSTANG_BIN"); err != nil {
+		t.Fatal(err)
 	}
 	o.Modes, o.ServicesBy, o.Services = []string{report.Veth, report.BridgeNFOff}, []string{"iptables-nft"}, []int{3}
 	o.Rounds, o.UDP = 1, true

@@ -84,6 +84,10 @@ func (p *problems) set(o object, source int, now []string) {
 	}
 }
 
+func idOf(k k8s.Key) state.ServiceID {
+	return state.ServiceID{Owner: state.OwnerKubernetes, Namespace: k.Namespace, Name: k.Name}
+}
+
 func (p *problems) object(o object, now []string) { p.set(o, fromObject, now) }
 func (p *problems) failed(o object, err error)    { p.set(o, fromWrite, []string{err.Error()}) }
 func (p *problems) works(o object)                { p.set(o, fromWrite, nil) }

@@ -171,7 +171,7 @@ func (w *scripted) open() {
 	w.faults = faults{}
 	e, err := engine.Open(w.t.Context(), w.config.scope(), engine.Options{
 		Node: service.Node{Name: w.config.Node}, Fed: true, Faults: w.faults.stand,
-		Sizes: datapath.Sizes{CT: 1024, CTNew: 1024, Services: 4096, Slots: 4096, Backends: 4096},
+		Sizes: datapath.Sizes{CT: 1024, CTNew: 1024, Services: 4096, Slots: 65536, Backends: 65536},
 	})
 	must(w.t, err)
 	w.agent = assemble(w.config, log, client, e, nil)
@@ -200,6 +200,11 @@ func (w *scripted) tell(s step) {
 		}
 		must(w.t, err)
 	}
+	w.tellObjects(services, slices)
+}
+
+func (w *scripted) tellObjects(services, slices []any) {
+	w.t.Helper()
 	watch := w.agent.watch
 	check(w.t, errors.Join(watch.Nodes.Replace([]any{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.config.Node}}}, ""),
 		watch.Pods.Replace(nil, ""), watch.Namespaces.Replace(nil, ""), watch.Policies.Replace(nil, ""),

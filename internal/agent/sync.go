@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"runtime/debug"
 	"slices"
@@ -121,83 +122,58 @@ func (s *syncer) step(ctx context.Context) {
 	}
 	s.end(ctx)
 	if !s.whole && s.a.policies.ready() && s.synced.CompareAndSwap(false, true) {
-		debug.FreeOSMemory() // of the lists, which do not come again
+		// From here on little is made anew beside what is kept: half as much garbage
+		// as by default may wait. What the start has left does not come again.
+		debug.SetGCPercent(50)
+		debug.FreeOSMemory()
 	}
 	s.ready(ctx)
 }
+
+// together is how many Services are brought into force at once when all are:
+// what that takes beside what is kept does not grow with their number.
+const together = 256
 
 // replace makes everything what Kubernetes says, and removes what it does not
 // say any more: after a start, or when this node's place has changed.
 func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 	start := time.Now()
-	keys := make([]k8s.Key, 0, s.a.watch.Services.Len())
 	created := map[k8s.Key]time.Time{}
 	for k, v := range s.a.watch.Services.All() {
-		keys = append(keys, k)
 		created[k] = v.Created
 	}
 	// Of two Services that claim one frontend, the older has it.
-	slices.SortFunc(keys, func(a, b k8s.Key) int {
+	keys := slices.SortedFunc(maps.Keys(created), func(a, b k8s.Key) int {
 		return cmp.Or(created[a].Compare(created[b]), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
-	list := make([]state.Service, 0, len(keys))
-	for _, k := range keys {
-		if want, ok := s.translate(k); ok {
-			list = append(list, want)
+	clear(s.retry)
+	names := make([]state.ServiceID, 0, len(keys))
+	for some := range slices.Chunk(keys, together) {
+		list := make([]k8s.Affected, 0, len(some))
+		for _, k := range some {
+			names = append(names, idOf(k))
+			list = append(list, k8s.Affected{Key: k, At: start})
 		}
+		s.attempt(ctx, list)
 	}
 	var faults []service.Problem
 	err := s.a.with(ctx, func(e *engine.Engine) (err error) {
-		faults, err = e.ReplaceServices(state.OwnerKubernetes, list)
+		faults, err = e.RetainServices(state.OwnerKubernetes, names)
 		return err
 	})
-	clear(s.retry)
 	if ctx.Err() != nil {
 		return // the agent stops
 	}
 	if err != nil {
 		s.a.metrics.failures.Inc()
-		s.a.log.Error("the Services could not be brought into force together; each is tried by itself", "services", len(list), "error", err)
-		if faults, err = s.replaceEach(ctx, list, start); err != nil {
-			s.wait(start)
-			s.a.log.Error("the Services could not be brought into force; what is at work stays, and it is tried again", "error", err)
-			return
-		}
+		s.wait(start)
+		s.a.log.Error("Services that are gone could not be removed; what is at work stays, and everything is tried again", "error", err)
+		return
 	}
 	s.whole = false
-	if len(s.retry) == 0 {
-		s.succeeded()
-	}
 	s.a.problems.faults(faults)
-	s.applied(start, affected)
-	s.a.log.Info("Services are in force", "services", len(list), "took", time.Since(start).Round(time.Millisecond))
-}
-
-// replaceEach brings each Service into force by itself, and then removes what
-// is not wanted: one that cannot be written, as when a table is full, stops no
-// other.
-func (s *syncer) replaceEach(ctx context.Context, list []state.Service, start time.Time) ([]service.Problem, error) {
-	good := make([]state.Service, 0, len(list))
-	for _, want := range list {
-		err := s.a.with(ctx, func(e *engine.Engine) error {
-			_, err := e.ChangeServices(state.OwnerKubernetes, []state.Service{want}, nil)
-			return err
-		})
-		if err != nil {
-			s.keep(k8s.Affected{Key: keyOf(want.ServiceID), At: start}, err)
-			continue
-		}
-		good = append(good, want)
-	}
-	var faults []service.Problem
-	err := s.a.with(ctx, func(e *engine.Engine) (err error) {
-		faults, err = e.ReplaceServices(state.OwnerKubernetes, good)
-		return err
-	})
-	if err == nil && len(s.retry) > 0 {
-		s.wait(start)
-	}
-	return faults, err
+	s.ended(start, slices.DeleteFunc(affected, func(a k8s.Affected) bool { _, failed := s.retry[a.Key]; return failed }), len(s.retry) > 0)
+	s.a.log.Info("Services are in force", "services", len(keys)-len(s.retry), "took", time.Since(start).Round(time.Millisecond))
 }
 
 // keep notes a Service that could not be brought into force, for another try.
@@ -219,9 +195,7 @@ func (s *syncer) translate(k k8s.Key) (state.Service, bool) {
 	return want, ok
 }
 
-// change applies what affected and the failures of before come to. When
-// together they cannot be applied, each is by itself, so that one that cannot
-// stops no other.
+// change applies what affected and the failures of before come to.
 func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
 	start := time.Now()
 	for _, a := range affected {
@@ -233,32 +207,43 @@ func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
 		}
 		clear(s.retry)
 	}
+	done := s.attempt(ctx, affected)
+	if ctx.Err() == nil {
+		s.ended(start, done, len(done) < len(affected))
+	}
+}
+
+// attempt brings Services into force, and answers those that are. When together
+// they cannot be, each is tried by itself, so that one that cannot stops no
+// other; it is kept for another try.
+func (s *syncer) attempt(ctx context.Context, affected []k8s.Affected) (done []k8s.Affected) {
 	err := s.apply(ctx, affected)
 	if err == nil {
-		if len(s.retry) == 0 {
-			s.succeeded()
-		}
-		s.applied(start, affected)
-		return
+		return affected
 	}
-	if ctx.Err() != nil {
-		return // the agent stops, and nobody is to blame
-	}
-	var done []k8s.Affected
 	for _, a := range affected {
 		if len(affected) > 1 {
 			err = s.apply(ctx, []k8s.Affected{a})
 		}
+		if ctx.Err() != nil {
+			return done // the agent stops, and nobody is to blame
+		}
 		if err == nil {
 			done = append(done, a)
-			continue
+		} else {
+			s.keep(a, err)
 		}
-		s.keep(a, err)
 	}
+	return done
+}
+
+// ended notes what took effect just now, and when to try again what failed.
+func (s *syncer) ended(start time.Time, done []k8s.Affected, failed bool) {
 	s.applied(start, done)
-	if len(s.retry) > 0 {
+	switch {
+	case failed:
 		s.wait(start)
-	} else {
+	case len(s.retry) == 0:
 		s.succeeded()
 	}
 }
@@ -270,7 +255,7 @@ func (s *syncer) apply(ctx context.Context, affected []k8s.Affected) error {
 		if want, ok := s.translate(a.Key); ok {
 			upserts = append(upserts, want)
 		} else {
-			removes = append(removes, state.ServiceID{Owner: state.OwnerKubernetes, Namespace: a.Key.Namespace, Name: a.Key.Name})
+			removes = append(removes, idOf(a.Key))
 		}
 	}
 	var faults []service.Problem

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -85,36 +84,6 @@ type Datapath struct {
 	EventRooms *PerCPU[bpfgen.PodEventRoom]
 	stopped    *PerCPU[Event]
 	affinity   *Table[bpfgen.PodAffinityKey, bpfgen.PodAffinity]
-}
-
-// The compiled objects, each parsed at its first use and once: what opens a
-// node that is set up needs none of them, and what adds a pod to it the entry
-// program alone.
-var (
-	podSpec     = sync.OnceValues(bpfgen.LoadPod)
-	sockSpec    = sync.OnceValues(bpfgen.LoadSock)
-	entrySpec   = sync.OnceValues(bpfgen.LoadEntry)
-	parentSpec  = sync.OnceValues(bpfgen.LoadParent)
-	netdevSpec  = sync.OnceValues(bpfgen.LoadNetdev)
-	overlaySpec = sync.OnceValues(bpfgen.LoadOverlay)
-	edgeSpec    = sync.OnceValues(bpfgen.LoadEdge)
-)
-
-// tableSpecs are the specs of every pinned map, by name.
-func tableSpecs() (map[string]*ebpf.MapSpec, error) {
-	out := make(map[string]*ebpf.MapSpec)
-	for _, load := range []func() (*ebpf.CollectionSpec, error){podSpec, sockSpec, entrySpec, parentSpec, netdevSpec, overlaySpec, edgeSpec} {
-		c, err := load()
-		if err != nil {
-			return nil, fmt.Errorf("read the compiled programs: %w", err)
-		}
-		for name, m := range c.Maps {
-			if strings.HasPrefix(name, "mst_") {
-				out[name] = m
-			}
-		}
-	}
-	return out, nil
 }
 
 // Exists reports whether any table is pinned under dir.

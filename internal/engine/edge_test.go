@@ -174,7 +174,7 @@ func (w *edgeWorld) replace(four, six []string, edit func(s *state.Service)) {
 		}
 	}
 	w.must(func(e *Engine) error {
-		problems, err := e.ReplaceServices(state.OwnerKubernetes, list)
+		problems, err := makeAll(e, list)
 		if len(problems) > 0 {
 			w.t.Error(problems)
 		}

@@ -98,23 +98,13 @@ func (e *Engine) Services() ([]state.Binding, error) {
 	return list, nil
 }
 
-// ReplaceServices makes list the Services of owner: others of its are removed,
-// those of other owners are left alone. Only what differs is written, and a
-// frontend that passes from one Service to another is never away. Of two that
-// claim one frontend, the first has it: give older Services first.
+// ChangeServices sets and removes single Services of an owner; others stay. Only
+// what differs is written. Of two that claim one frontend, the first has it. A
+// Service that is to be removed and does not exist is no error.
 //
 // What of a Service cannot be brought into force is a Problem, and the rest of
 // it is in force; the list is of all of owner's problems as they now are. An
 // error is about the whole: then nothing has changed.
-func (e *Engine) ReplaceServices(owner state.Owner, list []state.Service) ([]service.Problem, error) {
-	return e.replan(owner, func() (service.Change, error) {
-		return e.catalog.Replace(owner, list), nil
-	})
-}
-
-// ChangeServices sets and removes single Services of an owner; others stay. A
-// Service that is to be removed and does not exist is no error. Problems are as
-// with ReplaceServices.
 func (e *Engine) ChangeServices(owner state.Owner, upserts []state.Service, removes []state.ServiceID) ([]service.Problem, error) {
 	return e.replan(owner, func() (service.Change, error) {
 		for _, s := range upserts {
@@ -131,20 +121,13 @@ func (e *Engine) ChangeServices(owner state.Owner, upserts []state.Service, remo
 	})
 }
 
-// SetLocality says what this node is called and which zone it is in, when that is
-// learnt or changes: hints of backends speak of it.
-func (e *Engine) SetLocality(node service.Node) error {
-	if node == e.opts.Node {
-		return nil
-	}
-	if err := e.loadCatalog(); err != nil {
-		return err
-	}
-	if e.services == nil {
-		return errReadOnly
-	}
-	e.opts.Node = node
-	return e.change(e.catalog.Move(node), operation{})
+// RetainServices removes the Services of owner that are not among list, those of
+// a process before this one, too. A frontend that passes from one Service to
+// another is never away. Problems and errors are as with ChangeServices.
+func (e *Engine) RetainServices(owner state.Owner, list []state.ServiceID) ([]service.Problem, error) {
+	return e.replan(owner, func() (service.Change, error) {
+		return e.catalog.Retain(owner, list), nil
+	})
 }
 
 func (e *Engine) replan(owner state.Owner, plan func() (service.Change, error)) ([]service.Problem, error) {

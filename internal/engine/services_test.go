@@ -253,17 +253,17 @@ func TestNobodyPrunesAnothersServices(t *testing.T) {
 		s.ServiceID = state.ServiceID{Owner: state.OwnerKubernetes, Namespace: "default", Name: name}
 		return s
 	}
-	replace := func(problems int, list ...state.Service) {
+	only := func(problems int, list ...state.Service) {
 		t.Helper()
 		n.must(func(e *Engine) error {
-			got, err := e.ReplaceServices(state.OwnerKubernetes, list)
+			got, err := makeAll(e, list)
 			if len(got) != problems || problems > 0 && !strings.Contains(got[0].Error(), "service default/thief: tcp 10.96.0.1:80 belongs to cli's") {
 				t.Errorf("%v", got)
 			}
 			return err
 		})
 	}
-	replace(1, theirs("web", "10.96.0.2:80"), theirs("thief", "10.96.0.1:80"))
+	only(1, theirs("web", "10.96.0.2:80"), theirs("thief", "10.96.0.1:80"))
 	err := n.do(func(e *Engine) error { return e.UpsertServices([]state.Service{svc("10.96.0.2:80", "10.9.0.1:80")}) })
 	if err == nil || !strings.Contains(err.Error(), "belongs to kubernetes") {
 		t.Error(err)
@@ -272,7 +272,7 @@ func TestNobodyPrunesAnothersServices(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "belongs to kubernetes") {
 		t.Error(err)
 	}
-	replace(0)
+	only(0)
 	if got := n.services(); len(got) != 1 || got[0].Owner != state.OwnerCLI || fmt.Sprint(got[0].Backends) != "[10.9.0.1:80]" {
 		t.Errorf("%+v", got)
 	}
@@ -288,18 +288,18 @@ func TestOnlyWhatDiffersIsWritten(t *testing.T) {
 		list = append(list, s)
 	}
 	n.must(func(e *Engine) error {
-		_, err := e.ReplaceServices(state.OwnerKubernetes, list)
+		_, err := makeAll(e, list)
 		return err
 	})
 	count := &breaking{left: 1 << 30}
 	n.opts.Faults = count.wrap
 	defer func() { n.opts.Faults = nil }()
 	n.must(func(e *Engine) error {
-		if _, err := e.ReplaceServices(state.OwnerKubernetes, list); err != nil || count.left != 1<<30 {
+		if _, err := makeAll(e, list); err != nil || count.left != 1<<30 {
 			t.Errorf("the same again: %d writes, %v", 1<<30-count.left, err)
 		}
 		list[7].Ports[0].Backends = list[7].Ports[0].Backends[1:]
-		_, err := e.ReplaceServices(state.OwnerKubernetes, list)
+		_, err := makeAll(e, list)
 		if writes := 1<<30 - count.left; writes == 0 || writes > 6 {
 			t.Errorf("one backend less: %d writes", writes)
 		}

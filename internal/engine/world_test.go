@@ -245,3 +245,15 @@ func bound(t *testing.T, s state.Service) state.Binding {
 func front(s state.Service) state.Frontend {
 	return state.Frontend{AddrPort: s.Ports[0].Frontends[0].AddrPort, Protocol: s.Ports[0].Protocol}
 }
+
+// makeAll makes list all that Kubernetes has.
+func makeAll(e *Engine, list []state.Service) ([]service.Problem, error) {
+	names := make([]state.ServiceID, len(list))
+	for i, s := range list {
+		names[i] = s.ServiceID
+	}
+	if _, err := e.ChangeServices(state.OwnerKubernetes, list, nil); err != nil {
+		return nil, err
+	}
+	return e.RetainServices(state.OwnerKubernetes, names)
+}

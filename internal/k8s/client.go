@@ -3,8 +3,8 @@
 // Package k8s watches Kubernetes and says what it wants in the terms of
 // internal/state. It is the only importer of client-go.
 //
-// It keeps no API objects: what arrives is stripped while it is decoded and
-// turned into small structs at once. Kinds that nobody asked for are neither
+// It keeps no API objects: what arrives is turned into small structs, one
+// object at a time. Kinds that nobody asked for are neither
 // watched nor registered.
 package k8s
 

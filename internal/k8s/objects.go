@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -385,57 +384,6 @@ func (p *Pod) namedPorts(ports []corev1.ContainerPort) {
 			p.Ports = append(p.Ports, PodPort{intern(port.Name), intern(string(port.Protocol)), uint16(port.ContainerPort)})
 		}
 	}
-}
-
-// strip drops, right after decoding, what no reader of this package looks at:
-// a list of everything is in memory at once while it arrives.
-func strip(o any) (any, error) {
-	if m, ok := o.(metav1.Object); ok {
-		m.SetManagedFields(nil)
-		m.SetOwnerReferences(nil)
-		m.SetFinalizers(nil)
-		m.SetAnnotations(stripped(m.GetAnnotations()))
-	}
-	switch o := o.(type) {
-	case *discoveryv1.EndpointSlice:
-		for i := range o.Endpoints {
-			e := &o.Endpoints[i]
-			e.TargetRef, e.Hostname, e.DeprecatedTopology, e.Zone = nil, nil, nil, nil
-		}
-	case *corev1.Node:
-		o.Spec = corev1.NodeSpec{PodCIDR: o.Spec.PodCIDR, PodCIDRs: o.Spec.PodCIDRs, Taints: o.Spec.Taints}
-		o.Status = corev1.NodeStatus{Addresses: o.Status.Addresses}
-	case *corev1.Pod:
-		stripPod(o)
-	case *corev1.Service:
-		o.Spec.Selector, o.Status.Conditions = nil, nil
-	}
-	return o, nil
-}
-
-// stripped are the annotations that somebody reads.
-func stripped(all map[string]string) (kept map[string]string) {
-	for _, name := range []string{corev1.EndpointsLastChangeTriggerTime, staticUID} {
-		if value, ok := all[name]; ok {
-			if kept == nil {
-				kept = map[string]string{}
-			}
-			kept[name] = value
-		}
-	}
-	return kept
-}
-
-func stripPod(o *corev1.Pod) {
-	o.Status = corev1.PodStatus{Phase: o.Status.Phase, PodIPs: o.Status.PodIPs}
-	spec := corev1.PodSpec{NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork}
-	for _, c := range o.Spec.Containers {
-		spec.Containers = append(spec.Containers, corev1.Container{Ports: c.Ports})
-	}
-	for _, c := range o.Spec.InitContainers {
-		spec.InitContainers = append(spec.InitContainers, corev1.Container{Ports: c.Ports, RestartPolicy: c.RestartPolicy})
-	}
-	o.Spec = spec
 }
 
 func deref[T any](p *T) (v T) {

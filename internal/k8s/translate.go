@@ -7,6 +7,7 @@ package k8s
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/mustang-net/mustang/internal/state"
@@ -59,8 +60,12 @@ func (s *Service) frontends(p Port) []state.ServiceFrontend {
 // of its name and protocol. While endpoints move between slices one may be in
 // two of them; then the more usable of both is taken.
 func backends(p Port, slices []*Slice, node string) []state.ServiceBackend {
-	var out []state.ServiceBackend
-	at := map[netip.AddrPort]int{}
+	n := 0
+	for _, slice := range slices {
+		n += len(slice.Endpoints)
+	}
+	out := make([]state.ServiceBackend, 0, n)
+	at := make(map[netip.AddrPort]int, n)
 	for _, slice := range slices {
 		for _, port := range slice.Ports {
 			if port.Name != p.Name || port.Protocol != p.Protocol {
@@ -107,13 +112,13 @@ func usability(b state.ServiceBackend) int {
 type Translator struct {
 	w    *Watch
 	node string
-	of   map[Key]Key              // slice → Service
-	has  map[Key]map[Key]struct{} // Service → slices
+	of   map[Key]Key   // slice → Service
+	has  map[Key][]Key // Service → slices
 }
 
 // NewTranslator translates for node what w follows.
 func NewTranslator(w *Watch, node string) *Translator {
-	return &Translator{w: w, node: node, of: map[Key]Key{}, has: map[Key]map[Key]struct{}{}}
+	return &Translator{w: w, node: node, of: map[Key]Key{}, has: map[Key][]Key{}}
 }
 
 // Affected is a Service that has to be looked at again.
@@ -166,21 +171,17 @@ func (t *Translator) move(slice, before, now Key) {
 	if before == now {
 		return
 	}
-	if of := t.has[before]; of != nil {
-		delete(of, slice)
-		if len(of) == 0 {
-			delete(t.has, before)
-		}
+	if left := slices.DeleteFunc(t.has[before], func(k Key) bool { return k == slice }); len(left) > 0 {
+		t.has[before] = left
+	} else {
+		delete(t.has, before)
 	}
 	delete(t.of, slice)
 	if now.Name == "" {
 		return
 	}
 	t.of[slice] = now
-	if t.has[now] == nil {
-		t.has[now] = map[Key]struct{}{}
-	}
-	t.has[now][slice] = struct{}{}
+	t.has[now] = append(t.has[now], slice)
 }
 
 // Service says what a Service wants now, and what is wrong with it.
@@ -191,7 +192,7 @@ func (t *Translator) Service(key Key) (_ state.Service, problems []string, ok bo
 	}
 	problems = append(problems, s.Problems...)
 	var list []*Slice
-	for k := range t.has[key] {
+	for _, k := range t.has[key] {
 		if slice := t.w.Slices.Get(k); slice != nil {
 			list = append(list, slice)
 			for _, p := range slice.Problems {

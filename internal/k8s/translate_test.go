@@ -25,20 +25,12 @@ const node = "n1"
 
 func service(t *testing.T, text string) *Service {
 	t.Helper()
-	o := parse[corev1.Service](t, text)
-	if _, err := strip(o); err != nil {
-		t.Fatal(err)
-	}
-	return readService(o)
+	return readService(parse[corev1.Service](t, text))
 }
 
 func slice(t *testing.T, text string) *Slice {
 	t.Helper()
-	o := parse[discoveryv1.EndpointSlice](t, text)
-	if _, err := strip(o); err != nil {
-		t.Fatal(err)
-	}
-	return readSlice(o)
+	return readSlice(parse[discoveryv1.EndpointSlice](t, text))
 }
 
 func parse[T any](t *testing.T, text string) *T {

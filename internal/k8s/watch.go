@@ -144,8 +144,7 @@ func (w *Watch) Take() []Change {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := w.changes
-	w.changes = nil
-	clear(w.queued)
+	w.changes, w.queued = nil, map[queueKey]struct{}{} // not cleared: a map never shrinks
 	return out
 }
 
@@ -288,7 +287,7 @@ type follower interface {
 type Table[T any] struct {
 	w       *Watch
 	kind    Kind
-	read    func(any) *T
+	convert func(any) *T
 	same    func(a, b *T) bool
 	objects map[Key]*T // guarded by w.mu
 	// replaced, when given, sees what an object was and is; w.mu is held.
@@ -296,7 +295,7 @@ type Table[T any] struct {
 }
 
 func newTable[O, T any](w *Watch, kind Kind, read func(O) *T, same func(a, b *T) bool) *Table[T] {
-	return &Table[T]{w: w, kind: kind, read: func(o any) *T { return read(o.(O)) }, same: same, objects: map[Key]*T{}}
+	return &Table[T]{w: w, kind: kind, convert: func(o any) *T { return read(o.(O)) }, same: same, objects: map[Key]*T{}}
 }
 
 // Get is the object of a key, nil when there is none.
@@ -334,6 +333,24 @@ func keyOf(o any) (Key, error) {
 	return Key{intern(m.GetNamespace()), m.GetName()}, nil
 }
 
+// entry is an object as it is kept.
+type entry[T any] struct {
+	key   Key
+	value *T
+}
+
+// read makes an entry of an object of the API. What is one already stays.
+func (t *Table[T]) read(o any) (entry[T], error) {
+	if e, ok := o.(entry[T]); ok {
+		return e, nil
+	}
+	k, err := keyOf(o)
+	if err != nil {
+		return entry[T]{}, err
+	}
+	return entry[T]{k, t.convert(o)}, nil
+}
+
 // set enters an object; w.mu is held.
 func (t *Table[T]) set(k Key, v *T, now time.Time) {
 	old := t.objects[k]
@@ -360,16 +377,12 @@ func (t *Table[T]) changed(k Key, old, v *T, now time.Time) {
 
 // Add implements cache.ReflectorStore.
 func (t *Table[T]) Add(o any) error {
-	k, err := keyOf(o)
+	e, err := t.read(o)
 	if err != nil {
 		return err
 	}
-	if _, err := strip(o); err != nil {
-		return err
-	}
-	v := t.read(o)
 	t.w.mu.Lock()
-	t.set(k, v, time.Now())
+	t.set(e.key, e.value, time.Now())
 	t.w.mu.Unlock()
 	t.w.wake()
 	return nil
@@ -395,11 +408,11 @@ func (t *Table[T]) Delete(o any) error {
 func (t *Table[T]) Replace(list []any, _ string) error {
 	fresh := make(map[Key]*T, len(list))
 	for i, o := range list {
-		k, err := keyOf(o)
+		e, err := t.read(o)
 		if err != nil {
 			return err
 		}
-		fresh[k] = t.read(o)
+		fresh[e.key] = e.value
 		list[i] = nil // let go of it while the rest is read
 	}
 	now := time.Now()
@@ -421,5 +434,8 @@ func (t *Table[T]) Replace(list []any, _ string) error {
 // Resync implements cache.ReflectorStore; nothing here forgets.
 func (t *Table[T]) Resync() error { return nil }
 
-// Transformer implements cache.TransformingStore.
-func (t *Table[T]) Transformer() cache.TransformFunc { return strip }
+// Transformer implements cache.TransformingStore: of everything that there is,
+// which arrives object by object, only what is kept is in memory at once.
+func (t *Table[T]) Transformer() cache.TransformFunc {
+	return func(o any) (any, error) { return t.read(o) }
+}

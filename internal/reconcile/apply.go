@@ -132,7 +132,7 @@ func memberKey(service, backend uint32) datapath.SlotKey {
 }
 
 func (tx *transaction) unref(id uint32) {
-	tx.s.refs[id]--
+	tx.s.unref(id)
 	tx.touched = append(tx.touched, id)
 }
 
@@ -221,7 +221,7 @@ func (tx *transaction) planFresh(k datapath.FrontendKey, had bool, old frontend,
 	f.value.Id = tx.s.nextService()
 	for i, id := range f.slots {
 		tx.putSlot(datapath.SlotKey{Service: f.value.Id, Slot: uint32(i)}, id)
-		tx.s.refs[id]++
+		tx.s.ref(id)
 	}
 	for _, id := range f.members {
 		tx.putSlot(memberKey(f.value.Id, id), id)
@@ -236,7 +236,7 @@ func (tx *transaction) putSlot(k datapath.SlotKey, backend uint32) {
 
 func (tx *transaction) planInPlace(k datapath.FrontendKey, old, f frontend, plan service.Plan) {
 	for _, id := range f.slots {
-		tx.s.refs[id]++
+		tx.s.ref(id)
 	}
 	for _, id := range old.slots {
 		tx.unref(id)
@@ -343,7 +343,7 @@ func (tx *transaction) write() error {
 func (tx *transaction) backendValues() []datapath.Backend {
 	out := make([]datapath.Backend, len(tx.backends))
 	for i, id := range tx.backends {
-		out[i] = tx.s.backends[id]
+		out[i] = tx.s.backends[id].Backend
 	}
 	return out
 }
@@ -445,7 +445,7 @@ func (tx *transaction) cleanup() error {
 	var dead []uint32
 	seen := make(map[uint32]bool, len(tx.touched))
 	for _, id := range tx.touched {
-		if _, known := s.backends[id]; known && s.refs[id] <= 0 && !seen[id] {
+		if b, known := s.backends[id]; known && b.refs == 0 && !seen[id] {
 			seen[id] = true
 			dead = append(dead, id)
 		}

@@ -164,7 +164,7 @@ func TestTheOracleAgreesOnGeneratedClusters(t *testing.T) {
 	for range 400 {
 		c.v6 = !c.v6
 		c.generate()
-		change := catalog.Replace(state.OwnerKubernetes, []state.Service{c.s})
+		change := catalog.Plan([]state.Service{c.s}, nil)
 		if err := s.Apply(change.Upserts, change.Removes); err != nil {
 			t.Fatal(err)
 		}

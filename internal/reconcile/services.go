@@ -70,6 +70,12 @@ func (a *address) flags() (f uint16) {
 	return f
 }
 
+// backend is one entry of the table of backends.
+type backend struct {
+	datapath.Backend
+	refs uint32 // slots that name it
+}
+
 // Services is the tables of Services, with a mirror of them in memory. It is
 // not for concurrent use: the engine's lock makes it the only writer.
 type Services struct {
@@ -78,9 +84,8 @@ type Services struct {
 	frontends map[datapath.FrontendKey]frontend
 	services  map[uint32]bool // ids of sets of slots
 	addresses map[datapath.Addr]*address
-	backends  map[uint32]datapath.Backend
+	backends  map[uint32]backend
 	ids       map[datapath.Backend]uint32
-	refs      map[uint32]int             // slots that name a backend
 	sources   map[datapath.SourceKey]int // frontends that have a range; 0: nobody, but it is in the table
 	numbers   map[uint32]bool
 	next      uint32 // where the search for a free number starts
@@ -94,8 +99,8 @@ func LoadServices(t ServiceTables) (*Services, error) {
 		frontends: make(map[datapath.FrontendKey]frontend),
 		services:  make(map[uint32]bool),
 		addresses: make(map[datapath.Addr]*address),
+		backends:  make(map[uint32]backend),
 		ids:       make(map[datapath.Backend]uint32),
-		refs:      make(map[uint32]int),
 		sources:   make(map[datapath.SourceKey]int),
 		numbers:   make(map[uint32]bool),
 		next:      1,
@@ -111,12 +116,16 @@ func LoadServices(t ServiceTables) (*Services, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.backends, err = t.Backends.All(); err != nil {
+	backends, err := t.Backends.All()
+	if err != nil {
 		return nil, err
 	}
 	sources, err := t.Sources.All()
 	if err != nil {
 		return nil, err
+	}
+	for id, b := range backends {
+		s.backends[id], s.ids[b] = backend{Backend: b}, id
 	}
 	s.index(values, slots, sources)
 	return s, nil
@@ -156,9 +165,6 @@ func (s *Services) index(values map[datapath.FrontendKey]datapath.Frontend, slot
 		byID[v.Id] = key
 	}
 	s.indexSlots(byID, slots)
-	for id, b := range s.backends {
-		s.ids[b] = id
-	}
 }
 
 func (s *Services) indexSlots(byID map[uint32]datapath.FrontendKey, slots map[datapath.SlotKey]uint32) {
@@ -168,8 +174,9 @@ func (s *Services) indexSlots(byID map[uint32]datapath.FrontendKey, slots map[da
 		f := s.frontends[owner]
 		switch {
 		case ok && k.Slot < bpfgen.SlotMember && int(k.Slot) < len(f.slots):
-			f.slots[k.Slot] = id
-			s.refs[id]++
+			if s.ref(id) {
+				f.slots[k.Slot] = id
+			}
 		case ok && k.Slot >= bpfgen.SlotMember && f.value.Affinity != 0:
 			members[owner] = append(members[owner], id)
 		default:
@@ -237,7 +244,7 @@ func (s *Services) binding(k datapath.FrontendKey, f frontend) state.Binding {
 	out := datapath.BindingFrom(k, f.value)
 	for _, id := range distinct(f.slots) {
 		if b, ok := s.backends[id]; ok {
-			out.Backends = append(out.Backends, datapath.BackendAddr(b))
+			out.Backends = append(out.Backends, datapath.BackendAddr(b.Backend))
 		}
 	}
 	for _, key := range f.sources {
@@ -280,7 +287,7 @@ func (s *Services) backendIDs(addrs []netip.AddrPort, p state.Protocol, fresh *[
 		id, ok := s.ids[b]
 		if !ok {
 			id = s.nextBackend()
-			s.ids[b], s.backends[id] = id, b
+			s.ids[b], s.backends[id] = id, backend{Backend: b}
 			*fresh = append(*fresh, id)
 		}
 		out[i] = id
@@ -331,8 +338,8 @@ func (s *Services) reload() error {
 // slots, backends, source ranges; and puts the marks of addresses right.
 func (s *Services) Prune() error {
 	var dead []uint32
-	for id := range s.backends {
-		if s.refs[id] == 0 {
+	for id, b := range s.backends {
+		if b.refs == 0 {
 			dead = append(dead, id)
 		}
 	}
@@ -363,11 +370,27 @@ func (s *Services) Prune() error {
 }
 
 func (s *Services) forgetBackend(id uint32) {
-	if b := s.backends[id]; s.ids[b] == id {
+	if b := s.backends[id].Backend; s.ids[b] == id {
 		delete(s.ids, b)
 	}
 	delete(s.backends, id)
-	delete(s.refs, id)
+}
+
+// ref counts one more slot that names a backend; false: there is no such backend.
+func (s *Services) ref(id uint32) bool {
+	b, ok := s.backends[id]
+	if ok {
+		b.refs++
+		s.backends[id] = b
+	}
+	return ok
+}
+
+func (s *Services) unref(id uint32) {
+	if b, ok := s.backends[id]; ok {
+		b.refs--
+		s.backends[id] = b
+	}
 }
 
 // mark is the entry of an address, before and after; 0: it has none.

@@ -24,7 +24,8 @@ type Catalog struct {
 }
 
 // object is one Service. service is nil when only its bindings are known, as
-// after a restart.
+// after a restart; Kubernetes's are not kept either, whose watch has them.
+// Bindings that are in force are without their backends, which the tables have.
 type object struct {
 	service  *state.Service
 	bindings []state.Binding // few
@@ -41,6 +42,15 @@ func (o *object) binding(k state.BindingKey) (state.Binding, bool) {
 		}
 	}
 	return state.Binding{}, false
+}
+
+// inForce lets go of what the tables hold now.
+func (o *object) inForce(k state.BindingKey) {
+	for i := range o.bindings {
+		if o.bindings[i].Key() == k {
+			o.bindings[i].Backends = nil
+		}
+	}
 }
 
 // Problem is something of a Service that could not be brought into force; the
@@ -108,9 +118,22 @@ func (c *Catalog) restore(b state.Binding) state.ServiceID {
 		o = &object{}
 		c.objects[id] = o
 	}
-	b.Service = id
+	b.Service, b.Backends = id, nil
 	o.bindings = append(o.bindings, b)
 	return id
+}
+
+// nameless is what is known of b's frontend since before a restart, and of no
+// Service but one of Kubernetes's: whichever has b's frontend now takes its place.
+func (c *Catalog) nameless(b state.Binding) (*object, state.ServiceID) {
+	if b.Owner != state.OwnerKubernetes {
+		return nil, state.ServiceID{}
+	}
+	id := PlainID(b.Owner, b.Frontend)
+	if id == b.Service {
+		return nil, id
+	}
+	return c.objects[id], id
 }
 
 func (c *Catalog) claim(k state.BindingKey, id state.ServiceID) {
@@ -124,7 +147,10 @@ func (c *Catalog) claim(k state.BindingKey, id state.ServiceID) {
 
 func (c *Catalog) bind(s state.Service) *object {
 	list, errs := Bind(s, c.node)
-	o := &object{service: &s, bindings: make([]state.Binding, 0, len(list)), errs: errs}
+	o := &object{bindings: make([]state.Binding, 0, len(list)), errs: errs}
+	if s.Owner != state.OwnerKubernetes {
+		o.service = &s
+	}
 	for _, b := range list {
 		if _, twice := o.binding(b.Key()); twice {
 			o.errs = append(o.errs, invalid("it names the frontend %s twice; give it once", b.Frontend))
@@ -171,6 +197,12 @@ func (c *Catalog) Plan(upserts []state.Service, removes []state.ServiceID) Chang
 		ch.objects[s.ServiceID] = c.bind(s)
 		affect(c.objects[s.ServiceID])
 		affect(ch.objects[s.ServiceID])
+		for _, b := range ch.objects[s.ServiceID].bindings {
+			if o, id := c.nameless(b); o != nil {
+				ch.objects[id] = nil
+				affect(o)
+			}
+		}
 	}
 	for _, k := range keys {
 		for _, id := range c.claims[k] {
@@ -201,6 +233,9 @@ func (c *Catalog) resolve(ch *Change, keys []state.BindingKey) {
 		holder := ch.claims[k][0]
 		o, changed := ch.objects[holder]
 		if !changed {
+			if c.claims[k][0] == holder {
+				continue // it is in force
+			}
 			o = c.objects[holder]
 		}
 		now, _ := o.binding(k)
@@ -228,18 +263,18 @@ func (c *Catalog) Commit(ch Change) {
 			continue
 		}
 		c.claims[k] = ids
+		c.objects[ids[0]].inForce(k)
 		if len(ids) > 1 {
 			c.contested[k] = true
 		}
 	}
 }
 
-// Replace is Plan for the whole desired set of one owner: what else it has is
-// removed.
-func (c *Catalog) Replace(owner state.Owner, list []state.Service) Change {
+// Retain is Plan for removing every Service of an owner that is not among list.
+func (c *Catalog) Retain(owner state.Owner, list []state.ServiceID) Change {
 	wanted := make(map[state.ServiceID]bool, len(list))
-	for _, s := range list {
-		wanted[s.ServiceID] = true
+	for _, id := range list {
+		wanted[id] = true
 	}
 	var removes []state.ServiceID
 	for id := range c.objects {
@@ -247,20 +282,7 @@ func (c *Catalog) Replace(owner state.Owner, list []state.Service) Change {
 			removes = append(removes, id)
 		}
 	}
-	return c.Plan(list, removes)
-}
-
-// Move is Plan for another node's, or another zone's, point of view.
-func (c *Catalog) Move(node Node) Change {
-	c.node = node
-	var all []state.Service
-	for _, o := range c.objects {
-		if o.service != nil {
-			all = append(all, *o.service)
-		}
-	}
-	slices.SortFunc(all, func(a, b state.Service) int { return a.Compare(b.ServiceID) })
-	return c.Plan(all, nil)
+	return c.Plan(nil, removes)
 }
 
 // Problems are those of an owner's Services, in a stable order.

@@ -52,7 +52,7 @@ func key(front string) state.BindingKey {
 func TestTheFirstOfTwoKeepsAFrontend(t *testing.T) {
 	c, m := NewCatalog(Node{}, nil, nil), tables{}
 	a, b := small(state.OwnerKubernetes, "a", "10.96.0.1:80", "1 ready"), small(state.OwnerKubernetes, "b", "10.96.0.1:80", "2 ready")
-	m.apply(c, c.Replace(state.OwnerKubernetes, []state.Service{a, b}))
+	m.apply(c, c.Plan([]state.Service{a, b}, nil))
 	if got := m[key("10.96.0.1:80")]; got.Service.Name != "a" || len(m) != 1 {
 		t.Fatal(m)
 	}
@@ -62,7 +62,7 @@ func TestTheFirstOfTwoKeepsAFrontend(t *testing.T) {
 		t.Fatal(problems)
 	}
 	// The order of a later list changes nothing, nor does a change of the loser.
-	m.apply(c, c.Replace(state.OwnerKubernetes, []state.Service{b, a}))
+	m.apply(c, c.Plan([]state.Service{b, a}, nil))
 	m.apply(c, c.Plan([]state.Service{b}, nil))
 	if got := m[key("10.96.0.1:80")]; got.Service.Name != "a" {
 		t.Fatal(got)
@@ -73,18 +73,30 @@ func TestTheFirstOfTwoKeepsAFrontend(t *testing.T) {
 	}
 }
 
-func TestReplacePrunesOnlyTheOwners(t *testing.T) {
-	// After a restart, only the bindings and their owners are known.
+// After a restart, only the bindings and their owners are known.
+func TestAfterARestartOnlyTheOwnersAreRemoved(t *testing.T) {
 	first, m := NewCatalog(Node{}, nil, nil), tables{}
 	m.apply(first, first.Plan([]state.Service{small(state.OwnerCLI, "tcp 10.96.0.1:80", "10.96.0.1:80", "1 ready"),
 		small(state.OwnerKubernetes, "old", "10.96.0.2:80", "1 ready"), small(state.OwnerKubernetes, "gone", "10.96.0.3:80", "1 ready")}, nil))
 	c := NewCatalog(Node{}, m.list(), nil)
 	// A Service that keeps its frontend is never away, whatever it is called now; the
 	// command line's is in nobody's way.
-	ch := c.Replace(state.OwnerKubernetes, []state.Service{small(state.OwnerKubernetes, "new", "10.96.0.2:80", "1 ready"),
-		small(state.OwnerKubernetes, "thief", "10.96.0.1:80", "2 ready")})
-	if len(ch.Removes) != 1 || ch.Removes[0] != key("10.96.0.3:80") {
-		t.Fatal(ch.Removes)
+	list := []state.Service{small(state.OwnerKubernetes, "new", "10.96.0.2:80", "1 ready"), small(state.OwnerKubernetes, "thief", "10.96.0.1:80", "2 ready")}
+	var names []state.ServiceID
+	for _, s := range list { // each by itself, as when there are many
+		ch := c.Plan([]state.Service{s}, nil)
+		if len(ch.Removes) != 0 {
+			t.Fatal(ch.Removes)
+		}
+		m.apply(c, ch)
+		names = append(names, s.ServiceID)
+	}
+	if holder, _ := c.Holder(key("10.96.0.2:80")); holder != names[0] {
+		t.Fatal(holder)
+	}
+	ch := c.Retain(state.OwnerKubernetes, names)
+	if len(ch.Upserts) != 0 || len(ch.Removes) != 1 || ch.Removes[0] != key("10.96.0.3:80") {
+		t.Fatal(ch)
 	}
 	m.apply(c, ch)
 	if got := m[key("10.96.0.1:80")]; got.Owner != state.OwnerCLI || numbers(got.Backends) != "1" {
@@ -116,12 +128,40 @@ func TestRecordsNameWhatTheTablesHold(t *testing.T) {
 	}
 }
 
+// A node that learns of its zone makes a catalog of what the tables hold, as
+// after a restart.
 func TestAnotherZoneIsAnotherChoice(t *testing.T) {
-	c, m := NewCatalog(Node{Zone: "a"}, nil, nil), tables{}
-	m.apply(c, c.Plan([]state.Service{small(state.OwnerKubernetes, "web", "10.96.0.1:80", "1 ready zone=a", "2 ready zone=b")}, nil))
-	m.apply(c, c.Move(Node{Zone: "b"}))
-	if got := numbers(m[key("10.96.0.1:80")].Backends); got != "2" {
-		t.Error(got)
+	m := tables{}
+	web := small(state.OwnerKubernetes, "web", "10.96.0.1:80", "1 ready zone=a", "2 ready zone=b")
+	for zone, want := range map[string]string{"a": "1", "b": "2"} {
+		c := NewCatalog(Node{Zone: zone}, m.list(), nil)
+		m.apply(c, c.Plan([]state.Service{web}, nil))
+		if got := numbers(m[key("10.96.0.1:80")].Backends); got != want {
+			t.Errorf("in zone %s: %s, want %s", zone, got, want)
+		}
+	}
+}
+
+// One that had a binding for clients outside beside the other, and has it no more.
+func TestAfterARestartAFrontendIsReplacedWhole(t *testing.T) {
+	s := whole("web", "1 ready local", "2 ready")
+	s.Owner, s.External = state.OwnerKubernetes, state.PolicyLocal
+	first, m := NewCatalog(Node{}, nil, nil), tables{}
+	m.apply(first, first.Plan([]state.Service{s}, nil))
+	before := len(m)
+	s.External = state.PolicyCluster
+	c := NewCatalog(Node{}, m.list(), nil)
+	m.apply(c, c.Plan([]state.Service{s}, nil))
+	if len(m) >= before {
+		t.Fatalf("%d bindings were in force, %d are", before, len(m))
+	}
+	if ch := c.Retain(state.OwnerKubernetes, []state.ServiceID{s.ServiceID}); len(ch.Upserts)+len(ch.Removes) != 0 {
+		t.Fatal(ch)
+	}
+	for k := range m {
+		if holder, _ := c.Holder(k); holder != s.ServiceID {
+			t.Errorf("%v is held by %v", k, holder)
+		}
 	}
 }
 

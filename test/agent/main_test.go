@@ -5,25 +5,29 @@
 package agent_test
 
 import (
+	"flag"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/mustang-net/mustang/test/built"
 )
 
 // The binaries under test.
 var tool, plugin string
 
 func TestMain(m *testing.M) {
+	if flag.Parse(); testing.Short() {
+		os.Exit(m.Run()) // every test is skipped
+	}
 	dir, err := os.MkdirTemp("", "mustang-agent-test-")
 	if err == nil {
-		tool, err = buildBinary(dir, "mustang", "MUSTANG_BIN")
+		tool, err = built.Binary(dir, "mustang", "MUSTANG_BIN")
 	}
 	if err == nil {
-		plugin, err = buildBinary(dir, "mustang-cni", "MUSTANG_CNI_BIN")
+		plugin, err = built.Binary(dir, "mustang-cni", "MUSTANG_CNI_BIN")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "agent tests:", err)
@@ -39,17 +43,4 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(code)
-}
-
-func buildBinary(dir, name, variable string) (string, error) {
-	if bin := os.Getenv(variable); bin != "" {
-		return bin, nil
-	}
-	bin := filepath.Join(dir, name)
-	build := exec.Command("go", "build", "-o", bin, "../../cmd/"+name)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
-	}
-	return bin, nil
 }

@@ -64,6 +64,9 @@ func newWorld(t *testing.T, servers int) *world {
 // newNode skips with the reason where an API server cannot start.
 func newNode(t *testing.T) *world {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("an API server and its clients take minutes: not in short mode")
+	}
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces and BPF need root")
 	}

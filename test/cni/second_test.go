@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/mustang-net/mustang/test/built"
 )
 
 // pairs are first and second modes that this kernel has: each beside veth.
@@ -156,10 +158,7 @@ var builtTool struct {
 func (n *node) tool(args ...string) string {
 	n.t.Helper()
 	builtTool.Do(func() {
-		if builtTool.file = os.Getenv("MUSTANG_BIN"); builtTool.file == "" {
-			builtTool.file = filepath.Join(filepath.Dir(binary), "mustang")
-			builtTool.err = goBuild(builtTool.file, "../../cmd/mustang")
-		}
+		builtTool.file, builtTool.err = built.Binary(filepath.Dir(binary), "mustang", "MUSTANG_BIN")
 	})
 	if builtTool.err != nil {
 		n.t.Fatal(builtTool.err)

@@ -28,6 +28,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/test/built"
 )
 
 const (
@@ -62,7 +64,7 @@ func TestMain(m *testing.M) {
 	removeLeft()
 	dir, err := os.MkdirTemp("", "mustang-cni-test-")
 	if err == nil {
-		binary, err = build(dir)
+		binary, err = built.Binary(dir, "mustang-cni", "MUSTANG_CNI_BIN")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "CNI tests:", err)
@@ -73,22 +75,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func build(dir string) (string, error) {
-	if bin := os.Getenv("MUSTANG_CNI_BIN"); bin != "" {
-		return bin, nil
-	}
-	bin := filepath.Join(dir, "mustang-cni")
-	return bin, goBuild(bin, "../../cmd/mustang-cni")
-}
-
-func goBuild(bin, from string) error {
-	cmd := exec.Command("go", "build", "-o", bin, from)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build %s: %w: %s", filepath.Base(bin), err, out)
-	}
-	return nil
-}
+func TestWhatIsRunIsAnInput(t *testing.T) { built.Declare(t, "mustang", "mustang-cni") }
 
 // node is a network namespace with an uplink, a bpffs and a state directory of
 // its own.

@@ -74,13 +74,22 @@ func (c *testCluster) policyHolds() {
 	c.run("kubectl", "delete", "networkpolicy", "closed")
 }
 
-// childOf is a process's only child.
+// childOf is a process's only child, whichever of its threads began it.
 func childOf(pid int) (child int, err error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
-	if err == nil {
-		_, err = fmt.Sscan(string(text), &child)
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return 0, err
 	}
-	return child, err
+	for _, file := range threads {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // the thread has ended
+		}
+		if _, err := fmt.Sscan(string(text), &child); err == nil {
+			return child, nil
+		}
+	}
+	return 0, fmt.Errorf("process %d has no child", pid)
 }
 
 // refused waits until a command fails, and wants it to fail three times more.

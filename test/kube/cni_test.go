@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/mustang-net/mustang/test/built"
 	"github.com/mustang-net/mustang/test/kube"
 )
 
@@ -151,11 +151,9 @@ spec:
 
 func buildTool(t *testing.T, name string) string {
 	t.Helper()
-	bin := filepath.Join(t.TempDir(), name)
-	cmd := exec.Command("go", "build", "-o", bin, "../../cmd/"+name)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build %s: %v\n%s", name, err, out)
+	bin, err := built.Binary(t.TempDir(), name, "")
+	if err != nil {
+		t.Fatal(err)
 	}
 	return bin
 }

@@ -15,8 +15,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -24,6 +22,7 @@ import (
 	"time"
 
 	"github.com/mustang-net/mustang/lab"
+	"github.com/mustang-net/mustang/test/built"
 )
 
 const (
@@ -48,7 +47,7 @@ var tool string
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "mustang-nodes-test-")
 	if err == nil {
-		tool, err = buildBinary(dir)
+		tool, err = built.Binary(dir, "mustang", "MUSTANG_BIN")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "nodes tests:", err)
@@ -59,18 +58,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func buildBinary(dir string) (string, error) {
-	if bin := os.Getenv("MUSTANG_BIN"); bin != "" {
-		return bin, nil
-	}
-	bin := filepath.Join(dir, "mustang")
-	build := exec.Command("go", "build", "-o", bin, "../../cmd/mustang")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the tool: %w: %s", err, out)
-	}
-	return bin, nil
-}
+func TestWhatIsRunIsAnInput(t *testing.T) { built.Declare(t, "mustang") }
 
 func modes() []lab.Mode {
 	var out []lab.Mode

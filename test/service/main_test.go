@@ -12,12 +12,11 @@ package service_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/mustang-net/mustang/lab"
+	"github.com/mustang-net/mustang/test/built"
 )
 
 const roleVariable = "MUSTANG_TEST_ROLE"
@@ -35,7 +34,7 @@ func TestMain(m *testing.M) {
 		dir, err = os.MkdirTemp("", "mustang-service-test-")
 	}
 	if err == nil {
-		tool, err = buildBinary(dir)
+		tool, err = built.Binary(dir, "mustang", "MUSTANG_BIN")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "service tests:", err)
@@ -46,19 +45,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func buildBinary(dir string) (string, error) {
-	if bin := os.Getenv("MUSTANG_BIN"); bin != "" {
-		return bin, nil
-	}
-	bin := filepath.Join(dir, "mustang")
-	build := exec.Command("go", "build", "-o", bin, "../../cmd/mustang")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	out, err := build.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("build the tool: %w: %s", err, out)
-	}
-	return bin, nil
-}
+func TestWhatIsRunIsAnInput(t *testing.T) { built.Declare(t, "mustang") }
 
 // TestServices runs the whole table, then policies (which make a pod anew), then
 // many connections: all in one world, because making one is most of the work
