@@ -7,6 +7,7 @@ package services
 // next.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -79,13 +80,13 @@ func (p *probes) answered(name string, d time.Duration) (ok bool, by string, err
 
 // until opens connections from the client's pod until a server of this name
 // answers one, and says how many milliseconds after start that was.
-func (b *bench) until(start time.Time, to netip.AddrPort, name string) (took float64, err error) {
+func (b *bench) until(ctx context.Context, start time.Time, to netip.AddrPort, name string) (took float64, err error) {
 	err = b.client.Do(func() error {
 		p := probes{to: unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}}
 		defer p.close()
 		last := ""
 		for next := time.Now(); time.Since(start) < patience; next = next.Add(probeEvery) {
-			if err := p.open(); err != nil {
+			if err := errors.Join(ctx.Err(), p.open()); err != nil {
 				return err
 			}
 			for first := true; first || time.Now().Before(next.Add(probeEvery)); first = false {

@@ -152,7 +152,7 @@ func measure(ctx context.Context, o Options, name string, n int) (cell Cell, err
 		return cell, err
 	}
 	defer end()
-	if cell.Cold, err = b.cold(start); err != nil {
+	if cell.Cold, err = b.cold(ctx, start); err != nil {
 		return cell, fmt.Errorf("%w\n%s", err, lastLines(b.log))
 	}
 	say("in force after %.2f s", cell.Cold)
@@ -206,8 +206,8 @@ func (b *bench) contestant(ctx context.Context, name, dir string) (*lab.Cmd, fun
 
 // cold waits until the measured Service answers and the contestant itself says
 // that everything is in force: where both serve that, at /healthz.
-func (b *bench) cold(start time.Time) (float64, error) {
-	if _, err := b.until(start, vip(measured), b.servers[0].Name); err != nil {
+func (b *bench) cold(ctx context.Context, start time.Time) (float64, error) {
+	if _, err := b.until(ctx, start, vip(measured), b.servers[0].Name); err != nil {
 		return 0, err
 	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: b.dial}, Timeout: 5 * time.Second}
@@ -254,7 +254,7 @@ func (b *bench) latency(ctx context.Context, cell *Cell) error {
 		heard := watch.next(start)
 		failed := make(chan error, 1)
 		go func() { failed <- b.put(ctx, measured, now.IPv4) }()
-		took, err := b.until(start, vip(measured), now.Name)
+		took, err := b.until(ctx, start, vip(measured), now.Name)
 		if err := errors.Join(err, <-failed); err != nil {
 			return err
 		}
@@ -267,7 +267,7 @@ func (b *bench) latency(ctx context.Context, cell *Cell) error {
 		start := time.Now()
 		failed := make(chan error, 1)
 		go func() { failed <- b.add(ctx, n, []netip.Addr{b.servers[0].IPv4}) }()
-		took, err := b.until(start, vip(n), b.servers[0].Name)
+		took, err := b.until(ctx, start, vip(n), b.servers[0].Name)
 		if err := errors.Join(err, <-failed); err != nil {
 			return err
 		}
@@ -312,7 +312,7 @@ func (b *bench) rate(ctx context.Context) (float64, error) {
 			err = b.put(ctx, measured, now.IPv4)
 		}
 		if err == nil {
-			_, err = b.until(start, vip(measured), now.Name)
+			_, err = b.until(ctx, start, vip(measured), now.Name)
 		}
 		if err != nil {
 			return 0, err
