@@ -56,6 +56,9 @@ func (i id) find(d *report.Document) (string, error) {
 	return "", absent(d, name)
 }
 
+// notInRun begins the reason of a claim whose contestant nobody tried.
+const notInRun = "the run has no "
+
 // absent says why a contestant is not in a run.
 func absent(d *report.Document, contestant string) error {
 	for name, why := range d.Failures {
@@ -63,7 +66,7 @@ func absent(d *report.Document, contestant string) error {
 			return errors.New(sentence(why))
 		}
 	}
-	return fmt.Errorf("the run has no %s", contestant)
+	return errors.New(notInRun + contestant)
 }
 
 // sentence is what a person needs of a failure: its first line, without the
