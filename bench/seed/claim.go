@@ -200,6 +200,21 @@ func (n needs) judge(d *report.Document, f *report.Figures) report.Claim {
 	return out
 }
 
+// oneCPU is a claim about CPU time that is not all the load's own: where the machine has one CPU,
+// what it carries tells; elsewhere why says what is in the way.
+type oneCPU struct {
+	ratioClaim
+	why string
+}
+
+func (c oneCPU) judge(d *report.Document, f *report.Figures) report.Claim {
+	out := c.ratioClaim.judge(d, f)
+	if d.Machine.CPUs != 1 && out.Verdict != report.NotTestable {
+		return report.Claim{Text: c.text, Verdict: report.NotTestable, Why: c.why}
+	}
+	return out
+}
+
 // count is so many things.
 func count(n int, thing string) string {
 	if n == 1 {

@@ -153,6 +153,8 @@ func subjectsOf(claims []claim) (out []id) {
 			add(c.of, c.to)
 		case byTool:
 			add(c.of, c.to)
+		case oneCPU:
+			add(c.of, c.to)
 		case profileClaim:
 			add(c.of, c.to)
 		case needs:
