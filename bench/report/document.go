@@ -86,6 +86,7 @@ type Settings struct {
 	Article    string   `json:"article,omitempty"` // whose table this is; "" for none
 	Command    string   `json:"command,omitempty"` // of mustang bench; "" is samehost
 	Quick      bool     `json:"quick,omitempty"`   // fewer contestants or shorter samples than the article's whole run
+	Only       []string `json:"only,omitempty"`    // of an article's contestants those with one of these in their names; none for all
 	Base       string   `json:"base,omitempty"`    // the subject that everything is divided by; "" is loopback
 	Modes      []string `json:"modes"`
 	ServicesBy []string `json:"services_by"`

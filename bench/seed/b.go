@@ -91,10 +91,11 @@ func claimsB() []claim {
 		}
 		return strings.Join(missing, "; ")
 	}
-	for _, c := range []ratioClaim{
-		{"WireGuard has the higher maximum throughput than IPsec", 0, podIP(wireGuard), podIP(ipsec), report.StreamRate, 1.05, false},
-		{"IPsec (AES-NI) needs far less CPU than WireGuard at the same bandwidth", 0, podIP(ipsec), podIP(wireGuard), report.CPUPerGB, .8, true},
-		{"IPsec has the better RR than WireGuard", 0, podIP(ipsec), podIP(wireGuard), report.RRRate, 1.03, false},
+	for _, c := range []claim{
+		ratioClaim{"WireGuard has the higher maximum throughput than IPsec", 0, podIP(wireGuard), podIP(ipsec), report.StreamRate, 1.05, false},
+		oneCPU{ratioClaim{"IPsec (AES-NI) needs far less CPU than WireGuard at the same bandwidth (here: carries more with one CPU)", 0, podIP(ipsec), podIP(wireGuard), report.StreamRate, 1.25, false},
+			"WireGuard's work is done by kernel threads on any CPU, which no control group of the load holds"},
+		ratioClaim{"IPsec has the better RR than WireGuard", 0, podIP(ipsec), podIP(wireGuard), report.RRRate, 1.03, false},
 	} {
 		out = append(out, needs{c, why})
 	}

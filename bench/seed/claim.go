@@ -56,6 +56,9 @@ func (i id) find(d *report.Document) (string, error) {
 	return "", absent(d, name)
 }
 
+// notInRun begins the reason of a claim whose contestant nobody tried.
+const notInRun = "the run has no "
+
 // absent says why a contestant is not in a run.
 func absent(d *report.Document, contestant string) error {
 	for name, why := range d.Failures {
@@ -63,7 +66,7 @@ func absent(d *report.Document, contestant string) error {
 			return errors.New(sentence(why))
 		}
 	}
-	return fmt.Errorf("the run has no %s", contestant)
+	return errors.New(notInRun + contestant)
 }
 
 // sentence is what a person needs of a failure: its first line, without the
@@ -193,6 +196,21 @@ func (n needs) judge(d *report.Document, f *report.Figures) report.Claim {
 	out := n.claim.judge(d, f)
 	if out.Verdict == report.NotTestable && n.why() != "" {
 		out.Why = n.why()
+	}
+	return out
+}
+
+// oneCPU is a claim about CPU time that is not all the load's own: where the machine has one CPU,
+// what it carries tells; elsewhere why says what is in the way.
+type oneCPU struct {
+	ratioClaim
+	why string
+}
+
+func (c oneCPU) judge(d *report.Document, f *report.Figures) report.Claim {
+	out := c.ratioClaim.judge(d, f)
+	if d.Machine.CPUs != 1 && out.Verdict != report.NotTestable {
+		return report.Claim{Text: c.text, Verdict: report.NotTestable, Why: c.why}
 	}
 	return out
 }

@@ -7,6 +7,7 @@
 package seed
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 type Ask struct {
 	Quick  bool
 	Budget time.Duration // 0: the article's own
+	Only   []string      // contestants with one of these in their names, beside the base; none for all
 	Binary string
 	Self   []string
 }
@@ -71,13 +73,32 @@ func (a Article) Plan(ask Ask) (run.Plan, error) {
 		}
 	}
 	p.Binary, p.Self = ask.Binary, ask.Self
-	p.Settings.Article, p.Settings.Quick = a.Name, ask.Quick
-	return p, nil
+	p.Settings.Article, p.Settings.Quick, p.Settings.Only = a.Name, ask.Quick, ask.Only
+	return p, only(&p, ask.Only)
+}
+
+// only leaves out of a plan the contestants that were not asked for.
+func only(p *run.Plan, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	base, asked := cmp.Or(p.Settings.Base, report.Base), 0
+	p.Contestants = slices.DeleteFunc(p.Contestants, func(c run.Contestant) bool {
+		if slices.ContainsFunc(names, func(name string) bool { return strings.Contains(c.Name(), name) }) {
+			asked++
+			return false
+		}
+		return c.Name() != base && c.Name() != report.AgainOf(base)
+	})
+	if asked == 0 {
+		return fmt.Errorf("--only: seed %s has no contestant with %s in its name", p.Settings.Article, strings.Join(names, " or "))
+	}
+	return nil
 }
 
 // Resumed is the plan that made a document, to go on with its run.
 func (a Article) Resumed(d *report.Document, ask Ask) (run.Plan, error) {
-	ask.Quick = d.Settings.Quick
+	ask.Quick, ask.Only = d.Settings.Quick, d.Settings.Only
 	p, err := a.Plan(ask)
 	p.Resume, p.Seed = d, d.Settings.Seed
 	return p, err
@@ -88,7 +109,10 @@ func (a Article) Judge(d *report.Document) {
 	f := report.NewFigures(d)
 	d.Claims = nil
 	for _, c := range a.claims {
-		d.Claims = append(d.Claims, c.judge(d, f))
+		claim := c.judge(d, f)
+		if len(d.Settings.Only) == 0 || claim.Verdict != report.NotTestable || !strings.HasPrefix(claim.Why, notInRun) {
+			d.Claims = append(d.Claims, claim)
+		}
 	}
 }
 

@@ -153,6 +153,8 @@ func subjectsOf(claims []claim) (out []id) {
 			add(c.of, c.to)
 		case byTool:
 			add(c.of, c.to)
+		case oneCPU:
+			add(c.of, c.to)
 		case profileClaim:
 			add(c.of, c.to)
 		case needs:
@@ -185,5 +187,32 @@ func TestClaimsByProfilesSayWhatIsMissing(t *testing.T) {
 		if got := d.Claims[i]; got.Verdict != want || got.Why == "" {
 			t.Errorf("%s (%s), want %s", got.Verdict, got.Why, want)
 		}
+	}
+}
+
+// A part of an article has its base, and judges what it can.
+func TestOnlySomeContestants(t *testing.T) {
+	b, err := Find("B")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := b.Plan(Ask{Only: []string{wireGuard, ipsec}, Binary: "mustang"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, c := range p.Contestants {
+		names = append(names, c.Name())
+	}
+	if want := []string{node, report.AgainOf(node), wireGuard, ipsec}; !slices.Equal(names, want) {
+		t.Errorf("%v, want %v", names, want)
+	}
+	d := &report.Document{Settings: p.Settings, Subjects: []report.Subject{{ID: string(podIP(wireGuard))}, {ID: string(podIP(ipsec))}}}
+	b.Judge(d)
+	if len(d.Claims) != 3 {
+		t.Errorf("%d claims, want the three on encryption: %+v", len(d.Claims), d.Claims)
+	}
+	if _, err := b.Plan(Ask{Only: []string{"pigeon"}, Binary: "mustang"}); err == nil || !strings.Contains(err.Error(), "pigeon") {
+		t.Errorf("nobody was asked for: %v", err)
 	}
 }

@@ -30,6 +30,7 @@ type seedFlags struct {
 	budget       time.Duration
 	json, html   string
 	from, resume string
+	only         []string
 }
 
 func newBenchSeedCmd(g *globals) *cobra.Command {
@@ -45,12 +46,14 @@ func newBenchSeedCmd(g *globals) *cobra.Command {
 	fl := cmd.Flags()
 	fl.BoolVar(&f.quick, "quick", false, "shorter samples, fewer sizes: all of them within 8 minutes")
 	fl.DurationVar(&f.budget, "budget", 0, "as many rounds as fit into this time, instead of the article's own time")
+	fl.StringSliceVar(&f.only, "only", nil, "measure, beside the base, only contestants with this in their names, and judge the claims that these decide")
 	fl.StringVar(&f.json, "json", "", "write every raw round to this file, after each round")
 	fl.StringVar(&f.html, "html", "", "write the report to this file, as one page that needs nothing else")
 	fl.StringVar(&f.from, "from", "", "judge by this file of an earlier run instead of running")
 	fl.StringVar(&f.resume, "resume", "", "go on with the run of this file, or add an article to it; with --budget, also more rounds to what is whole")
 	cmd.MarkFlagsMutuallyExclusive("from", "resume", "json")
 	cmd.MarkFlagsMutuallyExclusive("from", "quick")
+	cmd.MarkFlagsMutuallyExclusive("from", "resume", "only")
 	return cmd
 }
 
@@ -128,7 +131,7 @@ func (f seedFlags) measure(cmd *cobra.Command, b *report.Bundle, list []seed.Art
 	}
 	var errs []error
 	for _, a := range list {
-		ask := seed.Ask{Quick: f.quick, Budget: time.Duration(float64(f.budget) * float64(a.Full) / float64(whole)), Binary: self, Self: benchLoad(self)}
+		ask := seed.Ask{Quick: f.quick, Budget: time.Duration(float64(f.budget) * float64(a.Full) / float64(whole)), Only: f.only, Binary: self, Self: benchLoad(self)}
 		plan, err := a.Plan(ask)
 		if old := b.Article(a.Name); old != nil {
 			if old.Complete && f.budget == 0 {
