@@ -68,7 +68,8 @@ type Report struct {
 	Cells  []Cell   `json:"cells"`
 }
 
-// Run measures every contestant at every number of Services.
+// Run measures every contestant at every number of Services. One that fails is
+// left out and named in the error; the report has the others.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	for _, c := range o.Contestants {
 		if !slices.Contains(Contestants, c) {
@@ -82,17 +83,22 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, errors.Join(err, fmt.Errorf("not built yet: %s; to build: test/kube/kube build", missing))
 	}
 	r := &Report{Kernel: read("/proc/sys/kernel/osrelease"), Load: []string{read("/proc/loadavg")}}
+	var failed []error
 	for _, n := range o.Services {
 		for _, name := range o.Contestants {
 			cell, err := measure(ctx, o, name, n)
 			if err != nil {
-				return r, fmt.Errorf("%s with %d Services: %w", name, n, err)
+				failed = append(failed, fmt.Errorf("%s with %d Services: %w", name, n, err))
+			} else {
+				r.Cells = append(r.Cells, cell)
 			}
-			r.Cells = append(r.Cells, cell)
+			if ctx.Err() != nil {
+				return r, errors.Join(failed...)
+			}
 		}
 	}
 	r.Load = append(r.Load, read("/proc/loadavg"))
-	return r, nil
+	return r, errors.Join(failed...)
 }
 
 func read(path string) string {
