@@ -73,7 +73,6 @@ func (w *world) publish() {
 	first := w.lab.Nodes()[0]
 	w.mustang(first, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
 	for i, p := range []*lab.Pod{w.near, w.far} {
-		w.iperf3(p)
 		w.nginx(p)
 		for _, s := range []served{echoed, measured, browsed} {
 			for ip, vip := range map[netip.Addr]netip.Addr{p.IPv4: lab.VIP4(s.vip + i), p.IPv6: lab.VIP6(s.vip + i)} {

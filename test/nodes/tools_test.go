@@ -5,10 +5,13 @@ package nodes_test
 // The tools that everybody measures with: iperf3, nginx and ab.
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -29,11 +32,6 @@ func (w *world) background(p *lab.Pod, argv ...string) {
 	})
 }
 
-func (w *world) iperf3(p *lab.Pod) {
-	w.t.Helper()
-	w.background(p, "iperf3", "-s", "-p", fmt.Sprint(measured.backend))
-}
-
 // iperf3Said is what iperf3 -J says at its end.
 type iperf3Said struct {
 	Error string
@@ -43,24 +41,40 @@ type iperf3Said struct {
 	}
 }
 
-// measure sends 64 MiB each way: far more than what buffers hold when the sender has finished.
-func (w *world) measure(_ *lab.Pod, at netip.AddrPort) {
+// measure sends 64 MiB each way: far more than what buffers hold when the sender
+// has finished. Each run has a server of its own: one that serves run after run
+// does not listen while it puts the last one's things away.
+func (w *world) measure(p *lab.Pod, at netip.AddrPort) {
 	w.t.Helper()
 	const bytes = 64 << 20
 	for _, way := range []string{"", "-R"} {
+		done := w.iperf3(p)
 		argv := strings.Fields(fmt.Sprintf("iperf3 -J --connect-timeout 3000 -n %d -c %s -p %d %s", bytes, at.Addr(), at.Port(), way))
 		said, err := w.askIperf3(argv)
-		for range 50 { // its server still puts the last run's things away
-			if !strings.Contains(said.Error, "server is busy") {
-				break
-			}
-			time.Sleep(100 * time.Millisecond)
-			said, err = w.askIperf3(argv)
-		}
 		if err != nil || said.Error != "" || said.End.Sent.Bytes < bytes || said.End.Received.Bytes < bytes/4 {
 			w.t.Errorf("%v: %v %s, %d bytes sent, %d received", argv, err, said.Error, said.End.Sent.Bytes, said.End.Received.Bytes)
 		}
+		done()
 	}
+}
+
+// iperf3 returns when a server for one run listens; done ends it.
+func (w *world) iperf3(p *lab.Pod) (done func()) {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(deadline(w.t))
+	cmd := p.Command(ctx, "iperf3", "-s", "-1", "--forceflush", "-p", fmt.Sprint(measured.backend))
+	out, err := cmd.StdoutPipe()
+	w.must(err)
+	w.must(cmd.Start())
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if strings.Contains(lines.Text(), "Server listening") {
+			go func() { _, _ = io.Copy(io.Discard, out) }()
+			return func() { cancel(); _ = cmd.Wait() }
+		}
+	}
+	cancel()
+	w.t.Fatalf("iperf3 did not listen in %s: %v", p.Name, cmd.Wait())
+	return nil
 }
 
 func (w *world) askIperf3(argv []string) (said iperf3Said, err error) {
@@ -86,6 +100,16 @@ http {
 	file := filepath.Join(dir, "nginx.conf")
 	w.must(os.WriteFile(file, []byte(config), 0o600))
 	w.background(p, "nginx", "-e", filepath.Join(dir, "error"), "-p", dir, "-c", file)
+	listens := func() error {
+		c, err := net.Dial("tcp", netip.AddrPortFrom(p.IPv4, browsed.backend).String())
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}
+	for ctx := deadline(w.t); p.Do(listens) != nil; time.Sleep(10 * time.Millisecond) {
+		w.must(ctx.Err())
+	}
 }
 
 // browse makes connections, several at once.
