@@ -291,7 +291,7 @@ enum fast_flag {
  * All that is compared lies in the first 64 bytes. */
 struct fast_flow {
 	struct tuple t;        /* as packets show it; pad is the hook: endpoint << 1 | direction */
-	__u32 until;           /* the time, as in ct_entry; then the flow's entry is looked at again */
+	__u32 until;           /* in the kernel's ticks; then the flow's entry is looked at again */
 	__u32 generation;      /* of the tables, the hook's endpoint and the flow, mixed */
 	__u32 peer;            /* id of the endpoint at the flow's other end, 0: none of this node */
 	__u32 peer_generation;
@@ -300,7 +300,7 @@ struct fast_flow {
 	__u8 flags;            /* enum fast_flag */
 	struct tuple to;       /* what the packet's tuple becomes */
 	/* Where packets with that tuple left the node (lib/way.h). */
-	__u32 way_until;       /* a time of its own, in moments */
+	__u32 way_until;       /* a time of its own, in ticks */
 	__u32 way_ifindex;
 	__u32 way_mtu;         /* bytes, without the link header */
 	__u8 way_macs[12];     /* destination and source */

@@ -91,8 +91,6 @@ inline_fn __u8 glance_ipv4(struct __sk_buff *skb, struct pkt *p, struct iphdr *i
 {
 	__u32 total;
 
-	if ((void *)(ip + 1) > packet_end(skb))
-		return SHAPE_UNKNOWN;
 	total = bpf_ntohs(ip->tot_len);
 	if (*(__u8 *)ip != 0x45 || ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_OFFSET_MASK) ||
 	    total > skb->len - ETH_HLEN || ((__u8 *)&ip->daddr)[0] >= 0xe0)
@@ -134,13 +132,17 @@ inline_fn __u8 glance_ipv6(struct __sk_buff *skb, struct pkt *p, struct ipv6hdr 
 inline_fn __u8 glance(struct __sk_buff *skb, struct pkt *p)
 {
 	struct ethhdr *eth = packet(skb);
+	struct iphdr *ip = (void *)(eth + 1);
+	__be16 proto;
 
-	if ((void *)(eth + 1) > packet_end(skb) || skb->vlan_present)
+	/* UDP over IPv4 has the shortest headers of all. */
+	if ((void *)(ip + 1) + sizeof(struct udphdr) > packet_end(skb) || skb->vlan_present)
 		return SHAPE_UNKNOWN;
-	if (eth->h_proto == bpf_htons(ETH_P_IP))
-		return glance_ipv4(skb, p, (void *)(eth + 1));
-	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
-		return glance_ipv6(skb, p, (void *)(eth + 1));
+	proto = ((__be16 *)eth)[ETH_ALEN]; /* in one piece: the struct is packed */
+	if (proto == bpf_htons(ETH_P_IP))
+		return glance_ipv4(skb, p, ip);
+	if (proto == bpf_htons(ETH_P_IPV6))
+		return glance_ipv6(skb, p, (void *)ip);
 	return SHAPE_UNKNOWN;
 }
 
@@ -174,22 +176,18 @@ inline_fn bool fast_is(const struct fast_flow *fast, const struct pkt *p, __u32 
 	return tuple_equal(&fast->t, &p->t) && fast->t.pad == hook && fast->proto == p->proto;
 }
 
-/* Whether the endpoint at the other end, or the node that has it, is as it was. */
-inline_fn bool fast_peer_current(const struct fast_flow *fast)
-{
-	struct endpoint *peer;
-
-	if (!fast->peer)
-		return !fast->peer_generation || remote_of(fast->peer_generation);
-	peer = endpoint_slot(fast->peer);
-	return peer && peer->generation == fast->peer_generation;
-}
-
-/* Whether what was decided about the flow still holds. */
+/* Whether what was decided about the flow still holds, as far as the flow, this end and the tables go. */
 inline_fn bool fast_holds(const struct fast_flow *fast, const struct pkt *p)
 {
-	return (__s32)(fast->until - now_seconds()) >= 0 && fast->generation == p->generation &&
-	       fast_peer_current(fast);
+	return (__s32)(fast->until - now_ticks()) >= 0 && fast->generation == p->generation;
+}
+
+/* Whether the endpoint at the other end, or the node that has it, is as it was. @peer: that endpoint */
+inline_fn bool fast_peer_current(const struct fast_flow *fast, const struct endpoint *peer)
+{
+	if (fast->peer)
+		return peer && peer->generation == fast->peer_generation;
+	return !fast->peer_generation || remote_of(fast->peer_generation);
 }
 
 #define FAST_NO (-100) /* no tc verdict: the packet must take the long way */
@@ -215,7 +213,7 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 {
 	__u32 id = skb->cb[CB_ENDPOINT], hook = fast_hook(id, dir), hash, slot;
 	bool outward = dir == DIR_FROM_POD && !in_pod;
-	struct endpoint *to = NULL;
+	struct endpoint *peer;
 	struct fast_flow *fast;
 	struct ethhdr *eth;
 	int reason;
@@ -241,6 +239,9 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	}
 	if (!fast || !fast_holds(fast, p))
 		return FAST_NO;
+	peer = fast->peer ? endpoint_slot(fast->peer) : NULL;
+	if (!fast_peer_current(fast, peer))
+		return FAST_NO;
 	eth = packet(skb);
 	if ((void *)(eth + 1) > packet_end(skb) || !mac_equal(eth->h_source, fast->mac))
 		return FAST_NO;
@@ -262,11 +263,11 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	}
 	if (dir == DIR_TO_POD)
 		return into_pod(skb, p, self, id);
-	if (fast->flags & FAST_DELIVER)
-		to = endpoint_slot(fast->peer);
-	else if (outward)
+	if (peer && fast->flags & FAST_DELIVER)
+		return deliver(skb, self, peer, fast->peer);
+	if (outward)
 		way_slot_note(skb, slot);
-	return to ? deliver(skb, self, to, fast->peer) : send_out(skb, p, self, fast->peer ? 0 : fast->peer_generation);
+	return send_out(skb, p, self, fast->peer ? 0 : fast->peer_generation);
 }
 
 /* Where a flow is kept at a hook: in front when nobody needs that slot, else in the table. */
@@ -275,7 +276,7 @@ inline_fn __u32 fast_choose(const struct pkt *p, __u32 hook)
 	__u32 place = fast_place(tuple_hash(&p->t), hook);
 	struct fast_flow *front = fast_slot(FRONT_SLOT(place));
 
-	if (!front || (!(front->flags & FAST_CLOSING) && (__s32)(front->until - now_seconds()) >= 0 &&
+	if (!front || (!(front->flags & FAST_CLOSING) && (__s32)(front->until - now_ticks()) >= 0 &&
 		       !fast_is(front, p, hook)))
 		return BACK_SLOT(place);
 	return FRONT_SLOT(place);
@@ -303,10 +304,10 @@ slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct c
 	if (!fast || mine->endpoint != id || (void *)(eth + 1) > packet_end(skb))
 		return 0;
 	if (!fast_is(fast, p, hook) || (to && !tuple_equal(&fast->to, to)))
-		fast->way_until = now_moments() - 1; /* it was another flow's */
+		fast->way_until = now_ticks() - 1; /* it was another flow's */
 	fast->t = p->t;
 	fast->t.pad = hook;
-	fast->until = now_seconds() + FAST_LIFETIME;
+	fast->until = now_ticks() + FAST_LIFETIME;
 	fast->generation = p->generation;
 	fast->peer = peer->endpoint;
 	/* What came through the host's stack goes back that way, to no node. */

@@ -11,7 +11,7 @@
 #include "common.h"
 #include "parse.h"
 
-#define WAY_SHIFT 26 /* moments of 2^26 ns, 67 ms: a way holds until the next one ends */
+#define WAY_LIFETIME 16 /* ticks: 16 to 160 ms */
 
 /* Where a packet goes out. */
 struct way {
@@ -20,11 +20,6 @@ struct way {
 	struct bpf_redir_neigh next;
 	__u8 macs[2 * ETH_ALEN]; /* both link addresses; zero when the neighbour is not known */
 };
-
-inline_fn __u32 now_moments(void)
-{
-	return bpf_ktime_get_coarse_ns() >> WAY_SHIFT;
-}
 
 #define WAY_NONE 0xffffffff /* no slot: nothing is kept of the packet's flow yet */
 
@@ -65,7 +60,7 @@ inline_fn struct fast_flow *way_slot(struct __sk_buff *skb)
  */
 inline_fn bool way_holds(const struct fast_flow *kept, __u32 length)
 {
-	return (__s32)(kept->way_until - now_moments()) >= 0 && length <= kept->way_mtu;
+	return (__s32)(kept->way_until - now_ticks()) >= 0 && length <= kept->way_mtu;
 }
 
 /**
@@ -78,5 +73,5 @@ inline_fn void way_keep(struct fast_flow *kept, const struct way *way)
 	kept->way_ifindex = way->ifindex;
 	kept->way_mtu = way->mtu;
 	__builtin_memcpy(kept->way_macs, way->macs, sizeof(kept->way_macs));
-	kept->way_until = now_moments() + 1;
+	kept->way_until = now_ticks() + WAY_LIFETIME;
 }

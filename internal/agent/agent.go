@@ -114,6 +114,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		s := cni.Server{Engine: a.with, Labels: a.policies.labels, Added: a.policies.added, Log: a.log}
 		return s.Serve(ctx, plugin)
 	})
+	start("settle pods", a.settle)
 	start("serve the command line", func(ctx context.Context) error { return a.serveTool(ctx, tool) })
 	start("serve health", func(ctx context.Context) error { return a.serveHealth(ctx) })
 	start("serve metrics", func(ctx context.Context) error { return a.serveMetrics(ctx) })

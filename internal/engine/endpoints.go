@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -130,6 +131,7 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	if e.dp == nil {
 		return state.Endpoint{}, errReadOnly
 	}
+	e.moved = time.Now()
 	ep, err := examined(spec)
 	stranger := false
 	if err == nil {
@@ -188,12 +190,13 @@ func examined(spec EndpointSpec) (state.Endpoint, error) {
 // attachKind chooses how programs are held. A tcx attachment waits for an RCU
 // grace period while the kernel holds its routing lock: two of them are most of
 // a pod's start, and pods that start at once stand in line for them. A clsact
-// filter waits for none, and costs a packet some 60 ns more. So the host's end
-// of a new pair gets filters: nobody else has anything there, whom they would
-// have to stand before, and the pod cannot reach them. Inside a pod only tcx
-// will do, because a link cannot be detached by whoever has rights there.
+// filter waits for none, and costs a packet some 60 ns more. So a runtime's new
+// pair gets filters on the host's end: nobody else has anything there, whom they
+// would have to stand before, and the pod cannot reach them. When the node is
+// quiet an agent makes links of them (settle.go). Inside a pod only tcx will do,
+// because a link cannot be detached by whoever has rights there.
 func (e *Engine) attachKind(spec EndpointSpec, ep state.Endpoint) string {
-	if spec.Made != nil && ep.Placement == state.HostEnd && !spec.OwnQdiscs {
+	if spec.Made != nil && spec.Owner == state.OwnerCNI && ep.Placement == state.HostEnd && !spec.OwnQdiscs {
 		return datapath.AttachClsact
 	}
 	return e.dp.AttachKind()
@@ -422,6 +425,7 @@ func (e *Engine) FindEndpoint(path, ifname string) (uint32, error) {
 
 // remove removes ep; gone: its pod, too, will not be there any more.
 func (e *Engine) remove(ep state.Endpoint, gone bool) error {
+	e.moved = time.Now()
 	op := operation{Kind: opRemoveEndpoint, Endpoint: &ep}
 	if gone || !e.alive(ep) {
 		for _, a := range ep.Addrs() {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -62,6 +63,7 @@ type Engine struct {
 	policies *policy.Model // nil: not asked for yet
 	fed      bool          // by FeedPolicies, once at least
 	lender   func(string)  // its owner's Notify, while somebody else has it
+	moved    time.Time     // when an endpoint last came or went, as far as this engine has seen
 
 	// ResetRemoved says that what the next changes remove from Services is
 	// gone: its established TCP is reset. Otherwise it goes on, as it must for

@@ -54,6 +54,7 @@ func TestPolicies(t *testing.T) {
 		{"what cannot be read is named, and closed", (*policyWorld).testUnreadable},
 		{"the agent is killed", (*policyWorld).testKilledAgent},
 		{"the API server is away", (*policyWorld).testNoAPIServer},
+		{"programs settle", (*policyWorld).testSettled},
 		{"delays are measured", (*policyWorld).testMeasured},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -691,4 +692,33 @@ func (w *policyWorld) testMeasured() {
 			w.t.Errorf("no %s in /metrics", name)
 		}
 	}
+}
+
+// testSettled: once pods have started, their programs get links, beneath a
+// connection and under a policy.
+func (w *policyWorld) testSettled() {
+	w.putPolicy("p", fromWeb)
+	w.expect(w.web, w.db, true)
+	w.expect(w.far, w.db, false)
+	c := w.converse(w.web, w.db)
+	eventually(w.t, "every pod has links", func() error {
+		check(w.t, c.say(5*time.Second))
+		if got, err := reaches(w.far, w.db); err != nil || got {
+			w.t.Fatalf("%s reaches %s: %v, %v", w.far.Name, w.db.Name, got, err)
+		}
+		out, errs, code := w.mustang("", "ep", "ls", "-o", "json")
+		if code != 0 {
+			return errors.New(errs)
+		}
+		var list []struct{ Netns, Attach string }
+		must(w.t, json.Unmarshal([]byte(out), &list))
+		for _, ep := range list {
+			if ep.Attach != "tcx" {
+				return fmt.Errorf("%s has %s", ep.Netns, ep.Attach)
+			}
+		}
+		return nil
+	})
+	w.holds(w.far, w.db, false)
+	w.deletePolicy("p")
 }

@@ -303,7 +303,7 @@ const (
 	NATPortCount      = 28232
 	CTRefresh         = 4
 	CTCutLifetime     = 60
-	FastLifetime      = 1
+	FastLifetime      = 256
 	FastSlots         = 1024
 	FragLifetime      = 15
 	EventsPerEndpoint = 1000

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "992a53e9f0a3602441635b3dd67a0d60a921a220b0ef0ec92db9a61187519abf"
+const ObjectsHash = "e7349ff0bf5a28c4a700450e80b2338ed187b2ffeb3bc2d10b1587c1d0ed22cf"

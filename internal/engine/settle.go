@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+// A pod starts with filters, which are there at once. When the node is quiet its
+// programs get links instead, which cost each packet less (attachKind).
+
+import (
+	"time"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Settling is an endpoint whose filters are to become links.
+type Settling struct {
+	ep    state.Endpoint
+	links *datapath.Links
+}
+
+// Settle begins with one endpoint, when none came or went for as long as quiet.
+// Between this and Settled the engine may be used for anything else.
+//
+// Return: nil when there is nothing to do.
+func (e *Engine) Settle(quiet time.Duration) (*Settling, error) {
+	if e.dp == nil || time.Since(e.moved) < quiet || e.dp.AttachKind() != datapath.AttachTCX {
+		return nil, nil
+	}
+	if err := e.loadEndpoints(); err != nil {
+		return nil, err
+	}
+	for _, ep := range e.known {
+		if ep.Attach != datapath.AttachClsact || ep.Placement != state.HostEnd || !e.alive(ep) {
+			continue
+		}
+		links, err := e.dp.NewLinks(ep)
+		return &Settling{ep: ep, links: links}, err
+	}
+	return nil, nil
+}
+
+// Attach waits for two grace periods of the kernel, beside whatever the engine does.
+func (s *Settling) Attach() error { return s.links.Attach() }
+
+// Settled ends what Settle began: the links are kept, the filters go. Where the
+// endpoint has changed since, its links go. Killed anywhere in between it leaves
+// an endpoint that has the one or the other, and works.
+func (e *Engine) Settled(s *Settling) error {
+	defer s.links.Close()
+	ep, ok := e.known[s.ep.ID]
+	if !ok || ep.NetnsCookie != s.ep.NetnsCookie || ep.IfIndex != s.ep.IfIndex || ep.Attach != datapath.AttachClsact {
+		return nil
+	}
+	if err := e.dp.KeepLinks(s.links); err != nil {
+		return err
+	}
+	if err := e.detachFilters(ep); err != nil {
+		return err
+	}
+	ep.Attach, ep.Qdisc = datapath.AttachTCX, false
+	if err := e.store.PutEndpoint(ep); err != nil {
+		return err
+	}
+	e.known[ep.ID] = ep
+	return nil
+}
+
+// Abandon ends what Settle began, and leaves the endpoint as it was.
+func (s *Settling) Abandon() error { return s.links.Close() }

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Filters become links under a pod that goes on talking; wherever a process is
+// killed on the way, the pod has programs, and the next one gets to the end.
+func TestFiltersBecomeLinks(t *testing.T) {
+	if !datapath.Probe().TCX {
+		t.Skip("this kernel has no tcx")
+	}
+	begun := func(t *testing.T, e *Engine) *Settling {
+		t.Helper()
+		s, err := e.Settle(0)
+		if err != nil || s == nil {
+			t.Fatal(s, err)
+		}
+		return s
+	}
+	attached := func(t *testing.T, e *Engine) *Settling {
+		t.Helper()
+		s := begun(t, e)
+		if err := s.Attach(); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	for name, killed := range map[string]func(*testing.T, *Engine) error{
+		"not at all":               func(*testing.T, *Engine) error { return nil },
+		"before it attached":       func(t *testing.T, e *Engine) error { return begun(t, e).Abandon() },
+		"before links were kept":   func(t *testing.T, e *Engine) error { return attached(t, e).Abandon() },
+		"before filters went":      func(t *testing.T, e *Engine) error { return keptOnly(e, attached(t, e)) },
+		"before it was written":    func(t *testing.T, e *Engine) error { return unwritten(e, attached(t, e)) },
+		"after the other had gone": func(t *testing.T, e *Engine) error { return e.Settled(attached(t, e)) },
+	} {
+		t.Run("killed "+name, func(t *testing.T) {
+			n := newNode(t)
+			n.opts.NoTCX = true
+			a, b := n.pod(1), n.pod(2)
+			for _, p := range []string{a, b} {
+				if ep, err := n.add(p); err != nil || ep.Attach != datapath.AttachClsact {
+					t.Fatal(ep, err)
+				}
+			}
+			n.opts.NoTCX = false
+			n.must(func(e *Engine) error { return killed(t, e) })
+			n.ping(a, "10.9.0.2")
+			n.must(func(e *Engine) error {
+				for {
+					s, err := e.Settle(0)
+					if err != nil || s == nil {
+						return err
+					}
+					if err := s.Attach(); err != nil {
+						return err
+					}
+					if err := e.Settled(s); err != nil {
+						return err
+					}
+				}
+			})
+			n.ping(a, "10.9.0.2")
+			for i, ep := range n.endpoints() {
+				if ep.Attach != datapath.AttachTCX || ep.Qdisc {
+					t.Errorf("%+v", ep)
+				}
+				n.must(func(e *Engine) error { return e.CheckEndpoint(ep.ID) })
+				host := []string{"h1", "h2"}[i]
+				if q := n.run("tc qdisc show dev %s", host); strings.Contains(q, "clsact") {
+					t.Errorf("left behind: %s", q)
+				}
+				if ingress := linksAt(t, host, ebpf.AttachTCXIngress); ingress != 1 {
+					t.Errorf("%d programs at %s", ingress, host)
+				}
+			}
+		})
+	}
+}
+
+// An endpoint that goes meanwhile takes its links with it.
+func TestSettlingAnEndpointThatGoes(t *testing.T) {
+	if !datapath.Probe().TCX {
+		t.Skip("this kernel has no tcx")
+	}
+	n := newNode(t)
+	n.opts.NoTCX = true
+	ep, err := n.add(n.pod(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.opts.NoTCX = false
+	n.must(func(e *Engine) error {
+		s, err := e.Settle(0)
+		if err != nil || s == nil {
+			t.Fatal(s, err)
+		}
+		if err := s.Attach(); err != nil {
+			return err
+		}
+		if err := e.RemoveEndpoint(ep.ID); err != nil {
+			return err
+		}
+		return e.Settled(s)
+	})
+	if left := linksAt(t, "h1", ebpf.AttachTCXIngress); left != 0 {
+		t.Errorf("%d programs are left", left)
+	}
+}
+
+func keptOnly(e *Engine, s *Settling) error {
+	if err := e.dp.KeepLinks(s.links); err != nil {
+		return err
+	}
+	return s.Abandon() // as the kernel does with a process's descriptors
+}
+
+func unwritten(e *Engine, s *Settling) error {
+	ep := e.known[s.ep.ID]
+	if err := e.Settled(s); err != nil {
+		return err
+	}
+	e.known = map[uint32]state.Endpoint{}
+	return e.store.PutEndpoint(ep)
+}
+
+func linksAt(t *testing.T, ifname string, at ebpf.AttachType) int {
+	t.Helper()
+	l, err := netlink.LinkByName(ifname)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: at})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(found.Programs)
+}
