@@ -13,6 +13,7 @@
 #include "lib/icmp_error.h"
 #include "lib/lb.h"
 #include "lib/nat.h"
+#include "lib/nobody.h"
 #include "lib/parse.h"
 #include "lib/refuse.h"
 #include "lib/remote.h"
@@ -390,22 +391,30 @@ inline_fn bool edge_passing(struct __sk_buff *skb)
 SEC("tc")
 int from_outside(struct __sk_buff *skb)
 {
-	struct flow f = { .now = now_seconds() };
+	__u32 generation = nobody_generation();
 	struct pkt p = {};
 	struct addr dst;
+	struct flow f;
 	__u16 address;
 	int verdict;
 
+	p.shape = glance(skb, &p);
+	if (p.shape && skb->pkt_type == PACKET_HOST && nobodys(&p))
+		return NEXT;
 	if (!edge_destination(skb, &dst))
 		return NEXT;
 	address = skb->pkt_type == PACKET_HOST ? destination_flags(&dst) : 0;
 	if (!address && !edge_passing(skb))
 		return NEXT;
+	f = (struct flow){ .now = now_seconds() };
 	/* What does not add up is the stack's to judge, as if nothing were here. */
-	if (parse(skb, &p) || (p.frag && frag_follow(&p, f.now)))
+	if (!p.shape && (parse(skb, &p) || (p.frag && frag_follow(&p, f.now))))
 		return NEXT;
-	if (address & SVC_NODE && !edge_port(&dst, &p))
+	if (address & SVC_NODE && !edge_port(&dst, &p)) {
+		if (p.shape)
+			nobody_keep(&p, generation);
 		return NEXT;
+	}
 	if (address && p.kind == PKT_ICMP_ERROR)
 		return edge_done(skb, &p, edge_error(skb, &p, f.now));
 	if (p.kind != PKT_FLOW)
@@ -426,13 +435,16 @@ int from_outside(struct __sk_buff *skb)
 SEC("tc")
 int to_outside(struct __sk_buff *skb)
 {
-	struct flow f = { .now = now_seconds() };
 	struct facts *known = facts();
 	struct pkt p = {};
+	struct flow f;
 	struct tuple t;
 	int reason;
 
-	if (!known || !known->edge_turn || parse(skb, &p) || p.kind != PKT_FLOW || (p.frag && frag_follow(&p, f.now)))
+	if (!known || !known->edge_turn)
+		return NEXT;
+	f = (struct flow){ .now = now_seconds() };
+	if (parse(skb, &p) || p.kind != PKT_FLOW || (p.frag && frag_follow(&p, f.now)))
 		return NEXT;
 	ct_find(&f, &p, CT_SCOPE_FLOW);
 	if (!f.e || !(f.e->flags & CT_EDGE) || f.e->role != CT_POST_NAT || !f.reply)

@@ -58,6 +58,15 @@ struct {
 	__type(value, __u32);
 } mst_fast_generations_v1 SEC(".maps");
 
+/* Ports of the node itself that are no Service's. Written and read by the program at the NIC; an
+ * entry holds for NOBODY_LIFETIME. Size: ports that a node's own traffic goes to at once. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, NOBODY_SLOTS);
+	__type(key, __u32);
+	__type(value, struct nobody);
+} mst_nobody_v1 SEC(".maps");
+
 /* Ports of fragmented datagrams, from the first fragment. Written and read by the tc
  * programs; an entry lives FRAG_LIFETIME. Size: datagrams in flight at once. */
 struct {

@@ -45,6 +45,14 @@ inline_fn bool maybe_tunnel(struct __sk_buff *skb)
 	return (skb->protocol == bpf_htons(ETH_P_IP) ? ip4->protocol : ip6->nexthdr) == IPPROTO_UDP;
 }
 
+/* Whether it is for the node itself, by its address between nodes: no pod's, so nobody need look. */
+inline_fn bool of_this_node(const struct addr *a)
+{
+	struct node_config *n = node_config();
+
+	return n && (addr_equal(a, &n->ip4) || addr_equal(a, &n->ip6));
+}
+
 SEC("tc")
 int from_netdev(struct __sk_buff *skb)
 {
@@ -53,7 +61,7 @@ int from_netdev(struct __sk_buff *skb)
 
 	if (skb->pkt_type != PACKET_HOST || skb->vlan_present || !destination(skb, &dst))
 		return NEXT;
-	id = endpoint_of(&dst);
+	id = of_this_node(&dst) ? 0 : endpoint_of(&dst);
 	if (!id && maybe_tunnel(skb))
 		id = untunnel(skb, &ref);
 	return id ? enter_pod(skb, id, ref) : NEXT;

@@ -313,6 +313,19 @@ struct fast_front {
 	struct fast_flow slots[FAST_FRONT];
 };
 
+/* A port of the node's own that is no Service's. */
+#define NOBODY_SLOTS 64
+struct nobody {
+	struct addr addr;
+	__be16 port;
+	__u8 proto;
+	__u8 pad;
+	__u32 generation; /* of the tables, mixed */
+	__u32 until;      /* in the kernel's ticks */
+	__u32 pad2;
+};
+_Static_assert(sizeof(struct nobody) == 32, "nobody");
+
 struct frag_key {
 	struct addr src;
 	struct addr dst;

@@ -54,6 +54,7 @@ const (
 	EdgeMapMstJudgmentV1         = "mst_judgment_v1"
 	EdgeMapMstMetaV1             = "mst_meta_v1"
 	EdgeMapMstNetnsV1            = "mst_netns_v1"
+	EdgeMapMstNobodyV1           = "mst_nobody_v1"
 	EdgeMapMstNodeV1             = "mst_node_v1"
 	EdgeMapMstParentsV1          = "mst_parents_v1"
 	EdgeMapMstPeersV1            = "mst_peers_v1"
@@ -157,6 +158,7 @@ type EdgeMapSpecs struct {
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
@@ -234,6 +236,7 @@ type EdgeMaps struct {
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
@@ -278,6 +281,7 @@ func (m *EdgeMaps) Close() error {
 		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNobodyV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstPeersV1,

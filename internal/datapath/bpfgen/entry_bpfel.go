@@ -38,6 +38,7 @@ const (
 	EntryMapMstJudgmentV1         = "mst_judgment_v1"
 	EntryMapMstMetaV1             = "mst_meta_v1"
 	EntryMapMstNetnsV1            = "mst_netns_v1"
+	EntryMapMstNobodyV1           = "mst_nobody_v1"
 	EntryMapMstNodeV1             = "mst_node_v1"
 	EntryMapMstParentsV1          = "mst_parents_v1"
 	EntryMapMstPeersV1            = "mst_peers_v1"
@@ -141,6 +142,7 @@ type EntryMapSpecs struct {
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
@@ -218,6 +220,7 @@ type EntryMaps struct {
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
@@ -262,6 +265,7 @@ func (m *EntryMaps) Close() error {
 		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNobodyV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstPeersV1,

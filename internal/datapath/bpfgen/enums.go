@@ -296,6 +296,7 @@ const (
 	StoppedKept       = 256
 	SlotMember        = 2147483648
 	FastFront         = 64
+	NobodySlots       = 64
 	MstLayout         = 2
 	SecondShift       = 30
 	NATPortTries      = 16

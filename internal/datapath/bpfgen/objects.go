@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "e7349ff0bf5a28c4a700450e80b2338ed187b2ffeb3bc2d10b1587c1d0ed22cf"
+const ObjectsHash = "ebe3aed9ddec9219299489daa7f4a2b6881eba675a2ad50526b58ff030e49970"

@@ -53,6 +53,7 @@ const (
 	ParentMapMstJudgmentV1         = "mst_judgment_v1"
 	ParentMapMstMetaV1             = "mst_meta_v1"
 	ParentMapMstNetnsV1            = "mst_netns_v1"
+	ParentMapMstNobodyV1           = "mst_nobody_v1"
 	ParentMapMstNodeV1             = "mst_node_v1"
 	ParentMapMstParentsV1          = "mst_parents_v1"
 	ParentMapMstPeersV1            = "mst_peers_v1"
@@ -154,6 +155,7 @@ type ParentMapSpecs struct {
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
@@ -231,6 +233,7 @@ type ParentMaps struct {
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
@@ -275,6 +278,7 @@ func (m *ParentMaps) Close() error {
 		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNobodyV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstPeersV1,

@@ -300,6 +300,17 @@ type PodNetnsInfo struct {
 	Flags    uint32
 }
 
+type PodNobody struct {
+	_          structs.HostLayout
+	Addr       PodAddr
+	Port       uint16
+	Proto      uint8
+	Pad        uint8
+	Generation uint32
+	Until      uint32
+	Pad2       uint32
+}
+
 type PodNodeConfig struct {
 	_       structs.HostLayout
 	Flags   uint32
@@ -465,6 +476,7 @@ const (
 	PodMapMstJudgmentV1         = "mst_judgment_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
+	PodMapMstNobodyV1           = "mst_nobody_v1"
 	PodMapMstNodeV1             = "mst_node_v1"
 	PodMapMstParentsV1          = "mst_parents_v1"
 	PodMapMstPeersV1            = "mst_peers_v1"
@@ -568,6 +580,7 @@ type PodMapSpecs struct {
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
@@ -645,6 +658,7 @@ type PodMaps struct {
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
@@ -689,6 +703,7 @@ func (m *PodMaps) Close() error {
 		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNobodyV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstPeersV1,

@@ -62,6 +62,7 @@ const (
 	SockMapMstJudgmentV1         = "mst_judgment_v1"
 	SockMapMstMetaV1             = "mst_meta_v1"
 	SockMapMstNetnsV1            = "mst_netns_v1"
+	SockMapMstNobodyV1           = "mst_nobody_v1"
 	SockMapMstNodeV1             = "mst_node_v1"
 	SockMapMstParentsV1          = "mst_parents_v1"
 	SockMapMstPeersV1            = "mst_peers_v1"
@@ -177,6 +178,7 @@ type SockMapSpecs struct {
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
+	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
@@ -254,6 +256,7 @@ type SockMaps struct {
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
+	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
@@ -298,6 +301,7 @@ func (m *SockMaps) Close() error {
 		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
+		m.MstNobodyV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
