@@ -415,6 +415,19 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 		ct_promote(f, p);
 }
 
+slow_fn bool flow_ends(struct pkt *p)
+{
+	struct flow f = { .now = now_seconds() };
+
+	if (!p)
+		return false;
+	ct_find(&f, p, CT_SCOPE_FLOW);
+	if (!f.e)
+		return false;
+	ct_touch(&f, p);
+	return true;
+}
+
 inline_fn void ct_end(struct ct_entry *e, const struct ct_key *key, __u32 now)
 {
 	e->expires = now - 1;

@@ -3,8 +3,8 @@
  * The way of a packet whose flow this CPU has just seen: what was decided then
  * lies in a slot that is found by arithmetic, and holds while nothing that the
  * decision rests on has changed. Anything unusual (options, fragments, flags
- * that open or close, odd lengths) takes the long way, which alone judges,
- * refreshes and drops.
+ * that open, odd lengths) takes the long way, which alone judges, refreshes and
+ * drops; one that closes a flow looks at the entry on its way.
  *
  * A slot is this CPU's own, so it needs no lock. What makes it void: its time;
  * either endpoint's generation; the tables' generation, which the engine moves
@@ -192,14 +192,8 @@ inline_fn bool fast_peer_current(const struct fast_flow *fast, const struct endp
 
 #define FAST_NO (-100) /* no tc verdict: the packet must take the long way */
 
-/* A flow is closing: another may take its slot in front. The packets that acknowledge it still find it. */
-inline_fn void fast_closing(const struct pkt *p, __u32 hash, __u32 hook)
-{
-	struct fast_flow *fast = fast_slot(FRONT_SLOT(fast_place(hash, hook)));
-
-	if (fast && fast_is(fast, p, hook))
-		fast->flags |= FAST_CLOSING;
-}
+/* The flow's entry learns that an end closes (conntrack.h). Return: whether there is one. */
+slow_fn bool flow_ends(struct pkt *p);
 
 /**
  * fast_path - let a packet go the way that its flow's packets have just gone
@@ -222,12 +216,10 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	hash = tuple_hash(&p->t);
 	if (outward)
 		way_slot_note(skb, WAY_NONE);
-	if (p->shape == SHAPE_ENDS)
-		fast_closing(p, hash, hook);
-	if (p->shape < SHAPE_OPENS)
+	if (p->shape == SHAPE_UNKNOWN)
 		return FAST_NO;
 	p->generation = fast_generation(hash, self);
-	if (p->shape != SHAPE_USUAL)
+	if (p->shape == SHAPE_OPENS || p->tcp_flags & TCP_SYN)
 		return FAST_NO;
 	slot = FRONT_SLOT(fast_place(hash, hook));
 	fast = fast_slot(slot);
@@ -237,7 +229,11 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 		if (fast && !fast_is(fast, p, hook))
 			fast = NULL;
 	}
-	if (!fast || !fast_holds(fast, p))
+	if (!fast)
+		return FAST_NO;
+	if (p->shape == SHAPE_ENDS) /* another may take its slot; what acknowledges the end still finds it */
+		fast->flags |= FAST_CLOSING;
+	if (!fast_holds(fast, p))
 		return FAST_NO;
 	peer = fast->peer ? endpoint_slot(fast->peer) : NULL;
 	if (!fast_peer_current(fast, peer))
@@ -251,6 +247,8 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 		if (wire_sender(&from, skb->cb[CB_REMOTE]))
 			return FAST_NO;
 	}
+	if (p->shape == SHAPE_ENDS && !flow_ends(p))
+		return FAST_NO;
 
 	if (dir == DIR_FROM_POD)
 		count_from_pod(id, skb->len);

@@ -78,7 +78,7 @@ enum tcp_flag {
 /* How much of a packet a glance could read. */
 enum pkt_shape {
 	SHAPE_UNKNOWN = 0, /* nothing: parse() must */
-	SHAPE_ENDS = 1,    /* all, but packets like it close a flow */
+	SHAPE_ENDS = 1,    /* all, and it closes a flow, whose entry must learn of it */
 	SHAPE_OPENS = 2,   /* all, but packets like it open a flow: those that follow may take the short way */
 	SHAPE_USUAL = 3,   /* all, and packets like it may take the short way */
 };

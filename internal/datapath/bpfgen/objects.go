@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "ebe3aed9ddec9219299489daa7f4a2b6881eba675a2ad50526b58ff030e49970"
+const ObjectsHash = "3f71a88bf37687e19aa04a1ea3207928938a54994ad4b0e0689677222e6fadec"
