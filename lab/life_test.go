@@ -52,7 +52,7 @@ func startAndAwait(t *testing.T, c *exec.Cmd, want string) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	watchdog := time.AfterFunc(30*time.Second, func() { c.Process.Kill() })
+	watchdog := time.AfterFunc(2*time.Minute, func() { c.Process.Kill() })
 	defer watchdog.Stop()
 	s := bufio.NewScanner(out)
 	for s.Scan() {

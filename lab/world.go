@@ -107,7 +107,7 @@ func (l *Lab) setUpOutside() error {
 // IPv6 address receives. Asking for a link's state makes the kernel's link
 // watch run; an address's local route the kernel makes in the background.
 func settleWire(name string, ip6 netip.Addr) error {
-	for end := time.Now().Add(2 * time.Second); ; time.Sleep(200 * time.Microsecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(200 * time.Microsecond) {
 		l, err := netlink.LinkByName(name)
 		if err != nil {
 			return fmt.Errorf("look up %s: %w", name, err)

@@ -93,12 +93,12 @@ func TestNodePortsOfAnotherNode(t *testing.T) {
 // askFrom is who answered a client, and the address that it saw.
 func askFrom(o *lab.Space, network string, to netip.AddrPort) (name string, saw netip.Addr, err error) {
 	err = o.Do(func() error {
-		c, err := net.DialTimeout(network, to.String(), time.Second)
+		c, err := net.DialTimeout(network, to.String(), patience)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		c.SetDeadline(time.Now().Add(time.Second))
+		c.SetDeadline(time.Now().Add(patience))
 		if _, err := fmt.Fprint(c, "?"); err != nil {
 			return err
 		}
