@@ -28,7 +28,7 @@ import (
 
 const (
 	serverPort = 8080
-	deadline   = time.Minute // of what hangs
+	deadline   = time.Minute    // of what hangs
 	holdEnv    = "LABTEST_HOLD" // makes this binary build a lab and wait to be killed
 )
 
@@ -124,7 +124,8 @@ func machine(t *testing.T, lab string) []string {
 		t.Fatal(err)
 	}
 	for _, l := range links {
-		if strings.HasPrefix(l.Name, "mst") || strings.HasPrefix(l.Name, "mv-") {
+		pods := len(l.Name) == 15 && strings.HasPrefix(l.Name, "mst")
+		if pods || l.Name == "mst-br0" || strings.HasPrefix(l.Name, "mv-") {
 			out = append(out, "link "+l.Name)
 		}
 	}
