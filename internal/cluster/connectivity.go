@@ -38,8 +38,8 @@ type Check struct {
 // within is how long one question may take; settled, how long a policy may take
 // to come into force, and a Service with its endpoints to be known to every node.
 const (
-	within  = 5 * time.Second
-	settled = 10 * time.Second
+	within  = 10 * time.Second
+	settled = 30 * time.Second
 )
 
 // Test makes clients and servers in a namespace of its own, has them talk, and
@@ -119,7 +119,7 @@ type test struct {
 
 // ask has a pod ask, once.
 func (t *test) ask(from, how, target string) (a peer.Answer, err error) {
-	ctx, cancel := context.WithTimeout(t.ctx, within+10*time.Second)
+	ctx, cancel := context.WithTimeout(t.ctx, within+30*time.Second)
 	defer cancel()
 	text, err := t.c.api.Exec(ctx, t.namespace, from, "peer", "/bin/mustang", "connectivity", "ask", "--timeout", within.String(), how, target)
 	if err == nil {

@@ -23,8 +23,8 @@ import (
 //go:embed manifests/coredns.yaml
 var corednsManifest string
 
-// startTimeout bounds Up. An idle machine needs a tenth of it.
-const startTimeout = 3 * time.Minute
+// startTimeout bounds Up. An idle machine needs a fifteenth of it.
+const startTimeout = 5 * time.Minute
 
 // Up starts a cluster and returns when its nodes are Ready and its DNS works;
 // without a CNI, when its nodes are registered. What a killed Up of the same
