@@ -134,7 +134,7 @@ func TestDHCP_LeasesRenewsAndGivesBack(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			n := newNode(t)
 			net := n.leaseNet(mode)
-			server := n.serveLeases(net, 8, net.server)
+			server := n.serveLeases(net, 12, net.server)
 			daemon, ipam := n.leaseDaemon("5s")
 			conf := n.config(mode).with("ipam", ipam)
 			n.ok(n.exec(n.command(binary, "STATUS", conf)))
