@@ -79,7 +79,7 @@ func (w *world) build(ctx context.Context) error {
 // makePod waits for the namespace's service account, which comes a moment after
 // the namespace.
 func (w *world) makePod(ctx context.Context, pod *corev1.Pod) (err error) {
-	for deadline := time.Now().Add(settled); ; {
+	for deadline := time.Now().Add(known); ; {
 		if err = w.c.api.Create(ctx, w.path("/pods"), pod); err == nil || time.Now().After(deadline) || !pause(ctx, 100*time.Millisecond) {
 			return err
 		}
