@@ -162,7 +162,7 @@ func (c *cluster) bootstrap(ctx context.Context, p *progress, a *api) error {
 		if err != nil {
 			return err
 		}
-		if err := c.connect(node, cidrs); err != nil {
+		if err := errors.Join(c.connect(node, cidrs), writeFile(c.path(node, "kubernetes", nodeKnown), "", 0o644)); err != nil {
 			return err
 		}
 	}
