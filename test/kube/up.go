@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -219,12 +220,18 @@ func Ready(ctx context.Context, name string) error {
 	return c.ready(ctx)
 }
 
-// watch cancels a start as soon as a machine or one of its daemons has died:
-// what dies while a cluster starts will not get better.
+// lives is how often daemons may end while a cluster starts: an API server whose
+// own time for its start was too short on a busy machine does better when it is
+// started again.
+const lives = 3
+
+// watch cancels a start when daemons have died so often that it will not get
+// better, as those of a machine that has died itself.
 func (c *cluster) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	for ctx.Err() == nil {
-		if len(c.deaths()) > 0 {
-			cancel(errors.New("a daemon ended"))
+		dead := c.deaths()
+		if len(dead) > lives || slices.ContainsFunc(dead, func(line string) bool { return strings.HasPrefix(line, "machine ") }) {
+			cancel(errors.New("daemons ended"))
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
