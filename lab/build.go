@@ -271,6 +271,11 @@ func (n *Node) AddPod(ctx context.Context, name string, flags ...string) (*Pod, 
 	if _, err := n.Mustang(ctx, append(n.PodArgs(p), flags...)...); err != nil {
 		return nil, errors.Join(unsupported(err), l.pullNIC(p.nic), deleteNetNS(ns))
 	}
+	if p.nic != "" {
+		if err := l.outside.Do(func() error { return settleLink(p.nic) }); err != nil {
+			return nil, errors.Join(err, l.pullNIC(p.nic), deleteNetNS(ns))
+		}
+	}
 	n.pods = append(n.pods, p)
 	return p, nil
 }

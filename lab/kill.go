@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const killDeadline = 5 * time.Second
+const killDeadline = 30 * time.Second
 
 // killMarked ends all processes that carry the mark, and returns when they are
 // gone. They may have children in the meantime, hence the rounds.

@@ -28,7 +28,7 @@ import (
 
 const (
 	serverPort = 8080
-	deadline   = 10 * time.Second
+	deadline   = time.Minute    // of what hangs
 	holdEnv    = "LABTEST_HOLD" // makes this binary build a lab and wait to be killed
 )
 
@@ -65,7 +65,7 @@ func TestMain(m *testing.M) {
 func TestWhatIsRunIsAnInput(t *testing.T) { built.Declare(t, "mustang") }
 
 func testContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -124,7 +124,8 @@ func machine(t *testing.T, lab string) []string {
 		t.Fatal(err)
 	}
 	for _, l := range links {
-		if strings.HasPrefix(l.Name, "mst") || strings.HasPrefix(l.Name, "mv-") {
+		pods := len(l.Name) == 15 && strings.HasPrefix(l.Name, "mst")
+		if pods || l.Name == "mst-br0" || strings.HasPrefix(l.Name, "mv-") {
 			out = append(out, "link "+l.Name)
 		}
 	}
@@ -227,7 +228,7 @@ func askAll(t *testing.T, what string, from *Space, network string, to netip.Add
 	missing := slices.Clone(names)
 	end := time.Now().Add(deadline)
 	for len(missing) > 0 {
-		who, _, err := ask(from, network, to, 2*time.Second)
+		who, _, err := ask(from, network, to, deadline)
 		if err != nil {
 			t.Errorf("%s by %s to %s: %v", what, network, to, err)
 			return

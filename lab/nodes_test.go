@@ -29,7 +29,7 @@ func TestNodesAreJoined(t *testing.T) {
 			first := l.Nodes()[0]
 			for i, node := range l.Nodes()[1:] {
 				for _, to := range []netip.Addr{node.Wire4, node.Wire6} {
-					if out, err := first.Command(testContext(t), "ping", "-c", "1", "-W", "2", to.String()).CombinedOutput(); err != nil {
+					if out, err := first.Command(testContext(t), "ping", "-c", "1", "-W", "30", to.String()).CombinedOutput(); err != nil {
 						t.Errorf("n1 to %s at %s: %v %s", node.Name, to, err, out)
 					}
 				}

@@ -3,34 +3,53 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
+// Whoever waits for a neighbour or for a segment that is sent again waits in each
+// of several labs. A machine that has other work makes anybody wait, but not always.
 func TestPlainPodsNodeAndOutsideReachEachOther(t *testing.T) {
 	for _, mode := range Modes {
 		t.Run(string(mode), func(t *testing.T) {
-			l := build(t, Config{Name: name("p"), Mode: mode}, 2)
-			p := l.Node().Pods()
-			for _, c := range []struct {
-				what string
-				from *Space
-			}{{"pod", &p[0].Space}, {"node", &l.Node().Space}, {"outside", &l.Outside().Space}} {
-				for _, ip := range []netip.Addr{p[1].IPv4, p[1].IPv6} {
-					for _, network := range []string{"tcp", "udp"} {
-						who, took, err := ask(c.from, network, netip.AddrPortFrom(ip, serverPort), 2*time.Second)
-						if err != nil || who != "p2" {
-							t.Errorf("%s to %s by %s: %q, %v", c.what, ip, network, who, err)
-						} else if took > 500*time.Millisecond {
-							t.Errorf("%s to %s by %s: the first answer took %s", c.what, ip, network, took)
-						}
-					}
+			var late []string
+			for try := range 5 {
+				t.Run(fmt.Sprint(try), func(t *testing.T) { late = lateAnswers(t, mode) })
+				if t.Failed() || len(late) == 0 {
+					return
 				}
 			}
+			t.Errorf("first answers take their time in each lab; in the last: %s", strings.Join(late, "; "))
 		})
 	}
+}
+
+// lateAnswers wants all to reach each other, and says whose first answer came late.
+func lateAnswers(t *testing.T, mode Mode) (late []string) {
+	l := build(t, Config{Name: name("p"), Mode: mode}, 2)
+	p := l.Node().Pods()
+	for _, c := range []struct {
+		what string
+		from *Space
+	}{{"pod", &p[0].Space}, {"node", &l.Node().Space}, {"outside", &l.Outside().Space}} {
+		for _, ip := range []netip.Addr{p[1].IPv4, p[1].IPv6} {
+			for _, network := range []string{"tcp", "udp"} {
+				who, took, err := ask(c.from, network, netip.AddrPortFrom(ip, serverPort), deadline)
+				if err != nil || who != "p2" {
+					t.Errorf("%s to %s by %s: %q, %v", c.what, ip, network, who, err)
+				} else if took > 500*time.Millisecond {
+					late = append(late, fmt.Sprintf("%s to %s by %s: %s", c.what, ip, network, took))
+				}
+			}
+		}
+	}
+	return late
 }
 
 // service puts all pods behind the i-th virtual address.
@@ -98,10 +117,8 @@ func TestServiceWithoutBackendsRefuses(t *testing.T) {
 				if err := l.Node().AddServices(testContext(t), []Service{s}); err != nil {
 					t.Fatal(err)
 				}
-				start := time.Now()
-				_, _, err := ask(&l.Node().Pods()[0].Space, "tcp", netip.AddrPortFrom(vip, 80), 5*time.Second)
-				if err == nil || time.Since(start) > 2*time.Second {
-					t.Errorf("connect to %s: %v after %s, want a refusal at once", vip, err, time.Since(start))
+				if _, _, err := ask(&l.Node().Pods()[0].Space, "tcp", netip.AddrPortFrom(vip, 80), deadline); !errors.Is(err, unix.ECONNREFUSED) {
+					t.Errorf("connect to %s: %v, want a refusal", vip, err)
 				}
 			}
 		})

@@ -34,6 +34,7 @@ func (l *Lab) makeUplinks() error {
 // joinNodes gives several nodes a network of their own: two are joined by a
 // wire, so that nothing but the nodes is in the way of what is measured.
 func (l *Lab) joinNodes() error {
+	sw := Space{}
 	switch len(l.nodes) {
 	case 1:
 		return nil
@@ -42,7 +43,8 @@ func (l *Lab) joinNodes() error {
 			return err
 		}
 	default:
-		if err := l.makeNodesSwitch(); err != nil {
+		var err error
+		if sw, err = l.makeNodesSwitch(); err != nil {
 			return err
 		}
 	}
@@ -58,28 +60,34 @@ func (l *Lab) joinNodes() error {
 		if err := n.Do(func() error { return settleWire(Wire, n.Wire6) }); err != nil {
 			return err
 		}
+		if sw.NetNS == "" {
+			continue
+		}
+		if err := sw.Do(func() error { return settleLink(n.Name) }); err != nil {
+			return fmt.Errorf("switch: %w", err)
+		}
 	}
 	return nil
 }
 
-func (l *Lab) makeNodesSwitch() error {
+func (l *Lab) makeNodesSwitch() (sw Space, err error) {
 	ns, err := createNetNS(l.nsName(switchName))
 	if err != nil {
-		return err
+		return sw, err
 	}
-	sw := Space{ns, l.info.mark()}
+	sw = Space{ns, l.info.mark()}
 	if err := sw.Do(func() error { return l.makeBridge(Wire) }); err != nil {
-		return fmt.Errorf("switch: %w", err)
+		return sw, fmt.Errorf("switch: %w", err)
 	}
 	if err := sw.Do(func() error { return linkUp(Wire) }); err != nil {
-		return fmt.Errorf("switch: %w", err)
+		return sw, fmt.Errorf("switch: %w", err)
 	}
 	for _, n := range l.nodes {
 		if err := l.plug(n, Wire, sw, nil); err != nil {
-			return err
+			return sw, err
 		}
 	}
-	return nil
+	return sw, nil
 }
 
 // plug lays a wire from a node's interface name to the switch of that name in

@@ -60,6 +60,12 @@ func (l *Lab) makeWorld() error {
 		if err := n.Do(func() error { return settleWire(Uplink, n.IPv6) }); err != nil {
 			return err
 		}
+		if len(l.nodes) == 1 {
+			continue
+		}
+		if err := l.outside.Do(func() error { return settleLink(n.Name) }); err != nil {
+			return fmt.Errorf("outside: %w", err)
+		}
 	}
 	return l.joinNodes()
 }
@@ -107,17 +113,36 @@ func (l *Lab) setUpOutside() error {
 // IPv6 address receives. Asking for a link's state makes the kernel's link
 // watch run; an address's local route the kernel makes in the background.
 func settleWire(name string, ip6 netip.Addr) error {
-	for end := time.Now().Add(2 * time.Second); ; time.Sleep(200 * time.Microsecond) {
+	if err := settleLink(name); err != nil {
+		return err
+	}
+	for end := time.Now().Add(settleTime); ; time.Sleep(200 * time.Microsecond) {
+		r, err := netlink.RouteGet(ip6.AsSlice())
+		if err == nil && len(r) > 0 && r[0].Type == unix.RTN_LOCAL {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s is not local after it was given to %s, which is up", ip6, name)
+		}
+	}
+}
+
+const settleTime = 30 * time.Second
+
+// settleLink returns when an interface in the current namespace transmits and, as
+// a switch's port, forwards: the kernel tells both from a queue, which may be a
+// second late.
+func settleLink(name string) error {
+	for end := time.Now().Add(settleTime); ; time.Sleep(200 * time.Microsecond) {
 		l, err := netlink.LinkByName(name)
 		if err != nil {
 			return fmt.Errorf("look up %s: %w", name, err)
 		}
-		r, err := netlink.RouteGet(ip6.AsSlice())
-		if l.Attrs().OperState == netlink.OperUp && err == nil && len(r) > 0 && r[0].Type == unix.RTN_LOCAL {
+		if l.Attrs().OperState == netlink.OperUp {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("%s is %s and %s is not local after both were set up", name, l.Attrs().OperState, ip6)
+			return fmt.Errorf("%s is %s after both its ends were set up", name, l.Attrs().OperState)
 		}
 	}
 }

@@ -60,7 +60,7 @@ func testRun(t *testing.T, ctx context.Context, o Options) (*report.Document, er
 func testRunTo(t *testing.T, ctx context.Context, o Options, log io.Writer) (*report.Document, error) {
 	t.Helper()
 	doc, err := Run(ctx, o, run.Log{W: log})
-	for end := time.Now().Add(5 * time.Minute); err != nil && strings.Contains(err.Error(), "another bench runs") && time.Now().Before(end); {
+	for end := time.Now().Add(10 * time.Minute); err != nil && strings.Contains(err.Error(), "another bench runs") && time.Now().Before(end); {
 		time.Sleep(time.Second)
 		doc, err = Run(ctx, o, run.Log{W: log})
 	}

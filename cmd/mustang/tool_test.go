@@ -336,7 +336,7 @@ func TestKilledResetsAreFinished(t *testing.T) {
 }
 
 // killLoop kills adds and removals at random instants, mostly within the time
-// that a whole one takes, for d at most.
+// that a whole one takes, for d at most; for longer until there was a kill.
 func (w *tool) killLoop(d time.Duration, add, rm []string, there func() bool) {
 	w.t.Helper()
 	rounds := 200
@@ -351,7 +351,7 @@ func (w *tool) killLoop(d time.Duration, add, rm []string, there func() bool) {
 		w.t.Fatal("added, and absent")
 	}
 	kills, changes := 0, 0
-	for time.Since(start) < d && kills+changes < 2*rounds {
+	for time.Since(start) < d && kills+changes < 2*rounds || kills == 0 && time.Since(start) < 2*time.Minute {
 		args := add
 		if present {
 			args = rm

@@ -36,10 +36,12 @@ type Check struct {
 }
 
 // within is how long one question may take; settled, how long a policy may take
-// to come into force, and a Service with its endpoints to be known to every node.
+// to come into force; known, what Kubernetes makes by itself: a namespace's service
+// account, and a Service's endpoints, until every node leads to them.
 const (
-	within  = 5 * time.Second
+	within  = 10 * time.Second
 	settled = 10 * time.Second
+	known   = 30 * time.Second
 )
 
 // Test makes clients and servers in a namespace of its own, has them talk, and
@@ -119,7 +121,7 @@ type test struct {
 
 // ask has a pod ask, once.
 func (t *test) ask(from, how, target string) (a peer.Answer, err error) {
-	ctx, cancel := context.WithTimeout(t.ctx, within+10*time.Second)
+	ctx, cancel := context.WithTimeout(t.ctx, within+30*time.Second)
 	defer cancel()
 	text, err := t.c.api.Exec(ctx, t.namespace, from, "peer", "/bin/mustang", "connectivity", "ask", "--timeout", within.String(), how, target)
 	if err == nil {
@@ -152,7 +154,7 @@ func (t *test) check(k Check, from, how, target string, want func(peer.Answer) e
 // written some time after their pods are ready, and until then it refuses. Where
 // it never answers, the checks say so.
 func (t *test) servicesKnown() {
-	until := time.Now().Add(settled)
+	until := time.Now().Add(known)
 	for _, from := range []string{"host-here", "host-there"} {
 		for _, place := range []string{"here", "there"} {
 			for _, v4 := range []bool{true, false} {

@@ -31,7 +31,7 @@ type world struct {
 	services  map[string]*corev1.Service
 }
 
-const readyIn = 60 * time.Second
+const readyIn = 2 * time.Minute
 
 // podSpec is one of the test's pods.
 type podSpec struct {
@@ -79,7 +79,7 @@ func (w *world) build(ctx context.Context) error {
 // makePod waits for the namespace's service account, which comes a moment after
 // the namespace.
 func (w *world) makePod(ctx context.Context, pod *corev1.Pod) (err error) {
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(known); ; {
 		if err = w.c.api.Create(ctx, w.path("/pods"), pod); err == nil || time.Now().After(deadline) || !pause(ctx, 100*time.Millisecond) {
 			return err
 		}

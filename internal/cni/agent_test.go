@@ -116,7 +116,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	name := fmt.Sprintf("mstagent%d-%d", os.Getpid(), time.Now().UnixNano()%1e6)
-	w := &world{t: t, node: name, container: name + "-c", dir: t.TempDir(), patience: "10s", containerIface: "eth0"}
+	w := &world{t: t, node: name, container: name + "-c", dir: t.TempDir(), patience: "60s", containerIface: "eth0"}
 	for _, ns := range []string{w.node, w.container} {
 		w.ip("netns", "add", ns)
 		t.Cleanup(func() { w.ip("netns", "del", ns) })
@@ -314,6 +314,7 @@ func TestADDFailsWithTryAgain(t *testing.T) {
 	for conduct, args := range map[string][]string{"holds": podArgs, "hangs": podArgs, "dies": podArgs, "serves": {"K8S_POD_NAMESPACE=prod", "K8S_POD_NAME=unheard-of"}} {
 		t.Run(conduct, func(t *testing.T) {
 			w := newWorld(t)
+			enough := w.patience
 			w.patience = "1500ms"
 			stop := w.agent(conduct)
 			w.tryAgain(w.call("ADD", nil, args...))
@@ -321,6 +322,7 @@ func TestADDFailsWithTryAgain(t *testing.T) {
 				t.Errorf("the failed ADD left its interface: %s", out)
 			}
 			stop()
+			w.patience = enough
 			w.ok(w.call("DEL", nil)) // also with the socket of a dead agent there
 			w.nothingLeft()
 			w.ok(w.call("ADD", nil, args...))
@@ -377,7 +379,7 @@ func askAs(uid int, path string) error {
 				return err
 			}
 			defer c.Close()
-			text := fmt.Sprintf(`{"op":"status","deadline":%q}`, time.Now().Add(5*time.Second).Format(time.RFC3339Nano))
+			text := fmt.Sprintf(`{"op":"status","deadline":%q}`, time.Now().Add(time.Minute).Format(time.RFC3339Nano))
 			if _, err := c.Write([]byte(text)); err != nil {
 				return err
 			}

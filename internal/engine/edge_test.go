@@ -105,10 +105,12 @@ func (w *edgeWorld) serve(path, name string, port int) {
 	}
 }
 
-// ask is who answered a client in path, and the address that it saw. It is patient,
-// because an emulated machine may let anybody wait.
+// patience is that with what hangs: an emulated or busy machine may let anybody wait.
+const patience = time.Minute
+
+// ask is who answered a client in path, and the address that it saw.
 func ask(path, network, to string) (name string, saw netip.Addr, err error) {
-	return askFor(10*time.Second, path, network, to)
+	return askFor(patience, path, network, to)
 }
 
 // askFor is for who must not be answered, too.
@@ -424,7 +426,7 @@ func (w *edgeWorld) asking(path, to string) asking {
 func (a asking) who() string {
 	a.t.Helper()
 	buf := make([]byte, 2048)
-	a.c.SetDeadline(time.Now().Add(10 * time.Second))
+	a.c.SetDeadline(time.Now().Add(patience))
 	if _, err := a.c.Write([]byte("?")); err != nil {
 		a.t.Fatal(err)
 	}

@@ -75,7 +75,7 @@ func TestEndpointRoundTrip(t *testing.T) {
 
 func (n *node) ping(from, to string) {
 	n.t.Helper()
-	n.run("nsenter --net=%s ping -c 1 -W 2 %s", from, to)
+	n.run("nsenter --net=%s ping -c 1 -W 30 %s", from, to)
 }
 
 func TestForeignFiltersStay(t *testing.T) {

@@ -63,7 +63,7 @@ func TestAPodThatIsNotKnownIsClosed(t *testing.T) {
 		n.hold(a, "10.9.0.2", false)
 		n.hold(b, "10.9.0.1", false)
 		n.hold(b, "fd09::1", false)
-		n.run("ping -c 1 -W 1 10.9.0.2")
+		n.run("ping -c 1 -W 30 10.9.0.2")
 		n.counted(e, "policy_unknown")
 		err = e.FeedPolicies(func(m *policy.Model) { m.SetPod(kubePod("b")) })
 		n.hold(a, "10.9.0.2", true)

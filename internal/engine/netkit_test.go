@@ -35,8 +35,9 @@ func (n *node) netkitPod(i int, mode string) string {
 	return netns.Path(name)
 }
 
-func answers(addr string) bool {
-	return exec.Command("ping", "-c", "1", "-W", "2", addr).Run() == nil
+// answers says whether an echo comes back within seconds.
+func answers(addr, seconds string) bool {
+	return exec.Command("ping", "-c", "1", "-W", seconds, addr).Run() == nil
 }
 
 // A pair that was made closed opens with its programs, and closes when they go.
@@ -46,7 +47,7 @@ func TestNetkitOpensWithItsPrograms(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			n := newNode(t)
 			path := n.netkitPod(1, mode)
-			if answers("10.9.0.1") {
+			if answers("10.9.0.1", "2") {
 				t.Fatal("it is open before it is an endpoint")
 			}
 			ep, err := n.add(path)
@@ -56,7 +57,7 @@ func TestNetkitOpensWithItsPrograms(t *testing.T) {
 			if ep.Placement != state.HostEnd || ep.Attach != datapath.AttachNetkit || ep.HostIf != "h1" {
 				t.Errorf("%+v", ep)
 			}
-			if !answers("10.9.0.1") {
+			if !answers("10.9.0.1", "30") {
 				t.Error("it stays closed")
 			}
 			n.must(func(e *Engine) error { return e.CheckEndpoint(ep.ID) })
@@ -65,7 +66,7 @@ func TestNetkitOpensWithItsPrograms(t *testing.T) {
 				t.Errorf("after the store was lost: %+v", list)
 			}
 			n.must(func(e *Engine) error { return e.RemoveEndpoint(ep.ID) })
-			if answers("10.9.0.1") {
+			if answers("10.9.0.1", "2") {
 				t.Error("it is open without programs")
 			}
 		})

@@ -17,23 +17,19 @@ import (
 	"github.com/mustang-net/mustang/internal/state"
 )
 
-// reaches says whether an echo from the pod at path comes back.
-func (n *node) reaches(path, to string) bool {
+// hold wants an echo from the pod at path to come back, or none within a second.
+func (n *node) hold(path, to string, want bool) {
 	n.t.Helper()
-	reached := false
+	wait := map[bool]string{false: "1", true: "30"}[want]
+	got := false
 	err := netns.Do(path, func() error {
-		reached = exec.Command("ping", "-c", "1", "-W", "1", to).Run() == nil
+		got = exec.Command("ping", "-c", "1", "-W", wait, to).Run() == nil
 		return nil
 	})
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	return reached
-}
-
-func (n *node) hold(path, to string, want bool) {
-	n.t.Helper()
-	if got := n.reaches(path, to); got != want {
+	if got != want {
 		n.t.Errorf("%s reaches %s: %v, want %v", path, to, got, want)
 	}
 }
@@ -74,7 +70,7 @@ func TestPoliciesOutliveTheTool(t *testing.T) {
 	n.hold(a, "10.9.0.2", false)
 	n.hold(a, "fd09::2", false)
 	n.hold(b, "10.9.0.1", true)
-	n.run("ping -c 1 -W 1 10.9.0.2") // the node itself
+	n.run("ping -c 1 -W 30 10.9.0.2") // the node itself
 	open := closedTo("p", "b")
 	open.Ingress = []policy.Rule{{Peers: []policy.Peer{{Pods: &policy.Selector{app("a")[0]}}}}}
 	n.must(func(e *Engine) error { return e.ApplyPolicyFile([]policy.Policy{open}, nil) })

@@ -144,6 +144,9 @@ func (w *world) nic(i int) string {
 	return name
 }
 
+// patience is that with an answer that must come.
+const patience = time.Minute
+
 // await is for tests that meet a machine in emulation: how long an answer may
 // take that needs nothing but computing.
 func await(d time.Duration) time.Duration {
@@ -170,7 +173,7 @@ func (w *world) add(s Spec) (res Result) {
 func (w *world) plugged(port string) {
 	w.t.Helper()
 	w.onNode(func() error {
-		for end := time.Now().Add(await(10 * time.Second)); ; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(await(30 * time.Second)); ; time.Sleep(time.Millisecond) {
 			l, err := netlink.LinkByName(port)
 			if err != nil || l.Attrs().OperState == netlink.OperUp {
 				return err
@@ -210,35 +213,50 @@ func eachMode(t *testing.T, fn func(t *testing.T, mode string)) {
 	}
 }
 
+// What waits for a neighbour or an address does so in each of several worlds. A
+// machine that has other work makes anybody wait, but not always.
 func TestPodsAndNodeReachEachOther(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode string) {
-		w := newWorld(t)
-		for i := range w.pods {
-			w.add(w.spec(mode, i))
-		}
-		gw4, gw6 := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00:10:1::1")
-		if Routed(mode) {
-			gw4, gw6 = netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("fd00:10:2::1")
-		}
-		for _, c := range []struct {
-			what, from string
-			to         netip.Addr
-		}{
-			{"pod to pod", w.pods[0], podIP4(1)},
-			{"pod to pod", w.pods[0], podIP6(1)},
-			{"node to pod", w.node, podIP4(0)},
-			{"node to pod", w.node, podIP6(0)},
-			{"pod to node", w.pods[1], gw4},
-			{"pod to node", w.pods[1], gw6},
-		} {
-			took, err := ping(c.from, c.to, await(2*time.Second))
-			if err != nil {
-				t.Errorf("%s: %v", c.what, err)
-			} else if took > await(500*time.Millisecond) {
-				t.Errorf("%s: the first packet to %s took %s: something waits", c.what, c.to, took)
+		var late []string
+		for try := range 5 {
+			t.Run(fmt.Sprint(try), func(t *testing.T) { late = lateAnswers(t, mode) })
+			if t.Failed() || len(late) == 0 {
+				return
 			}
 		}
+		t.Errorf("something waits in each world; in the last: %s", strings.Join(late, "; "))
 	})
+}
+
+// lateAnswers wants all to reach each other, and says whose first packet took long.
+func lateAnswers(t *testing.T, mode string) (late []string) {
+	w := newWorld(t)
+	for i := range w.pods {
+		w.add(w.spec(mode, i))
+	}
+	gw4, gw6 := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00:10:1::1")
+	if Routed(mode) {
+		gw4, gw6 = netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("fd00:10:2::1")
+	}
+	for _, c := range []struct {
+		what, from string
+		to         netip.Addr
+	}{
+		{"pod to pod", w.pods[0], podIP4(1)},
+		{"pod to pod", w.pods[0], podIP6(1)},
+		{"node to pod", w.node, podIP4(0)},
+		{"node to pod", w.node, podIP6(0)},
+		{"pod to node", w.pods[1], gw4},
+		{"pod to node", w.pods[1], gw6},
+	} {
+		took, err := ping(c.from, c.to, patience)
+		if err != nil {
+			t.Errorf("%s: %v", c.what, err)
+		} else if took > await(500*time.Millisecond) {
+			late = append(late, fmt.Sprintf("%s: the first packet to %s took %s", c.what, c.to, took))
+		}
+	}
+	return late
 }
 
 func TestResultDescribesWhatWasMade(t *testing.T) {
@@ -301,7 +319,7 @@ func TestAddTwiceIsRefusedAndDisturbsNothing(t *testing.T) {
 		if !errors.Is(err, ErrExists) {
 			t.Fatalf("second Add: %v, want ErrExists", err)
 		}
-		if _, err := ping(w.node, podIP4(0), await(2*time.Second)); err != nil {
+		if _, err := ping(w.node, podIP4(0), patience); err != nil {
 			t.Error(err)
 		}
 		if mode == HostDevice {
@@ -349,7 +367,7 @@ func TestAddReplacesWhatAKilledAddLeft(t *testing.T) {
 			return b.halfBuild()
 		})
 		w.add(w.spec(mode, 0))
-		if _, err := ping(w.node, podIP4(0), await(2*time.Second)); err != nil {
+		if _, err := ping(w.node, podIP4(0), patience); err != nil {
 			t.Error(err)
 		}
 	})
@@ -374,7 +392,7 @@ func TestOneUplinkCarriesOneKind(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), "carries "+first) || !strings.Contains(err.Error(), "--mode="+first) {
 					t.Errorf("got %v", err)
 				}
-				if _, err := ping(w.node, podIP4(0), await(2*time.Second)); err != nil {
+				if _, err := ping(w.node, podIP4(0), patience); err != nil {
 					t.Error(err)
 				}
 			})

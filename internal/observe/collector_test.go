@@ -22,6 +22,7 @@ func TestMetricsAreWhatTheTablesSay(t *testing.T) {
 	w.check(talk(client, "tcp", netip.AddrPortFrom(server.IP4, serverPort)))
 	w.sendFrames(client, false, dptest.Eth([6]byte{2, 9, 9, 9, 9, 9}, [6]byte(client.NodeMAC)).IP(client.IP4, server.IP4).UDP(1, 2).Frame())
 	c.expect("the drop", func(f Flow) bool { return f.Reason == "spoofed_mac" })
+	c.expect("the flow's end, which is counted, too", func(f Flow) bool { return f.Event == Closed })
 
 	registry := prometheus.NewPedanticRegistry()
 	w.check(registry.Register(NewCollector(w.n)))

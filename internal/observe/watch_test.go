@@ -249,7 +249,7 @@ func TestAFloodIsHeldBackAndCounted(t *testing.T) {
 	for i := range flood {
 		flood[i] = frame
 	}
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		w.sendFrames(client, false, flood...)
 		c.mu.Lock()
@@ -284,6 +284,19 @@ func TestSamplingKeepsAFlowWholeAndEveryDrop(t *testing.T) {
 	all.expect("the drop", dropped)
 	some.expect("the drop", dropped)
 	eventually(t, "all flows are told", func() bool { return all.count() == 2*flows+1 })
+	// Both are told in order, and each at a time of its own: with the next drop, the sample has had all before it.
+	w.sendFrames(client, false, dptest.Eth([6]byte{2, 9, 9, 9, 9, 9}, [6]byte(client.NodeMAC)).IP(client.IP4, server.IP4).UDP(1, 2).Frame())
+	eventually(t, "the drop after all flows", func() bool {
+		some.mu.Lock()
+		defer some.mu.Unlock()
+		drops := 0
+		for _, f := range some.flows {
+			if dropped(f) {
+				drops++
+			}
+		}
+		return drops == 2
+	})
 	some.mu.Lock()
 	defer some.mu.Unlock()
 	ports := map[uint16]int{}
@@ -315,7 +328,7 @@ func TestAResetEndsAWatchWithASentence(t *testing.T) {
 		if !errors.Is(err, ErrReset) {
 			t.Errorf("it ended with %v", err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("it goes on")
 	}
 }

@@ -257,18 +257,21 @@ func (w *world) serve(ep state.Endpoint) {
 	})
 }
 
+// patience is that with what hangs.
+const patience = time.Minute
+
 // talk exchanges a word with a server, and says what went wrong.
 func talk(ep state.Endpoint, network string, to netip.AddrPort) error {
 	var c net.Conn
 	err := netns.Do(ep.Netns, func() (err error) {
-		c, err = net.DialTimeout(network, to.String(), 3*time.Second)
+		c, err = net.DialTimeout(network, to.String(), patience)
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(3 * time.Second))
+	c.SetDeadline(time.Now().Add(patience))
 	if _, err := c.Write([]byte("word")); err != nil {
 		return err
 	}
@@ -394,7 +397,7 @@ func (c *watcher) count() int {
 
 func eventually(t *testing.T, what string, ok func() bool, more ...func() string) {
 	t.Helper()
-	for deadline := time.Now().Add(60 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			for _, m := range more {
 				t.Log(m())

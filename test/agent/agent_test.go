@@ -41,7 +41,6 @@ func TestAgent(t *testing.T) {
 				_, drops, _ := strings.Cut(out, "DROPPED")
 				t.Logf("dropped so far: %s", drops)
 			}
-			w.agent, w.ended = sub.agent, sub.ended
 		})
 	}
 }
@@ -68,12 +67,12 @@ func (w *world) testChanges() {
 	// A terminating endpoint takes nothing new and keeps what it has.
 	w.put(endpoints("web", b))
 	w.answersBy("tcp", at(vip4(1)), b)
-	conn, err := w.dial("tcp", at(vip4(1)), time.Second)
+	conn, err := w.dial("tcp", at(vip4(1)), patience)
 	must(w.t, err)
 	defer conn.Close()
 	w.terminating("web", b, a)
 	w.answersBy("tcp", at(vip4(1)), a)
-	if name, err := who(conn); name != b.Name {
+	if name, err := whoUntil(conn, time.Now().Add(patience)); name != b.Name {
 		w.t.Errorf("the connection to a terminating endpoint: %q, %v", name, err)
 	}
 	// One that was terminating and is in no slice any more is gone.
@@ -255,7 +254,7 @@ func (w *world) testOutage() {
 	a, b := w.servers[0], w.servers[1]
 	w.put(service("web", 1, nil), endpoints("web", a))
 	w.answersBy("tcp", at(vip4(1)), a)
-	conn, err := w.dial("tcp", at(vip4(1)), time.Second)
+	conn, err := w.dial("tcp", at(vip4(1)), patience)
 	must(w.t, err)
 	defer conn.Close()
 	watch := w.traffic(at(vip4(1)), a.Name, b.Name)
@@ -274,7 +273,7 @@ func (w *world) testOutage() {
 	must(w.t, w.api.Start(w.t.Context()))
 	w.put(endpoints("web", b))
 	w.answersBy("tcp", at(vip4(1)), b)
-	if name, err := who(conn); name != a.Name {
+	if name, err := whoUntil(conn, time.Now().Add(patience)); name != a.Name {
 		w.t.Errorf("the connection from before: %q, %v", name, err)
 	}
 	watch.end(w.t)

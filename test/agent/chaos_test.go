@@ -47,7 +47,7 @@ func (w *world) traffic(to netip.AddrPort, names ...string) *stream {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &stream{stop: cancel}
-	conn, err := w.dial("tcp", to, 2*time.Second)
+	conn, err := w.dial("tcp", to, patience)
 	must(w.t, err)
 	s.done.Go(func() { s.long(ctx, conn) })
 	s.done.Go(func() {

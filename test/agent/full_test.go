@@ -69,7 +69,6 @@ func TestFullPolicyTables(t *testing.T) {
 			sub.t = t
 			in.world = &sub
 			c.run(&in)
-			w.agent, w.ended = sub.agent, sub.ended
 		})
 	}
 	traffic.end(t)

@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -62,7 +63,6 @@ func TestPolicies(t *testing.T) {
 			sub.t = t
 			in.world = &sub
 			c.run(&in)
-			w.agent, w.ended = sub.agent, sub.ended
 		})
 	}
 }
@@ -225,24 +225,39 @@ func (w *policyWorld) deletePolicy(names ...string) {
 // tries is how long a connection that policy stops is waited for.
 const tries = 250 * time.Millisecond
 
-// dialPod connects two pods.
-func dialPod(from, to *kubePod, v4 bool) (conn net.Conn, err error) {
+// dialPod connects two pods, by the first segment.
+func dialPod(from, to *kubePod, v4 bool, wait time.Duration) (conn net.Conn, err error) {
 	addr := to.IPv6
 	if v4 {
 		addr = to.IPv4
 	}
 	err = from.Do(func() error {
-		conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(addr, serverPort).String(), tries)
+		conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(addr, serverPort).String(), wait)
 		return err
 	})
-	return conn, err
+	if err != nil {
+		return nil, err
+	}
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err == nil {
+		var info *unix.TCPInfo
+		outer := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+		if err = errors.Join(outer, err); err == nil && info.Total_retrans > 0 {
+			err = fmt.Errorf("%d segments were sent again before there was a connection", info.Total_retrans)
+		}
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
 }
 
-// reaches says whether from reaches to, which both families must agree on.
-func reaches(from, to *kubePod) (bool, error) {
+// reaches says whether from reaches to within wait, which both families must agree on.
+func reaches(from, to *kubePod, wait time.Duration) (bool, error) {
 	var got [2]bool
 	for i := range got {
-		conn, err := dialPod(from, to, i == 0)
+		conn, err := dialPod(from, to, i == 0, wait)
 		timeout := net.Error(nil)
 		if err != nil && !(errors.As(err, &timeout) && timeout.Timeout()) {
 			return false, err
@@ -261,7 +276,7 @@ func reaches(from, to *kubePod) (bool, error) {
 func (w *world) expect(from, to *kubePod, want bool) {
 	w.t.Helper()
 	eventually(w.t, fmt.Sprintf("%s reaches %s: %v", from.Name, to.Name, want), func() error {
-		got, err := reaches(from, to)
+		got, err := reaches(from, to, tries)
 		if err == nil && got != want {
 			err = errors.New("it is otherwise")
 		}
@@ -272,8 +287,9 @@ func (w *world) expect(from, to *kubePod, want bool) {
 // holds wants it so now, and for a while.
 func (w *world) holds(from, to *kubePod, want bool) {
 	w.t.Helper()
+	wait := map[bool]time.Duration{true: patience, false: tries}[want]
 	for range 3 {
-		if got, err := reaches(from, to); err != nil || got != want {
+		if got, err := reaches(from, to, wait); err != nil || got != want {
 			w.t.Errorf("%s reaches %s: %v, %v; want %v", from.Name, to.Name, got, err, want)
 		}
 	}
@@ -287,17 +303,17 @@ type conversation struct {
 
 func (w *world) converse(from, to *kubePod) conversation {
 	w.t.Helper()
-	conn, err := dialPod(from, to, true)
+	conn, err := dialPod(from, to, true, patience)
 	must(w.t, err)
 	c := conversation{conn, bufio.NewReader(conn)}
-	must(w.t, c.say(time.Second))
+	must(w.t, c.say(patience))
 	w.t.Cleanup(func() { conn.Close() })
 	return c
 }
 
 // say sends a line and wants an answer.
-func (c conversation) say(patience time.Duration) error {
-	err := c.SetDeadline(time.Now().Add(patience))
+func (c conversation) say(within time.Duration) error {
+	err := c.SetDeadline(time.Now().Add(within))
 	if err == nil {
 		_, err = io.WriteString(c, "hello\n")
 	}
@@ -584,7 +600,7 @@ func (w *policyWorld) testKilledAgent() {
 	w.killAgent()
 	w.holds(w.far, w.db, false)
 	w.holds(w.web, w.db, true)
-	check(w.t, talk.say(time.Second))
+	check(w.t, talk.say(patience))
 	if _, errs, code := w.mustang("", "policy", "rm", "shop/p"); code == 0 || !strings.Contains(errs, "its agent's, which does not run") {
 		w.t.Errorf("a policy without the agent: %d %s", code, errs)
 	}
@@ -597,14 +613,14 @@ func (w *policyWorld) testKilledAgent() {
 	// What changes meanwhile is in force after the next start, on pods that were there.
 	w.putPolicy("p", denyAll)
 	w.holds(w.web, w.db, true)
-	check(w.t, talk.say(time.Second))
+	check(w.t, talk.say(patience))
 	w.startAgent()
 	w.expect(w.web, w.db, false)
 	w.holds(w.far, w.db, false)
 	must(w.t, <-added)
 	w.putPolicy("p", fromWeb)
 	w.expect(w.web, w.db, true)
-	check(w.t, talk.say(5*time.Second))
+	check(w.t, talk.say(patience))
 	w.deletePod(gone)
 	w.goodbye(late)
 	w.deletePolicy("p")
@@ -642,7 +658,7 @@ func (w *policyWorld) testNoAPIServer() {
 		w.t.Helper()
 		w.holds(w.far, w.db, false)
 		w.holds(w.web, w.db, true)
-		check(w.t, talk.say(time.Second))
+		check(w.t, talk.say(patience))
 	}
 	w.api.Kill()
 	still()

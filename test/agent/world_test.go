@@ -36,6 +36,8 @@ const (
 	serverPort = 8080
 	health     = "127.0.0.1:10256"
 	metrics    = "127.0.0.1:10249"
+
+	patience = time.Minute // with what hangs
 )
 
 // world is a node with pods, an API server beside it, and an agent.
@@ -49,7 +51,12 @@ type world struct {
 	client  *lab.Pod
 	servers []*lab.Pod
 
-	agent *lab.Cmd
+	agent *process // of all copies of a world, whichever subtest starts or ends it
+}
+
+// process is an agent that was started.
+type process struct {
+	cmd   *lab.Cmd // nil: none runs
 	ended chan error
 }
 
@@ -73,13 +80,13 @@ func newNode(t *testing.T) *world {
 	if missing, err := kube.MissingAPIServer(); err != nil || missing != "" {
 		t.Skipf("not built yet: %s (%v); to build (12 minutes, once): test/kube/kube build", missing, err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 6*time.Minute)
 	defer cancel()
 	l, err := lab.New(ctx, lab.Config{
 		Name: fmt.Sprintf("a%d", os.Getpid()%100000), Mode: lab.Veth, Services: lab.MustangTC, Binary: tool,
 	})
 	must(t, err)
-	w := &world{t: t, lab: l}
+	w := &world{t: t, lab: l, agent: &process{}}
 	t.Cleanup(func() { check(t, l.Close()) })
 	dir := t.TempDir()
 	w.api, err = kube.StartAPIServer(ctx, l.Node().NetNS, dir)
@@ -157,38 +164,41 @@ func (w *world) node(name string) {
 
 func (w *world) startAgent() {
 	w.t.Helper()
-	w.agent = w.lab.Node().Command(context.Background(), w.lab.MustangArgs("agent", "--kubeconfig", w.config, "--node", nodeName,
+	cmd := w.lab.Node().Command(context.Background(), w.lab.MustangArgs("agent", "--kubeconfig", w.config, "--node", nodeName,
 		"--node-mode", "none", "--health-address", health, "--metrics-address", metrics)...)
-	w.agent.Stdout, w.agent.Stderr = w.log, w.log
-	must(w.t, w.agent.Start())
-	ended, cmd := make(chan error, 1), w.agent
-	w.ended = ended
+	cmd.Stdout, cmd.Stderr = w.log, w.log
+	must(w.t, cmd.Start())
+	ended := make(chan error, 1)
+	*w.agent = process{cmd, ended}
 	go func() { ended <- cmd.Wait() }()
 }
 
 // stopAgent ends the agent as its service manager would.
 func (w *world) stopAgent() {
 	w.t.Helper()
-	if w.agent == nil {
+	if w.agent.cmd == nil {
 		return
 	}
-	check(w.t, w.agent.Process.Signal(os.Interrupt))
+	check(w.t, w.agent.cmd.Process.Signal(os.Interrupt))
 	select {
-	case err := <-w.ended:
+	case err := <-w.agent.ended:
 		check(w.t, err)
-	case <-time.After(20 * time.Second):
+		*w.agent = process{}
+	case <-time.After(patience):
 		w.t.Error("the agent does not end")
 		w.killAgent()
 	}
-	w.agent = nil
 }
 
 // killAgent ends it in the middle of whatever it does.
 func (w *world) killAgent() {
 	w.t.Helper()
-	_ = w.agent.Process.Kill()
-	<-w.ended
-	w.agent = nil
+	if w.agent.cmd == nil {
+		w.t.Fatal("no agent runs")
+	}
+	_ = w.agent.cmd.Process.Kill()
+	<-w.agent.ended
+	*w.agent = process{}
 }
 
 func (w *world) pod(ctx context.Context, name string, flags ...string) *lab.Pod {
@@ -257,9 +267,9 @@ func (w *world) serve(p *lab.Pod) {
 }
 
 // dial connects from the client's pod.
-func (w *world) dial(network string, to netip.AddrPort, patience time.Duration) (conn net.Conn, err error) {
+func (w *world) dial(network string, to netip.AddrPort, wait time.Duration) (conn net.Conn, err error) {
 	err = w.client.Do(func() error {
-		conn, err = net.DialTimeout(network, to.String(), patience)
+		conn, err = net.DialTimeout(network, to.String(), wait)
 		return err
 	})
 	return conn, err
@@ -267,13 +277,13 @@ func (w *world) dial(network string, to netip.AddrPort, patience time.Duration) 
 
 // ask opens a connection and says who answers.
 func (w *world) ask(network string, to netip.AddrPort) (string, error) {
-	return w.askWithin(network, to, 3*time.Second)
+	return w.askWithin(network, to, 10*time.Second)
 }
 
-// askWithin is ask with a patience for all of it.
-func (w *world) askWithin(network string, to netip.AddrPort, patience time.Duration) (string, error) {
-	deadline := time.Now().Add(patience)
-	c, err := w.dial(network, to, patience)
+// askWithin is ask with a limit for all of it.
+func (w *world) askWithin(network string, to netip.AddrPort, limit time.Duration) (string, error) {
+	deadline := time.Now().Add(limit)
+	c, err := w.dial(network, to, limit)
 	if err != nil {
 		return "", err
 	}
@@ -299,7 +309,7 @@ func whoUntil(c net.Conn, deadline time.Time) (string, error) {
 func eventually(t *testing.T, what string, ok func() error) {
 	t.Helper()
 	var err error
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if err = ok(); err == nil {
 			return
 		}
@@ -337,7 +347,7 @@ func (w *world) answersBy(network string, to netip.AddrPort, pods ...*lab.Pod) {
 // mustang runs the tool in the node, and gives what it prints and its exit status.
 func (w *world) mustang(stdin string, args ...string) (out, errs string, code int) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*patience)
 	defer cancel()
 	c := w.lab.Node().Command(ctx, w.lab.MustangArgs(args...)...)
 	var o, e bytes.Buffer
@@ -371,7 +381,7 @@ func (w *world) services() []listed {
 
 // get asks the agent's own servers.
 func (w *world) get(address, path string) (code int, body string, err error) {
-	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+	client := http.Client{Timeout: patience, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
 			err = w.lab.Node().Do(func() error {
@@ -466,7 +476,7 @@ func (w *world) put(objects ...any) {
 }
 
 func (w *world) tryPut(objects ...any) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for _, o := range objects {
 		path, name := servicesPath, ""

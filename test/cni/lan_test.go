@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 // Pods on the network that the node itself is on: the gateway is the router out
@@ -87,7 +86,7 @@ func TestLocalMTU_IsTowardsTheNodesOwnPools(t *testing.T) {
 				if out := run(t, "ip", "-n", c.ns, ping, "route", "get", b.address(i)); !strings.Contains(out, "mtu 65520") {
 					t.Errorf("towards a sibling: %s", out)
 				}
-				run(t, "nsenter", "--net="+c.path(), "ping", ping, "-c1", fmt.Sprintf("-W%.0f", slow(2*time.Second).Seconds()), "-q", "-s", "60000", "-M", "do", b.address(i))
+				run(t, "nsenter", "--net="+c.path(), "ping", ping, "-c1", fmt.Sprintf("-W%.0f", slow(patience).Seconds()), "-q", "-s", "60000", "-M", "do", b.address(i))
 			}
 			if out := run(t, "ip", "-n", c.ns, "route", "get", "192.168.7.2"); strings.Contains(out, "mtu 65520") {
 				t.Errorf("towards the outside: %s", out)

@@ -61,7 +61,7 @@ func (n *node) nothingOfPods() {
 func (n *node) watchDescriptors() {
 	before := fds(os.Getpid())
 	n.t.Cleanup(func() {
-		for end := time.Now().Add(slow(5 * time.Second)); fds(os.Getpid()) > before; time.Sleep(10 * time.Millisecond) {
+		for end := time.Now().Add(slow(patience)); fds(os.Getpid()) > before; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(end) {
 				n.t.Errorf("%d descriptors are open, and %d were before", fds(os.Getpid()), before)
 				return

@@ -61,7 +61,7 @@ func TestPorts_LeadToThePodFromEverywhere(t *testing.T) {
 					if strings.Contains(to, "[") && !v6 {
 						continue
 					}
-					out, err := n.dials(from, to)
+					out, err := n.dials(from, to, patience)
 					if err != nil || !strings.HasPrefix(out, "hello ") {
 						t.Errorf("%s to %s: %v %s", who, to, err, out)
 						continue
@@ -76,16 +76,16 @@ func TestPorts_LeadToThePodFromEverywhere(t *testing.T) {
 				if strings.Contains(to, "[") && !v6 {
 					continue
 				}
-				if out, err := n.dials(n.name, to); err != nil || !strings.HasPrefix(out, "hello ") {
+				if out, err := n.dials(n.name, to, patience); err != nil || !strings.HasPrefix(out, "hello ") {
 					t.Errorf("the node to %s: %v %s", to, err, out)
 				}
-				if out, err := n.dials(other.ns, to); err == nil {
+				if out, err := n.dials(other.ns, to, silence); err == nil {
 					t.Errorf("a pod's own loopback leads elsewhere at %s: %s", to, out)
 				}
 			}
 			n.noLoopbackFromOutside(8083)
 			for _, to := range []string{"192.168.7.1:8083", "udp [fd00:7::1]:8083", "udp 192.168.7.1:8082", "192.168.7.1:8084"} {
-				if out, err := n.dials(n.outside(), to); err == nil {
+				if out, err := n.dials(n.outside(), to, silence); err == nil {
 					t.Errorf("outside reaches %s, which no mapping names: %s", to, out)
 				}
 			}
@@ -97,7 +97,7 @@ func TestPorts_LeadToThePodFromEverywhere(t *testing.T) {
 			if now := n.portsTable(); now != ports {
 				t.Errorf("host ports stay:\n%s\nbefore:\n%s", now, ports)
 			}
-			if out, err := n.dials(n.outside(), "192.168.7.1:8081"); err == nil {
+			if out, err := n.dials(n.outside(), "192.168.7.1:8081", silence); err == nil {
 				t.Errorf("after DEL: %s", out)
 			}
 		})
@@ -232,7 +232,7 @@ func TestPorts_BesidePortmapBothLead(t *testing.T) {
 		}
 	}
 	x.del()
-	if out, err := n.dials(n.outside(), "192.168.7.1:8081"); err == nil {
+	if out, err := n.dials(n.outside(), "192.168.7.1:8081", silence); err == nil {
 		t.Errorf("after DEL: %s", out)
 	}
 }
@@ -248,7 +248,7 @@ func (n *node) noLoopbackFromOutside(port int) {
 	run(n.t, "ip", "-n", n.outside(), "rule", "add", "pref", "1", "lookup", "local")
 	run(n.t, "ip", "-n", n.outside(), "rule", "del", "pref", "0", "lookup", "local")
 	run(n.t, "ip", "-n", n.outside(), "neigh", "replace", "192.168.7.1", "lladdr", at, "dev", uplink)
-	if out, err := n.dials(n.outside(), fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+	if out, err := n.dials(n.outside(), fmt.Sprintf("127.0.0.1:%d", port), silence); err == nil {
 		n.t.Errorf("from outside, the node's loopback leads to a pod: %s", out)
 	}
 }

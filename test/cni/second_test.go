@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/mustang-net/mustang/test/built"
 )
@@ -122,7 +123,8 @@ func (n *node) knock(doors []string, allowed map[*container]bool) {
 	for x, want := range allowed {
 		for _, door := range doors {
 			wg.Go(func() {
-				if out, err := n.dials(x.ns, door); (err == nil && strings.HasPrefix(out, "hello")) != want {
+				wait := map[bool]time.Duration{true: patience, false: silence}[want]
+				if out, err := n.dials(x.ns, door, wait); (err == nil && strings.HasPrefix(out, "hello")) != want {
 					n.t.Errorf("%s at %s: let in is to be %v, and it said %q (%v)", x.id, door, want, out, err)
 				}
 			})

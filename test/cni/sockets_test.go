@@ -46,19 +46,25 @@ func serve(address string) {
 	}
 }
 
+// How long an answer is waited for that must come, and one that must not.
+const (
+	patience = time.Minute
+	silence  = 2 * time.Second
+)
+
 // dial asks once, by TCP or, for an address that starts with "udp ", by UDP.
-func dial(address string) int {
+func dial(address string, wait time.Duration) int {
 	network := "tcp"
 	if rest, udp := strings.CutPrefix(address, "udp "); udp {
 		network, address = "udp", rest
 	}
-	c, err := net.DialTimeout(network, address, slow(2*time.Second))
+	c, err := net.DialTimeout(network, address, wait)
 	if err != nil {
 		fmt.Println(err)
 		return 1
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(slow(2 * time.Second)))
+	c.SetDeadline(time.Now().Add(wait))
 	if network == "udp" {
 		if _, err := c.Write([]byte("hello?")); err != nil {
 			fmt.Println(err)
@@ -96,16 +102,16 @@ func (c *container) server(address string) {
 // reaches dials from a namespace, and answers whom the server saw.
 func (n *node) reaches(ns, address string) string {
 	n.t.Helper()
-	out, err := n.dials(ns, address)
+	out, err := n.dials(ns, address, patience)
 	if err != nil {
 		n.t.Errorf("from %s to %s: %v: %s", ns, address, err, out)
 	}
 	return out
 }
 
-func (n *node) dials(ns, address string) (string, error) {
+func (n *node) dials(ns, address string, wait time.Duration) (string, error) {
 	cmd := exec.Command("nsenter", "--net=/var/run/netns/"+ns, os.Args[0])
-	cmd.Env = append(os.Environ(), roleVariable+"=client", "DIAL="+address)
+	cmd.Env = append(os.Environ(), roleVariable+"=client", "DIAL="+address, "WAIT="+slow(wait).String())
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
@@ -116,7 +122,7 @@ func (n *node) dials(ns, address string) (string, error) {
 func (n *node) pings(ns, address string) bool {
 	n.t.Helper()
 	inside := "--net=/var/run/netns/" + ns
-	out, err := exec.Command("nsenter", inside, "ping", "-c1", fmt.Sprintf("-w%.0f", slow(10*time.Second).Seconds()), "-i0.3", "-q", address).CombinedOutput()
+	out, err := exec.Command("nsenter", inside, "ping", "-c1", fmt.Sprintf("-w%.0f", slow(patience).Seconds()), "-i0.3", "-q", address).CombinedOutput()
 	if err == nil {
 		return true
 	}

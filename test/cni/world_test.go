@@ -59,7 +59,8 @@ func TestMain(m *testing.M) {
 		serve(os.Getenv("LISTEN"))
 		return
 	case "client":
-		os.Exit(dial(os.Getenv("DIAL")))
+		wait, _ := time.ParseDuration(os.Getenv("WAIT"))
+		os.Exit(dial(os.Getenv("DIAL"), wait))
 	}
 	removeLeft()
 	dir, err := os.MkdirTemp("", "mustang-cni-test-")

@@ -37,15 +37,15 @@ func TestServicesByAgent(t *testing.T) {
 	}
 	c.run("ready")
 	c.apply(probedPods + services)
-	c.run("kubectl", "rollout", "status", "daemonset/server", "--timeout=3m")
-	c.run("kubectl", "rollout", "status", "daemonset/peer", "--timeout=3m")
+	c.run("kubectl", "rollout", "status", "daemonset/server", "--timeout=5m")
+	c.run("kubectl", "rollout", "status", "daemonset/peer", "--timeout=5m")
 	for _, node := range []string{"n1", "n2"} {
 		peer := c.podOn(node, "peer", "{.items[0].metadata.name}")
-		c.reaches("a pod of "+node+", by name", "server-", "kubectl", "exec", peer, "--", "curl", "-sS", "--max-time", "2", "http://server.default.svc.cluster.local/hostname")
+		c.reaches("a pod of "+node+", by name", "server-", "kubectl", "exec", peer, "--", "curl", "-sS", "--max-time", "10", "http://server.default.svc.cluster.local/hostname")
 		c.reaches("a pod of "+node+", by a local Service", c.podOn(node, "server", "{.items[0].metadata.name}"),
-			"kubectl", "exec", peer, "--", "curl", "-sS", "--max-time", "2", "http://server-local/hostname")
-		c.reaches("the node "+node+" itself", "server-", "enter", node, "--", "curl", "-sS", "--max-time", "2", "http://10.96.7.7/hostname")
-		c.reaches("the node port of "+node+", from the control plane", "server-", "enter", kube.ControlPlane, "--", "curl", "-sS", "--max-time", "2", "http://"+nodeAddress(node)+":30080/hostname")
+			"kubectl", "exec", peer, "--", "curl", "-sS", "--max-time", "10", "http://server-local/hostname")
+		c.reaches("the node "+node+" itself", "server-", "enter", node, "--", "curl", "-sS", "--max-time", "10", "http://10.96.7.7/hostname")
+		c.reaches("the node port of "+node+", from the control plane", "server-", "enter", kube.ControlPlane, "--", "curl", "-sS", "--max-time", "10", "http://"+nodeAddress(node)+":30080/hostname")
 	}
 	c.policyHolds()
 }
@@ -53,8 +53,8 @@ func TestServicesByAgent(t *testing.T) {
 // policyHolds: policies across nodes, by packet and through Services.
 func (c *testCluster) policyHolds() {
 	c.t.Helper()
-	curl := func(from, to string) []string {
-		return []string{"kubectl", "exec", c.podOn(from, "peer", "{.items[0].metadata.name}"), "--", "curl", "-sS", "--max-time", "2", "http://" + to + "/hostname"}
+	curl := func(from, to, seconds string) []string {
+		return []string{"kubectl", "exec", c.podOn(from, "peer", "{.items[0].metadata.name}"), "--", "curl", "-sS", "--max-time", seconds, "http://" + to + "/hostname"}
 	}
 	targets := map[string]string{
 		"by address": c.podOn("n1", "server", "{.items[0].status.podIP}") + ":8080", "by Service": "10.96.7.7",
@@ -62,13 +62,13 @@ func (c *testCluster) policyHolds() {
 	c.apply(closed)
 	for _, from := range []string{"n1", "n2"} {
 		for how, to := range targets {
-			c.refused("a pod of "+from+", "+how, curl(from, to)...)
+			c.refused("a pod of "+from+", "+how, curl(from, to, "2")...)
 		}
 	}
 	c.run("kubectl", "label", "pods", "-l", "app=peer", "may=yes")
 	for _, from := range []string{"n1", "n2"} {
 		for how, to := range targets {
-			c.reaches("a pod of "+from+" that may, "+how, "server-", curl(from, to)...)
+			c.reaches("a pod of "+from+" that may, "+how, "server-", curl(from, to, "10")...)
 		}
 	}
 	c.run("kubectl", "delete", "networkpolicy", "closed")
@@ -188,7 +188,7 @@ func (c *testCluster) startAgent(node, tool string) {
 			if err != nil {
 				c.t.Errorf("the agent of %s: %v", node, err)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			_ = cmd.Process.Kill()
 			c.t.Errorf("the agent of %s does not end", node)
 		}

@@ -197,7 +197,7 @@ func (c *cluster) members(machine string) []int {
 // has parents first. A group stays busy for a moment after its last process.
 func removeCgroups(dirs []string) error {
 	var failed error
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		failed = nil
 		for _, dir := range slices.Backward(dirs) {
 			// The directory of all clusters goes with the last one.

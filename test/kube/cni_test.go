@@ -75,7 +75,7 @@ func TestPodsWithASecondInterface(t *testing.T) {
 			for _, a := range ep.IPs {
 				tried++
 				host := net.JoinHostPort(a, "8080")
-				if got := c.run("kubectl", "exec", peer, "--", "curl", "-sS", "--max-time", "5", "http://"+host+"/hostname"); !strings.HasSuffix(got, server) {
+				if got := c.run("kubectl", "exec", peer, "--", "curl", "-sS", "--max-time", "60", "http://"+host+"/hostname"); !strings.HasSuffix(got, server) {
 					t.Errorf("%s asked %s at %s and got %q", peer, server, host, got)
 				}
 			}
@@ -118,10 +118,10 @@ func mustangCluster(t *testing.T, tool string) *testCluster {
 // startProbedPods returns when all are Ready.
 func (c *testCluster) startProbedPods() {
 	c.t.Helper()
-	c.run("kubectl", "wait", "--for=condition=Ready", "node", "--all", "--timeout=3m")
+	c.run("kubectl", "wait", "--for=condition=Ready", "node", "--all", "--timeout=5m")
 	c.apply(probedPods)
-	c.run("kubectl", "rollout", "status", "daemonset/server", "--timeout=3m")
-	c.run("kubectl", "rollout", "status", "daemonset/peer", "--timeout=3m")
+	c.run("kubectl", "rollout", "status", "daemonset/server", "--timeout=5m")
+	c.run("kubectl", "rollout", "status", "daemonset/peer", "--timeout=5m")
 }
 
 // probedPods are two servers on each node, which the kubelet probes by TCP and HTTP.
@@ -203,7 +203,7 @@ func (c *testCluster) podsTalk(node string) {
 	peer := c.podOn(node, "peer", "{.items[0].metadata.name}")
 	ip := c.podOn(node, "server", "{.items[0].status.podIP}")
 	want := c.podOn(node, "server", "{.items[0].metadata.name}")
-	out := c.run("kubectl", "exec", peer, "--", "curl", "-sS", "--max-time", "5", "http://"+ip+":8080/hostname")
+	out := c.run("kubectl", "exec", peer, "--", "curl", "-sS", "--max-time", "60", "http://"+ip+":8080/hostname")
 	if !strings.HasSuffix(out, want) {
 		c.t.Errorf("%s asked %s at %s and got %q", peer, want, ip, out)
 	}

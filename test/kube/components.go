@@ -13,7 +13,10 @@ import (
 const (
 	etcKubernetes = "/etc/kubernetes"
 	// apiReady is made in a machine's /etc/kubernetes when the API server answers.
-	apiReady         = "api-ready"
+	apiReady = "api-ready"
+	// nodeKnown is made in a node's when the API server has the node and its pods' networks:
+	// a kube-proxy waits thirty seconds for that, and goes on without.
+	nodeKnown        = "node-known"
 	containerdSocket = "/run/containerd/containerd.sock"
 	etcdURL          = "http://127.0.0.1:2379"
 	cniPlugins       = "/usr/lib/cni"
@@ -85,7 +88,7 @@ func nodeSteps(c Config, node string, archives []string) []step {
 	}
 	steps = append(steps, step{Name: "kubelet", Args: kubelet, Wait: etcFile(apiReady), Daemon: true})
 	if c.Proxy != NoProxy {
-		steps = append(steps, step{Name: "kube-proxy", Args: []string{"kube-proxy", "--config=" + etcFile("kube-proxy.yaml"), "--v=2"}, Daemon: true})
+		steps = append(steps, step{Name: "kube-proxy", Args: []string{"kube-proxy", "--config=" + etcFile("kube-proxy.yaml"), "--v=2"}, Wait: etcFile(nodeKnown), Daemon: true})
 	}
 	return steps
 }

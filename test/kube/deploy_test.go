@@ -189,7 +189,7 @@ func (c *testCluster) agentsRights() {
 func (c *testCluster) uninstall() {
 	c.run("kubectl", "delete", "-f", "../../deploy/mustang.yaml", "--wait")
 	c.run("kubectl", "apply", "-f", "../../deploy/uninstall.yaml")
-	c.run("kubectl", "rollout", "status", "daemonset/mustang-uninstall", "-n", "kube-system", "--timeout=3m")
+	c.run("kubectl", "rollout", "status", "daemonset/mustang-uninstall", "-n", "kube-system", "--timeout=5m")
 	c.run("kubectl", "delete", "-f", "../../deploy/uninstall.yaml", "--wait")
 	for _, node := range []string{"n1", "n2"} {
 		c.holdsNothing(node)

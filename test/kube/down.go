@@ -64,7 +64,7 @@ func (c *cluster) kill() error {
 // killMembers ends what is in the machines' control groups.
 func (c *cluster) killMembers(machines ...string) error {
 	self := os.Getpid()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		var left []int
 		for _, machine := range machines {
 			left = append(left, c.members(machine)...)

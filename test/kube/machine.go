@@ -178,7 +178,9 @@ func runInner(s spec) error {
 		os.Setenv(name, value)
 	}
 	r := &reaper{waiting: map[int]chan syscall.WaitStatus{}}
-	go r.run()
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, unix.SIGCHLD) // before anything can end
+	go r.run(ended)
 	for _, st := range s.Steps {
 		waitFor(st.Wait)
 		if st.Daemon {
@@ -235,9 +237,7 @@ type reaper struct {
 	waiting map[int]chan syscall.WaitStatus
 }
 
-func (r *reaper) run() {
-	ended := make(chan os.Signal, 1)
-	signal.Notify(ended, unix.SIGCHLD)
+func (r *reaper) run(ended <-chan os.Signal) {
 	for range ended {
 		r.collect()
 	}

@@ -61,7 +61,8 @@ func installPackages(ctx context.Context, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "installing %s\n", list)
 	for _, args := range [][]string{{"update"}, append([]string{"install", "-y", "--no-install-recommends"}, missing...)} {
-		cmd := exec.CommandContext(ctx, "apt-get", args...)
+		// The machine may be installing something, too.
+		cmd := exec.CommandContext(ctx, "apt-get", append([]string{"-o", "Acquire::Retries=5", "-o", "DPkg::Lock::Timeout=300"}, args...)...)
 		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
 		var log bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &log, &log

@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -23,8 +24,8 @@ import (
 //go:embed manifests/coredns.yaml
 var corednsManifest string
 
-// startTimeout bounds Up. An idle machine needs a tenth of it.
-const startTimeout = 3 * time.Minute
+// startTimeout bounds Up. An idle machine needs a fifteenth of it.
+const startTimeout = 5 * time.Minute
 
 // Up starts a cluster and returns when its nodes are Ready and its DNS works;
 // without a CNI, when its nodes are registered. What a killed Up of the same
@@ -162,7 +163,7 @@ func (c *cluster) bootstrap(ctx context.Context, p *progress, a *api) error {
 		if err != nil {
 			return err
 		}
-		if err := c.connect(node, cidrs); err != nil {
+		if err := errors.Join(c.connect(node, cidrs), writeFile(c.path(node, "kubernetes", nodeKnown), "", 0o644)); err != nil {
 			return err
 		}
 	}
@@ -219,12 +220,18 @@ func Ready(ctx context.Context, name string) error {
 	return c.ready(ctx)
 }
 
-// watch cancels a start as soon as a machine or one of its daemons has died:
-// what dies while a cluster starts will not get better.
+// lives is how often daemons may end while a cluster starts: an API server whose
+// own time for its start was too short on a busy machine does better when it is
+// started again.
+const lives = 3
+
+// watch cancels a start when daemons have died so often that it will not get
+// better, as those of a machine that has died itself.
 func (c *cluster) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	for ctx.Err() == nil {
-		if len(c.deaths()) > 0 {
-			cancel(errors.New("a daemon ended"))
+		dead := c.deaths()
+		if len(dead) > lives || slices.ContainsFunc(dead, func(line string) bool { return strings.HasPrefix(line, "machine ") }) {
+			cancel(errors.New("daemons ended"))
 		}
 		time.Sleep(100 * time.Millisecond)
 	}

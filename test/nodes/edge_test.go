@@ -3,12 +3,15 @@
 package nodes_test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/lab"
 )
@@ -90,15 +93,21 @@ func TestNodePortsOfAnotherNode(t *testing.T) {
 	}
 }
 
-// askFrom is who answered a client, and the address that it saw.
+// askFrom is who answered a client, and the address that it saw. A connection
+// takes one segment.
 func askFrom(o *lab.Space, network string, to netip.AddrPort) (name string, saw netip.Addr, err error) {
 	err = o.Do(func() error {
-		c, err := net.DialTimeout(network, to.String(), time.Second)
+		c, err := net.DialTimeout(network, to.String(), patience)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		c.SetDeadline(time.Now().Add(time.Second))
+		if tcp, ok := c.(*net.TCPConn); ok {
+			if again, err := sentAgain(tcp); err != nil || again > 0 {
+				return fmt.Errorf("%d segments were sent again before there was a connection: %v", again, err)
+			}
+		}
+		c.SetDeadline(time.Now().Add(patience))
 		if _, err := fmt.Fprint(c, "?"); err != nil {
 			return err
 		}
@@ -113,4 +122,18 @@ func askFrom(o *lab.Space, network string, to netip.AddrPort) (name string, saw 
 		return err
 	})
 	return name, saw, err
+}
+
+// sentAgain is how many segments a connection has sent again so far.
+func sentAgain(c *net.TCPConn) (n uint32, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var info *unix.TCPInfo
+	outer := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+	if err = errors.Join(outer, err); err != nil {
+		return 0, err
+	}
+	return info.Total_retrans, nil
 }

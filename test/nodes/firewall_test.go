@@ -25,7 +25,7 @@ func TestTheForwardHookSeesLegacyOnly(t *testing.T) {
 				sub.tcp(w.far, sub.direct(w.far))
 				sub.bulk(w.far, sub.vip(w.far))
 				sub.udp(w.far, sub.vip(w.far))
-				w.run(&w.client.Space, "ping -c 1 -W 2 %s", sub.ip(w.far))
+				w.run(&w.client.Space, "ping -c 1 -W 30 %s", sub.ip(w.far))
 			}
 			for _, n := range w.lab.Nodes() {
 				seen := w.run(&n.Space, "nft list chain inet see f")

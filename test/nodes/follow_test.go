@@ -35,7 +35,7 @@ func (w *world) follow(n *lab.Node) {
 func (w *world) reaches() bool {
 	var err error
 	w.must(w.client.Do(func() error {
-		d := net.Dialer{Timeout: 300 * time.Millisecond}
+		d := net.Dialer{Timeout: time.Second}
 		c, e := d.Dial("tcp", w.direct(w.far).String())
 		if err = e; e == nil {
 			c.Close()

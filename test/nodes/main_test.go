@@ -38,7 +38,8 @@ func number(variable string) int {
 	return n
 }
 
-var patience = slow(5 * time.Second)
+// patience is that with what takes no time on a machine that has any.
+var patience = slow(30 * time.Second)
 
 func slow(d time.Duration) time.Duration { return d * time.Duration(slowness) }
 
@@ -111,7 +112,7 @@ func (w *world) me() netip.Addr {
 }
 
 func deadline(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), slow(time.Minute))
+	ctx, cancel := context.WithTimeout(context.Background(), slow(5*time.Minute))
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -71,7 +71,7 @@ func TestAWireThatShrinks(t *testing.T) {
 			for family, ipv6 := range families {
 				t.Run(family, func(t *testing.T) {
 					sub := w.on(t, ipv6)
-					cmd := w.client.Command(context.Background(), "ping", "-c", "2", "-i", "0.2", "-W", "1", "-M", "do", "-s", "1400", sub.ip(w.far).String())
+					cmd := w.client.Command(context.Background(), "ping", "-c", "2", "-i", "0.2", "-W", "10", "-M", "do", "-s", "1400", sub.ip(w.far).String())
 					out, err := cmd.CombinedOutput()
 					text := strings.ToLower(string(out))
 					if err == nil || !strings.Contains(text, "frag needed") && !strings.Contains(text, "too big") && !strings.Contains(text, "too long") {

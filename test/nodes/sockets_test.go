@@ -7,12 +7,16 @@ package nodes_test
 import (
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/lab"
 )
@@ -205,21 +209,28 @@ func (w *world) datagrams(to *lab.Pod, at netip.AddrPort) {
 
 func (w *world) refused(to *lab.Pod, _ netip.AddrPort) {
 	w.t.Helper()
-	start := time.Now()
-	c, err := w.dial("tcp", netip.AddrPortFrom(w.ip(to), 9))
-	if err == nil {
-		c.Close()
-		w.t.Fatal("a closed port takes connections")
+	// A busy machine may be late; who waits for a segment that is sent again is late each time.
+	took := time.Duration(math.MaxInt64)
+	for try := 0; try < 5 && took > slow(time.Second); try++ {
+		start := time.Now()
+		c, err := w.dial("tcp", netip.AddrPortFrom(w.ip(to), 9))
+		took = time.Since(start)
+		if err == nil {
+			c.Close()
+		}
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			w.t.Fatalf("tcp to a closed port: %v", err)
+		}
 	}
-	if took := time.Since(start); took > slow(time.Second) {
-		w.t.Errorf("the refusal of a closed port took %s: %v", took, err)
+	if took > slow(time.Second) {
+		w.t.Errorf("the refusal of a closed port took %s, and no less before", took)
 	}
 	// The answer is an ICMP error.
 	u, err := w.dial("udp", netip.AddrPortFrom(w.ip(to), 9))
 	w.must(err)
 	defer u.Close()
 	u.Write([]byte("x"))
-	if _, err := u.Read(make([]byte, 10)); err == nil || time.Since(start) > patience {
+	if _, err := u.Read(make([]byte, 10)); !errors.Is(err, unix.ECONNREFUSED) {
 		w.t.Errorf("udp to a closed port: %v", err)
 	}
 }
@@ -227,6 +238,6 @@ func (w *world) refused(to *lab.Pod, _ netip.AddrPort) {
 func (w *world) ping(to *lab.Pod, _ netip.AddrPort) {
 	w.t.Helper()
 	for _, size := range []int{56, 3000, 60000} {
-		w.run(w.from.space, "ping -c 2 -i 0.01 -W 2 -s %d %s", size, w.ip(to))
+		w.run(w.from.space, "ping -c 2 -i 0.01 -W 30 -s %d %s", size, w.ip(to))
 	}
 }

@@ -49,7 +49,7 @@ func (w *world) measure(p *lab.Pod, at netip.AddrPort) {
 	const bytes = 64 << 20
 	for _, way := range []string{"", "-R"} {
 		done := w.iperf3(p)
-		argv := strings.Fields(fmt.Sprintf("iperf3 -J --connect-timeout 3000 -n %d -c %s -p %d %s", bytes, at.Addr(), at.Port(), way))
+		argv := strings.Fields(fmt.Sprintf("iperf3 -J --connect-timeout 30000 -n %d -c %s -p %d %s", bytes, at.Addr(), at.Port(), way))
 		said, err := w.askIperf3(argv)
 		if err != nil || said.Error != "" || said.End.Sent.Bytes < bytes || said.End.Received.Bytes < bytes/4 {
 			w.t.Errorf("%v: %v %s, %d bytes sent, %d received", argv, err, said.Error, said.End.Sent.Bytes, said.End.Received.Bytes)
@@ -115,7 +115,7 @@ http {
 // browse makes connections, several at once.
 func (w *world) browse(_ *lab.Pod, at netip.AddrPort) {
 	w.t.Helper()
-	out := w.run(w.from.space, "ab -q -s 5 -n 200 -c 8 http://%s/", at)
+	out := w.run(w.from.space, "ab -q -s 60 -n 200 -c 8 http://%s/", at)
 	if !strings.Contains(out, "Complete requests:      200\n") || !strings.Contains(out, "Failed requests:        0\n") {
 		w.t.Errorf("ab says\n%s", out)
 	}

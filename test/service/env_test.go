@@ -28,7 +28,7 @@ const (
 var (
 	slowness    = 1
 	connections = wholeConnections
-	patience    = 5 * time.Second // for anything that takes microseconds
+	patience    = 30 * time.Second // for anything that takes microseconds on a machine that has any
 )
 
 // slow is a time that an emulated machine gets more of.

@@ -282,7 +282,7 @@ func (w *world) policyICMP() {
 	ping := func(from *lab.Pod, to netip.Addr, seconds int) error {
 		return exec.Command("nsenter", "--net="+from.NetNS, "ping", "-c", "1", "-W", strconv.Itoa(seconds), to.String()).Run()
 	}
-	if err := ping(w.client, address(w.servers[0], w.ipv6), 2*slowness); err != nil {
+	if err := ping(w.client, address(w.servers[0], w.ipv6), 30*slowness); err != nil {
 		w.t.Errorf("the answer to an echo does not pass: %v", err)
 	}
 	if err := ping(w.servers[0], address(w.client, w.ipv6), 1); err == nil {

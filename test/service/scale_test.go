@@ -47,6 +47,7 @@ func (w *world) many(total, workers int) {
 	})
 	for range 2 {
 		each(func(i int) error {
+			conns[i].SetDeadline(deadline()) // that of its making is long over
 			_, _, err := who(conns[i])
 			return err
 		})

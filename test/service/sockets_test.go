@@ -122,7 +122,7 @@ func dial(p *lab.Pod, network string, dst netip.AddrPort, port uint16) (net.Conn
 }
 
 // deadline is that of whatever is done with a connection.
-func deadline() time.Time { return time.Now().Add(slow(20 * time.Second)) }
+func deadline() time.Time { return time.Now().Add(2 * patience) }
 
 // who asks the server on a connection for its name and the client it sees.
 func who(c net.Conn) (name string, client netip.AddrPort, err error) {

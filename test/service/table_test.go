@@ -189,7 +189,7 @@ func (w *world) hairpin() {
 
 func (w *world) echo() {
 	for _, size := range []string{"56", "3000"} {
-		cmd := w.client.Command(context.Background(), "ping", "-c", "3", "-i", "0.01", "-W", fmt.Sprint(2*slowness), "-s", size,
+		cmd := w.client.Command(context.Background(), "ping", "-c", "3", "-i", "0.01", "-W", fmt.Sprint(30*slowness), "-s", size,
 			address(w.servers[1], w.ipv6).String())
 		if out, err := cmd.CombinedOutput(); err != nil {
 			w.t.Errorf("ping with %s bytes: %v: %s", size, err, out)

@@ -49,7 +49,7 @@ func newWorld(t *testing.T, mode lab.Mode, path lab.ServiceBy) *world {
 }
 
 func newWorldOf(t *testing.T, cfg lab.Config) *world {
-	ctx, cancel := context.WithTimeout(context.Background(), slow(time.Minute))
+	ctx, cancel := context.WithTimeout(context.Background(), slow(5*time.Minute))
 	defer cancel()
 	cfg.Name, cfg.Binary = fmt.Sprintf("t%d%c", os.Getpid()%10000, 'a'+labs.Add(1)%26), tool
 	l, err := lab.New(ctx, cfg)
@@ -165,11 +165,10 @@ func (w *world) start(cmd *lab.Cmd) {
 // eventually waits for a condition, and fails the test when it stays false for too long.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	wait := slow(5 * time.Second)
-	deadline := time.Now().Add(wait)
+	deadline := time.Now().Add(2 * patience)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("still not so after %s: %s", wait, what)
+			t.Fatalf("still not so after %s: %s", 2*patience, what)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

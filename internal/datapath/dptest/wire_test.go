@@ -273,14 +273,19 @@ func TestAWayHoldsForAMoment(t *testing.T) {
 		out := func(payload int) Result {
 			return n.send(t, n.toFar(c.v6).UDP(5000, 80).Payload(payload), Context{})
 		}
-		for range 2 { // the first opens a flow, the second asks for the way
-			if r := out(0); r.Verdict != Redirect {
-				t.Fatal(r)
-			}
-		}
-		third := out(0)
 		want := append(append([]byte{}, neighbour...), link.Attrs().HardwareAddr...)
 		want = append(want, map[bool][]byte{false: {0x08, 0x00}, true: {0x86, 0xdd}}[c.over6]...)
+		var third Result
+		for range 20 { // on a machine that has other work, the moment may be over before the third
+			for range 2 { // the first opens a flow, the second asks for the way
+				if r := out(0); r.Verdict != Redirect {
+					t.Fatal(r)
+				}
+			}
+			if third = out(0); bytes.Equal(third.Packet[:14], want) {
+				break
+			}
+		}
 		if third.RedirectKind != bpfgen.RedirectNeigh || !bytes.Equal(third.Packet[:14], want) {
 			t.Errorf("%+v: the third packet goes %v as %x, want %x", c, third, third.Packet[:14], want)
 		}
@@ -291,7 +296,7 @@ func TestAWayHoldsForAMoment(t *testing.T) {
 			t.Errorf("%+v: a packet over the MTU: %v", c, r)
 		}
 		check(t, netlink.LinkSetDown(link))
-		for end := time.Now().Add(2 * time.Second); out(0).Verdict != Next; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(time.Minute); out(0).Verdict != Next; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("%+v: a flow goes by a device that is down", c)
 			}
