@@ -719,7 +719,7 @@ func (w *policyWorld) testSettled() {
 	c := w.converse(w.web, w.db)
 	eventually(w.t, "every pod has links", func() error {
 		check(w.t, c.say(5*time.Second))
-		if got, err := reaches(w.far, w.db); err != nil || got {
+		if got, err := reaches(w.far, w.db, tries); err != nil || got {
 			w.t.Fatalf("%s reaches %s: %v, %v", w.far.Name, w.db.Name, got, err)
 		}
 		out, errs, code := w.mustang("", "ep", "ls", "-o", "json")
