@@ -123,7 +123,7 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	if (f->reply && to_edge(e))
-		return EDGE_SEND;
+		return edge_way(e);
 	return to ? deliver(skb, self, to, id) : send_out(skb, p, self, remote);
 }
 
@@ -209,13 +209,14 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 		reason = translate_error(skb, p, &q, &t);
 	} else if (f.e->role == CT_POST_NAT && f.reply && (to_edge(f.e) || reply_translated_here(f.e, self, to))) {
 		t = f.e->other;
+		q.keep_outer = to_edge(f.e) && edge_way(f.e) == EDGE_HOME;
 		reason = translate_error(skb, p, &q, &t);
 	}
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	if (f.reply && to_edge(f.e)) {
 		p->t.dst = t.src;
-		return EDGE_SEND;
+		return q.keep_outer ? NEXT : EDGE_SEND;
 	}
 	return to && to->generation ? deliver(skb, self, to, id) : NEXT;
 }

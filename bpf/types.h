@@ -611,7 +611,7 @@ struct edge_config {
 	struct addr ip6;
 	__u16 port_first; /* source ports for that, which the host leaves alone */
 	__u16 port_count;
-	__u32 pad;
+	__u32 door;       /* of EDGE_WIRE: ifindex of the door's outer end (lib/edge.h); 0: there is none */
 };
 _Static_assert(sizeof(struct edge_config) == 40, "edge_config");
 

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "992a53e9f0a3602441635b3dd67a0d60a921a220b0ef0ec92db9a61187519abf"
+const ObjectsHash = "bb8e8c208acd34718826d92dcb6dfbbc93a792fd32620eeb2455dbd4be24685d"
