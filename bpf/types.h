@@ -325,7 +325,8 @@ struct frag_ports {
 	__be16 dport;
 	__u32 expires;
 	__u8 proto; /* of the transport header */
-	__u8 pad[3];
+	__u8 by_stack; /* 1: nothing is known but that the node's stack puts the datagram together */
+	__u8 pad[2];
 };
 
 struct facts {
@@ -562,6 +563,7 @@ struct meta {
 
 enum node_flag {
 	NODE_EBPF = 1, /* between pods and the wire programs forward, not the host's stack */
+	NODE_GATHERS = 2, /* the host's stack puts datagrams together before it forwards them */
 };
 
 /* The one element of the node table: this node's own. */

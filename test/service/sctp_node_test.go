@@ -35,7 +35,7 @@ func (w *world) sctpOfTheNode() {
 	away := netip.AddrPortFrom([]netip.Addr{lab.VIP4(177), lab.VIP6(177)}[map[bool]int{true: 1}[w.ipv6]], vipPort)
 	w.tool("svc", "add", "--service", away.String(), "--protocol", "sctp", "--external-ip", external,
 		"--backend", netip.AddrPortFrom(address(out, w.ipv6), serverPort).String())
-	defer w.tool("svc", "rm", away.String(), "--protocol", "sctp")
+	defer w.tool("svc", "rm", "--service", away.String(), "--protocol", "sctp")
 
 	for _, c := range []struct {
 		at   netip.AddrPort

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "bb8e8c208acd34718826d92dcb6dfbbc93a792fd32620eeb2455dbd4be24685d"
+const ObjectsHash = "39c5f0a259e8b80f0ed2c1cf7509b36785fd48d009c50de969769ca40853cde3"

@@ -258,7 +258,8 @@ type PodFragPorts struct {
 	Dport   uint16
 	Expires uint32
 	Proto   uint8
-	Pad     [3]uint8
+	ByStack uint8
+	Pad     [2]uint8
 }
 
 type PodIdentity struct {
