@@ -265,11 +265,9 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 	config.Flags, config.Overlay, config.Vni, config.Port = 0, uint32(overlay.Ifindex()), set.VNI, datapath.Port(set.Port)
 	if set.HostRouting == state.RoutingEBPF {
 		config.Flags = bpfgen.NodeEbpf
-		if e.syncGather(len(remotes) > 0) {
-			config.Flags |= bpfgen.NodeGathers
-		}
-	} else {
-		e.syncGather(false)
+	}
+	if e.syncGather(len(remotes) > 0) {
+		config.Flags |= bpfgen.NodeGathers
 	}
 	config.Ip4, config.Ip6 = datapath.FromAddr(self.Addr(true)), datapath.FromAddr(self.Addr(false))
 	own := datapath.EdgeConfig{Ip4: datapath.FromAddr(overlay.Addr(true)), Ip6: datapath.FromAddr(overlay.Addr(false))}

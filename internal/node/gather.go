@@ -33,7 +33,7 @@ func GatherFragments() error {
 	c.FlushChain(chain)
 	c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{
 		&expr.Immediate{Register: 1, Data: []byte{0, 1}},
-		&expr.TProxy{Family: unix.NFPROTO_INET, TableFamily: unix.NFPROTO_INET, RegPort: 1},
+		&expr.TProxy{Family: unix.NFPROTO_UNSPEC, TableFamily: unix.NFPROTO_INET, RegPort: 1},
 	}})
 	if err := c.Flush(); err != nil {
 		return fmt.Errorf("add the nftables table %s: %w", gatherTable, err)
