@@ -17,6 +17,9 @@ const volatile __u8 from_wire = 0;
 /* 1: from_outside runs at the tunnel's device, for answers to flows that wear its address. */
 const volatile __u8 from_tunnel = 0;
 
+/* 1: from_outside runs at the door, for what the node's own sockets send to Services by packet. */
+const volatile __u8 from_door = 0;
+
 /* Marks an answer of ours that passes a hook on its way back to the pod. The loader draws it by
  * lot, so that nobody can pass another packet off as one. */
 const volatile __u32 answer_key = 0x6d737401;

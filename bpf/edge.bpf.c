@@ -18,13 +18,6 @@
 #include "lib/refuse.h"
 #include "lib/remote.h"
 
-inline_fn struct edge_config *edge_config(__u32 side)
-{
-	__u32 key = side; /* enum edge_side */
-
-	return bpf_map_lookup_elem(&mst_edge_v2, &key);
-}
-
 /* Beside the verdicts, as EDGE_SEND: the packet is to be dropped, for the reason that it carries. */
 #define EDGE_DROP -4
 
@@ -46,6 +39,19 @@ inline_fn __u16 address_flags(const struct addr *a)
 	struct service *mark = bpf_map_lookup_elem(&mst_services_v2, &key);
 
 	return mark ? mark->flags : 0;
+}
+
+/* Whether an address that no endpoint has is the node's own. Not all of those take node ports. */
+inline_fn bool of_node(const struct addr *a)
+{
+	struct identity *who;
+
+	if (address_flags(a) & SVC_NODE)
+		return true;
+	if (!from_door)
+		return false;
+	who = bpf_map_lookup_elem(&mst_identities_v1, a);
+	return who && who->pod == IDENTITY_NODE;
 }
 
 /* Whether a socket of the host has the port, so that a flow on it would be taken for the socket's. */
@@ -147,13 +153,20 @@ slow_fn int edge_plan_backend(struct __sk_buff *skb, struct pkt *p, const struct
 	plan->post.dst = to;
 	plan->post.dport = b->port;
 	plan->endpoint = endpoint_of(&to);
-	plan->host = !plan->endpoint && address_flags(&to) & SVC_NODE;
-	plan->wear = !(s->flags & SVC_KEEP_SOURCE) && !plan->host;
+	plan->host = !plan->endpoint && of_node(&to);
+	ep = plan->endpoint ? endpoint_slot(plan->endpoint) : NULL;
+	if (from_door) {
+		/* Without the address at the NIC, only a host end knows whose the answer is; the node would
+		 * answer itself past the door, but for what the Service's address stands in for. */
+		plan->wear = !plan->host && !(ep && ep->flags & EP_HOST_END);
+		if (plan->host)
+			plan->post.src = p->t.dst;
+	} else {
+		/* A pod that a child of the NIC connects answers past the node's stack already. */
+		plan->wear = !(s->flags & SVC_KEEP_SOURCE) && !plan->host && !(ep && ep->flags & EP_IN_POD);
+	}
 	if (plan->wear && !plan->endpoint)
 		plan->side = edge_side(&to);
-	ep = plan->endpoint ? endpoint_slot(plan->endpoint) : NULL;
-	if (ep && ep->flags & EP_IN_POD) /* answers past the node's stack already */
-		plan->wear = 0;
 	return REASON_NONE;
 }
 
@@ -161,6 +174,9 @@ slow_fn int edge_plan_backend(struct __sk_buff *skb, struct pkt *p, const struct
 slow_fn int edge_enter(struct pkt *p, struct edge_plan *plan, __u32 now)
 {
 	struct ct_entry e = { .role = CT_POST_NAT, .flags = CT_EDGE, .backend = plan->backend, .other = p->t };
+
+	if (from_door)
+		e.flags |= CT_FROM_NODE;
 
 	if (ct_create(&plan->post, p->proto, CT_SCOPE_FLOW, &e, now))
 		return REASON_CT_FULL;
@@ -191,7 +207,7 @@ inline_fn bool edge_turns(__u32 where)
  * edge_deliver - hand a translated packet on
  * @id: the endpoint that should have it, 0 for none on this node
  *
- * Return: a tc verdict, EDGE_SEND or EDGE_DROP.
+ * Return: a tc verdict, EDGE_SEND, EDGE_HOME or EDGE_DROP.
  */
 slow_fn int edge_deliver(struct __sk_buff *skb, struct pkt *p, __u32 id)
 {
@@ -201,8 +217,11 @@ slow_fn int edge_deliver(struct __sk_buff *skb, struct pkt *p, __u32 id)
 		id = endpoint_of(&p->t.dst); /* another pod has the number by now */
 		to = id ? endpoint_slot(id) : NULL;
 	}
-	if (!to || !to->generation)
-		return address_flags(&p->t.dst) & SVC_NODE ? NEXT : EDGE_SEND;
+	if (!to || !to->generation) {
+		if (!of_node(&p->t.dst))
+			return EDGE_SEND;
+		return from_door ? EDGE_HOME : NEXT;
+	}
 	if (to->flags & EP_IN_POD) {
 		edge_turn(EDGE_TURN_OUT | EDGE_TURN_IN);
 		if (to->parent != skb->ifindex)
@@ -236,9 +255,13 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
 
 	if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP)
 		return NEXT;
-	s = service_find(&p->t.dst, p->t.dport, p->proto, SCOPE_OUTSIDE, &address);
-	if (!s)
-		return address & SVC_REFUSE ? edge_refuse(skb, p, REASON_SERVICE_PORT, now) : NEXT;
+	if (from_door && !of_node(&p->t.src)) /* an ipvlan-l3 pod's: to the kernel, the node has sent it */
+		return EDGE_SEND;
+	s = service_find(&p->t.dst, p->t.dport, p->proto, from_door ? SCOPE_ANY : SCOPE_OUTSIDE, &address);
+	if (!s && address & SVC_REFUSE)
+		return edge_refuse(skb, p, REASON_SERVICE_PORT, now);
+	if (!s) /* as if there were no Service, nor a door */
+		return from_door ? EDGE_SEND : NEXT;
 	if (p->proto != IPPROTO_UDP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		/* To the node, it may be of a connection that the node opened from that very port. */
 		return address & SVC_NODE ? NEXT : edge_refuse(skb, p, REASON_MIDSTREAM_NAT, now);
@@ -255,7 +278,7 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
 		reason = translate(skb, p, &plan.post);
 	if (reason)
 		return edge_drop(skb, reason);
-	if (!plan.wear && !plan.endpoint) /* the node itself, or a pod that mustang does not know */
+	if (!from_door && !plan.wear && !plan.endpoint) /* the node itself, or a pod that mustang does not know */
 		edge_turn(EDGE_TURN_OUT);
 	return edge_deliver(skb, p, plan.endpoint);
 }
@@ -263,17 +286,18 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
 /**
  * edge_reply - a backend's packet goes back to the client outside
  * @pre: the tuple that the client uses
+ * @way: EDGE_SEND or EDGE_HOME
  *
- * Return: a tc verdict.
+ * Return: a tc verdict, @way or EDGE_DROP.
  */
-slow_fn int edge_reply(struct __sk_buff *skb, struct pkt *p, const struct tuple *pre)
+slow_fn int edge_reply(struct __sk_buff *skb, struct pkt *p, const struct tuple *pre, int way)
 {
 	struct tuple t;
 	int reason;
 
 	tuple_reverse(&t, pre);
 	reason = translate(skb, p, &t);
-	return reason ? edge_drop(skb, reason) : EDGE_SEND;
+	return reason ? edge_drop(skb, reason) : way;
 }
 
 /**
@@ -288,7 +312,7 @@ slow_fn int edge_error_reply(struct __sk_buff *skb, struct pkt *p, struct quote 
 	if (reason)
 		return edge_drop(skb, reason);
 	p->t.dst = t.src;
-	return EDGE_SEND;
+	return q->keep_outer ? NEXT : EDGE_SEND;
 }
 
 /* A packet of a flow from outside, either way. */
@@ -302,7 +326,7 @@ slow_fn int edge_known(struct __sk_buff *skb, struct pkt *p, struct flow *f)
 		return NEXT;
 	other = e->other;
 	if (e->role == CT_POST_NAT && f->reply)
-		return edge_reply(skb, p, &other);
+		return edge_reply(skb, p, &other, edge_way(e));
 	if (e->role != CT_PRE_NAT || f->reply)
 		return NEXT;
 	reason = translate(skb, p, &other);
@@ -320,6 +344,7 @@ slow_fn int edge_error(struct __sk_buff *skb, struct pkt *p, __u32 now)
 	if (error_flow(skb, p, &f, &q) || !f.e || !(f.e->flags & CT_EDGE))
 		return NEXT;
 	other = f.e->other;
+	q.keep_outer = edge_way(f.e) == EDGE_HOME;
 	if (f.e->role == CT_POST_NAT && f.reply)
 		return edge_error_reply(skb, p, &q, &other);
 	if (f.e->role != CT_PRE_NAT || f.reply)

@@ -123,7 +123,7 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	if (f->reply && to_edge(e))
-		return EDGE_SEND;
+		return edge_way(e);
 	return to ? deliver(skb, self, to, id) : send_out(skb, p, self, remote);
 }
 
@@ -209,13 +209,14 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 		reason = translate_error(skb, p, &q, &t);
 	} else if (f.e->role == CT_POST_NAT && f.reply && (to_edge(f.e) || reply_translated_here(f.e, self, to))) {
 		t = f.e->other;
+		q.keep_outer = to_edge(f.e) && edge_way(f.e) == EDGE_HOME;
 		reason = translate_error(skb, p, &q, &t);
 	}
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	if (f.reply && to_edge(f.e)) {
 		p->t.dst = t.src;
-		return EDGE_SEND;
+		return q.keep_outer ? NEXT : EDGE_SEND;
 	}
 	return to && to->generation ? deliver(skb, self, to, id) : NEXT;
 }
@@ -377,16 +378,23 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 /**
  * accept_orphan - a fragment whose datagram's first one has not come, on its way into a pod
  *
- * The pod puts datagrams together, and none without the first one, which is judged: what comes too
- * early may wait for it there. But not in an isolated pod, whose memory is not everybody's.
+ * At the NIC it is left to the node's stack, which puts datagrams together where it is told to, and
+ * comes back with the first one first. Elsewhere the pod does that, and with none without the first
+ * one, which is judged: what comes too early may wait for it there. But not in an isolated pod, whose
+ * memory is not everybody's.
  */
-slow_fn int accept_orphan(struct __sk_buff *skb, struct pkt *p, struct endpoint *self)
+slow_fn int accept_orphan(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 now)
 {
+	struct node_config *node = from_wire ? node_config() : NULL;
 	__u32 id = skb->cb[CB_ENDPOINT];
 	struct endpoint_policy *policy = policy_of(id);
 	struct ct_end from = {};
 	int reason = 0;
 
+	if (node && node->flags & NODE_GATHERS) {
+		frag_by_stack(p, now);
+		return wire_to_stack(skb, p);
+	}
 	if (!policy || policy->ingress)
 		return drop(skb, REASON_FRAG_NO_FIRST, DIR_TO_POD);
 	end_set(&from, &p->t.src);
@@ -426,7 +434,7 @@ int to_pod(struct __sk_buff *skb)
 	if (!from_wire)
 		count_to_pod(skb->cb[CB_ENDPOINT], skb->len);
 	if (reason)
-		return accept_orphan(skb, &p, self);
+		return accept_orphan(skb, &p, self, f.now);
 	if (p.kind == PKT_CONTROL) {
 		reason = judge_group(skb, &p, self, skb->cb[CB_ENDPOINT], false);
 		return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;

@@ -338,7 +338,8 @@ struct frag_ports {
 	__be16 dport;
 	__u32 expires;
 	__u8 proto; /* of the transport header */
-	__u8 pad[3];
+	__u8 by_stack; /* 1: nothing is known but that the node's stack puts the datagram together */
+	__u8 pad[2];
 };
 
 struct facts {
@@ -575,6 +576,7 @@ struct meta {
 
 enum node_flag {
 	NODE_EBPF = 1, /* between pods and the wire programs forward, not the host's stack */
+	NODE_GATHERS = 2, /* the host's stack puts datagrams together before it forwards them */
 };
 
 /* The one element of the node table: this node's own. */
@@ -624,7 +626,7 @@ struct edge_config {
 	struct addr ip6;
 	__u16 port_first; /* source ports for that, which the host leaves alone */
 	__u16 port_count;
-	__u32 pad;
+	__u32 door;       /* of EDGE_WIRE: ifindex of the door's outer end (lib/edge.h); 0: there is none */
 };
 _Static_assert(sizeof(struct edge_config) == 40, "edge_config");
 

@@ -10,6 +10,12 @@
  * the program inside the pod where the node's stack would come first.
  * Pods of other nodes come by the tunnel where there is one: then its device is
  * what the NIC is to others.
+ *
+ * The door is the same for the node itself, whose SCTP sockets no program meets
+ * before they send: a pair of devices. What the node sends to a Service is routed
+ * into the inner end and translated where it comes out of the outer one; answers
+ * are sent out of the outer end, and so reach the node by the device that its
+ * route to the Service names.
  */
 #pragma once
 
@@ -24,6 +30,13 @@
 
 #define AF_INET 2
 #define AF_INET6 10
+
+inline_fn struct edge_config *edge_config(__u32 side)
+{
+	__u32 key = side; /* enum edge_side */
+
+	return bpf_map_lookup_elem(&mst_edge_v2, &key);
+}
 
 /**
  * edge_send - out to wherever the kernel's routing table says
@@ -61,13 +74,50 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 	return bpf_redirect_neigh(fib.ifindex, &next, sizeof(next), 0);
 }
 
-/* Beside the verdicts: the packet is to leave by edge_send. The stack of calls is too deep where
- * that turns out. */
+/**
+ * edge_home - to the node's own socket, through the door
+ * @p: as it arrives
+ *
+ * Both ends of the door have the same link address, which the kernel takes for every neighbour there.
+ *
+ * Return: a tc verdict.
+ */
+global_fn int edge_home(struct __sk_buff *skb, struct pkt *p)
+{
+	struct edge_config *c = edge_config(EDGE_WIRE);
+	struct bpf_redir_neigh next = {};
+
+	if (!p)
+		return TC_ACT_SHOT;
+	if (!c || !c->door)
+		return drop(skb, REASON_NO_ROUTE, DIR_EDGE);
+	if (p->ipv6) {
+		next.nh_family = AF_INET6;
+		__builtin_memcpy(next.ipv6_nh, &p->t.dst, sizeof(next.ipv6_nh));
+	} else {
+		next.nh_family = AF_INET;
+		next.ipv4_nh = p->t.dst.words[3];
+	}
+	redirect_note(skb, c->door, REDIRECT_NEIGH);
+	return bpf_redirect_neigh(c->door, &next, sizeof(next), 0);
+}
+
+/* Beside the verdicts: the packet is to leave by edge_send, or by edge_home. The stack of calls is too
+ * deep where that turns out. */
 #define EDGE_SEND -3
+#define EDGE_HOME -5
 
 inline_fn int edge_sent(struct __sk_buff *skb, struct pkt *p, int verdict)
 {
-	return verdict == EDGE_SEND ? edge_send(skb, p) : verdict;
+	if (verdict == EDGE_SEND)
+		return edge_send(skb, p);
+	return verdict == EDGE_HOME ? edge_home(skb, p) : verdict;
+}
+
+/* Where answers of a flow from outside go. */
+inline_fn int edge_way(const struct ct_entry *e)
+{
+	return e->flags & CT_FROM_NODE ? EDGE_HOME : EDGE_SEND;
 }
 
 /* Whether a pod's answers of this flow leave by the edge. Inside a pod they cannot. */

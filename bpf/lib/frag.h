@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * Fragments: the first one names the ports, the others follow by the
- * datagram's identification (RFC 791, RFC 8200 4.5).
+ * datagram's identification (RFC 791, RFC 8200 4.5). One that comes to the NIC
+ * before its first is left to the node's stack, and with it all of the datagram
+ * that are still to come: the stack puts it together, and sends it on in order.
  */
 #pragma once
 
@@ -13,12 +15,13 @@
  * @p: a fragment; a later one gets its ports from the first
  * @now: seconds
  *
- * Return: enum drop_reason.
+ * Return: enum drop_reason; REASON_FRAG_NO_FIRST also for a first one that others have overtaken.
  */
 global_fn int frag_follow(struct pkt *p, __u32 now)
 {
 	struct frag_ports *found, ports = {};
 	struct frag_key key = {};
+	bool by_stack;
 
 	if (!p)
 		return REASON_FRAG_NO_FIRST;
@@ -27,7 +30,11 @@ global_fn int frag_follow(struct pkt *p, __u32 now)
 	key.id = p->frag_id;
 	/* RFC 8200 4.5: what a later fragment names may be an option before the transport header. */
 	key.proto = p->ipv6 ? 0 : p->proto;
-	if (p->frag == FRAG_FIRST) {
+	found = bpf_map_lookup_elem(&mst_frags_v1, &key);
+	if (found && (__s32)(found->expires - now) < 0)
+		found = NULL;
+	by_stack = from_wire && found && found->by_stack;
+	if (p->frag == FRAG_FIRST && !by_stack) {
 		ports.sport = p->t.sport;
 		ports.dport = p->t.dport;
 		ports.proto = p->proto;
@@ -35,11 +42,20 @@ global_fn int frag_follow(struct pkt *p, __u32 now)
 		bpf_map_update_elem(&mst_frags_v1, &key, &ports, BPF_ANY);
 		return REASON_NONE;
 	}
-	found = bpf_map_lookup_elem(&mst_frags_v1, &key);
-	if (!found || (__s32)(found->expires - now) < 0)
+	if (!found || found->by_stack)
 		return REASON_FRAG_NO_FIRST;
 	p->t.sport = found->sport;
 	p->t.dport = found->dport;
 	p->proto = found->proto;
 	return REASON_NONE;
+}
+
+/* At the NIC: the rest of the datagram follows this fragment to the node's stack. */
+slow_fn int frag_by_stack(const struct pkt *p, __u32 now)
+{
+	struct frag_ports note = { .expires = now + FRAG_LIFETIME, .by_stack = 1 };
+	struct frag_key key = { .src = p->t.src, .dst = p->t.dst, .id = p->frag_id };
+
+	key.proto = p->ipv6 ? 0 : p->proto;
+	return bpf_map_update_elem(&mst_frags_v1, &key, &note, BPF_ANY);
 }

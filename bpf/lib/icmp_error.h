@@ -19,7 +19,8 @@ struct quote {
 	__u32 ip_off;   /* bytes from the link header */
 	__u32 l4_off;
 	__u8 proto;
-	__u8 pad[7];
+	bool keep_outer; /* the error's own addresses stay: the node's stack gets it, which checks where they come from */
+	__u8 pad[6];
 };
 
 inline_fn int quote_ipv4(struct __sk_buff *skb, struct quote *q)
@@ -166,7 +167,7 @@ global_fn int translate_error(struct __sk_buff *skb, struct pkt *p, struct quote
 	if (bpf_skb_store_bytes(skb, q->l4_off, &new, sizeof(new), 0) ||
 	    bpf_l4_csum_replace(skb, csum, old, new, sizeof(new)))
 		return REASON_ICMP_ERROR_NAT;
-	return error_addrs(skb, p, q, to, csum) ? REASON_NONE : REASON_ICMP_ERROR_NAT;
+	return q->keep_outer || error_addrs(skb, p, q, to, csum) ? REASON_NONE : REASON_ICMP_ERROR_NAT;
 }
 
 /**

@@ -65,6 +65,7 @@ type edgeView struct {
 	Wears     []string `json:"wears"`
 	Ports     string   `json:"ports"`
 	Host      bool     `json:"host"`
+	Door      string   `json:"door,omitempty"`
 }
 
 func newEdgeShowCmd(g *globals) *cobra.Command {
@@ -78,7 +79,7 @@ func newEdgeShowCmd(g *globals) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				v := edgeView{Devices: append([]string{}, s.Devices...), Addresses: texts(s.Addresses), Wears: []string{}, Host: s.Host}
+				v := edgeView{Devices: append([]string{}, s.Devices...), Addresses: texts(s.Addresses), Wears: []string{}, Host: s.Host, Door: s.Door}
 				for _, a := range []netip.Addr{s.IP4, s.IP6} {
 					if a.IsValid() {
 						v.Wears = append(v.Wears, a.String())
@@ -93,6 +94,7 @@ func newEdgeShowCmd(g *globals) *cobra.Command {
 					row(w, "flows wear", orDash(strings.Join(v.Wears, " ")))
 					row(w, "with ports", orDash(v.Ports))
 					row(w, "node's own sockets", v.Host)
+					row(w, "their SCTP by", orDash(v.Door))
 				})
 			})
 		},

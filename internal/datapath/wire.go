@@ -45,6 +45,10 @@ var (
 	overlayOut  = wireHook{pin: "overlay-out", program: bpfgen.OverlayProgToOverlay, spec: overlaySpec, priority: 49000}
 	overlayTurn = wireHook{pin: "overlay-turn", program: bpfgen.EdgeProgToOutside, spec: edgeSpec, priority: 48999, first: true}
 	wireHooks   = []wireHook{netdevIn, overlayIn, overlayEdge, overlayOut, overlayTurn}
+
+	// At the outer end of the door (bpf/lib/edge.h).
+	doorIn = wireHook{pin: "door-in", program: bpfgen.EdgeProgFromOutside, ingress: true, spec: edgeSpec, priority: 49000,
+		constants: map[string]any{bpfgen.EdgeVarFromDoor: uint8(1)}}
 )
 
 func (d *Datapath) wirePin(h wireHook, ifindex int) string {
@@ -68,7 +72,7 @@ func (d *Datapath) SyncWire(netdevs []int, overlay int, edge bool) error {
 		}
 	}
 	var errs []error
-	for _, at := range d.wirePlaces() {
+	for _, at := range d.wirePlaces(wireHooks...) {
 		if !wanted[at] {
 			errs = append(errs, detachPin(filepath.Join(d.dir, linksDir, at.String())))
 		}
@@ -80,6 +84,21 @@ func (d *Datapath) SyncWire(netdevs []int, overlay int, edge bool) error {
 				errs = append(errs, d.attachWire(h, at.ifindex))
 			}
 		}
+	}
+	return errors.Join(errs...)
+}
+
+// SyncDoor puts the edge's program at the door's outer end, by ifindex, and
+// nowhere else; 0: there is no door.
+func (d *Datapath) SyncDoor(outer int) error {
+	var errs []error
+	for _, at := range d.wirePlaces(doorIn) {
+		if at.ifindex != outer {
+			errs = append(errs, detachPin(filepath.Join(d.dir, linksDir, at.String())))
+		}
+	}
+	if outer != 0 {
+		errs = append(errs, d.attachWire(doorIn, outer))
 	}
 	return errors.Join(errs...)
 }
@@ -103,10 +122,10 @@ type wirePlace struct {
 
 func (p wirePlace) String() string { return fmt.Sprintf("%s-%d", p.pin, p.ifindex) }
 
-// wirePlaces are those that have a pinned link.
-func (d *Datapath) wirePlaces() []wirePlace {
+// wirePlaces are those of hooks that have a pinned link.
+func (d *Datapath) wirePlaces(hooks ...wireHook) []wirePlace {
 	var out []wirePlace
-	for _, h := range wireHooks {
+	for _, h := range hooks {
 		pins, _ := filepath.Glob(filepath.Join(d.dir, linksDir, h.pin+"-*")) // only a bad pattern fails
 		for _, pin := range pins {
 			index, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(pin), h.pin+"-"))
@@ -204,11 +223,8 @@ func (d *Datapath) loadWire(h wireHook) (*ebpf.Program, error) {
 
 // upgradeWire puts this binary's programs behind the links that exist.
 func (d *Datapath) upgradeWire() error {
-	for _, at := range d.wirePlaces() {
-		for _, h := range wireHooks {
-			if h.pin != at.pin {
-				continue
-			}
+	for _, h := range append([]wireHook{doorIn}, wireHooks...) {
+		for _, at := range d.wirePlaces(h) {
 			if err := d.replaceWire(h, at); err != nil {
 				return err
 			}
@@ -307,10 +323,8 @@ func RemoveWireFilters() error { return removeWireFilters(nil) }
 // WireDevices are the ifindexes of the devices that carry the NIC's program.
 func (d *Datapath) WireDevices() []int {
 	var out []int
-	for _, at := range d.wirePlaces() {
-		if at.pin == netdevIn.pin {
-			out = append(out, at.ifindex)
-		}
+	for _, at := range d.wirePlaces(netdevIn) {
+		out = append(out, at.ifindex)
 	}
 	links, _ := netns.Links()
 	for _, l := range links {

@@ -18,6 +18,7 @@ import (
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/netns"
+	peers "github.com/mustang-net/mustang/internal/node"
 )
 
 // Edge is how a node serves clients that are no pods.
@@ -48,6 +49,7 @@ type EdgeStatus struct {
 	IP4, IP6  netip.Addr   // that flows from outside wear
 	Ports     PortRange
 	Host      bool
+	Door      string // the device by which the node's own SCTP meets Services; "": none is needed
 }
 
 // nic is one of an edge's devices.
@@ -90,10 +92,15 @@ func (e *Engine) SetEdge(want Edge) error {
 		return fmt.Errorf("none of the addresses of %v is in %v; give prefixes that hold one, or none", want.Devices, want.Prefixes)
 	}
 	e.warnOfPorts(want)
+	before, _, err := e.dp.Edge.Get(bpfgen.EdgeWire)
+	if err != nil {
+		return err
+	}
+	config.Door = before.Door
 	if err := errors.Join(e.dp.Edge.Put([]uint32{bpfgen.EdgeWire}, []datapath.EdgeConfig{config}), e.services.SetNodeAddresses(takes)); err != nil {
 		return err
 	}
-	return privilege(errors.Join(e.attachEdges(nics), e.syncTunnelEdge(), e.setHost(want.Host)))
+	return privilege(errors.Join(e.attachEdges(nics), e.syncTunnelEdge(), e.setHost(want.Host), e.syncDoor()))
 }
 
 // syncTunnelEdge lets answers to clients outside come by the tunnel, where there
@@ -222,6 +229,9 @@ func (e *Engine) Edge() (EdgeStatus, error) {
 	home, err := netns.Cookie()
 	if err != nil {
 		return s, err
+	}
+	if config.Door != 0 {
+		s.Door = peers.DoorName
 	}
 	_, s.Host, err = e.dp.Netns.Get(home)
 	return s, err

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	peers "github.com/mustang-net/mustang/internal/node"
 	"github.com/mustang-net/mustang/internal/policy"
 	"github.com/mustang-net/mustang/internal/reconcile"
 	"github.com/mustang-net/mustang/internal/service"
@@ -183,7 +184,7 @@ func (e *Engine) reset() error {
 	if e.dp == nil || e.dp.AttachKind() == datapath.AttachClsact {
 		errs = append(errs, detachEdgeFilters())
 	}
-	errs = append(errs, e.forgetNodes(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
+	errs = append(errs, e.forgetNodes(), peers.RemoveDoor(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
 	return errors.Join(errs...)
 }
 

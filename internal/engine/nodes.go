@@ -266,6 +266,9 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 	if set.HostRouting == state.RoutingEBPF {
 		config.Flags = bpfgen.NodeEbpf
 	}
+	if e.syncGather(len(remotes) > 0) {
+		config.Flags |= bpfgen.NodeGathers
+	}
 	config.Ip4, config.Ip6 = datapath.FromAddr(self.Addr(true)), datapath.FromAddr(self.Addr(false))
 	own := datapath.EdgeConfig{Ip4: datapath.FromAddr(overlay.Addr(true)), Ip6: datapath.FromAddr(overlay.Addr(false))}
 	slots := map[uint32]datapath.Remote{}
@@ -290,6 +293,20 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 		e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{config}),
 		e.dp.Edge.Put([]uint32{bpfgen.EdgeTunnel}, []datapath.EdgeConfig{own}),
 		replace(e.dp.Remotes, slots), replace(e.dp.Peers, tunnels), replace(e.dp.Nets, nets))
+}
+
+// syncGather has the stack put together what the programs at the NIC leave to it
+// because it came out of order. Where it cannot, what they cannot do without is lost.
+func (e *Engine) syncGather(want bool) bool {
+	change := peers.LeaveFragments
+	if want {
+		change = peers.GatherFragments
+	}
+	if err := change(); err != nil {
+		e.opts.Notify(fmt.Sprintf("of datagrams whose fragments come out of order, those to isolated pods and through Services are lost: %v", err))
+		return false
+	}
+	return want
 }
 
 // replace makes a table's content exactly want.
@@ -340,5 +357,5 @@ func (e *Engine) forgetNodes() error {
 	if err == nil && len(n.Nodes) == 0 && n.Settings == nil {
 		return nil // nothing was ever made
 	}
-	return errors.Join(datapath.RemoveWireFilters(), peers.RemoveRoutes(), peers.RemoveOverlay())
+	return errors.Join(datapath.RemoveWireFilters(), peers.RemoveRoutes(), peers.RemoveOverlay(), peers.LeaveFragments())
 }

@@ -284,6 +284,9 @@ func (e *Engine) applyServices(op operation) error {
 			return err
 		}
 	}
+	if aboutDoor(op) {
+		e.tryDoor()
+	}
 	return nil
 }
 

@@ -202,7 +202,7 @@ func (b *builder) ensureShim(parent netlink.Link) (netlink.Link, error) {
 	if subMode(shim) != b.Mode || shim.Attrs().ParentIndex != parent.Attrs().Index {
 		return nil, fmt.Errorf("%s is in the way: mustang needs that name for its %s on %s", name, b.Mode, b.Uplink)
 	}
-	if err := answerOwn(name); err != nil {
+	if err := ownARP(name); err != nil {
 		return nil, err
 	}
 	return shim, b.holdGateway(shim)

@@ -24,12 +24,15 @@ const (
 	endSwitched            // on the node, a bridge's port: no addresses of its own
 )
 
-// answerOwn lets an interface answer ARP for the addresses that it has itself,
-// and not for the node's others.
-func answerOwn(name string) error {
-	key := "ipv4/conf/" + name + "/arp_ignore"
-	if err := os.WriteFile(filepath.Join("/proc/sys/net", key), []byte("1"), 0); err != nil {
-		return fmt.Errorf("set sysctl net/%s=1: %w", key, err)
+// ownARP lets an interface answer ARP for the addresses that it has itself, and
+// not for the node's others, and ask under them: an ipvlan pod's answer to another
+// goes to the uplink, and never reaches who asked.
+func ownARP(name string) error {
+	for _, s := range []struct{ key, value string }{{"arp_ignore", "1"}, {"arp_announce", "2"}} {
+		key := "ipv4/conf/" + name + "/" + s.key
+		if err := os.WriteFile(filepath.Join("/proc/sys/net", key), []byte(s.value), 0); err != nil {
+			return fmt.Errorf("set sysctl net/%s=%s: %w", key, s.value, err)
+		}
 	}
 	return nil
 }

@@ -461,3 +461,16 @@ func (s *Services) NodeAddresses() []netip.Addr {
 	slices.SortFunc(out, netip.Addr.Compare)
 	return out
 }
+
+// AddressesOf are the addresses of frontends of a protocol that clients need not
+// be outside for; node ports and the node's loopback have none.
+func (s *Services) AddressesOf(p state.Protocol) []netip.Addr {
+	var out []netip.Addr
+	for k := range s.frontends {
+		if a := datapath.ToAddr(k.Addr); k.Proto == uint8(p) && k.Scope == bpfgen.ScopeAny && a.IsValid() && !a.IsUnspecified() {
+			out = append(out, a)
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
+}

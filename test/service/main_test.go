@@ -87,6 +87,7 @@ func (w *world) table() {
 		{"an IPv6 socket's tcp, by IPv4-mapped address too", (*world).mappedTCP},
 		{"an IPv6 socket's udp, by IPv4-mapped address too", (*world).mappedUDP},
 		{"sctp by Service", (*world).sctp},
+		{"sctp by Service, of the node", (*world).sctpOfTheNode},
 		{"hairpin", (*world).hairpin},
 		{"echo by pod address", (*world).echo},
 		{"closed port is refused at once", (*world).closedPort},

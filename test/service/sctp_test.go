@@ -184,9 +184,11 @@ func (w *world) sctpWho(p *lab.Pod, dst netip.AddrPort) string {
 }
 
 // sctpBulk sends messages that take many packets each, and gets them back.
-func (w *world) sctpBulk(dst netip.AddrPort) {
+func (w *world) sctpBulk(dst netip.AddrPort) { w.t.Helper(); w.sctpBulkFrom(w.client, dst) }
+
+func (w *world) sctpBulkFrom(p *lab.Pod, dst netip.AddrPort) {
 	w.t.Helper()
-	c, err := dialSCTP(w.client, dst)
+	c, err := dialSCTP(p, dst)
 	w.must(err)
 	defer c.Close()
 	w.must(c.SetDeadline(deadline()))

@@ -25,7 +25,7 @@ type EdgeEdgeConfig struct {
 	}
 	PortFirst uint16
 	PortCount uint16
-	Pad       uint32
+	Door      uint32
 }
 
 // Names of all BPF objects in the ELF.
@@ -78,6 +78,7 @@ const (
 	EdgeVarAnswerKey             = "answer_key"
 	EdgeVarDeliverEgress         = "deliver_egress"
 	EdgeVarDryRun                = "dry_run"
+	EdgeVarFromDoor              = "from_door"
 	EdgeVarFromTunnel            = "from_tunnel"
 	EdgeVarFromWire              = "from_wire"
 	EdgeVarHasSetRetval          = "has_set_retval"
@@ -186,6 +187,7 @@ type EdgeVariableSpecs struct {
 	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -310,6 +312,7 @@ type EdgeVariables struct {
 	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
+	FromDoor      *ebpf.Variable `ebpf:"from_door"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

@@ -62,6 +62,7 @@ const (
 	EntryVarAnswerKey             = "answer_key"
 	EntryVarDeliverEgress         = "deliver_egress"
 	EntryVarDryRun                = "dry_run"
+	EntryVarFromDoor              = "from_door"
 	EntryVarFromTunnel            = "from_tunnel"
 	EntryVarFromWire              = "from_wire"
 	EntryVarHasSetRetval          = "has_set_retval"
@@ -170,6 +171,7 @@ type EntryVariableSpecs struct {
 	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -294,6 +296,7 @@ type EntryVariables struct {
 	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
+	FromDoor      *ebpf.Variable `ebpf:"from_door"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

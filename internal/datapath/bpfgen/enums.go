@@ -158,7 +158,8 @@ const (
 
 // enum node_flag
 const (
-	NodeEbpf = 1 // between pods and the wire programs forward, not the host's stack
+	NodeEbpf    = 1 // between pods and the wire programs forward, not the host's stack
+	NodeGathers = 2 // the host's stack puts datagrams together before it forwards them
 )
 
 // enum remote_flag

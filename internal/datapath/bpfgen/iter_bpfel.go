@@ -98,6 +98,7 @@ const (
 	IterVarAnswerKey             = "answer_key"
 	IterVarDeliverEgress         = "deliver_egress"
 	IterVarDryRun                = "dry_run"
+	IterVarFromDoor              = "from_door"
 	IterVarFromTunnel            = "from_tunnel"
 	IterVarFromWire              = "from_wire"
 	IterVarHasSetRetval          = "has_set_retval"
@@ -205,6 +206,7 @@ type IterVariableSpecs struct {
 	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -329,6 +331,7 @@ type IterVariables struct {
 	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
+	FromDoor      *ebpf.Variable `ebpf:"from_door"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

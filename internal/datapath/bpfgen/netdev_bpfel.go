@@ -61,6 +61,7 @@ const (
 	NetdevVarAnswerKey             = "answer_key"
 	NetdevVarDeliverEgress         = "deliver_egress"
 	NetdevVarDryRun                = "dry_run"
+	NetdevVarFromDoor              = "from_door"
 	NetdevVarFromTunnel            = "from_tunnel"
 	NetdevVarFromWire              = "from_wire"
 	NetdevVarHasSetRetval          = "has_set_retval"
@@ -168,6 +169,7 @@ type NetdevVariableSpecs struct {
 	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -292,6 +294,7 @@ type NetdevVariables struct {
 	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
+	FromDoor      *ebpf.Variable `ebpf:"from_door"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "3f71a88bf37687e19aa04a1ea3207928938a54994ad4b0e0689677222e6fadec"
+const ObjectsHash = "14064b1d90b8fabf241bc408fc7a3a7c9c8e79b758238e3a9a488f3fe9211fb5"

@@ -76,6 +76,7 @@ const (
 	ParentVarAnswerKey             = "answer_key"
 	ParentVarDeliverEgress         = "deliver_egress"
 	ParentVarDryRun                = "dry_run"
+	ParentVarFromDoor              = "from_door"
 	ParentVarFromTunnel            = "from_tunnel"
 	ParentVarFromWire              = "from_wire"
 	ParentVarHasSetRetval          = "has_set_retval"
@@ -183,6 +184,7 @@ type ParentVariableSpecs struct {
 	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -307,6 +309,7 @@ type ParentVariables struct {
 	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
+	FromDoor      *ebpf.Variable `ebpf:"from_door"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

@@ -112,7 +112,7 @@ type PodEdgeConfig struct {
 	Ip6       PodAddr
 	PortFirst uint16
 	PortCount uint16
-	Pad       uint32
+	Door      uint32
 }
 
 type PodEndpoint struct {
@@ -258,7 +258,8 @@ type PodFragPorts struct {
 	Dport   uint16
 	Expires uint32
 	Proto   uint8
-	Pad     [3]uint8
+	ByStack uint8
+	Pad     [2]uint8
 }
 
 type PodIdentity struct {
@@ -500,6 +501,7 @@ const (
 	PodVarAnswerKey             = "answer_key"
 	PodVarDeliverEgress         = "deliver_egress"
 	PodVarDryRun                = "dry_run"
+	PodVarFromDoor              = "from_door"
 	PodVarFromTunnel            = "from_tunnel"
 	PodVarFromWire              = "from_wire"
 	PodVarHasSetRetval          = "has_set_retval"
@@ -608,6 +610,7 @@ type PodVariableSpecs struct {
 	AnswerKey     *ebpf.VariableSpec `ebpf:"answer_key"`
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
+	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -732,6 +735,7 @@ type PodVariables struct {
 	AnswerKey     *ebpf.Variable `ebpf:"answer_key"`
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
+	FromDoor      *ebpf.Variable `ebpf:"from_door"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

@@ -61,7 +61,15 @@ func TestProgramsStayWithinTheVerifierBudget(t *testing.T) {
 		"entry":   bpfgen.LoadEntry,
 		"sock":    bpfgen.LoadSock,
 		"edge":    bpfgen.LoadEdge,
-		"parent":  bpfgen.LoadParent,
+		"edge_door": func() (*ebpf.CollectionSpec, error) {
+			spec, err := bpfgen.LoadEdge()
+			if err == nil {
+				delete(spec.Programs, bpfgen.EdgeProgToOutside)
+				err = spec.Variables[bpfgen.EdgeVarFromDoor].Set(uint8(1))
+			}
+			return spec, err
+		},
+		"parent": bpfgen.LoadParent,
 	} {
 		spec, err := load()
 		check(t, err)

@@ -25,8 +25,10 @@ type Edge struct {
 	*Network
 	bpfgen.EdgePrograms
 	FromTunnel *ebpf.Program // FromOutside at the tunnel's device
+	FromDoor   *ebpf.Program // FromOutside at the door
 	MAC        [6]byte       // of the NIC
 	Ifindex    uint32
+	Door       uint32 // ifindex of its outer end, for which the NIC's other end stands
 }
 
 // NodeNumber is the External address that the node has.
@@ -43,9 +45,10 @@ func NewEdge(t testing.TB, o Options, n int) *Edge {
 	for maps, i := reflect.ValueOf(e.PodMaps), 0; i < maps.NumField(); i++ {
 		tables[maps.Type().Field(i).Tag.Get("ebpf")] = maps.Field(i).Interface().(*ebpf.Map)
 	}
-	programs := e.load(t, tables, 0)
+	programs := e.load(t, tables, "")
 	e.FromOutside, e.ToOutside = programs[bpfgen.EdgeProgFromOutside], programs[bpfgen.EdgeProgToOutside]
-	e.FromTunnel = e.load(t, tables, 1)[bpfgen.EdgeProgFromOutside]
+	e.FromTunnel = e.load(t, tables, bpfgen.EdgeVarFromTunnel)[bpfgen.EdgeProgFromOutside]
+	e.FromDoor = e.load(t, tables, bpfgen.EdgeVarFromDoor)[bpfgen.EdgeProgFromOutside]
 	e.enter(t)
 	e.Wear(t, EdgePorts.First, EdgePorts.Count)
 	for _, v6 := range []bool{false, true} {
@@ -54,11 +57,14 @@ func NewEdge(t testing.TB, o Options, n int) *Edge {
 	return e
 }
 
-func (e *Edge) load(t testing.TB, tables map[string]*ebpf.Map, fromTunnel uint8) map[string]*ebpf.Program {
+// load loads the programs, with this constant 1.
+func (e *Edge) load(t testing.TB, tables map[string]*ebpf.Map, at string) map[string]*ebpf.Program {
 	t.Helper()
 	spec, err := bpfgen.LoadEdge()
 	check(t, err)
-	check(t, spec.Variables[bpfgen.EdgeVarFromTunnel].Set(fromTunnel))
+	if at != "" {
+		check(t, spec.Variables[at].Set(uint8(1)))
+	}
 	for name, m := range tables {
 		spec.Maps[name].MaxEntries = m.MaxEntries()
 	}
@@ -93,7 +99,7 @@ func (e *Edge) Node(v6 bool) netip.Addr { return External(NodeNumber, v6) }
 func (e *Edge) Wear(t testing.TB, first, count uint16) {
 	t.Helper()
 	check(t, e.MstEdgeV2.Put(uint32(bpfgen.EdgeWire), bpfgen.PodEdgeConfig{
-		Ip4: toAddr(e.Node(false)), Ip6: toAddr(e.Node(true)), PortFirst: first, PortCount: count}))
+		Ip4: toAddr(e.Node(false)), Ip6: toAddr(e.Node(true)), PortFirst: first, PortCount: count, Door: e.Door}))
 }
 
 // enter puts the test's thread, which dies with it, into a namespace with the NIC.
@@ -116,6 +122,9 @@ func (e *Edge) enter(t testing.TB) {
 		check(t, netlink.AddrAdd(l, addr))
 	}
 	e.Ifindex = uint32(l.Attrs().Index)
+	outer, err := netlink.LinkByName("wire")
+	check(t, err)
+	e.Door = uint32(outer.Attrs().Index)
 }
 
 // Arrive lets a frame come in at the NIC, and follows it: out again, into a pod,
@@ -127,6 +136,11 @@ func (e *Edge) Arrive(frame []byte) (Arrival, error) {
 // ArriveByTunnel is Arrive at the tunnel's device.
 func (e *Edge) ArriveByTunnel(frame []byte) (Arrival, error) {
 	return e.in(e.FromTunnel, frame)
+}
+
+// Enter lets a frame of the node's own come out of the door.
+func (e *Edge) Enter(frame []byte) (Arrival, error) {
+	return e.in(e.FromDoor, frame)
 }
 
 func (e *Edge) in(p *ebpf.Program, frame []byte) (Arrival, error) {
@@ -160,6 +174,9 @@ func (e *Edge) follow(r Result) (Arrival, error) {
 	a.Direct = true
 	switch r.RedirectKind {
 	case bpfgen.RedirectNeigh:
+		if a.Home = r.RedirectIfindex == e.Door; a.Home {
+			return a, nil
+		}
 		if r.RedirectIfindex != e.Ifindex {
 			return a, fmt.Errorf("out of interface %d, want the NIC, %d", r.RedirectIfindex, e.Ifindex)
 		}

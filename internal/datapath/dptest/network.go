@@ -53,6 +53,7 @@ type Arrival struct {
 	Dropped string   // the reason's name
 	Refused bool     // dropped, and Frame is the answer to the pod that sent it
 	Direct  bool     // by redirect, past the kernel's stack
+	Home    bool     // through the door, to the node's own socket
 	Hooks   []Result // of each hook it went through
 }
 

@@ -123,6 +123,42 @@ func TestAFragmentThatOvertookItsFirstFromTheWire(t *testing.T) {
 	})
 }
 
+// Where the stack puts datagrams together, it gets all of one from the fragment on that overtook the
+// first; when it has sent the first one on, the program at the host end knows the others.
+func TestAFragmentThatOvertookItsFirstTakesTheOthersToTheStack(t *testing.T) {
+	n := newWireNode(t, false, false)
+	var config bpfgen.PodNodeConfig
+	check(t, n.MstNodeV1.Lookup(uint32(0), &config))
+	config.Flags |= bpfgen.NodeGathers
+	check(t, n.MstNodeV1.Put(uint32(0), config))
+	eachFamily(t, func(t *testing.T, v6 bool) {
+		pod := n.Pods[1]
+		check(t, n.MstPoliciesV1.Put(pod.ID, bpfgen.PodEndpointPolicy{}))
+		frame := func(id uint32, off int) *Packet {
+			return Eth([6]byte{2, 1}, [6]byte{}).IP(farPod(9, v6), pod.IP(v6)).Fragment(off, off < 48, id)
+		}
+		first := func(id uint32) []byte { return frame(id, 0).UDP(5000, 80).Payload(16).UDPLen(8 + 64).Frame() }
+		later := func(id uint32, off int) []byte {
+			return frame(id, off).Proto(oracle.UDP).Payload(24).Frame()
+		}
+		for _, f := range [][]byte{later(9, 48), first(9), later(9, 24)} {
+			passes(t, n.fromNetdev(t, f), f)
+		}
+		for _, f := range [][]byte{first(9), later(9, 24), later(9, 48)} {
+			r, err := n.ToPod(pod, f)
+			check(t, err)
+			passes(t, r, f)
+		}
+		// Of another datagram, in order.
+		for _, f := range [][]byte{first(10), later(10, 24)} {
+			r := n.fromNetdev(t, f)
+			if r.Verdict == Drop {
+				t.Errorf("in order: %v", r)
+			}
+		}
+	})
+}
+
 func TestAPodsAddressFromTheWireIsDropped(t *testing.T) {
 	n := newWireNode(t, false, false)
 	eachFamily(t, func(t *testing.T, v6 bool) {

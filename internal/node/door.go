@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+// The door: a pair of devices by which the node's own packets to Services meet
+// the edge's program (bpf/lib/edge.h). A rule takes them there, so that nothing
+// else of what goes to the same addresses does.
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
+)
+
+// DoorName is the end of the door that the node sends into and receives by; the
+// edge's program is at the ingress of the other.
+const (
+	DoorName  = "mst-host"
+	doorOuter = "mst-net"
+)
+
+const (
+	doorTable    = 0x6d7374 // "mst"
+	doorPriority = 109      // of the rule: before the main table and most of others' rules
+	doorMTU      = 1280     // bytes; fits wherever the backend is (RFC 8200 5)
+	doorDevice   = 65535    // bytes: what comes back is as long as its sender could make it
+)
+
+// Door is the pair as it is.
+type Door struct{ inner, outer netlink.Link }
+
+// Outer is the ifindex where the program belongs.
+func (d *Door) Outer() int { return d.outer.Attrs().Index }
+
+// EnsureDoor makes the devices, or finds them. v6: they are to carry IPv6, too.
+func EnsureDoor(v6 bool) (*Door, error) {
+	d, err := findDoor()
+	if err == nil && d == nil {
+		d, err = makeDoor()
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range []netlink.Link{d.inner, d.outer} {
+		if err := setUpDoor(l, v6); err != nil {
+			return nil, fmt.Errorf("set up %s: %w", l.Attrs().Name, err)
+		}
+	}
+	return d, nil
+}
+
+// findDoor is nil when there is none. Half of one is none.
+func findDoor() (*Door, error) {
+	inner, err := doorEnd(DoorName)
+	if err != nil || inner == nil {
+		return nil, err
+	}
+	outer, err := doorEnd(doorOuter)
+	if err != nil {
+		return nil, err
+	}
+	if outer != nil && inner.Attrs().ParentIndex == outer.Attrs().Index && bytes.Equal(inner.Attrs().HardwareAddr, outer.Attrs().HardwareAddr) {
+		return &Door{inner, outer}, nil
+	}
+	if err := netlink.LinkDel(inner); err != nil {
+		return nil, fmt.Errorf("remove %s, which does not lead to %s: %w", DoorName, doorOuter, err)
+	}
+	return nil, nil
+}
+
+func doorEnd(name string) (netlink.Link, error) {
+	l, err := netlink.LinkByName(name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up %s: %w", name, err)
+	}
+	return l, nil
+}
+
+// makeDoor gives both ends the same link address: without ARP, the kernel takes
+// a device's own for that of each of its neighbours.
+func makeDoor() (*Door, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = DoorName, doorDevice, []byte{0x02, 0x6d, 0x73, 0x74, 0, 1}
+	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: doorOuter, PeerHardwareAddr: attrs.HardwareAddr}
+	if err := netlink.LinkAdd(pair); err != nil {
+		return nil, fmt.Errorf("create %s and %s: %w", DoorName, doorOuter, err)
+	}
+	d, err := findDoor()
+	if err == nil && d == nil {
+		err = fmt.Errorf("%s is gone right after it was made", DoorName)
+	}
+	return d, err
+}
+
+func setUpDoor(l netlink.Link, v6 bool) error {
+	name := l.Attrs().Name
+	settings := map[string]string{
+		"ipv4/conf/" + name + "/forwarding":    "1", // the program asks for the way on from here
+		"ipv6/conf/" + name + "/forwarding":    "1",
+		"ipv6/conf/" + name + "/addr_gen_mode": "1", // none: nobody is to be met there
+	}
+	if v6 {
+		settings["ipv6/conf/"+name+"/disable_ipv6"] = "0"
+	}
+	for key, value := range settings {
+		err := os.WriteFile("/proc/sys/net/"+key, []byte(value), 0)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
+			return fmt.Errorf("set sysctl net/%s=%s: %w", key, value, err)
+		}
+	}
+	for _, err := range []error{netlink.LinkSetARPOff(l), netlink.LinkSetMTU(l, doorDevice), netlink.LinkSetUp(l)} {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Lead makes the door the way of the node's SCTP to exactly these addresses, from
+// these of its own, as far as there are any.
+func (d *Door) Lead(addrs, from []netip.Addr) error {
+	have, err := doorRoutes()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, a := range addrs {
+		r := netlink.Route{Dst: ipNet(netip.PrefixFrom(a, a.BitLen())), LinkIndex: d.inner.Attrs().Index, Scope: netlink.SCOPE_LINK,
+			Table: doorTable, Protocol: routeProtocol, MTU: doorMTU}
+		if i := slices.IndexFunc(from, func(f netip.Addr) bool { return f.Is4() == a.Is4() }); i >= 0 {
+			r.Src = from[i].AsSlice()
+		}
+		w := wish{route: r}
+		if i := slices.IndexFunc(have, func(h netlink.Route) bool { return prefixOf(h.Dst).Addr() == a && w.isThere(h) }); i >= 0 {
+			continue
+		}
+		if err := netlink.RouteReplace(&r); err != nil {
+			errs = append(errs, fmt.Errorf("lead %s into %s: %w", a, DoorName, err))
+		}
+	}
+	for _, h := range have {
+		if !slices.Contains(addrs, prefixOf(h.Dst).Addr()) {
+			errs = append(errs, deleteRoute(h))
+		}
+	}
+	for _, r := range doorRules {
+		is4 := r.family == unix.AF_INET
+		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == is4 }) {
+			errs = append(errs, r.change(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL))
+		} else {
+			errs = append(errs, r.change(unix.RTM_DELRULE, 0))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// rule says that SCTP of an origin goes by our table.
+type rule struct {
+	family int
+	iif    string
+}
+
+// doorRules are for the node's own sockets, and the check of the way back to where
+// an answer came from (rp_filter), which counts as theirs. That check knows a
+// packet's protocol while some rule asks for it of packets that come in: so does
+// the last one, and never holds.
+var doorRules = []rule{{unix.AF_INET, "lo"}, {unix.AF_INET6, "lo"}, {unix.AF_INET, DoorName}}
+
+func doorRoutes() (out []netlink.Route, err error) {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		list, err := netns.Routes(family, &netlink.Route{Table: doorTable}, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
+		}
+		out = append(out, slices.DeleteFunc(list, func(r netlink.Route) bool { return r.Dst == nil || r.Protocol != routeProtocol })...)
+	}
+	return out, nil
+}
+
+// change adds or removes the rule. What is so already is success.
+func (r rule) change(kind, flags int) error {
+	req := nl.NewNetlinkRequest(kind, flags|unix.NLM_F_ACK)
+	msg := nl.NewRtMsg()
+	msg.Family, msg.Table, msg.Type, msg.Protocol = uint8(r.family), unix.RT_TABLE_UNSPEC, nl.FR_ACT_TO_TBL, unix.RTPROT_UNSPEC
+	req.AddData(msg)
+	for _, a := range []struct {
+		kind  int
+		value []byte
+	}{
+		{nl.FRA_TABLE, nl.Uint32Attr(doorTable)},
+		{nl.FRA_PRIORITY, nl.Uint32Attr(doorPriority)},
+		{nl.FRA_IIFNAME, nl.ZeroTerminated(r.iif)},
+		{nl.FRA_IP_PROTO, nl.Uint8Attr(unix.IPPROTO_SCTP)},
+		{nl.FRA_PROTOCOL, nl.Uint8Attr(routeProtocol)},
+	} {
+		req.AddData(nl.NewRtAttr(a.kind, a.value))
+	}
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	if errors.Is(err, unix.EEXIST) || kind == unix.RTM_DELRULE && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT)) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("change the rule for SCTP to Services: %w", err)
+	}
+	return nil
+}
+
+// RemoveDoor removes what EnsureDoor and Lead made. Absent is success.
+func RemoveDoor() error {
+	l, err := doorEnd(DoorName)
+	if err != nil || l == nil {
+		return err
+	}
+	// Routes go with the device; it goes last, because by it the rest is found.
+	var errs []error
+	for _, r := range doorRules {
+		errs = append(errs, r.change(unix.RTM_DELRULE, 0))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := netlink.LinkDel(l); err != nil {
+		return fmt.Errorf("remove %s: %w", DoorName, err)
+	}
+	return nil
+}
