@@ -76,7 +76,10 @@ func TestObserveStreamsOneObjectALineAndKeepsWhatDidNotPass(t *testing.T) {
 		send("10.96.0.5:81")
 		for more := true; more; {
 			select {
-			case f := <-told:
+			case f, more := <-told:
+				if !more {
+					t.Fatalf("it ended, and told only of %v: %v", seen, cmd.Wait())
+				}
 				t.Logf("%s %s → %s, %+v %s", f.Verdict, f.Source, f.Destination, f.Service, f.Reason)
 				if f.Verdict == observe.Forwarded && f.Service != nil && strings.HasSuffix(f.Source.Name(), a) && strings.HasSuffix(f.Destination.Name(), b) {
 					seen["forwarded"] = true

@@ -37,6 +37,7 @@ var scratchTables = []string{
 	bpfgen.PodMapMstFastGenerationsV1,
 	bpfgen.PodMapMstFragsV1,
 	bpfgen.PodMapMstJudgmentV1,
+	bpfgen.EdgeMapMstNobodyV1,
 	bpfgen.PodMapMstReadersV1,
 	bpfgen.PodMapMstRefusalsV1,
 	bpfgen.PodMapMstStoppedV1,

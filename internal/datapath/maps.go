@@ -282,6 +282,7 @@ var tableNames = []string{
 	bpfgen.PodMapMstJudgmentV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
+	bpfgen.EdgeMapMstNobodyV1,
 	bpfgen.PodMapMstNodeV1,
 	bpfgen.PodMapMstParentsV1,
 	bpfgen.PodMapMstPeersV1,
