@@ -19,16 +19,16 @@ const (
 // settle gives pods, once they have started, the attachment that costs packets
 // least. The engine is lent only before and after the wait for the kernel.
 func (a *Agent) settle(ctx context.Context) error {
-	tick := time.NewTicker(settlePause)
-	defer tick.Stop()
-	for {
+	for pause := settlePause; ; {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-time.After(pause):
 		}
+		pause = settlePause
 		if err := a.settleOne(ctx); err != nil && ctx.Err() == nil {
-			a.log.Warn("a pod's programs stay attached as at its start", "error", err)
+			a.log.Warn("a pod's programs stay attached as at its start, for now", "error", err)
+			pause = retryMost
 		}
 	}
 }

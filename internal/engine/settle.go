@@ -48,7 +48,7 @@ func (s *Settling) Attach() error { return s.links.Attach() }
 func (e *Engine) Settled(s *Settling) error {
 	defer s.links.Close()
 	ep, ok := e.known[s.ep.ID]
-	if !ok || ep.NetnsCookie != s.ep.NetnsCookie || ep.IfIndex != s.ep.IfIndex || ep.Attach != datapath.AttachClsact {
+	if e.dp == nil || !ok || ep.NetnsCookie != s.ep.NetnsCookie || ep.IfIndex != s.ep.IfIndex || ep.Attach != datapath.AttachClsact {
 		return nil
 	}
 	if err := e.dp.KeepLinks(s.links); err != nil {
