@@ -415,7 +415,7 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 		ct_promote(f, p);
 }
 
-slow_fn bool flow_ends(struct pkt *p)
+global_fn int flow_ends(struct pkt *p)
 {
 	struct flow f = { .now = now_seconds() };
 

@@ -193,7 +193,7 @@ inline_fn bool fast_peer_current(const struct fast_flow *fast, const struct endp
 #define FAST_NO (-100) /* no tc verdict: the packet must take the long way */
 
 /* The flow's entry learns that an end closes (conntrack.h). Return: whether there is one. */
-slow_fn bool flow_ends(struct pkt *p);
+global_fn int flow_ends(struct pkt *p);
 
 /**
  * fast_path - let a packet go the way that its flow's packets have just gone

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "14064b1d90b8fabf241bc408fc7a3a7c9c8e79b758238e3a9a488f3fe9211fb5"
+const ObjectsHash = "f2d951f7495535108addabf7ddb480a7a3ae224b340a9c234a2c8233a200018d"
