@@ -153,23 +153,26 @@ func (l *Lab) StateDir() string { return l.Node().StateDir() }
 func (n *Node) BPFFS() string { return filepath.Join(n.lab.bpf(), n.Name) }
 
 // StateDir is the node's own --state-dir.
-func (n *Node) StateDir() string { return filepath.Join(n.lab.info.dir(), "state", n.Name) }
+func (n *Node) StateDir() string { return filepath.Join(n.lab.state(), n.Name) }
 
-func (l *Lab) bpf() string { return filepath.Join(l.info.dir(), "bpf") }
+func (l *Lab) bpf() string { return l.info.mounts()[0] }
 
-// makeDirs makes the lab's own state directory and BPF file system: what is
-// pinned there lives exactly as long as the lab.
+func (l *Lab) state() string { return l.info.mounts()[1] }
+
+// makeDirs makes the lab's own BPF file system, since what is pinned there lives
+// exactly as long as the lab, and its state directory, in memory as a system's
+// /run is.
 func (l *Lab) makeDirs() error {
-	for _, d := range []string{l.bpf(), filepath.Join(l.info.dir(), "state")} {
-		if err := os.Mkdir(d, 0o755); err != nil {
+	for path, kind := range map[string]string{l.bpf(): "bpf", l.state(): "tmpfs"} {
+		if err := os.Mkdir(path, 0o755); err != nil {
 			return err
 		}
-	}
-	if err := unix.Mount("bpf", l.bpf(), "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
-		return fmt.Errorf("mount bpffs at %s: %w", l.bpf(), err)
-	}
-	if err := unix.Mount("", l.bpf(), "", unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make %s private: %w", l.bpf(), err)
+		if err := unix.Mount(kind, path, kind, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+			return fmt.Errorf("mount %s at %s: %w", kind, path, err)
+		}
+		if err := unix.Mount("", path, "", unix.MS_PRIVATE, ""); err != nil {
+			return fmt.Errorf("make %s private: %w", path, err)
+		}
 	}
 	return nil
 }

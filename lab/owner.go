@@ -43,6 +43,11 @@ func (i Info) mark() string { return fmt.Sprintf("MUSTANG_LAB=%s/%d/%s", i.Name,
 
 func (i Info) dir() string { return filepath.Join(rootDir, i.Name) }
 
+// mounts are those of a lab: its BPF file system, and its nodes' state.
+func (i Info) mounts() [2]string {
+	return [2]string{filepath.Join(i.dir(), "bpf"), filepath.Join(i.dir(), "state")}
+}
+
 func thisOwner(cfg Config) Info {
 	pid := os.Getpid()
 	return Info{Name: cfg.Name, Mode: cfg.Mode, Services: cfg.Services, PID: pid, Start: processStart(pid), Boot: bootID(), Alive: true}
@@ -198,7 +203,8 @@ func sweep() (swept []string, err error) {
 func (i Info) remove() error {
 	err := errors.Join(
 		killMarked(i.mark()),
-		unmount(filepath.Join(i.dir(), "bpf")), // and with it all pins
+		unmount(i.mounts()[0]), // and with it all pins
+		unmount(i.mounts()[1]),
 		removeSpaces(i.Name),
 	)
 	if err != nil {
