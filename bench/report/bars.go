@@ -135,9 +135,10 @@ func (e *evaluator) manyServices() {
 	}
 }
 
-// againstKernel compares with the kernel's own Services. Where rules are scanned,
-// DESIGN's bar is of the middle one, as FINDINGS measured; the last one, which
-// the article's figure fits, is shown beside it.
+// againstKernel compares with the kernel's own Services, and with the real kube-proxy where
+// the run has it: there every way that mustang serves is judged, not only the shipped one.
+// Where rules are scanned, DESIGN's bar is of the middle one, as FINDINGS measured; the last
+// one, which the article's figure fits, is shown beside it.
 func (e *evaluator) againstKernel() {
 	for _, c := range []struct {
 		by, position string
@@ -145,12 +146,40 @@ func (e *evaluator) againstKernel() {
 		bar, goal    float64
 	}{{"iptables-nft", "", 1, 1.25, 1.4}, {"iptables-nft", Middle, 5000, 2.4, 2.7}, {"iptables-nft", Last, 5000, 2.4, 2.7},
 		{"nft", "", 1, 1.2, 1.3}, {"nft", "", 5000, 1.2, 1.3}} {
-		ours, ok := e.d.find(Veth, tested, c.n, ClusterIP)
-		theirs, okTheirs := e.d.findAt(c.position, Veth, c.by, c.n)
-		name := fmt.Sprintf("veth CRR by ClusterIP ÷ %s, Services: %d", c.by, c.n)
-		if c.position != "" {
-			name += ", " + c.position + " rule"
-		}
-		e.add(name, ours, theirs, ok && okTheirs, CRRRate, c.bar, c.goal)
+		e.crrOver(c.by, c.position, c.n, tested, "", c.bar, c.goal)
 	}
+	for _, theirs := range e.d.Subjects {
+		bar, goal := kubeProxyBar(theirs)
+		for _, by := range tested {
+			if _, ok := e.d.find(Veth, []string{by}, theirs.Services, ClusterIP); ok && bar > 0 {
+				e.crrOver(theirs.By, theirs.Position, theirs.Services, []string{by}, by+" ", bar, goal)
+			}
+		}
+	}
+}
+
+// kubeProxyBar is DESIGN's bar over a contestant if that is the real kube-proxy, else 0.
+func kubeProxyBar(s Subject) (bar, goal float64) {
+	switch {
+	case s.Mode != Veth || s.Via != ClusterIP:
+	case s.By == "kube-proxy-nftables":
+		return 1.2, 1.3
+	case s.By == "kube-proxy-iptables" && s.Services == 1:
+		return 1.25, 1.4
+	case s.By == "kube-proxy-iptables" && s.Services == 5000:
+		return 2.4, 2.7
+	}
+	return 0, 0
+}
+
+// crrOver judges short connections by ClusterIP, by the first of ours that the run has, over
+// those of another way with as many Services.
+func (e *evaluator) crrOver(theirBy, position string, services int, ours []string, label string, bar, goal float64) {
+	our, ok := e.d.find(Veth, ours, services, ClusterIP)
+	their, okTheirs := e.d.findAt(position, Veth, theirBy, services)
+	name := fmt.Sprintf("veth %sCRR by ClusterIP ÷ %s, Services: %d", label, theirBy, services)
+	if position != "" {
+		name += ", " + position + " rule"
+	}
+	e.add(name, our, their, ok && okTheirs, CRRRate, bar, goal)
 }

@@ -5,6 +5,7 @@ package report
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"path/filepath"
 	"strings"
@@ -132,6 +133,48 @@ func TestBars(t *testing.T) {
 		if !found {
 			t.Errorf("no bar is called %q", c.name)
 		}
+	}
+}
+
+// Beside the real kube-proxy each way that mustang serves has a verdict of its own.
+func TestBarsOverTheRealKubeProxy(t *testing.T) {
+	d := &Document{Schema: Schema, Complete: true, Settings: Settings{Rounds: 15, Duration: 1, Cores: []string{"same"}, Seed: 1}}
+	add := func(by, position string, services int, rate float64) {
+		s := Subject{ID: fmt.Sprintf("%s %d %s", by, services, position), Mode: Veth, By: by, Position: position, Services: services, Via: ClusterIP}
+		d.Subjects = append(d.Subjects, s)
+		for round := 1; round <= 15; round++ {
+			d.Samples = append(d.Samples, runner.Sample{Case: runner.Case{Subject: s.ID, Scenario: "crr", Cores: "same"},
+				Round: round, Rate: rate * float64(round), Seconds: 1, CPU: 1})
+		}
+	}
+	for _, n := range []int{1, 1000, 5000} {
+		add("mustang-tc", "", n, 1000)
+		add("mustang-socket", "", n, 1300)
+	}
+	add("kube-proxy-iptables", "", 1, 780)
+	add("kube-proxy-iptables", Middle, 5000, 500)
+	add("kube-proxy-iptables", Last, 5000, 400)
+	add("kube-proxy-iptables", Middle, 1000, 700) // DESIGN has no bar for it
+	add("kube-proxy-nftables", "", 1000, 900)
+	f := NewFigures(d)
+	got := map[string]stats.Verdict{}
+	for _, b := range evaluate(d, f) {
+		if strings.Contains(b.Name, "kube-proxy") {
+			got[b.Name] = b.Verdict
+		}
+	}
+	want := map[string]stats.Verdict{
+		"veth mustang-tc CRR by ClusterIP ÷ kube-proxy-iptables, Services: 1":                     stats.Pass,
+		"veth mustang-socket CRR by ClusterIP ÷ kube-proxy-iptables, Services: 1":                 stats.Pass,
+		"veth mustang-tc CRR by ClusterIP ÷ kube-proxy-iptables, Services: 5000, middle rule":     stats.Fail,
+		"veth mustang-socket CRR by ClusterIP ÷ kube-proxy-iptables, Services: 5000, middle rule": stats.Pass,
+		"veth mustang-tc CRR by ClusterIP ÷ kube-proxy-iptables, Services: 5000, last rule":       stats.Pass,
+		"veth mustang-socket CRR by ClusterIP ÷ kube-proxy-iptables, Services: 5000, last rule":   stats.Pass,
+		"veth mustang-tc CRR by ClusterIP ÷ kube-proxy-nftables, Services: 1000":                  stats.Fail,
+		"veth mustang-socket CRR by ClusterIP ÷ kube-proxy-nftables, Services: 1000":              stats.Pass,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("verdicts differ:\n%s", diff)
 	}
 }
 

@@ -43,8 +43,9 @@ const (
 
 type object map[string]any
 
-// addByKubeProxy gives a node's Services to kube-proxy, and waits until those under test
-// lead to target's pods.
+// addByKubeProxy gives a node's Services to kube-proxy, waits until all of its rules are in
+// force, ends it, and puts those under test where their position says. They then lead to
+// target's pods.
 func addByKubeProxy(ctx context.Context, n *lab.Node, p pods, services []lab.Service, target runner.Target, tested []testedService) (err error) {
 	if missing, err := kube.MissingAPIServer(); err != nil || missing != "" {
 		return fmt.Errorf("the real kube-proxy is not built: run test/kube/kube build (%w)", errors.ErrUnsupported)
@@ -71,15 +72,24 @@ func addByKubeProxy(ctx context.Context, n *lab.Node, p pods, services []lab.Ser
 	if err != nil {
 		return err
 	}
-	defer end()
+	err = kubeProxyInForce(ctx, n, p.kubeProxyMode(), services)
+	end()
+	if err == nil && tested[0].position != "" {
+		err = placeTested(ctx, n, tested)
+	}
 	for _, t := range tested {
-		if err := untilAnswered(ctx, target, t); err != nil {
-			log, _ := os.ReadFile(filepath.Join(dir, "kube-proxy.log"))
-			return fmt.Errorf("kube-proxy: %w: %s", err, log[max(0, len(log)-500):])
+		if err == nil {
+			err = untilAnswered(ctx, target, t)
 		}
+	}
+	if err != nil {
+		log, _ := os.ReadFile(filepath.Join(dir, "kube-proxy.log"))
+		return fmt.Errorf("kube-proxy: %w: %s", err, log[max(0, len(log)-500):])
 	}
 	return nil
 }
+
+func (p pods) kubeProxyMode() string { return strings.TrimPrefix(string(p.by), "kube-proxy-") }
 
 // writeServices makes the API's objects of them: one of those that share an address.
 func writeServices(ctx context.Context, api *kube.APIServer, services []lab.Service) error {
@@ -136,11 +146,10 @@ func writeService(ctx context.Context, api *kube.APIServer, name string, group [
 // startKubeProxy starts it on the node; it logs into dir.
 func startKubeProxy(ctx context.Context, n *lab.Node, p pods, api *kube.APIServer, dir string) (end func(), err error) {
 	config := filepath.Join(dir, "kube-proxy.yaml")
-	mode := strings.TrimPrefix(string(p.by), "kube-proxy-")
 	// nf_conntrack_max cannot be set in a network namespace: 0 leaves it alone.
 	text := fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclientConnection: {kubeconfig: %s}\n"+
-		"mode: %s\nclusterCIDR: %s,%s\nhostnameOverride: %s\noomScoreAdj: 0\nconntrack: {maxPerCore: 0, min: 0}\n",
-		api.Kubeconfig, mode, lab.PodCIDR4, lab.PodCIDR6, kubeNode)
+		"mode: %s\nclusterCIDR: %s,%s\nhostnameOverride: %s\nmetricsBindAddress: %s\noomScoreAdj: 0\nconntrack: {maxPerCore: 0, min: 0}\n",
+		api.Kubeconfig, p.kubeProxyMode(), lab.PodCIDR4, lab.PodCIDR6, kubeNode, kubeProxyMetrics)
 	if siblings := []string{report.Macvlan, string(lab.IPVlan), string(lab.IPVlanL3)}; slices.Contains(siblings, p.mode) {
 		// Their pods answer each other directly: only to the node's address does the
 		// answer come back by the node, which has to translate it.
