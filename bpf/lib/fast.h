@@ -176,6 +176,12 @@ inline_fn bool fast_is(const struct fast_flow *fast, const struct pkt *p, __u32 
 	return tuple_equal(&fast->t, &p->t) && fast->t.pad == hook && fast->proto == p->proto;
 }
 
+/* Whether the slot's flow may need it. */
+inline_fn bool fast_lives(const struct fast_flow *fast)
+{
+	return !(fast->flags & FAST_CLOSING) && (__s32)(fast->until - now_ticks()) >= 0;
+}
+
 /* Whether what was decided about the flow still holds, as far as the flow, this end and the tables go. */
 inline_fn bool fast_holds(const struct fast_flow *fast, const struct pkt *p)
 {
@@ -224,6 +230,9 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	slot = FRONT_SLOT(fast_place(hash, hook));
 	fast = fast_slot(slot);
 	if (fast && !fast_is(fast, p, hook)) {
+		/* What lies behind one that nobody needs is kept in front next time, and is rarely near. */
+		if (!fast_lives(fast))
+			return FAST_NO;
 		slot = BACK_SLOT(fast_place(hash, hook));
 		fast = fast_slot(slot);
 		if (fast && !fast_is(fast, p, hook))
@@ -274,10 +283,7 @@ inline_fn __u32 fast_choose(const struct pkt *p, __u32 hook)
 	__u32 place = fast_place(tuple_hash(&p->t), hook);
 	struct fast_flow *front = fast_slot(FRONT_SLOT(place));
 
-	if (!front || (!(front->flags & FAST_CLOSING) && (__s32)(front->until - now_ticks()) >= 0 &&
-		       !fast_is(front, p, hook)))
-		return BACK_SLOT(place);
-	return FRONT_SLOT(place);
+	return !front || (fast_lives(front) && !fast_is(front, p, hook)) ? BACK_SLOT(place) : FRONT_SLOT(place);
 }
 
 /**

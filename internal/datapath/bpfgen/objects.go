@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "f2d951f7495535108addabf7ddb480a7a3ae224b340a9c234a2c8233a200018d"
+const ObjectsHash = "12256d51ecfedee04ed1b86afc54dba646e776b98485a0e5811af9a639643609"
