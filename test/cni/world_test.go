@@ -406,6 +406,8 @@ func (n *node) device(mode string) {
 func (n *node) deviceNamed(name string) string {
 	n.t.Helper()
 	if exec.Command("ip", "-n", n.name, "link", "show", name).Run() != nil {
+		// The last one went with a container's namespace, which takes its time.
+		_ = exec.Command("ip", "-n", n.outside(), "link", "del", name).Run()
 		run(n.t, "ip", "-n", n.name, "link", "add", name, "type", "veth", "peer", "name", name, "netns", n.outside())
 		run(n.t, "ip", "-n", n.outside(), "link", "set", name, "up")
 	}
