@@ -229,6 +229,17 @@ func (o Options) mostServices() int {
 	return most
 }
 
+// buildTime is how long a contestant may take to come up. The kernel's firewalls take
+// milliseconds a Service when there are many; for kube-proxy the API has two objects of
+// each before that, and the rules are read back.
+func (o Options) buildTime() time.Duration {
+	each := 6 * time.Millisecond
+	if slices.ContainsFunc(o.ServicesBy, func(by string) bool { return kubeProxy(lab.ServiceBy(by)) }) {
+		each = 40 * time.Millisecond
+	}
+	return 2*time.Minute + time.Duration(o.mostServices())*each
+}
+
 // Plan is what a run of these options does.
 func (o Options) Plan() (run.Plan, error) {
 	if err := o.validate(); err != nil {
@@ -239,8 +250,7 @@ func (o Options) Plan() (run.Plan, error) {
 		return run.Plan{}, err
 	}
 	p := run.Plan{Options: o.Options, Contestants: list, Scenarios: o.scenarios(), Facts: o.facts(),
-		// The kernel's firewalls take milliseconds a Service when there are many.
-		BuildTime: 2*time.Minute + time.Duration(o.mostServices())*6*time.Millisecond,
+		BuildTime: o.buildTime(),
 		Settings: report.Settings{Modes: o.Modes, ServicesBy: o.ServicesBy, Services: o.Services, Calibrate: o.Calibrate,
 			Conflists: o.Conflists, Extra: o.Extra, UDP: o.UDP, Tunes: o.Tune}}
 	return p, nil
