@@ -176,12 +176,6 @@ inline_fn bool fast_is(const struct fast_flow *fast, const struct pkt *p, __u32 
 	return tuple_equal(&fast->t, &p->t) && fast->t.pad == hook && fast->proto == p->proto;
 }
 
-/* Whether the slot's flow may need it. */
-inline_fn bool fast_lives(const struct fast_flow *fast)
-{
-	return !(fast->flags & FAST_CLOSING) && (__s32)(fast->until - now_ticks()) >= 0;
-}
-
 /* Whether what was decided about the flow still holds, as far as the flow, this end and the tables go. */
 inline_fn bool fast_holds(const struct fast_flow *fast, const struct pkt *p)
 {
@@ -211,34 +205,31 @@ global_fn int flow_ends(struct pkt *p);
  */
 slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 dir)
 {
-	__u32 id = skb->cb[CB_ENDPOINT], hook = fast_hook(id, dir), hash, slot;
-	bool outward = dir == DIR_FROM_POD && !in_pod;
+	__u32 id = skb->cb[CB_ENDPOINT], hook = fast_hook(id, dir), slot;
 	struct endpoint *peer;
 	struct fast_flow *fast;
 	struct ethhdr *eth;
 	int reason;
 
 	p->shape = glance(skb, p);
-	hash = tuple_hash(&p->t);
-	if (outward)
+	if (dir == DIR_FROM_POD && !in_pod)
 		way_slot_note(skb, WAY_NONE);
 	if (p->shape == SHAPE_UNKNOWN)
 		return FAST_NO;
-	p->generation = fast_generation(hash, self);
+	slot = tuple_hash(&p->t);
+	p->generation = fast_generation(slot, self);
 	if (p->shape == SHAPE_OPENS || p->tcp_flags & TCP_SYN)
 		return FAST_NO;
-	slot = FRONT_SLOT(fast_place(hash, hook));
-	fast = fast_slot(slot);
-	if (fast && !fast_is(fast, p, hook)) {
-		/* What lies behind one that nobody needs is kept in front next time, and is rarely near. */
-		if (!fast_lives(fast))
-			return FAST_NO;
-		slot = BACK_SLOT(fast_place(hash, hook));
+	slot = fast_place(slot, hook);
+	fast = fast_slot(FRONT_SLOT(slot));
+	/* Behind a flow that has closed lies nothing new, and nothing near. */
+	if (fast && !fast_is(fast, p, hook) && !(fast->flags & FAST_CLOSING)) {
+		slot = BACK_SLOT(slot);
 		fast = fast_slot(slot);
-		if (fast && !fast_is(fast, p, hook))
-			fast = NULL;
+	} else {
+		slot = FRONT_SLOT(slot);
 	}
-	if (!fast)
+	if (!fast || !fast_is(fast, p, hook))
 		return FAST_NO;
 	if (p->shape == SHAPE_ENDS) /* another may take its slot; what acknowledges the end still finds it */
 		fast->flags |= FAST_CLOSING;
@@ -272,7 +263,7 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 		return into_pod(skb, p, self, id);
 	if (peer && fast->flags & FAST_DELIVER)
 		return deliver(skb, self, peer, fast->peer);
-	if (outward)
+	if (dir == DIR_FROM_POD && !in_pod)
 		way_slot_note(skb, slot);
 	return send_out(skb, p, self, fast->peer ? 0 : fast->peer_generation);
 }
@@ -283,7 +274,10 @@ inline_fn __u32 fast_choose(const struct pkt *p, __u32 hook)
 	__u32 place = fast_place(tuple_hash(&p->t), hook);
 	struct fast_flow *front = fast_slot(FRONT_SLOT(place));
 
-	return !front || (fast_lives(front) && !fast_is(front, p, hook)) ? BACK_SLOT(place) : FRONT_SLOT(place);
+	if (!front || (!(front->flags & FAST_CLOSING) && (__s32)(front->until - now_ticks()) >= 0 &&
+		       !fast_is(front, p, hook)))
+		return BACK_SLOT(place);
+	return FRONT_SLOT(place);
 }
 
 /**

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "12256d51ecfedee04ed1b86afc54dba646e776b98485a0e5811af9a639643609"
+const ObjectsHash = "a5595ba78d86df67be0834c0548d9aaa572deb15af844a3a6989cfffce377c52"
