@@ -222,15 +222,19 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 		return FAST_NO;
 	slot = fast_place(slot, hook);
 	fast = fast_slot(FRONT_SLOT(slot));
-	/* Behind a flow that has closed lies nothing new, and nothing near. */
-	if (fast && !fast_is(fast, p, hook) && !(fast->flags & FAST_CLOSING)) {
+	if (!fast)
+		return FAST_NO;
+	if (fast_is(fast, p, hook)) {
+		slot = FRONT_SLOT(slot);
+	} else {
+		/* Behind a flow that has closed lies nothing new, and nothing near. */
+		if (fast->flags & FAST_CLOSING)
+			return FAST_NO;
 		slot = BACK_SLOT(slot);
 		fast = fast_slot(slot);
-	} else {
-		slot = FRONT_SLOT(slot);
+		if (!fast || !fast_is(fast, p, hook))
+			return FAST_NO;
 	}
-	if (!fast || !fast_is(fast, p, hook))
-		return FAST_NO;
 	if (p->shape == SHAPE_ENDS) /* another may take its slot; what acknowledges the end still finds it */
 		fast->flags |= FAST_CLOSING;
 	if (!fast_holds(fast, p))

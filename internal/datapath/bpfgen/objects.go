@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "a5595ba78d86df67be0834c0548d9aaa572deb15af844a3a6989cfffce377c52"
+const ObjectsHash = "439da447a7c70ec5e6f6219f78258c264d5afe734f76a381602c7f6925438590"
