@@ -150,20 +150,16 @@ func (l *Lab) BPFFS() string { return l.Node().BPFFS() }
 func (l *Lab) StateDir() string { return l.Node().StateDir() }
 
 // BPFFS is the node's own --bpffs.
-func (n *Node) BPFFS() string { return filepath.Join(n.lab.bpf(), n.Name) }
+func (n *Node) BPFFS() string { return filepath.Join(n.lab.info.bpf(), n.Name) }
 
 // StateDir is the node's own --state-dir.
-func (n *Node) StateDir() string { return filepath.Join(n.lab.state(), n.Name) }
-
-func (l *Lab) bpf() string { return l.info.mounts()[0] }
-
-func (l *Lab) state() string { return l.info.mounts()[1] }
+func (n *Node) StateDir() string { return filepath.Join(n.lab.info.state(), n.Name) }
 
 // makeDirs makes the lab's own BPF file system, since what is pinned there lives
 // exactly as long as the lab, and its state directory, in memory as a system's
 // /run is.
 func (l *Lab) makeDirs() error {
-	for path, kind := range map[string]string{l.bpf(): "bpf", l.state(): "tmpfs"} {
+	for path, kind := range map[string]string{l.info.bpf(): "bpf", l.info.state(): "tmpfs"} {
 		if err := os.Mkdir(path, 0o755); err != nil {
 			return err
 		}

@@ -43,10 +43,9 @@ func (i Info) mark() string { return fmt.Sprintf("MUSTANG_LAB=%s/%d/%s", i.Name,
 
 func (i Info) dir() string { return filepath.Join(rootDir, i.Name) }
 
-// mounts are those of a lab: its BPF file system, and its nodes' state.
-func (i Info) mounts() [2]string {
-	return [2]string{filepath.Join(i.dir(), "bpf"), filepath.Join(i.dir(), "state")}
-}
+// bpf and state are a lab's two mounts: its BPF file system, and its nodes' state.
+func (i Info) bpf() string   { return filepath.Join(i.dir(), "bpf") }
+func (i Info) state() string { return filepath.Join(i.dir(), "state") }
 
 func thisOwner(cfg Config) Info {
 	pid := os.Getpid()
@@ -203,8 +202,8 @@ func sweep() (swept []string, err error) {
 func (i Info) remove() error {
 	err := errors.Join(
 		killMarked(i.mark()),
-		unmount(i.mounts()[0]), // and with it all pins
-		unmount(i.mounts()[1]),
+		unmount(i.bpf()), // and with it all pins
+		unmount(i.state()),
 		removeSpaces(i.Name),
 	)
 	if err != nil {
