@@ -19,7 +19,7 @@ struct {
 	__type(value, struct ct_entry);
 } mst_ct_v1 SEC(".maps");
 
-/* Flows not yet answered, on tuples that have no place in the table above: apart, so that a flood of
+/* Flows not yet answered, on tuples that have no place in the table above, nor credit for one: apart, so that a flood of
  * them evicts only its own kind.
  * Writers, readers and life as above. Size: what a flood may hold. */
 struct {
@@ -28,6 +28,15 @@ struct {
 	__type(key, struct ct_key);
 	__type(value, struct ct_entry);
 } mst_ct_new_v1 SEC(".maps");
+
+/* How many flows may begin in the big table, each for one that has proved itself. Written and read
+ * by the tc programs with a flow's first packet and the one that proves it; up to CT_CREDIT. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __s32);
+} mst_credit_v1 SEC(".maps");
 
 /* Decisions about the flows that a CPU has just seen, so that an established packet needs no look
  * into the big tables. Written and read by the tc programs; an entry holds for FAST_LIFETIME, and

@@ -72,19 +72,49 @@ inline_fn bool reply_translated_here(const struct ct_entry *e, struct endpoint *
 	return in_pod ? to == self : !!(to->flags & EP_HOST_END);
 }
 
-/* Whether what is decided about this packet holds for those that follow. The opener's next must be
- * seen when a half-open flow is answered: of TCP none is kept before, of UDP, which may never be,
- * it is forgotten then. */
-inline_fn bool worth_keeping(const struct flow *f, const struct pkt *p)
+/**
+ * keep_known - keep what was decided about a packet of a known flow for those that follow
+ * @how: enum fast_flag, as far as the hook tells
+ *
+ * The entry must see the opener's next packet after the answer: of TCP it sees each until then
+ * (FAST_OPENING), of UDP, which may never be answered, none, and what is kept is forgotten then.
+ */
+inline_fn void keep_known(struct __sk_buff *skb, const struct pkt *p, const struct flow *f, const struct tuple *to,
+			  __u32 how)
 {
-	return p->shape && f->key.scope == CT_SCOPE_FLOW && !(f->e->closing_orig | f->e->closing_reply) &&
-	       (!f->e->opening || f->reply || p->proto == IPPROTO_UDP);
+	const struct ct_entry *e = f->e;
+	bool opener_here = f->reply == !!(how & FAST_TO_POD);
+	const struct ct_end *mine = opener_here ? &e->opener : &e->responder;
+
+	if (!p->shape || f->key.scope != CT_SCOPE_FLOW || e->closing_orig | e->closing_reply ||
+	    mine->endpoint != skb->cb[CB_ENDPOINT])
+		return;
+	if (p->proto == IPPROTO_TCP && !f->reply && e->opening &&
+	    !(e->opening == CT_OPENING_IN_PLACE && e->role == CT_DIRECT))
+		how |= FAST_OPENING;
+	if (e->flags & CT_VIA_STACK)
+		how |= FAST_VIA_STACK;
+	if (to)
+		how |= FAST_TRANSLATE;
+	fast_keep(skb, p, opener_here ? &e->responder : &e->opener, to, how);
 }
 
-/* What is kept of a known flow at this hook. Return: enum fast_flag. */
-inline_fn __u32 known_how(const struct flow *f, bool translated)
+/* The same of a new TCP flow: its opener's next packet is near. */
+inline_fn void keep_new(struct __sk_buff *skb, const struct pkt *p, const struct plan *plan, __u32 how)
 {
-	return (f->reply ? 0 : FAST_FROM_OPENER) | (translated ? FAST_TRANSLATE : 0);
+	const struct ct_end *mine = how & FAST_TO_POD ? &plan->responder : &plan->opener;
+
+	if (!p->shape || p->proto != IPPROTO_TCP || plan->scope != CT_SCOPE_FLOW ||
+	    mine->endpoint != skb->cb[CB_ENDPOINT])
+		return;
+	if (!plan->in_place || plan->role != CT_DIRECT)
+		how |= FAST_OPENING;
+	if (plan->flags & CT_VIA_STACK)
+		how |= FAST_VIA_STACK;
+	if (plan->role != CT_DIRECT)
+		how |= FAST_TRANSLATE;
+	fast_keep(skb, p, how & FAST_TO_POD ? &plan->opener : &plan->responder,
+		  how & FAST_TRANSLATE ? &plan->post : NULL, how);
 }
 
 /**
@@ -116,8 +146,8 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 		translated = true;
 	}
 	remote = to || (f->reply && to_edge(e)) ? 0 : next_remote(f);
-	if (!(f->reply && to_edge(e)) && worth_keeping(f, p))
-		fast_keep(skb, p, e, translated ? &t : NULL, known_how(f, translated) | (to ? FAST_DELIVER : 0));
+	if (!(f->reply && to_edge(e)))
+		keep_known(skb, p, f, translated ? &t : NULL, to ? FAST_DELIVER : 0);
 	if (translated)
 		reason = translate(skb, p, &t);
 	if (reason)
@@ -177,13 +207,15 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	if (!reason)
 		reason = create_flow(p, &plan, now);
 	fast_forget_plan(p, &plan);
-	if (!reason)
-		event_opened(skb, p, &plan, DIR_FROM_POD, now);
-	if (!reason && plan.role == CT_PRE_NAT)
+	if (reason)
+		return drop(skb, reason, DIR_FROM_POD);
+	event_opened(skb, p, &plan, DIR_FROM_POD, now);
+	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
+	keep_new(skb, p, &plan, to ? FAST_DELIVER : 0);
+	if (plan.role == CT_PRE_NAT)
 		reason = translate(skb, p, &plan.post);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
-	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
 	return to ? deliver(skb, self, to, plan.responder.endpoint) : send_out(skb, p, self, plan.responder.generation);
 }
 
@@ -321,6 +353,7 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 	if (reason)
 		return drop(skb, reason, DIR_TO_POD);
 	event_opened(skb, p, &plan, DIR_TO_POD, now);
+	keep_new(skb, p, &plan, FAST_TO_POD);
 	return into_pod(skb, p, self, skb->cb[CB_ENDPOINT]);
 }
 
@@ -365,8 +398,7 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 		tuple_reverse(&t, &e->other);
 		translated = true;
 	}
-	if (worth_keeping(f, p))
-		fast_keep(skb, p, e, translated ? &t : NULL, known_how(f, translated) | FAST_TO_POD);
+	keep_known(skb, p, f, translated ? &t : NULL, FAST_TO_POD);
 	if (translated) {
 		reason = translate(skb, p, &t);
 		if (reason)

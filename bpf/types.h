@@ -244,8 +244,11 @@ enum ct_closing {
 enum ct_opening {
 	CT_ANSWERED = 0,
 	CT_OPENING = 1,          /* in the small table */
-	CT_OPENING_IN_PLACE = 2, /* in the big one, where a dead entry was */
+	CT_OPENING_IN_PLACE = 2, /* in the big one, where a dead entry was, or on credit */
 };
+
+/* How many half-open flows may begin in the big table where no dead entry was. */
+#define CT_CREDIT 4096
 
 /* Instead of an endpoint: a change of policy cut the flow. No endpoint has this id, so each
  * packet of the flow is judged again, in its original direction. */
@@ -281,10 +284,11 @@ _Static_assert(sizeof(struct ct_entry) == 72, "ct_entry");
 /* How packets of a flow pass a hook. */
 enum fast_flag {
 	FAST_TO_POD = 1,      /* the hook is to_pod, else from_pod */
-	FAST_FROM_OPENER = 2, /* they go in the flow's original direction */
+	FAST_OPENING = 2,     /* the entry is half-open: it must learn of each packet until it is not */
 	FAST_DELIVER = 4,     /* to the endpoint at the other end; else they are left to the kernel */
 	FAST_TRANSLATE = 8,
 	FAST_CLOSING = 16,    /* the flow is closing: its slot may be taken, but holds until then */
+	FAST_VIA_STACK = 32,  /* it came through the host's stack */
 };
 
 /* What was decided about a flow's packets at one hook, and what must still be so for it to hold.

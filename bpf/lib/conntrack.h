@@ -7,10 +7,12 @@
  * translating is rewriting a packet's tuple to the other half's.
  *
  * Half-open flows live in a small table of their own until a packet of the
- * opener follows a reply; then both halves move. A flow that ends leaves its
- * entry dead, and the next one on its tuple begins in its place, half-open: it
- * takes no room that was not taken, so a flood gains nothing by it, and a client
- * that uses its ports in turn costs neither table an insertion.
+ * opener follows a reply; then both halves move. Two kinds need not: a flow that
+ * ends leaves its entry dead, and the next one on its tuple begins in its place,
+ * half-open. It takes no room that was not taken, so a flood gains nothing by it,
+ * and a client that uses its ports in turn costs neither table an insertion. And
+ * a new TCP flow begins in the big table on the credit of those that have proved
+ * themselves before: as many places as that are all a flood can take there.
  */
 #pragma once
 
@@ -212,19 +214,56 @@ inline_fn bool ct_revive(struct ct_entry *old, const struct ct_entry *e, __u32 n
 	return true;
 }
 
-/* Enter a half-open half, in the place of a dead entry if there is one. */
-inline_fn long ct_enter(const struct ct_key *key, struct ct_entry *e, __u32 now)
-{
-	e->opening = CT_OPENING_IN_PLACE;
-	if (ct_revive(bpf_map_lookup_elem(&mst_ct_v1, key), e, now))
-		return 0;
-	e->opening = CT_OPENING;
-	return bpf_map_update_elem(&mst_ct_new_v1, key, e, BPF_ANY);
-}
-
 /* Look an entry up that was just inserted. A full LRU table gives way first at those that nobody
  * has looked up yet, however new they are: the half that the answer needs would be gone before it. */
 inline_fn void ct_referenced(const struct ct_key *key) { bpf_map_lookup_elem(&mst_ct_v1, key); }
+
+inline_fn __s32 *ct_credit(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&mst_credit_v1, &zero);
+}
+
+/* An entry that has proved itself vouches for one to come. */
+inline_fn void credit_give(void)
+{
+	__s32 *credit = ct_credit();
+
+	if (credit && *credit < CT_CREDIT)
+		__sync_fetch_and_add(credit, 1);
+}
+
+inline_fn bool credit_take(void)
+{
+	__s32 *credit = ct_credit();
+
+	if (!credit || *credit <= 0)
+		return false;
+	if (__sync_fetch_and_add(credit, -1) > 0)
+		return true;
+	__sync_fetch_and_add(credit, 1); /* another CPU took the last */
+	return false;
+}
+
+/* Enter a half-open half: in the place of a dead entry if there is one, or on credit. */
+inline_fn long ct_enter(const struct ct_key *key, struct ct_entry *e, __u32 now)
+{
+	struct ct_entry *old = bpf_map_lookup_elem(&mst_ct_v1, key);
+
+	e->opening = CT_OPENING_IN_PLACE;
+	if (ct_revive(old, e, now))
+		return 0;
+	if (!old && key->proto == IPPROTO_TCP && credit_take()) {
+		if (!bpf_map_update_elem(&mst_ct_v1, key, e, BPF_NOEXIST)) {
+			ct_referenced(key);
+			return 0;
+		}
+		credit_give();
+	}
+	e->opening = CT_OPENING;
+	return bpf_map_update_elem(&mst_ct_new_v1, key, e, BPF_ANY);
+}
 
 /**
  * ct_repair - give the other half the same life, or bring it back if it was evicted
@@ -284,6 +323,8 @@ global_fn int ct_answered(const struct ct_key *at, struct ct_entry *e, __u32 now
 
 	if (!at || !e)
 		return 0;
+	if (at->proto == IPPROTO_TCP)
+		credit_give();
 	if (e->opening == CT_OPENING_IN_PLACE) {
 		e->seen_reply = 1;
 		e->expires = now + ct_lifetime(e, at->proto, true);
@@ -379,6 +420,13 @@ slow_fn int fast_forget_flow(const struct ct_key *key, const struct ct_entry *e)
 	return 0;
 }
 
+/* Whether an answered flow needs no more of its opener to live on: it lies where it will stay, and
+ * its opener's next packets may all go the short way, past the entry (fast.h). */
+inline_fn bool ct_lasts(const struct ct_entry *e, __u8 proto)
+{
+	return proto == IPPROTO_TCP && e->opening == CT_OPENING_IN_PLACE && e->role == CT_DIRECT && e->seen_reply;
+}
+
 /**
  * ct_touch - what a packet of a known flow does to its entry
  */
@@ -405,7 +453,7 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 		if (e->opening && p->proto == IPPROTO_UDP)
 			fast_forget_flow(&f->key, e);
 	}
-	expires = f->now + ct_lifetime(e, p->proto, !e->opening);
+	expires = f->now + ct_lifetime(e, p->proto, !e->opening || ct_lasts(e, p->proto));
 	if (expires - e->expires + CT_REFRESH - 1 >= 2 * CT_REFRESH - 1) {
 		e->expires = expires;
 		if (e->role != CT_DIRECT)
@@ -415,17 +463,17 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 		ct_promote(f, p);
 }
 
-global_fn int flow_ends(struct pkt *p)
+global_fn int flow_seen(struct pkt *p)
 {
 	struct flow f = { .now = now_seconds() };
 
 	if (!p)
-		return false;
+		return FLOW_NONE;
 	ct_find(&f, p, CT_SCOPE_FLOW);
 	if (!f.e)
-		return false;
+		return FLOW_NONE;
 	ct_touch(&f, p);
-	return true;
+	return f.e && f.e->opening ? FLOW_OPENING : FLOW_KNOWN;
 }
 
 inline_fn void ct_end(struct ct_entry *e, const struct ct_key *key, __u32 now)

@@ -4,7 +4,8 @@
  * lies in a slot that is found by arithmetic, and holds while nothing that the
  * decision rests on has changed. Anything unusual (options, fragments, flags
  * that open, odd lengths) takes the long way, which alone judges, refreshes and
- * drops; one that closes a flow looks at the entry on its way.
+ * drops; one that closes a flow, or may prove one that is half-open, looks at the
+ * entry on its way.
  *
  * A slot is this CPU's own, so it needs no lock. What makes it void: its time;
  * either endpoint's generation; the tables' generation, which the engine moves
@@ -32,15 +33,27 @@ inline_fn __u32 fast_hash(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
 }
 _Static_assert(FAST_SLOTS == 1 << 10, "fast_hash gives 10 bits");
 
-/* After an entry of this tuple, in either direction, came, went or changed its meaning. */
-slow_fn int fast_forget(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
+/* A flow's part of the generation under which something is kept of it. */
+inline_fn __u32 fast_mix(__u32 count)
+{
+	return count * 0x9e3779b1u;
+}
+
+/**
+ * fast_forget - after an entry of this tuple, in either direction, came, went or changed its meaning
+ *
+ * Return: what changes with it in the generation that a packet had read before, when no other CPU was
+ * in between: with that, what is kept from now on holds.
+ */
+slow_fn __u32 fast_forget(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
 {
 	__u32 hash = fast_hash(a, b, port_a, port_b);
-	__u32 *count = bpf_map_lookup_elem(&mst_fast_generations_v1, &hash);
+	__u32 *count = bpf_map_lookup_elem(&mst_fast_generations_v1, &hash), was;
 
-	if (count)
-		__sync_fetch_and_add(count, 1); /* several CPUs may be at flows of one hash: none may be lost */
-	return 0;
+	if (!count)
+		return 0;
+	was = __sync_fetch_and_add(count, 1); /* several CPUs may be at flows of one hash: none may be lost */
+	return fast_mix(was) ^ fast_mix(was + 1);
 }
 
 /* The hook of an endpoint, in one number; what comes straight from the wire has one of its own. */
@@ -160,7 +173,7 @@ inline_fn __u32 fast_generation(__u32 hash, const struct endpoint *self)
 	meta = bpf_map_lookup_elem(&mst_meta_v1, &key);
 	if (!flow || !meta)
 		return 0;
-	now = meta->next_generation ^ *flow * 0x9e3779b1u ^ self->generation * 0x85ebca6bu;
+	now = meta->next_generation ^ fast_mix(*flow) ^ self->generation * 0x85ebca6bu;
 	barrier();
 	return now;
 }
@@ -192,8 +205,14 @@ inline_fn bool fast_peer_current(const struct fast_flow *fast, const struct endp
 
 #define FAST_NO (-100) /* no tc verdict: the packet must take the long way */
 
-/* The flow's entry learns that an end closes (conntrack.h). Return: whether there is one. */
-global_fn int flow_ends(struct pkt *p);
+enum flow_seen {
+	FLOW_NONE = 0, /* there is no entry */
+	FLOW_KNOWN = 1,
+	FLOW_OPENING = 2, /* half-open, still */
+};
+
+/* The flow's entry learns of a packet that closes it or may prove it (conntrack.h). Return: enum flow_seen. */
+global_fn int flow_seen(struct pkt *p);
 
 /**
  * fast_path - let a packet go the way that its flow's packets have just gone
@@ -251,8 +270,13 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 		if (wire_sender(&from, skb->cb[CB_REMOTE]))
 			return FAST_NO;
 	}
-	if (p->shape == SHAPE_ENDS && !flow_ends(p))
-		return FAST_NO;
+	if (p->shape == SHAPE_ENDS || fast->flags & FAST_OPENING) {
+		reason = flow_seen(p);
+		if (reason == FLOW_NONE)
+			return FAST_NO;
+		if (reason == FLOW_KNOWN)
+			fast->flags &= ~FAST_OPENING;
+	}
 
 	if (dir == DIR_FROM_POD)
 		count_from_pod(id, skb->len);
@@ -286,24 +310,20 @@ inline_fn __u32 fast_choose(const struct pkt *p, __u32 hook)
 
 /**
  * fast_keep - keep what was decided about a flow for the packets that follow
- * @p: not yet translated
- * @e: the flow
+ * @p: not yet translated; with the generation that was read before the flow's entry was
+ * @peer: the flow's other end
  * @to: what packets are translated to, or NULL
- * @how: enum fast_flag, with those that say which hook it is
+ * @how: enum fast_flag, with that which says which hook it is
  */
-slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct ct_entry *e, const struct tuple *to,
+slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct ct_end *peer, const struct tuple *to,
 		      __u32 how)
 {
 	__u32 id = skb->cb[CB_ENDPOINT], dir = how & FAST_TO_POD, hook = fast_hook(id, dir);
-	/* The hook is the receiver's or the sender's. */
-	bool opener_here = !dir == !!(how & FAST_FROM_OPENER);
-	const struct ct_end *mine = opener_here ? &e->opener : &e->responder;
-	const struct ct_end *peer = opener_here ? &e->responder : &e->opener;
 	__u32 slot = fast_choose(p, hook);
 	struct fast_flow *fast = fast_slot(slot);
 	struct ethhdr *eth = packet(skb);
 
-	if (!fast || mine->endpoint != id || (void *)(eth + 1) > packet_end(skb))
+	if (!fast || (void *)(eth + 1) > packet_end(skb))
 		return 0;
 	if (!fast_is(fast, p, hook) || (to && !tuple_equal(&fast->to, to)))
 		fast->way_until = now_ticks() - 1; /* it was another flow's */
@@ -313,7 +333,7 @@ slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct c
 	fast->generation = p->generation;
 	fast->peer = peer->endpoint;
 	/* What came through the host's stack goes back that way, to no node. */
-	fast->peer_generation = !peer->endpoint && e->flags & CT_VIA_STACK ? 0 : peer->generation;
+	fast->peer_generation = !peer->endpoint && how & FAST_VIA_STACK ? 0 : peer->generation;
 	__builtin_memcpy(fast->mac, eth->h_source, ETH_ALEN);
 	fast->proto = p->proto;
 	fast->flags = how;

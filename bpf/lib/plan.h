@@ -23,6 +23,7 @@ struct plan {
 	__u8 scope;        /* enum ct_scope of the packet's own tuple */
 	__u8 flags;        /* enum ct_flag */
 	bool found;        /* the responder is known */
+	bool in_place;     /* its entry lies in the big table */
 };
 
 /**
@@ -141,13 +142,17 @@ global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
 		e.role = CT_PRE_NAT;
 		e.other = plan->post;
 	}
-	return ct_create(&p->t, p->proto, plan->scope, &e, now) ? REASON_CT_FULL : REASON_NONE;
+	if (ct_create(&p->t, p->proto, plan->scope, &e, now))
+		return REASON_CT_FULL;
+	plan->in_place = e.opening == CT_OPENING_IN_PLACE;
+	return REASON_NONE;
 }
 
-/* A flow is entered: nothing that was kept of its tuples holds. */
-slow_fn int fast_forget_plan(const struct pkt *p, const struct plan *plan)
+/* A flow is entered: nothing that was kept of its tuples holds. What the packet's own flow keeps from
+ * now on does, unless somebody else changed it since the packet came. */
+slow_fn int fast_forget_plan(struct pkt *p, const struct plan *plan)
 {
-	fast_forget(p->t.src.words[3], p->t.dst.words[3], p->t.sport, p->t.dport);
+	p->generation ^= fast_forget(p->t.src.words[3], p->t.dst.words[3], p->t.sport, p->t.dport);
 	if (plan->role != CT_DIRECT)
 		fast_forget(plan->post.src.words[3], plan->post.dst.words[3], plan->post.sport, plan->post.dport);
 	return 0;

@@ -32,6 +32,7 @@ var scratchTables = []string{
 	bpfgen.PodMapMstEventRoomV1,
 	bpfgen.PodMapMstEventsV1,
 	bpfgen.PodMapMstFactsV1,
+	bpfgen.PodMapMstCreditV1,
 	bpfgen.PodMapMstFastFrontV1,
 	bpfgen.PodMapMstFastV1,
 	bpfgen.PodMapMstFastGenerationsV1,

@@ -274,6 +274,7 @@ var tableNames = []string{
 	bpfgen.PodMapMstEventRoomV1,
 	bpfgen.PodMapMstEventsV1,
 	bpfgen.PodMapMstFactsV1,
+	bpfgen.PodMapMstCreditV1,
 	bpfgen.PodMapMstFastFrontV1,
 	bpfgen.PodMapMstFastV1,
 	bpfgen.PodMapMstFastGenerationsV1,

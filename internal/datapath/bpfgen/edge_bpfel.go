@@ -35,6 +35,7 @@ const (
 	EdgeMapMstAffinityV1         = "mst_affinity_v1"
 	EdgeMapMstBackendsV1         = "mst_backends_v1"
 	EdgeMapMstChildrenV1         = "mst_children_v1"
+	EdgeMapMstCreditV1           = "mst_credit_v1"
 	EdgeMapMstCtNewV1            = "mst_ct_new_v1"
 	EdgeMapMstCtV1               = "mst_ct_v1"
 	EdgeMapMstDropsV1            = "mst_drops_v1"
@@ -140,6 +141,7 @@ type EdgeMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
+	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -219,6 +221,7 @@ type EdgeMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
+	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -264,6 +267,7 @@ func (m *EdgeMaps) Close() error {
 		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
+		m.MstCreditV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,

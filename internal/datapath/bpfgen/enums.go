@@ -95,7 +95,7 @@ const (
 const (
 	CTAnswered       = 0
 	CTOpening        = 1 // in the small table
-	CTOpeningInPlace = 2 // in the big one, where a dead entry was
+	CTOpeningInPlace = 2 // in the big one, where a dead entry was, or on credit
 )
 
 // enum ct_end_id
@@ -105,11 +105,12 @@ const (
 
 // enum fast_flag
 const (
-	FastToPod      = 1 // the hook is to_pod, else from_pod
-	FastFromOpener = 2 // they go in the flow's original direction
-	FastDeliver    = 4 // to the endpoint at the other end; else they are left to the kernel
-	FastTranslate  = 8
-	FastClosing    = 16 // the flow is closing: its slot may be taken, but holds until then
+	FastToPod     = 1 // the hook is to_pod, else from_pod
+	FastOpening   = 2 // the entry is half-open: it must learn of each packet until it is not
+	FastDeliver   = 4 // to the endpoint at the other end; else they are left to the kernel
+	FastTranslate = 8
+	FastClosing   = 16 // the flow is closing: its slot may be taken, but holds until then
+	FastViaStack  = 32 // it came through the host's stack
 )
 
 // enum edge_turn
@@ -296,6 +297,7 @@ const (
 	EventReaders      = 4
 	StoppedKept       = 256
 	SlotMember        = 2147483648
+	CTCredit          = 4096
 	FastFront         = 64
 	NobodySlots       = 64
 	MstLayout         = 2

@@ -56,6 +56,7 @@ const (
 	IterMapMstAffinityV1         = "mst_affinity_v1"
 	IterMapMstBackendsV1         = "mst_backends_v1"
 	IterMapMstChildrenV1         = "mst_children_v1"
+	IterMapMstCreditV1           = "mst_credit_v1"
 	IterMapMstCtNewV1            = "mst_ct_new_v1"
 	IterMapMstCtV1               = "mst_ct_v1"
 	IterMapMstDropsV1            = "mst_drops_v1"
@@ -159,6 +160,7 @@ type IterMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
+	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -238,6 +240,7 @@ type IterMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
+	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -283,6 +286,7 @@ func (m *IterMaps) Close() error {
 		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
+		m.MstCreditV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,

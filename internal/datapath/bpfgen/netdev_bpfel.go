@@ -19,6 +19,7 @@ const (
 	NetdevMapMstAffinityV1         = "mst_affinity_v1"
 	NetdevMapMstBackendsV1         = "mst_backends_v1"
 	NetdevMapMstChildrenV1         = "mst_children_v1"
+	NetdevMapMstCreditV1           = "mst_credit_v1"
 	NetdevMapMstCtNewV1            = "mst_ct_new_v1"
 	NetdevMapMstCtV1               = "mst_ct_v1"
 	NetdevMapMstDropsV1            = "mst_drops_v1"
@@ -122,6 +123,7 @@ type NetdevMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
+	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -201,6 +203,7 @@ type NetdevMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
+	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -246,6 +249,7 @@ func (m *NetdevMaps) Close() error {
 		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
+		m.MstCreditV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "439da447a7c70ec5e6f6219f78258c264d5afe734f76a381602c7f6925438590"
+const ObjectsHash = "2428d4636cb3814deeedcc3dc9cf675824e58b4036da0a2af3b384ca642156a3"

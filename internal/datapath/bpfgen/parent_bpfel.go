@@ -34,6 +34,7 @@ const (
 	ParentMapMstAffinityV1         = "mst_affinity_v1"
 	ParentMapMstBackendsV1         = "mst_backends_v1"
 	ParentMapMstChildrenV1         = "mst_children_v1"
+	ParentMapMstCreditV1           = "mst_credit_v1"
 	ParentMapMstCtNewV1            = "mst_ct_new_v1"
 	ParentMapMstCtV1               = "mst_ct_v1"
 	ParentMapMstDropsV1            = "mst_drops_v1"
@@ -137,6 +138,7 @@ type ParentMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
+	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -216,6 +218,7 @@ type ParentMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
+	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -261,6 +264,7 @@ func (m *ParentMaps) Close() error {
 		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
+		m.MstCreditV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,

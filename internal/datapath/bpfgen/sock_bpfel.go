@@ -43,6 +43,7 @@ const (
 	SockMapMstAffinityV1         = "mst_affinity_v1"
 	SockMapMstBackendsV1         = "mst_backends_v1"
 	SockMapMstChildrenV1         = "mst_children_v1"
+	SockMapMstCreditV1           = "mst_credit_v1"
 	SockMapMstCtNewV1            = "mst_ct_new_v1"
 	SockMapMstCtV1               = "mst_ct_v1"
 	SockMapMstDropsV1            = "mst_drops_v1"
@@ -160,6 +161,7 @@ type SockMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
+	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -239,6 +241,7 @@ type SockMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
+	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -284,6 +287,7 @@ func (m *SockMaps) Close() error {
 		m.MstAffinityV1,
 		m.MstBackendsV1,
 		m.MstChildrenV1,
+		m.MstCreditV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,

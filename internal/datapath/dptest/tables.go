@@ -275,6 +275,7 @@ func (d *Datapath) Clear(t testing.TB) {
 	for slot := range d.MstDropsV1.MaxEntries() {
 		check(t, d.MstDropsV1.Put(slot, make([]bpfgen.PodCounter, cpus)))
 	}
+	check(t, d.MstCreditV1.Put(uint32(0), int32(0)))
 	check(t, d.MstRefusalsV1.Put(uint32(0), make([]bpfgen.PodRefusals, cpus)))
 	clear(d.services)
 	clear(d.members)

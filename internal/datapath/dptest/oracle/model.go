@@ -396,6 +396,14 @@ func (w *World) life(c *Conn) int64 {
 // read to the second: near its end a connection may be known or not.
 const blur = 6
 
+// longest is how long it may be remembered: of TCP without translation the answer may be enough.
+func (w *World) longest(c *Conn) int64 {
+	if c.Pre.Proto == TCP && c.Pre == c.Post && c.Replied && !c.closing() {
+		return w.Timeouts.TCPEstablished
+	}
+	return w.life(c)
+}
+
 // Pass lets time pass. What has expired is forgotten; what may have is doubtful.
 func (w *World) Pass(seconds int64) {
 	w.Now += seconds
@@ -408,7 +416,7 @@ func (w *World) Pass(seconds int64) {
 		switch {
 		case w.Now-since <= w.life(c)-blur:
 			alive = append(alive, c)
-		case w.Now-c.Last <= w.life(c)+blur:
+		case w.Now-c.Last <= w.longest(c)+blur:
 			w.Doubtful = append(w.Doubtful, c)
 		}
 	}
