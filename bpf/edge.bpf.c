@@ -184,7 +184,32 @@ slow_fn int edge_enter(struct pkt *p, struct edge_plan *plan, __u32 now)
 	e.role = CT_PRE_NAT;
 	e.other = plan->post;
 	e.responder.endpoint = plan->endpoint;
-	return ct_create(&p->t, p->proto, CT_SCOPE_FLOW, &e, now) ? REASON_CT_FULL : REASON_NONE;
+	if (ct_create(&p->t, p->proto, CT_SCOPE_FLOW, &e, now))
+		return REASON_CT_FULL;
+	p->generation ^= fast_forget(p->t.src.words[3], p->t.dst.words[3], p->t.sport, p->t.dport);
+	return REASON_NONE;
+}
+
+/**
+ * edge_keep - keep what was decided about a packet for those of its flow that follow
+ * @p: not yet translated
+ * @to: what it is translated to
+ * @id: the endpoint that has it then, 0 for none of this node
+ * @how: enum fast_flag
+ */
+slow_fn int edge_keep(struct __sk_buff *skb, const struct pkt *p, const struct tuple *to, __u32 id, __u32 how)
+{
+	struct endpoint *ep = id ? endpoint_slot(id) : NULL;
+	struct ct_end peer = { .endpoint = id };
+
+	if (!p->shape || skb->pkt_type != PACKET_HOST)
+		return 0;
+	if (ep && ep->generation && !(ep->flags & EP_IN_POD) &&
+	    (addr_equal(&to->dst, &ep->ip4) || addr_equal(&to->dst, &ep->ip6)))
+		peer.generation = ep->generation;
+	else if (id || of_node(&to->dst))
+		return 0;
+	return fast_keep(skb, p, &peer, to, how | FAST_AT_EDGE | FAST_TRANSLATE);
 }
 
 /* Answers that only the NIC can turn back. @where: bits of enum edge_turn. */
@@ -201,6 +226,15 @@ inline_fn bool edge_turns(__u32 where)
 	struct facts *known = facts();
 
 	return known && known->edge_turn & where;
+}
+
+/* Out of an endpoint's host end, through its own program. */
+inline_fn int edge_into(struct __sk_buff *skb, struct endpoint *to)
+{
+	if (too_long(skb, to) || !link_write(skb, to->mac))
+		return edge_drop(skb, REASON_DELIVER);
+	redirect_note(skb, to->ifindex, REDIRECT_EGRESS);
+	return bpf_redirect(to->ifindex, 0);
 }
 
 /**
@@ -228,10 +262,33 @@ slow_fn int edge_deliver(struct __sk_buff *skb, struct pkt *p, __u32 id)
 			return EDGE_SEND;
 		return bpf_skb_store_bytes(skb, 0, to->mac, ETH_ALEN, 0) ? edge_drop(skb, REASON_DELIVER) : NEXT;
 	}
-	if (too_long(skb, to) || !link_write(skb, to->mac))
-		return edge_drop(skb, REASON_DELIVER);
-	redirect_note(skb, to->ifindex, REDIRECT_EGRESS);
-	return bpf_redirect(to->ifindex, 0);
+	return edge_into(skb, to);
+}
+
+/* Let a packet go the way that its flow's packets have just gone. Return: a verdict as edge_deliver's, or FAST_NO. */
+slow_fn int edge_fast(struct __sk_buff *skb, struct pkt *p)
+{
+	__u32 slot = tuple_hash(&p->t);
+	struct fast_flow *fast;
+	struct endpoint *to;
+	int reason;
+
+	p->generation = fast_generation(slot, NULL);
+	if (p->shape == SHAPE_OPENS || p->tcp_flags & TCP_SYN)
+		return FAST_NO;
+	fast = fast_find(p, fast_edge_hook(skb->ifindex), &slot);
+	if (!fast)
+		return FAST_NO;
+	to = fast->peer ? endpoint_slot(fast->peer) : NULL;
+	if (!fast_peer_current(fast, to) || !fast_seen(fast, p))
+		return FAST_NO;
+	reason = translate(skb, p, &fast->to);
+	if (reason)
+		return edge_drop(skb, reason);
+	if (to)
+		return edge_into(skb, to);
+	way_slot_note(skb, slot);
+	return EDGE_SEND;
 }
 
 /* Drops a client's packet and tells the client. */
@@ -274,6 +331,8 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
 		reason = edge_source(skb, p, &plan, now);
 	if (!reason)
 		reason = edge_enter(p, &plan, now);
+	if (!reason && p->proto == IPPROTO_TCP)
+		edge_keep(skb, p, &plan.post, plan.endpoint, FAST_OPENING);
 	if (!reason)
 		reason = translate(skb, p, &plan.post);
 	if (reason)
@@ -296,6 +355,8 @@ slow_fn int edge_reply(struct __sk_buff *skb, struct pkt *p, const struct tuple 
 	int reason;
 
 	tuple_reverse(&t, pre);
+	if (way == EDGE_SEND)
+		edge_keep(skb, p, &t, 0, 0);
 	reason = translate(skb, p, &t);
 	return reason ? edge_drop(skb, reason) : way;
 }
@@ -329,6 +390,8 @@ slow_fn int edge_known(struct __sk_buff *skb, struct pkt *p, struct flow *f)
 		return edge_reply(skb, p, &other, edge_way(e));
 	if (e->role != CT_PRE_NAT || f->reply)
 		return NEXT;
+	if (!(e->closing_orig | e->closing_reply))
+		edge_keep(skb, p, &other, e->responder.endpoint, e->opening && p->proto == IPPROTO_TCP ? FAST_OPENING : 0);
 	reason = translate(skb, p, &other);
 	return reason ? edge_drop(skb, reason) : edge_deliver(skb, p, e->responder.endpoint);
 }
@@ -375,6 +438,26 @@ inline_fn bool edge_destination(struct __sk_buff *skb, struct addr *dst)
 	return true;
 }
 
+inline_fn bool worn_port(const struct edge_config *c, __u16 port)
+{
+	return (__u16)(port - c->port_first) < c->port_count;
+}
+
+/* Whether a packet is for the node itself beyond doubt: to the address that flows wear here, on a port
+ * that no flow wears and no frontend ever had. */
+inline_fn bool own_port(const struct pkt *p)
+{
+	struct edge_config *wire = edge_config(EDGE_WIRE), *c = from_tunnel ? edge_config(EDGE_TUNNEL) : wire;
+	__u16 port = bpf_ntohs(p->t.dport);
+	__u32 word = port / 64;
+	__u64 *had;
+
+	if (!wire || !c || worn_port(wire, port) || !(addr_equal(&p->t.dst, &c->ip4) || addr_equal(&p->t.dst, &c->ip6)))
+		return false;
+	had = bpf_map_lookup_elem(&mst_frontend_ports_v1, &word);
+	return had && !(*had >> (port % 64) & 1);
+}
+
 /* Of what goes to the node itself, only node ports and the ports that flows wear are the edge's. */
 slow_fn bool edge_port(const struct addr *dst, const struct pkt *p)
 {
@@ -386,7 +469,7 @@ slow_fn bool edge_port(const struct addr *dst, const struct pkt *p)
 	if (!c || p->kind != PKT_FLOW ||
 	    (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP))
 		return false;
-	if ((__u16)(port - c->port_first) < c->port_count)
+	if (worn_port(c, port))
 		return true;
 	return service_find(dst, p->t.dport, p->proto, SCOPE_ANY, &address);
 }
@@ -424,8 +507,14 @@ int from_outside(struct __sk_buff *skb)
 	int verdict;
 
 	p.shape = glance(skb, &p);
-	if (p.shape && skb->pkt_type == PACKET_HOST && nobodys(&p))
-		return NEXT;
+	way_slot_note(skb, WAY_NONE);
+	if (p.shape && skb->pkt_type == PACKET_HOST) {
+		if (own_port(&p) || nobodys(&p))
+			return NEXT;
+		verdict = edge_fast(skb, &p);
+		if (verdict != FAST_NO)
+			return edge_done(skb, &p, verdict);
+	}
 	if (!edge_destination(skb, &dst))
 		return NEXT;
 	address = skb->pkt_type == PACKET_HOST ? destination_flags(&dst) : 0;

@@ -95,6 +95,15 @@ struct {
 	__type(value, struct service);
 } mst_services_v2 SEC(".maps");
 
+/* Ports that some frontend has, or once had: 64 a word, by the number in the host's order. Written by the
+ * engine before the frontend, read at the edge for each packet to the node itself. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, __u64);
+} mst_frontend_ports_v1 SEC(".maps");
+
 /* (Service, slot) → backend id. Written by the reconciler, read after mst_services.
  * Size: endpoints over all Services (set at load). */
 struct {

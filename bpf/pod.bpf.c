@@ -148,6 +148,8 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 	remote = to || (f->reply && to_edge(e)) ? 0 : next_remote(f);
 	if (!(f->reply && to_edge(e)))
 		keep_known(skb, p, f, translated ? &t : NULL, to ? FAST_DELIVER : 0);
+	else if (edge_way(e) == EDGE_SEND)
+		keep_known(skb, p, f, &t, FAST_BY_EDGE);
 	if (translated)
 		reason = translate(skb, p, &t);
 	if (reason)
@@ -289,7 +291,7 @@ int from_pod(struct __sk_buff *skb)
 	if (verdict == SEND_OUT)
 		return sent_out(skb, &p, self);
 	if (verdict != FAST_NO)
-		return verdict;
+		return edge_sent(skb, &p, verdict);
 	f = (struct flow){ .now = now_seconds() };
 	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason)

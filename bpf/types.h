@@ -289,6 +289,8 @@ enum fast_flag {
 	FAST_TRANSLATE = 8,
 	FAST_CLOSING = 16,    /* the flow is closing: its slot may be taken, but holds until then */
 	FAST_VIA_STACK = 32,  /* it came through the host's stack */
+	FAST_AT_EDGE = 64,    /* the hook is a device at the edge (lib/edge.h) */
+	FAST_BY_EDGE = 128,   /* from a pod: to a client at the edge */
 };
 
 /* What was decided about a flow's packets at one hook, and what must still be so for it to hold.
@@ -651,7 +653,7 @@ enum cb_word {
 	CB_REASON = 3,
 	CB_ANSWER = 4, /* answer_key on an answer that goes out of the host end */
 	CB_REMOTE = 4, /* of a packet from the wire: the node that sent it by the tunnel, or 0 */
-	CB_WAY = 4,    /* of a packet from a pod: 1 + the slot where what is kept of its flow lies, or 0 */
+	CB_WAY = 4,    /* of a packet from a pod or at the edge: 1 + the slot where what is kept of its flow lies, or 0 */
 };
 
 /* Slots of the program table that entry programs call. */

@@ -23,13 +23,13 @@
 #include "conntrack.h"
 #include "drop.h"
 #include "deliver.h"
+#include "fast.h"
+#include "fib.h"
 #include "icmp_error.h"
 #include "lb.h"
 #include "nat.h"
 #include "parse.h"
-
-#define AF_INET 2
-#define AF_INET6 10
+#include "way.h"
 
 inline_fn struct edge_config *edge_config(__u32 side)
 {
@@ -39,7 +39,8 @@ inline_fn struct edge_config *edge_config(__u32 side)
 }
 
 /**
- * edge_send - out to wherever the kernel's routing table says
+ * edge_send - out to wherever the kernel's routing table says, or by the way that its flow's packets
+ * have just gone
  * @p: as it leaves
  *
  * Return: a tc verdict.
@@ -47,31 +48,25 @@ inline_fn struct edge_config *edge_config(__u32 side)
 global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 {
 	struct bpf_fib_lookup fib = {};
-	struct bpf_redir_neigh next = {};
-	long found;
+	struct fast_flow *kept;
+	struct way way = {};
 
 	if (!p)
 		return TC_ACT_SHOT;
-	fib.ifindex = skb->ifindex;
+	kept = way_slot(skb);
+	if (kept && way_holds(kept, wire_length(skb, p))) {
+		if (!link_write(skb, kept->way_macs))
+			return drop(skb, REASON_DELIVER, DIR_EDGE);
+		redirect_note(skb, kept->way_ifindex, REDIRECT_NEIGH);
+		return bpf_redirect(kept->way_ifindex, 0);
+	}
 	fib.l4_protocol = p->proto;
 	fib.sport = p->t.sport;
 	fib.dport = p->t.dport;
-	if (p->ipv6) {
-		fib.family = AF_INET6;
-		__builtin_memcpy(fib.ipv6_src, &p->t.src, sizeof(fib.ipv6_src));
-		__builtin_memcpy(fib.ipv6_dst, &p->t.dst, sizeof(fib.ipv6_dst));
-	} else {
-		fib.family = AF_INET;
-		fib.ipv4_src = p->t.src.words[3];
-		fib.ipv4_dst = p->t.dst.words[3];
-	}
-	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
-	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
+	fib_addrs(&fib, &p->t.src, &p->t.dst);
+	if (!fib_route(skb, &fib, &way))
 		return drop(skb, REASON_NO_ROUTE, DIR_EDGE);
-	next.nh_family = fib.family;
-	__builtin_memcpy(next.ipv6_nh, fib.ipv6_dst, sizeof(next.ipv6_nh)); /* or IPv4's, first */
-	redirect_note(skb, fib.ifindex, REDIRECT_NEIGH);
-	return bpf_redirect_neigh(fib.ifindex, &next, sizeof(next), 0);
+	return way_out(skb, &way);
 }
 
 /**
@@ -101,11 +96,6 @@ global_fn int edge_home(struct __sk_buff *skb, struct pkt *p)
 	redirect_note(skb, c->door, REDIRECT_NEIGH);
 	return bpf_redirect_neigh(c->door, &next, sizeof(next), 0);
 }
-
-/* Beside the verdicts: the packet is to leave by edge_send, or by edge_home. The stack of calls is too
- * deep where that turns out. */
-#define EDGE_SEND -3
-#define EDGE_HOME -5
 
 inline_fn int edge_sent(struct __sk_buff *skb, struct pkt *p, int verdict)
 {

@@ -72,12 +72,29 @@ inline_fn __be16 tunnel_port(struct __sk_buff *skb)
 /* The inner packet's congestion mark shows outside (RFC 6040 4.1, compatibility aside). */
 inline_fn __u8 tunnel_ecn(struct __sk_buff *skb, bool ipv6)
 {
-	__be16 first = 0;
+	__be16 *first = packet(skb) + ETH_HLEN;
 	__u8 ecn;
 
-	bpf_skb_load_bytes(skb, ETH_HLEN, &first, sizeof(first));
-	ecn = bpf_ntohs(first) >> (ipv6 ? 4 : 0) & ECN_MASK;
+	if ((void *)(first + 1) > packet_end(skb))
+		return 0;
+	ecn = bpf_ntohs(*first) >> (ipv6 ? 4 : 0) & ECN_MASK;
 	return ecn == ECN_CE ? ECN_ECT0 : ecn;
+}
+
+/* Write headers of @size bytes, from a multiple of 8, behind the link header. Return: 0, or -1. */
+inline_fn int tunnel_write(struct __sk_buff *skb, const void *headers, __u32 size)
+{
+	void *to = packet(skb) + ETH_HLEN;
+	__u32 i;
+
+	if (to + size > packet_end(skb))
+		return -1;
+	/* By words: the compiler, which must not rely on any alignment, would go byte by byte. */
+	for (i = 0; i < size / 8; i++)
+		((__u64 *)to)[i] = ((const __u64 *)headers)[i];
+	for (i *= 4; i < size / 2; i++)
+		((__u16 *)to)[i] = ((const __u16 *)headers)[i];
+	return 0;
 }
 
 /* The UDP checksum is left to the inner packet's own (RFC 7348 5, RFC 6935). */
@@ -97,7 +114,7 @@ inline_fn int tunnel_push4(struct __sk_buff *skb, const struct tunnel *t, __u8 e
 {
 	__u32 length = skb->len - ETH_HLEN + sizeof(struct tunnel4);
 	struct iphdr ip = { .version = 4, .ihl = 5, .tos = ecn, .ttl = TUNNEL_TTL, .protocol = IPPROTO_UDP };
-	struct tunnel4 h = {};
+	struct tunnel4 h __attribute__((aligned(8))) = {};
 	__u32 sum = 0;
 
 	ip.tot_len = bpf_htons(length);
@@ -114,13 +131,13 @@ inline_fn int tunnel_push4(struct __sk_buff *skb, const struct tunnel *t, __u8 e
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP |
 					BPF_F_ADJ_ROOM_ENCAP_L2(ETH_HLEN) | BPF_F_ADJ_ROOM_ENCAP_L2_ETH))
 		return -1;
-	return bpf_skb_store_bytes(skb, ETH_HLEN, &h, sizeof(h), 0);
+	return tunnel_write(skb, &h, sizeof(h));
 }
 
 inline_fn int tunnel_push6(struct __sk_buff *skb, const struct tunnel *t, __u8 ecn)
 {
 	__u32 length = skb->len - ETH_HLEN + sizeof(struct tunnel6);
-	struct tunnel6 h = {};
+	struct tunnel6 h __attribute__((aligned(8))) = {};
 
 	h.ip.version = 6;
 	h.ip.flow_lbl[0] = ecn << 4;
@@ -134,7 +151,7 @@ inline_fn int tunnel_push6(struct __sk_buff *skb, const struct tunnel *t, __u8 e
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP |
 					BPF_F_ADJ_ROOM_ENCAP_L2(ETH_HLEN) | BPF_F_ADJ_ROOM_ENCAP_L2_ETH))
 		return -1;
-	return bpf_skb_store_bytes(skb, ETH_HLEN, &h, sizeof(h), 0);
+	return tunnel_write(skb, &h, sizeof(h));
 }
 
 /**

@@ -62,6 +62,12 @@ inline_fn __u32 fast_hook(__u32 id, __u32 dir)
 	return id << 1 | dir | (__u32)from_wire << 31;
 }
 
+/* The hook of a device at the edge. */
+inline_fn __u32 fast_edge_hook(__u32 ifindex)
+{
+	return ifindex | 1u << 30;
+}
+
 inline_fn __u32 fast_place(__u32 hash, __u32 hook)
 {
 	return (hash ^ hook * 37) & (FAST_SLOTS - 1);
@@ -160,7 +166,7 @@ inline_fn __u8 glance(struct __sk_buff *skb, struct pkt *p)
 }
 
 /**
- * fast_generation - the generations of the tables, of the hook's endpoint and of the flow, mixed
+ * fast_generation - the generations of the tables, of the hook's endpoint, if it has one, and of the flow, mixed
  *
  * Read before the flow's entry is: what changes later makes void what is kept of it.
  */
@@ -173,7 +179,7 @@ inline_fn __u32 fast_generation(__u32 hash, const struct endpoint *self)
 	meta = bpf_map_lookup_elem(&mst_meta_v1, &key);
 	if (!flow || !meta)
 		return 0;
-	now = meta->next_generation ^ fast_mix(*flow) ^ self->generation * 0x85ebca6bu;
+	now = meta->next_generation ^ fast_mix(*flow) ^ (self ? self->generation * 0x85ebca6bu : 0);
 	barrier();
 	return now;
 }
@@ -211,8 +217,51 @@ enum flow_seen {
 	FLOW_OPENING = 2, /* half-open, still */
 };
 
+/**
+ * fast_find - what is kept of a packet's flow at a hook
+ * @p: as glance leaves it
+ * @slot: the tuple's hash; becomes where it lies
+ *
+ * Return: NULL when nothing is, or it holds no more.
+ */
+inline_fn struct fast_flow *fast_find(const struct pkt *p, __u32 hook, __u32 *slot)
+{
+	__u32 place = fast_place(*slot, hook);
+	struct fast_flow *fast;
+
+	*slot = FRONT_SLOT(place);
+	fast = fast_slot(*slot);
+	if (!fast)
+		return NULL;
+	if (!fast_is(fast, p, hook)) {
+		/* Behind a flow that has closed lies nothing new, and nothing near. */
+		if (fast->flags & FAST_CLOSING)
+			return NULL;
+		*slot = BACK_SLOT(place);
+		fast = fast_slot(*slot);
+		if (!fast || !fast_is(fast, p, hook))
+			return NULL;
+	}
+	if (p->shape == SHAPE_ENDS) /* another may take its slot; what acknowledges the end still finds it */
+		fast->flags |= FAST_CLOSING;
+	return fast_holds(fast, p) ? fast : NULL;
+}
+
 /* The flow's entry learns of a packet that closes it or may prove it (conntrack.h). Return: enum flow_seen. */
 global_fn int flow_seen(struct pkt *p);
+
+/* Show a packet to its flow's entry, if it must be. Return: whether there is one. */
+inline_fn bool fast_seen(struct fast_flow *fast, struct pkt *p)
+{
+	int seen;
+
+	if (p->shape != SHAPE_ENDS && !(fast->flags & FAST_OPENING))
+		return true;
+	seen = flow_seen(p);
+	if (seen == FLOW_KNOWN)
+		fast->flags &= ~FAST_OPENING;
+	return seen != FLOW_NONE;
+}
 
 /**
  * fast_path - let a packet go the way that its flow's packets have just gone
@@ -220,7 +269,7 @@ global_fn int flow_seen(struct pkt *p);
  * @self: whose hook this is
  * @dir: DIR_FROM_POD or DIR_TO_POD
  *
- * Return: a tc verdict, SEND_OUT or FAST_NO.
+ * Return: a tc verdict, SEND_OUT, EDGE_SEND or FAST_NO.
  */
 slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 dir)
 {
@@ -239,24 +288,8 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	p->generation = fast_generation(slot, self);
 	if (p->shape == SHAPE_OPENS || p->tcp_flags & TCP_SYN)
 		return FAST_NO;
-	slot = fast_place(slot, hook);
-	fast = fast_slot(FRONT_SLOT(slot));
+	fast = fast_find(p, hook, &slot);
 	if (!fast)
-		return FAST_NO;
-	if (fast_is(fast, p, hook)) {
-		slot = FRONT_SLOT(slot);
-	} else {
-		/* Behind a flow that has closed lies nothing new, and nothing near. */
-		if (fast->flags & FAST_CLOSING)
-			return FAST_NO;
-		slot = BACK_SLOT(slot);
-		fast = fast_slot(slot);
-		if (!fast || !fast_is(fast, p, hook))
-			return FAST_NO;
-	}
-	if (p->shape == SHAPE_ENDS) /* another may take its slot; what acknowledges the end still finds it */
-		fast->flags |= FAST_CLOSING;
-	if (!fast_holds(fast, p))
 		return FAST_NO;
 	peer = fast->peer ? endpoint_slot(fast->peer) : NULL;
 	if (!fast_peer_current(fast, peer))
@@ -270,13 +303,8 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 		if (wire_sender(&from, skb->cb[CB_REMOTE]))
 			return FAST_NO;
 	}
-	if (p->shape == SHAPE_ENDS || fast->flags & FAST_OPENING) {
-		reason = flow_seen(p);
-		if (reason == FLOW_NONE)
-			return FAST_NO;
-		if (reason == FLOW_KNOWN)
-			fast->flags &= ~FAST_OPENING;
-	}
+	if (!fast_seen(fast, p))
+		return FAST_NO;
 
 	if (dir == DIR_FROM_POD)
 		count_from_pod(id, skb->len);
@@ -289,6 +317,10 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	}
 	if (dir == DIR_TO_POD)
 		return into_pod(skb, p, self, id);
+	if (fast->flags & FAST_BY_EDGE) {
+		way_slot_note(skb, slot);
+		return EDGE_SEND;
+	}
 	if (peer && fast->flags & FAST_DELIVER)
 		return deliver(skb, self, peer, fast->peer);
 	if (dir == DIR_FROM_POD && !in_pod)
@@ -318,7 +350,8 @@ inline_fn __u32 fast_choose(const struct pkt *p, __u32 hook)
 slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct ct_end *peer, const struct tuple *to,
 		      __u32 how)
 {
-	__u32 id = skb->cb[CB_ENDPOINT], dir = how & FAST_TO_POD, hook = fast_hook(id, dir);
+	__u32 id = skb->cb[CB_ENDPOINT], dir = how & FAST_TO_POD;
+	__u32 hook = how & FAST_AT_EDGE ? fast_edge_hook(skb->ifindex) : fast_hook(id, dir);
 	__u32 slot = fast_choose(p, hook);
 	struct fast_flow *fast = fast_slot(slot);
 	struct ethhdr *eth = packet(skb);

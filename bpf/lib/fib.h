@@ -234,6 +234,10 @@ global_fn int to_wire(struct __sk_buff *skb, struct pkt *p)
 
 /* Beside the verdicts: the packet is to leave the node, by to_wire. */
 #define SEND_OUT -2
+/* The same at the edge (edge.h), by edge_send, or by edge_home. The stack of calls is too deep where
+ * these turn out. */
+#define EDGE_SEND -3
+#define EDGE_HOME -5
 
 /**
  * send_out - a pod's packet leaves the node

@@ -26,6 +26,9 @@ inline_fn __u32 tunnel_peer(const struct addr *a)
 	return ref ? *ref : 0;
 }
 
+/* All headers of a packet in the tunnel, at most, down to the inner addresses. */
+#define TUNNEL_HEADERS (ETH_HLEN + sizeof(struct tunnel6) + sizeof(struct ipv6hdr))
+
 /* Where the outer headers of a packet in the tunnel end, and whose they are. */
 struct outer {
 	struct addr src;
@@ -35,42 +38,45 @@ struct outer {
 	bool ipv6;
 };
 
-inline_fn bool outer_parse(struct __sk_buff *skb, struct outer *o)
+inline_fn bool outer_parse4(const struct iphdr *ip, struct outer *o)
 {
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		struct iphdr ip;
+	if (*(__u8 *)ip != 0x45 || ip->protocol != IPPROTO_UDP || ip->frag_off & bpf_htons(0x3fff))
+		return false;
+	addr_from_ipv4(&o->src, ip->saddr);
+	addr_from_ipv4(&o->dst, ip->daddr);
+	o->ecn = ip->tos & ECN_MASK;
+	o->length = sizeof(*ip);
+	o->ipv6 = false;
+	return true;
+}
 
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.protocol != IPPROTO_UDP || ip.ihl != 5 ||
-		    ip.frag_off & bpf_htons(0x3fff))
-			return false;
-		addr_from_ipv4(&o->src, ip.saddr);
-		addr_from_ipv4(&o->dst, ip.daddr);
-		o->ecn = ip.tos & ECN_MASK;
-		o->length = sizeof(ip);
-	} else {
-		struct ipv6hdr ip;
-
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_UDP)
-			return false;
-		__builtin_memcpy(&o->src, &ip.saddr, sizeof(o->src));
-		__builtin_memcpy(&o->dst, &ip.daddr, sizeof(o->dst));
-		o->ecn = ip.flow_lbl[0] >> 4 & ECN_MASK;
-		o->length = sizeof(ip);
-		o->ipv6 = true;
-	}
+inline_fn bool outer_parse6(const struct ipv6hdr *ip, struct outer *o)
+{
+	if (ip->nexthdr != IPPROTO_UDP)
+		return false;
+	__builtin_memcpy(&o->src, &ip->saddr, sizeof(o->src));
+	__builtin_memcpy(&o->dst, &ip->daddr, sizeof(o->dst));
+	o->ecn = ip->flow_lbl[0] >> 4 & ECN_MASK;
+	o->length = sizeof(*ip);
+	o->ipv6 = true;
 	return true;
 }
 
 /* The inner packet's destination; false when it is no IP packet. */
-inline_fn bool inner_destination(struct __sk_buff *skb, __u32 off, __be16 proto, struct addr *dst)
+inline_fn bool inner_destination(struct __sk_buff *skb, const void *ip, __be16 proto, struct addr *dst)
 {
-	__be32 ip;
+	const struct ipv6hdr *ip6 = ip;
+	const struct iphdr *ip4 = ip;
 
-	if (proto == bpf_htons(ETH_P_IPV6))
-		return !bpf_skb_load_bytes(skb, off + 24, dst, sizeof(*dst));
-	if (proto != bpf_htons(ETH_P_IP) || bpf_skb_load_bytes(skb, off + 16, &ip, sizeof(ip)))
+	if (proto == bpf_htons(ETH_P_IPV6)) {
+		if ((void *)(ip6 + 1) > packet_end(skb))
+			return false;
+		__builtin_memcpy(dst, &ip6->daddr, sizeof(*dst));
+		return true;
+	}
+	if (proto != bpf_htons(ETH_P_IP) || (void *)(ip4 + 1) > packet_end(skb))
 		return false;
-	addr_from_ipv4(dst, ip);
+	addr_from_ipv4(dst, ip4->daddr);
 	return true;
 }
 
@@ -94,6 +100,24 @@ inline_fn int tunnel_strip(struct __sk_buff *skb, const struct outer *o, __be16 
 	return ipv6 == o->ipv6 ? 0 : bpf_skb_store_bytes(skb, 2 * ETH_ALEN, &proto, sizeof(proto), 0);
 }
 
+/* Of a packet from @outer's end on: whose it is, and where it goes inside. Return: the endpoint, or 0. */
+inline_fn __u32 tunnel_judge(struct __sk_buff *skb, const struct outer *o, const void *end, const struct node_config *n,
+			     __u32 *ref, __be16 *proto)
+{
+	const struct tunnel_tail *tail = end;
+	struct addr inner;
+	__u32 id;
+
+	if ((void *)(tail + 1) > packet_end(skb) || !plain_tunnel(o, tail, n))
+		return 0;
+	*proto = tail->eth.h_proto;
+	if (!inner_destination(skb, tail + 1, *proto, &inner))
+		return 0;
+	*ref = tunnel_peer(&o->src);
+	id = *ref ? endpoint_of(&inner) : 0;
+	return id && behind_host_end(id) ? id : 0;
+}
+
 /**
  * untunnel - strip the tunnel's headers from a packet to a pod of this node
  * @ref: set to the node that sent it
@@ -103,20 +127,24 @@ inline_fn int tunnel_strip(struct __sk_buff *skb, const struct outer *o, __be16 
 slow_fn __u32 untunnel(struct __sk_buff *skb, __u32 *ref)
 {
 	struct node_config *n = node_config();
-	struct tunnel_tail tail;
-	struct outer o = {};
-	struct addr inner;
-	__u32 id;
+	__be16 proto = 0;
+	struct outer o;
+	__u32 id = 0;
+	__s64 need;
+	void *ip;
 
-	if (!n || !n->overlay || !ref || !outer_parse(skb, &o))
+	if (!n || !n->overlay || !ref)
 		return 0;
-	if (bpf_skb_load_bytes(skb, ETH_HLEN + o.length, &tail, sizeof(tail)) || !plain_tunnel(&o, &tail, n))
-		return 0;
-	*ref = tunnel_peer(&o.src);
-	if (!*ref || !inner_destination(skb, ETH_HLEN + o.length + sizeof(tail), tail.eth.h_proto, &inner))
-		return 0;
-	id = endpoint_of(&inner);
-	if (!id || !behind_host_end(id) || tunnel_strip(skb, &o, tail.eth.h_proto))
-		return 0;
-	return id;
+	/* Most drivers leave that much where programs can read it. */
+	need = skb->len < TUNNEL_HEADERS ? skb->len : TUNNEL_HEADERS;
+	if (packet_end(skb) - packet(skb) < need)
+		bpf_skb_pull_data(skb, need);
+	ip = packet(skb) + ETH_HLEN;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (ip + sizeof(struct iphdr) <= packet_end(skb) && outer_parse4(ip, &o))
+			id = tunnel_judge(skb, &o, ip + sizeof(struct iphdr), n, ref, &proto);
+	} else if (ip + sizeof(struct ipv6hdr) <= packet_end(skb) && outer_parse6(ip, &o)) {
+		id = tunnel_judge(skb, &o, ip + sizeof(struct ipv6hdr), n, ref, &proto);
+	}
+	return id && !tunnel_strip(skb, &o, proto) ? id : 0;
 }

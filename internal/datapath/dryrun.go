@@ -51,6 +51,7 @@ var sharedTables = []string{
 	bpfgen.PodMapMstEdgeV2,
 	bpfgen.PodMapMstEndpointAddrsV1,
 	bpfgen.PodMapMstEndpointsV1,
+	bpfgen.EdgeMapMstFrontendPortsV1,
 	bpfgen.PodMapMstIdentitiesV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,

@@ -55,7 +55,7 @@ type Datapath struct {
 	// NoTCX makes Attach use clsact, as on kernels before 6.6.
 	NoTCX bool
 
-	Frontends *Table[FrontendKey, Frontend]
+	Frontends FrontendTable
 	Slots     *Table[SlotKey, uint32]
 	Backends  *Table[uint32, Backend]
 	Sources   *Table[SourceKey, uint8]
@@ -118,7 +118,7 @@ func Open(dir string, sizes Sizes) (*Datapath, error) {
 		d.maps[name] = m
 	}
 	d.bind()
-	if err := d.checkLayout(); err != nil {
+	if err := errors.Join(d.checkLayout(), d.Frontends.tellAll()); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
@@ -280,6 +280,7 @@ var tableNames = []string{
 	bpfgen.PodMapMstFastGenerationsV1,
 	bpfgen.PodMapMstFragsV1,
 	bpfgen.PodMapMstIdentitiesV1,
+	bpfgen.EdgeMapMstFrontendPortsV1,
 	bpfgen.PodMapMstJudgmentV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
@@ -368,7 +369,7 @@ func (d *Datapath) checkLayout() error {
 }
 
 func (d *Datapath) bind() {
-	d.Frontends = bindTable[FrontendKey, Frontend](d, bpfgen.PodMapMstServicesV2)
+	d.Frontends = frontendTable(d)
 	d.Slots = bindTable[SlotKey, uint32](d, bpfgen.PodMapMstSlotsV1)
 	d.Backends = bindTable[uint32, Backend](d, bpfgen.PodMapMstBackendsV1)
 	d.affinity = bindTable[bpfgen.PodAffinityKey, bpfgen.PodAffinity](d, bpfgen.PodMapMstAffinityV1)

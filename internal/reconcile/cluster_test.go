@@ -56,6 +56,19 @@ func (t kernelTable[K, V]) All() (map[K]V, error) {
 	return out, it.Err()
 }
 
+// frontendTable is the real table of frontends, whose ports are told to the edge.
+type frontendTable struct {
+	kernelTable[datapath.FrontendKey, datapath.Frontend]
+	c *cluster
+}
+
+func (t frontendTable) Put(keys []datapath.FrontendKey, values []datapath.Frontend) error {
+	for _, k := range keys {
+		t.c.edge.TellPort(t.c.t, datapath.Port(k.Port))
+	}
+	return t.kernelTable.Put(keys, values)
+}
+
 // cluster is one generated Service on a node with pods 1 to 3 (3 is a client),
 // a client outside, and backends on other nodes.
 type cluster struct {
@@ -151,7 +164,7 @@ func TestTheOracleAgreesOnGeneratedClusters(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	c := &cluster{t: t, edge: dptest.NewEdge(t, dptest.Options{Sizes: map[string]uint32{"mst_slots_v1": 65536}}, 3), r: rand.New(rand.NewPCG(seed, 1))}
 	s, err := LoadServices(ServiceTables{
-		Frontends: kernelTable[datapath.FrontendKey, datapath.Frontend]{c.edge.MstServicesV2},
+		Frontends: frontendTable{kernelTable[datapath.FrontendKey, datapath.Frontend]{c.edge.MstServicesV2}, c},
 		Slots:     kernelTable[datapath.SlotKey, uint32]{c.edge.MstSlotsV1},
 		Backends:  kernelTable[uint32, datapath.Backend]{c.edge.MstBackendsV1},
 		Sources:   kernelTable[datapath.SourceKey, uint8]{c.edge.MstSourcesV1},

@@ -35,6 +35,7 @@ const (
 	EntryMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	EntryMapMstFastV1             = "mst_fast_v1"
 	EntryMapMstFragsV1            = "mst_frags_v1"
+	EntryMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	EntryMapMstIdentitiesV1       = "mst_identities_v1"
 	EntryMapMstJudgmentV1         = "mst_judgment_v1"
 	EntryMapMstMetaV1             = "mst_meta_v1"
@@ -141,6 +142,7 @@ type EntryMapSpecs struct {
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
+	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
@@ -221,6 +223,7 @@ type EntryMaps struct {
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
+	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
@@ -267,6 +270,7 @@ func (m *EntryMaps) Close() error {
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,
+		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
 		m.MstJudgmentV1,
 		m.MstMetaV1,

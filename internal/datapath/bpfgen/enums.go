@@ -109,8 +109,10 @@ const (
 	FastOpening   = 2 // the entry is half-open: it must learn of each packet until it is not
 	FastDeliver   = 4 // to the endpoint at the other end; else they are left to the kernel
 	FastTranslate = 8
-	FastClosing   = 16 // the flow is closing: its slot may be taken, but holds until then
-	FastViaStack  = 32 // it came through the host's stack
+	FastClosing   = 16  // the flow is closing: its slot may be taken, but holds until then
+	FastViaStack  = 32  // it came through the host's stack
+	FastAtEdge    = 64  // the hook is a device at the edge (lib/edge.h)
+	FastByEdge    = 128 // from a pod: to a client at the edge
 )
 
 // enum edge_turn
@@ -192,7 +194,7 @@ const (
 	CbReason          = 3
 	CbAnswer          = 4 // answer_key on an answer that goes out of the host end
 	CbRemote          = 4 // of a packet from the wire: the node that sent it by the tunnel, or 0
-	CbWay             = 4 // of a packet from a pod: 1 + the slot where what is kept of its flow lies, or 0
+	CbWay             = 4 // of a packet from a pod or at the edge: 1 + the slot where what is kept of its flow lies, or 0
 )
 
 // enum pod_program

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "2428d4636cb3814deeedcc3dc9cf675824e58b4036da0a2af3b384ca642156a3"
+const ObjectsHash = "d39ecc7ed61510875f7a0c39b228f6fbc6262b907cb1a854b31d34a2731e196c"

@@ -50,6 +50,7 @@ const (
 	ParentMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	ParentMapMstFastV1             = "mst_fast_v1"
 	ParentMapMstFragsV1            = "mst_frags_v1"
+	ParentMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	ParentMapMstIdentitiesV1       = "mst_identities_v1"
 	ParentMapMstJudgmentV1         = "mst_judgment_v1"
 	ParentMapMstMetaV1             = "mst_meta_v1"
@@ -154,6 +155,7 @@ type ParentMapSpecs struct {
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
+	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
@@ -234,6 +236,7 @@ type ParentMaps struct {
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
+	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
@@ -280,6 +283,7 @@ func (m *ParentMaps) Close() error {
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,
+		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
 		m.MstJudgmentV1,
 		m.MstMetaV1,

@@ -474,6 +474,7 @@ const (
 	PodMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	PodMapMstFastV1             = "mst_fast_v1"
 	PodMapMstFragsV1            = "mst_frags_v1"
+	PodMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	PodMapMstIdentitiesV1       = "mst_identities_v1"
 	PodMapMstJudgmentV1         = "mst_judgment_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
@@ -580,6 +581,7 @@ type PodMapSpecs struct {
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
+	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
@@ -660,6 +662,7 @@ type PodMaps struct {
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
+	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
@@ -706,6 +709,7 @@ func (m *PodMaps) Close() error {
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,
+		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
 		m.MstJudgmentV1,
 		m.MstMetaV1,

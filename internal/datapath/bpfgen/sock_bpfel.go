@@ -59,6 +59,7 @@ const (
 	SockMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	SockMapMstFastV1             = "mst_fast_v1"
 	SockMapMstFragsV1            = "mst_frags_v1"
+	SockMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	SockMapMstIdentitiesV1       = "mst_identities_v1"
 	SockMapMstJudgmentV1         = "mst_judgment_v1"
 	SockMapMstMetaV1             = "mst_meta_v1"
@@ -177,6 +178,7 @@ type SockMapSpecs struct {
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
+	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
@@ -257,6 +259,7 @@ type SockMaps struct {
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
+	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
@@ -303,6 +306,7 @@ func (m *SockMaps) Close() error {
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,
+		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
 		m.MstJudgmentV1,
 		m.MstMetaV1,

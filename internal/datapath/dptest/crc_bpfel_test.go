@@ -35,6 +35,7 @@ const (
 	crcMapMstFastGenerationsV1  = "mst_fast_generations_v1"
 	crcMapMstFastV1             = "mst_fast_v1"
 	crcMapMstFragsV1            = "mst_frags_v1"
+	crcMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	crcMapMstIdentitiesV1       = "mst_identities_v1"
 	crcMapMstJudgmentV1         = "mst_judgment_v1"
 	crcMapMstMetaV1             = "mst_meta_v1"
@@ -139,6 +140,7 @@ type crcMapSpecs struct {
 	MstFastGenerationsV1  *ebpf.MapSpec `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
+	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
@@ -219,6 +221,7 @@ type crcMaps struct {
 	MstFastGenerationsV1  *ebpf.Map `ebpf:"mst_fast_generations_v1"`
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
+	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
@@ -265,6 +268,7 @@ func (m *crcMaps) Close() error {
 		m.MstFastGenerationsV1,
 		m.MstFastV1,
 		m.MstFragsV1,
+		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
 		m.MstJudgmentV1,
 		m.MstMetaV1,

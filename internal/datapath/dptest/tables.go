@@ -174,6 +174,7 @@ func (d *Datapath) SetServiceWith(t testing.TB, o ServiceOptions, proto uint8, f
 	if o.Group == 0 {
 		o.Group = uint64(number)
 	}
+	d.TellPort(t, frontend.Port())
 	check(t, d.MstServicesV2.Put(id.key(), bpfgen.PodService{Id: number, Number: number, Backends: uint32(len(backends)),
 		Flags: o.Flags, Kind: o.Kind, Group: o.Group, Affinity: o.Affinity}))
 	if mark := uint16(bpfgen.SvcAddress); o.Kind != bpfgen.KindNodePort {
@@ -182,6 +183,15 @@ func (d *Datapath) SetServiceWith(t testing.TB, o ServiceOptions, proto uint8, f
 		}
 		d.mark(t, frontend.Addr(), mark)
 	}
+}
+
+// TellPort says that a frontend has the port, as datapath.FrontendTable does.
+func (d *Datapath) TellPort(t testing.TB, port uint16) {
+	t.Helper()
+	var had uint64
+	word := uint32(port) / 64
+	check(t, d.MstFrontendPortsV1.Lookup(word, &had))
+	check(t, d.MstFrontendPortsV1.Put(word, had|1<<(port%64)))
 }
 
 func (d *Datapath) mark(t testing.TB, a netip.Addr, flags uint16) {

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dptest
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
+)
+
+// The short way at the edge. That a packet took it shows when the flow's entries
+// are gone, and nobody said so.
+
+// eachNear runs fn for TCP and UDP of both families, with a flow that is established: to a pod of the
+// node's own and to another node's. exchange sends a packet of it each way.
+func eachNear(t *testing.T, fn func(o outside, pod uint32, exchange func(what string))) {
+	eachEdge(t, func(o outside) {
+		if o.proto == oracle.SCTP {
+			return // its packets all take the long way
+		}
+		onOneCPU(o.t)
+		for _, pod := range []Pod{{}, o.edge.Pods[1]} {
+			o.c = end(o.c.Addr(), o.c.Port()+1)
+			b := end(External(2, o.v6), 8080)
+			if pod.ID != 0 {
+				b = end(pod.IP(o.v6), 8080)
+			}
+			o.nodePort(0, b)
+			worn := o.worn(o.arrive(o.c, o.f, syn))
+			back := func(flags uint8) Arrival {
+				if pod.ID != 0 {
+					return o.answer(pod, b, worn, flags)
+				}
+				return o.arrive(b, worn, flags)
+			}
+			exchange := func(what string) {
+				o.t.Helper()
+				o.want(what, o.arrive(o.c, o.f, ack), pod.ID, worn, b)
+				o.want(what+", back", back(ack), 0, o.f, o.c)
+			}
+			o.want("the first answer", back(syn|ack), 0, o.f, o.c)
+			exchange("the third")
+			exchange("more")
+			fn(o, pod.ID, exchange)
+		}
+	})
+}
+
+func TestFlowsAtTheEdgeTakeTheShortWay(t *testing.T) {
+	eachNear(t, func(o outside, _ uint32, exchange func(string)) {
+		for _, f := range o.edge.Flows(o.t) {
+			if f.Left() >= 0 && !f.Established {
+				o.t.Errorf("%v is not promoted", f.Tuple())
+			}
+		}
+		loseFlows(o.t, o.edge.Network)
+		exchange("by what is kept")
+		o.edge.flowsChanged(o.t)
+		if o.proto != oracle.TCP {
+			return // its packet begins a flow
+		}
+		if a := o.arrive(o.c, o.f, ack); a.Direct || a.Dropped != "" || a.Tuple().Dst != o.f {
+			o.t.Errorf("after the tables changed: %v", a)
+		}
+	})
+}
+
+func TestTheShortWayAtTheEdgeEndsWithItsPod(t *testing.T) {
+	eachNear(t, func(o outside, pod uint32, exchange func(string)) {
+		if pod == 0 {
+			return
+		}
+		loseFlows(o.t, o.edge.Network)
+		exchange("by what is kept")
+		o.edge.SetPod(o.t, o.edge.Pods[1]) // another generation
+		if a := o.arrive(o.c, o.f, ack); o.proto == oracle.TCP && (a.Direct || a.Tuple().Dst != o.f) {
+			o.t.Errorf("after its endpoint changed: %v", a)
+		}
+	})
+}
+
+// A closing flow's entry learns of it on the short way.
+func TestTheEdgeSeesFlowsClose(t *testing.T) {
+	eachNear(t, func(o outside, pod uint32, exchange func(string)) {
+		if o.proto != oracle.TCP || pod != 0 {
+			return
+		}
+		o.arrive(o.c, o.f, fin|ack)
+		f := o.edge.Flow(o.t, Tuple{o.proto, o.c, o.f}, bpfgen.CTScopeFlow)
+		if f == nil || f.Entry.ClosingOrig == 0 || f.Left() > 121 {
+			o.t.Errorf("after the client's FIN: %+v", f)
+		}
+	})
+}
+
+// What comes to the node at a port that no frontend ever had is the node's own, and asks nobody; at
+// one that a Service gets, it is the Service's from then on.
+func TestThePortOfANewServiceIsNoLongerTheNodesOwn(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		b := end(External(2, o.v6), 8080)
+		o.f = netip.AddrPortFrom(o.f.Addr(), 31000+uint16(o.proto))
+		if o.v6 {
+			o.f = netip.AddrPortFrom(o.f.Addr(), 31300+uint16(o.proto))
+		}
+		for range 3 {
+			if a := o.arrive(o.c, o.f, syn); a.Direct || a.Dropped != "" || a.Tuple().Dst != o.f {
+				o.t.Fatalf("before: %v", a)
+			}
+		}
+		o.nodePort(0, b)
+		a := o.arrive(o.c, o.f, syn)
+		o.want("after", a, 0, o.worn(a), b)
+	})
+}
