@@ -197,12 +197,12 @@ slow_fn int edge_enter(struct pkt *p, struct edge_plan *plan, __u32 now)
  * @id: the endpoint that has it then, 0 for none of this node
  * @how: enum fast_flag
  */
-slow_fn int edge_keep(struct __sk_buff *skb, const struct pkt *p, const struct tuple *to, __u32 id, __u32 how)
+global_fn int edge_keep(struct __sk_buff *skb, const struct pkt *p, const struct tuple *to, __u32 id, __u32 how)
 {
 	struct endpoint *ep = id ? endpoint_slot(id) : NULL;
 	struct ct_end peer = { .endpoint = id };
 
-	if (!p->shape || skb->pkt_type != PACKET_HOST)
+	if (!p || !to || !p->shape || skb->pkt_type != PACKET_HOST)
 		return 0;
 	if (ep && ep->generation && !(ep->flags & EP_IN_POD) &&
 	    (addr_equal(&to->dst, &ep->ip4) || addr_equal(&to->dst, &ep->ip6)))
@@ -266,13 +266,16 @@ slow_fn int edge_deliver(struct __sk_buff *skb, struct pkt *p, __u32 id)
 }
 
 /* Let a packet go the way that its flow's packets have just gone. Return: a verdict as edge_deliver's, or FAST_NO. */
-slow_fn int edge_fast(struct __sk_buff *skb, struct pkt *p)
+global_fn int edge_fast(struct __sk_buff *skb, struct pkt *p)
 {
-	__u32 slot = tuple_hash(&p->t);
+	__u32 slot;
 	struct fast_flow *fast;
 	struct endpoint *to;
 	int reason;
 
+	if (!p)
+		return FAST_NO;
+	slot = tuple_hash(&p->t);
 	p->generation = fast_generation(slot, NULL);
 	if (p->shape == SHAPE_OPENS || p->tcp_flags & TCP_SYN)
 		return FAST_NO;

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "d39ecc7ed61510875f7a0c39b228f6fbc6262b907cb1a854b31d34a2731e196c"
+const ObjectsHash = "f335b1b761ac2ad8a4fe152d6fa3760d98eb1f272f3537e7b9adcfd875964acc"
