@@ -194,7 +194,7 @@ slow_fn int edge_enter(struct pkt *p, struct edge_plan *plan, __u32 now)
  * edge_keep - keep what was decided about a packet for those of its flow that follow
  * @p: not yet translated
  * @to: what it is translated to
- * @id: the endpoint that has it then, 0 for none of this node
+ * @id: the endpoint that has it then, 0: another node, or a host
  * @how: enum fast_flag
  */
 global_fn int edge_keep(struct __sk_buff *skb, const struct pkt *p, const struct tuple *to, __u32 id, __u32 how)
@@ -207,7 +207,7 @@ global_fn int edge_keep(struct __sk_buff *skb, const struct pkt *p, const struct
 	if (ep && ep->generation && !(ep->flags & EP_IN_POD) &&
 	    (addr_equal(&to->dst, &ep->ip4) || addr_equal(&to->dst, &ep->ip6)))
 		peer.generation = ep->generation;
-	else if (id || of_node(&to->dst))
+	else if (id)
 		return 0;
 	return fast_keep(skb, p, &peer, to, how | FAST_AT_EDGE | FAST_TRANSLATE);
 }
@@ -305,8 +305,9 @@ slow_fn int edge_refuse(struct __sk_buff *skb, struct pkt *p, __u32 reason, __u3
 
 /**
  * edge_new - a packet from outside that belongs to no known flow
+ * @generation: nobody_generation(), as it was when the packet came
  */
-slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
+slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 generation, __u32 now)
 {
 	struct edge_plan plan = { .post = p->t };
 	struct service *s;
@@ -320,6 +321,8 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
 	s = service_find(&p->t.dst, p->t.dport, p->proto, from_door ? SCOPE_ANY : SCOPE_OUTSIDE, &address);
 	if (!s && address & SVC_REFUSE)
 		return edge_refuse(skb, p, REASON_SERVICE_PORT, now);
+	if (!s && p->shape && !from_door)
+		nobody_keep(p, generation);
 	if (!s) /* as if there were no Service, nor a door */
 		return from_door ? EDGE_SEND : NEXT;
 	if (p->proto != IPPROTO_UDP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
@@ -334,7 +337,7 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
 		reason = edge_source(skb, p, &plan, now);
 	if (!reason)
 		reason = edge_enter(p, &plan, now);
-	if (!reason && p->proto == IPPROTO_TCP)
+	if (!reason && p->proto == IPPROTO_TCP && !plan.host)
 		edge_keep(skb, p, &plan.post, plan.endpoint, FAST_OPENING);
 	if (!reason)
 		reason = translate(skb, p, &plan.post);
@@ -342,7 +345,7 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 now)
 		return edge_drop(skb, reason);
 	if (!from_door && !plan.wear && !plan.endpoint) /* the node itself, or a pod that mustang does not know */
 		edge_turn(EDGE_TURN_OUT);
-	return edge_deliver(skb, p, plan.endpoint);
+	return plan.endpoint || plan.host ? edge_deliver(skb, p, plan.endpoint) : EDGE_SEND;
 }
 
 /**
@@ -393,7 +396,7 @@ slow_fn int edge_known(struct __sk_buff *skb, struct pkt *p, struct flow *f)
 		return edge_reply(skb, p, &other, edge_way(e));
 	if (e->role != CT_PRE_NAT || f->reply)
 		return NEXT;
-	if (!(e->closing_orig | e->closing_reply))
+	if (!(e->closing_orig | e->closing_reply) && (e->responder.endpoint || !of_node(&other.dst)))
 		edge_keep(skb, p, &other, e->responder.endpoint, e->opening && p->proto == IPPROTO_TCP ? FAST_OPENING : 0);
 	reason = translate(skb, p, &other);
 	return reason ? edge_drop(skb, reason) : edge_deliver(skb, p, e->responder.endpoint);
@@ -441,40 +444,28 @@ inline_fn bool edge_destination(struct __sk_buff *skb, struct addr *dst)
 	return true;
 }
 
-inline_fn bool worn_port(const struct edge_config *c, __u16 port)
+/* Of what goes to the node itself, only node ports and the ports that flows wear are the edge's. Whether
+ * a port may be one of these: some frontend has it, or once had, or it is of those that are worn. */
+inline_fn bool edge_port(__be16 dport)
 {
-	return (__u16)(port - c->port_first) < c->port_count;
-}
-
-/* Whether a packet is for the node itself beyond doubt: to the address that flows wear here, on a port
- * that no flow wears and no frontend ever had. */
-inline_fn bool own_port(const struct pkt *p)
-{
-	struct edge_config *wire = edge_config(EDGE_WIRE), *c = from_tunnel ? edge_config(EDGE_TUNNEL) : wire;
-	__u16 port = bpf_ntohs(p->t.dport);
+	struct edge_config *c = edge_config(EDGE_WIRE);
+	__u16 port = bpf_ntohs(dport);
 	__u32 word = port / 64;
 	__u64 *had;
 
-	if (!wire || !c || worn_port(wire, port) || !(addr_equal(&p->t.dst, &c->ip4) || addr_equal(&p->t.dst, &c->ip6)))
-		return false;
+	if (!c || (__u16)(port - c->port_first) < c->port_count)
+		return true;
 	had = bpf_map_lookup_elem(&mst_frontend_ports_v1, &word);
-	return had && !(*had >> (port % 64) & 1);
+	return !had || *had >> (port % 64) & 1;
 }
 
-/* Of what goes to the node itself, only node ports and the ports that flows wear are the edge's. */
-slow_fn bool edge_port(const struct addr *dst, const struct pkt *p)
+/* Whether a packet is for the node itself beyond doubt: to the address that flows wear here, and at no
+ * port of the edge's. */
+inline_fn bool own_port(const struct pkt *p)
 {
-	struct edge_config *c = edge_config(EDGE_WIRE);
-	__u16 address, port = bpf_ntohs(p->t.dport);
+	struct edge_config *c = edge_config(from_tunnel ? EDGE_TUNNEL : EDGE_WIRE);
 
-	if (p->kind == PKT_ICMP_ERROR)
-		return true;
-	if (!c || p->kind != PKT_FLOW ||
-	    (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP))
-		return false;
-	if (worn_port(c, port))
-		return true;
-	return service_find(dst, p->t.dport, p->proto, SCOPE_ANY, &address);
+	return c && (addr_equal(&p->t.dst, &c->ip4) || addr_equal(&p->t.dst, &c->ip6)) && !edge_port(p->t.dport);
 }
 
 /* What an address that a packet is for means here. Pods of other nodes reach this node's own
@@ -527,20 +518,15 @@ int from_outside(struct __sk_buff *skb)
 	/* What does not add up is the stack's to judge, as if nothing were here. */
 	if (!p.shape && (parse(skb, &p) || (p.frag && frag_follow(&p, f.now))))
 		return NEXT;
-	if (address & SVC_NODE && !edge_port(&dst, &p)) {
-		if (p.shape)
-			nobody_keep(&p, generation);
-		return NEXT;
-	}
 	if (address && p.kind == PKT_ICMP_ERROR)
 		return edge_done(skb, &p, edge_error(skb, &p, f.now));
-	if (p.kind != PKT_FLOW)
+	if (p.kind != PKT_FLOW || (address & SVC_NODE && !edge_port(p.t.dport)))
 		return NEXT;
 	ct_find(&f, &p, CT_SCOPE_FLOW);
 	if (address && f.e && begins_anew(&f, &p))
 		ct_forget(&f, p.proto);
 	if (!f.e)
-		return address ? edge_done(skb, &p, edge_new(skb, &p, f.now)) : NEXT;
+		return address ? edge_done(skb, &p, edge_new(skb, &p, generation, f.now)) : NEXT;
 	if (!(f.e->flags & CT_EDGE) || !(address || f.reply))
 		return NEXT;
 	ct_touch(&f, &p);

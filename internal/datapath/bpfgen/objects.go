@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "f335b1b761ac2ad8a4fe152d6fa3760d98eb1f272f3537e7b9adcfd875964acc"
+const ObjectsHash = "baa05dfb12795e0f56f9ae4f94aefb47a746d2d6d09f4bf1bed034f50c4d5a14"
