@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "f335b1b761ac2ad8a4fe152d6fa3760d98eb1f272f3537e7b9adcfd875964acc"
+const ObjectsHash = "fc3ac9600784d3003e65f1c5afe0e9c71931e8c6356ff62fd4df0398ca5d61f5"
