@@ -40,12 +40,16 @@ func (e *Engine) behindDoor(config datapath.EdgeConfig) (b behind, err error) {
 	if err != nil || !host {
 		return b, err
 	}
+	bindings := e.services.BindingsOf(state.SCTP)
+	if len(bindings) == 0 {
+		return b, nil
+	}
 	own, err := peers.OwnAddresses()
 	if err != nil {
 		return b, err
 	}
 	isOwn := func(a netip.Addr) bool { return slices.Contains(own, a) }
-	for _, s := range e.services.BindingsOf(state.SCTP) {
+	for _, s := range bindings {
 		at, port := []netip.Addr{s.Frontend.AddrPort.Addr()}, s.Frontend.AddrPort.Port()
 		if at[0].IsUnspecified() {
 			is4 := at[0].Is4()
