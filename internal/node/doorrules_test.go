@@ -48,7 +48,7 @@ func newDoorNode(t *testing.T) *doorNode {
 	n := &doorNode{t: t}
 	n.run("sysctl -qw net.ipv4.conf.all.forwarding=1 net.ipv6.conf.all.forwarding=1") // lookups as of what comes in answer then
 	n.run("ip link set lo up && ip link add nic type veth peer name wire && ip link set wire up && ip link set nic up")
-	for _, a := range []string{"198.51.100.1/24", "198.51.100.2/24", "2001:db8::1/64", "2001:db8::2/64"} {
+	for _, a := range []string{"198.51.100.1/32", "198.51.100.2/32", "2001:db8::1/128", "2001:db8::2/128"} {
 		n.run("ip addr add %s dev nic%s", a, map[bool]string{true: " nodad"}[strings.Contains(a, ":")])
 	}
 	n.makeDoor()
