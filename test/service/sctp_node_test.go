@@ -101,7 +101,7 @@ func (w *world) sctpByTheNodesAddresses(me, out *lab.Pod) {
 		w.t.Helper()
 		for _, a := range at {
 			to, seen := netip.AddrPortFrom(a, port), map[string]int{}
-			for range 12 * len(want) {
+			for range 8 * len(want) {
 				seen[w.sctpFrom(me, to)]++
 			}
 			if len(seen) != len(want) || seen[want[0].Name] == 0 {
@@ -147,7 +147,7 @@ func (w *world) sctpByTheNodesAddresses(me, out *lab.Pod) {
 	_, noItself := add(itself, netip.Addr{}, me)
 	defer noItself()
 	for _, a := range both {
-		for range 12 {
+		for range 8 {
 			if name := w.sctpSeenAs(me, netip.AddrPortFrom(a, itself), a); name != me.Name {
 				w.t.Errorf("the node as its own backend, by %v: %q", a, name)
 			}
