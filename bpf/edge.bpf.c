@@ -94,7 +94,8 @@ struct edge_plan {
 	__u8 host;         /* 1: the backend is the node itself */
 	__u8 wear;         /* 1: the flow wears the node's address */
 	__u8 side;         /* enum edge_side: which of them */
-	__u8 pad[5];
+	__u8 stand_in;     /* 1: only the port tells the backend's answers, to the node, from others */
+	__u8 pad[4];
 };
 
 /**
@@ -108,7 +109,7 @@ global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan
 	if (!p || !plan || !c)
 		return REASON_NAT_PORTS;
 	if (!plan->wear) {
-		if (!tuple_taken(&plan->post, p->proto, now))
+		if (!plan->stand_in && !tuple_taken(&plan->post, p->proto, now))
 			return REASON_NONE;
 	} else {
 		worn = plan->side == EDGE_TUNNEL ? edge_config(EDGE_TUNNEL) : c;
@@ -120,6 +121,8 @@ global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan
 	}
 	for (int i = 0; i < NAT_PORT_TRIES; i++) {
 		plan->post.sport = bpf_htons(c->port_first + bpf_get_prandom_u32() % (c->port_count ? c->port_count : 1));
+		if (plan->stand_in && plan->post.sport == 0xffff) /* for which there is no routing rule */
+			continue;
 		if (!tuple_taken(&plan->post, p->proto, now) && (!plan->wear || !host_has_port(skb, &plan->post, p)))
 			return REASON_NONE;
 	}
@@ -157,10 +160,13 @@ slow_fn int edge_plan_backend(struct __sk_buff *skb, struct pkt *p, const struct
 	ep = plan->endpoint ? endpoint_slot(plan->endpoint) : NULL;
 	if (from_door) {
 		/* Without the address at the NIC, only a host end knows whose the answer is; the node would
-		 * answer itself past the door, but for what the Service's address stands in for. */
+		 * answer itself past the door, but for what the Service's address stands in for. Of its own
+		 * addresses, it takes a port of the edge's, too: those lead into the door. */
 		plan->wear = !plan->host && !(ep && ep->flags & EP_HOST_END);
-		if (plan->host)
+		if (plan->host) {
 			plan->post.src = p->t.dst;
+			plan->stand_in = of_node(&p->t.dst);
+		}
 	} else {
 		/* A pod that a child of the NIC connects answers past the node's stack already. */
 		plan->wear = !(s->flags & SVC_KEEP_SOURCE) && !plan->host && !(ep && ep->flags & EP_IN_POD);
@@ -326,8 +332,9 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 generation, __u
 	if (!s) /* as if there were no Service, nor a door */
 		return from_door ? EDGE_SEND : NEXT;
 	if (p->proto != IPPROTO_UDP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
-		/* To the node, it may be of a connection that the node opened from that very port. */
-		return address & SVC_NODE ? NEXT : edge_refuse(skb, p, REASON_MIDSTREAM_NAT, now);
+		/* To the node, it may be of a connection that the node opened from that very port. The node's own
+		 * stack would not take it, from itself. */
+		return address & SVC_NODE && !from_door ? NEXT : edge_refuse(skb, p, REASON_MIDSTREAM_NAT, now);
 	reason = service_closed(s, &p->t.src);
 	if (!reason)
 		reason = edge_plan_backend(skb, p, s, &plan);

@@ -212,7 +212,7 @@ interrupted. The agent does it by itself.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&follow, "follow", false, "whenever devices, addresses or routes change")
+	cmd.Flags().BoolVar(&follow, "follow", false, "whenever devices, addresses, routes or routing rules change")
 	return cmd
 }
 

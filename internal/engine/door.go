@@ -23,19 +23,58 @@ func aboutDoor(op operation) bool {
 		slices.ContainsFunc(op.Removes, func(k state.BindingKey) bool { return k.Frontend.Protocol == state.SCTP })
 }
 
-// doorAddrs are the addresses that the door is the way to. The node's own are
-// not: the kernel takes what goes there to the loopback device.
-func (e *Engine) doorAddrs() ([]netip.Addr, error) {
+// behind is what the door is the way to.
+type behind struct {
+	addrs []netip.Addr      // that are not the node's own
+	own   []peers.DoorPorts // of those that are
+}
+
+// behindDoor is what the Services over SCTP have; nothing while the node's own
+// sockets have none.
+func (e *Engine) behindDoor(config datapath.EdgeConfig) (b behind, err error) {
 	home, err := netns.Cookie()
 	if err != nil {
-		return nil, err
+		return b, err
 	}
 	_, host, err := e.dp.Netns.Get(home)
 	if err != nil || !host {
-		return nil, err
+		return b, err
 	}
-	own := e.services.NodeAddresses()
-	return slices.DeleteFunc(e.services.AddressesOf(state.SCTP), func(a netip.Addr) bool { return slices.Contains(own, a) }), nil
+	bindings := e.services.BindingsOf(state.SCTP)
+	if len(bindings) == 0 {
+		return b, nil
+	}
+	own, err := peers.OwnAddresses()
+	if err != nil {
+		return b, err
+	}
+	isOwn := func(a netip.Addr) bool { return slices.Contains(own, a) }
+	for _, s := range bindings {
+		at, port := []netip.Addr{s.Frontend.AddrPort.Addr()}, s.Frontend.AddrPort.Port()
+		if at[0].IsUnspecified() {
+			is4 := at[0].Is4()
+			at = slices.DeleteFunc(e.services.NodeAddresses(), func(a netip.Addr) bool { return a.Is4() != is4 || !isOwn(a) })
+		}
+		itself := slices.ContainsFunc(s.Backends, func(b netip.AddrPort) bool { return isOwn(b.Addr()) })
+		for _, a := range at {
+			if !isOwn(a) {
+				b.addrs = append(b.addrs, a)
+				continue
+			}
+			b.own = append(b.own, peers.DoorPorts{Addr: a, First: port, Last: port})
+			if itself && config.PortCount > 0 { // what it answers goes to these (bpf/edge.bpf.c)
+				b.own = append(b.own, peers.DoorPorts{Addr: a, First: config.PortFirst, Last: config.PortFirst + config.PortCount - 1})
+			}
+		}
+	}
+	slices.SortFunc(b.addrs, netip.Addr.Compare)
+	b.addrs, b.own = slices.Compact(b.addrs), peers.MergeDoorPorts(b.own)
+	return b, nil
+}
+
+func (b behind) ipv6() bool {
+	return slices.ContainsFunc(b.addrs, netip.Addr.Is6) ||
+		slices.ContainsFunc(b.own, func(p peers.DoorPorts) bool { return p.Addr.Is6() })
 }
 
 // syncDoor makes the door, brings it up to date or takes it away. It can be done
@@ -44,21 +83,21 @@ func (e *Engine) syncDoor() error {
 	if err := e.loadServices(); err != nil || e.services == nil {
 		return err
 	}
-	addrs, err := e.doorAddrs()
-	if err != nil {
-		return err
-	}
 	config, _, err := e.dp.Edge.Get(bpfgen.EdgeWire)
 	if err != nil {
 		return err
 	}
-	if len(addrs) == 0 {
+	behind, err := e.behindDoor(config)
+	if err != nil {
+		return err
+	}
+	if len(behind.addrs)+len(behind.own) == 0 {
 		if err := peers.RemoveDoor(); err != nil {
 			return err
 		}
 		return e.putDoor(config, 0)
 	}
-	door, err := peers.EnsureDoor(slices.ContainsFunc(addrs, netip.Addr.Is6))
+	door, err := peers.EnsureDoor(behind.ipv6())
 	if err != nil {
 		return err
 	}
@@ -71,7 +110,7 @@ func (e *Engine) syncDoor() error {
 			from = append(from, a)
 		}
 	}
-	return door.Lead(addrs, from)
+	return door.Lead(behind.addrs, behind.own, from)
 }
 
 // putDoor puts the program at the door's outer end, 0: there is none, and tells

@@ -3,8 +3,8 @@
 package node
 
 // The door: a pair of devices by which the node's own packets to Services meet
-// the edge's program (bpf/lib/edge.h). A rule takes them there, so that nothing
-// else of what goes to the same addresses does.
+// the edge's program (bpf/lib/edge.h). Rules take them there (doorrules.go), so
+// that nothing else of what goes to the same addresses does.
 
 import (
 	"bytes"
@@ -16,7 +16,6 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/netns"
@@ -30,10 +29,9 @@ const (
 )
 
 const (
-	doorTable    = 0x6d7374 // "mst"
-	doorPriority = 109      // of the rule: before the main table and most of others' rules
-	doorMTU      = 1280     // bytes; fits wherever the backend is (RFC 8200 5)
-	doorDevice   = 65535    // bytes: what comes back is as long as its sender could make it
+	doorTable  = 0x6d7374 // "mst"
+	doorMTU    = 1280     // bytes; fits wherever the backend is (RFC 8200 5)
+	doorDevice = 65535    // bytes: what comes back is as long as its sender could make it
 )
 
 // Door is the pair as it is.
@@ -130,21 +128,33 @@ func setUpDoor(l netlink.Link, v6 bool) error {
 }
 
 // Lead makes the door the way of the node's SCTP to exactly these addresses, from
-// these of its own, as far as there are any.
-func (d *Door) Lead(addrs, from []netip.Addr) error {
+// these of its own, as far as there are any; to its own addresses by these ports
+// alone, and each from itself, as without a door.
+func (d *Door) Lead(addrs []netip.Addr, own []DoorPorts, from []netip.Addr) error {
+	ways := make(map[netip.Addr]netip.Addr, len(addrs)+len(own)) // by whose address
+	for _, a := range addrs {
+		if i := slices.IndexFunc(from, func(f netip.Addr) bool { return f.Is4() == a.Is4() }); i >= 0 {
+			ways[a] = from[i]
+		} else {
+			ways[a] = netip.Addr{}
+		}
+	}
+	for _, p := range own {
+		ways[p.Addr] = p.Addr
+	}
 	have, err := doorRoutes()
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, a := range addrs {
+	for a, src := range ways {
 		r := netlink.Route{Dst: ipNet(netip.PrefixFrom(a, a.BitLen())), LinkIndex: d.inner.Attrs().Index, Scope: netlink.SCOPE_LINK,
 			Table: doorTable, Protocol: routeProtocol, MTU: doorMTU}
-		if i := slices.IndexFunc(from, func(f netip.Addr) bool { return f.Is4() == a.Is4() }); i >= 0 {
-			r.Src = from[i].AsSlice()
+		if src.IsValid() {
+			r.Src = src.AsSlice()
 		}
 		w := wish{route: r}
-		if i := slices.IndexFunc(have, func(h netlink.Route) bool { return prefixOf(h.Dst).Addr() == a && w.isThere(h) }); i >= 0 {
+		if slices.ContainsFunc(have, func(h netlink.Route) bool { return prefixOf(h.Dst).Addr() == a && w.isThere(h) }) {
 			continue
 		}
 		if err := netlink.RouteReplace(&r); err != nil {
@@ -152,32 +162,16 @@ func (d *Door) Lead(addrs, from []netip.Addr) error {
 		}
 	}
 	for _, h := range have {
-		if !slices.Contains(addrs, prefixOf(h.Dst).Addr()) {
+		if _, wanted := ways[prefixOf(h.Dst).Addr()]; !wanted {
 			errs = append(errs, deleteRoute(h))
 		}
 	}
-	for _, r := range doorRules {
-		is4 := r.family == unix.AF_INET
-		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == is4 }) {
-			errs = append(errs, r.change(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL))
-		} else {
-			errs = append(errs, r.change(unix.RTM_DELRULE, 0))
-		}
+	var families []int
+	for a := range ways {
+		families = append(families, familyOf(a))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, leadBeforeMain(families), leadBeforeLocal(own))...)
 }
-
-// rule says that SCTP of an origin goes by our table.
-type rule struct {
-	family int
-	iif    string
-}
-
-// doorRules are for the node's own sockets, and the check of the way back to where
-// an answer came from (rp_filter), which counts as theirs. That check knows a
-// packet's protocol while some rule asks for it of packets that come in: so does
-// the last one, and never holds.
-var doorRules = []rule{{unix.AF_INET, "lo"}, {unix.AF_INET6, "lo"}, {unix.AF_INET, DoorName}}
 
 func doorRoutes() (out []netlink.Route, err error) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -190,49 +184,16 @@ func doorRoutes() (out []netlink.Route, err error) {
 	return out, nil
 }
 
-// change adds or removes the rule. What is so already is success.
-func (r rule) change(kind, flags int) error {
-	req := nl.NewNetlinkRequest(kind, flags|unix.NLM_F_ACK)
-	msg := nl.NewRtMsg()
-	msg.Family, msg.Table, msg.Type, msg.Protocol = uint8(r.family), unix.RT_TABLE_UNSPEC, nl.FR_ACT_TO_TBL, unix.RTPROT_UNSPEC
-	req.AddData(msg)
-	for _, a := range []struct {
-		kind  int
-		value []byte
-	}{
-		{nl.FRA_TABLE, nl.Uint32Attr(doorTable)},
-		{nl.FRA_PRIORITY, nl.Uint32Attr(doorPriority)},
-		{nl.FRA_IIFNAME, nl.ZeroTerminated(r.iif)},
-		{nl.FRA_IP_PROTO, nl.Uint8Attr(unix.IPPROTO_SCTP)},
-		{nl.FRA_PROTOCOL, nl.Uint8Attr(routeProtocol)},
-	} {
-		req.AddData(nl.NewRtAttr(a.kind, a.value))
-	}
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-	if errors.Is(err, unix.EEXIST) || kind == unix.RTM_DELRULE && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT)) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("change the rule for SCTP to Services: %w", err)
-	}
-	return nil
-}
-
 // RemoveDoor removes what EnsureDoor and Lead made. Absent is success.
 func RemoveDoor() error {
+	if err := errors.Join(leadBeforeLocal(nil), leadBeforeMain(nil)); err != nil {
+		return err
+	}
 	l, err := doorEnd(DoorName)
 	if err != nil || l == nil {
 		return err
 	}
-	// Routes go with the device; it goes last, because by it the rest is found.
-	var errs []error
-	for _, r := range doorRules {
-		errs = append(errs, r.change(unix.RTM_DELRULE, 0))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if err := netlink.LinkDel(l); err != nil {
+	if err := netlink.LinkDel(l); err != nil { // and with it, its routes
 		return fmt.Errorf("remove %s: %w", DoorName, err)
 	}
 	return nil

@@ -52,6 +52,17 @@ func localAddrs() (map[netip.Addr]int, error) {
 	return out, nil
 }
 
+// OwnAddresses are this namespace's addresses that others than it can mean.
+func OwnAddresses() (out []netip.Addr, err error) {
+	local, err := localAddrs()
+	for a := range local {
+		if a.IsGlobalUnicast() {
+			out = append(out, a)
+		}
+	}
+	return out, err
+}
+
 // wish is a route that should be there.
 type wish struct {
 	node  state.Node

@@ -18,12 +18,13 @@ import (
 // a dozen messages.
 const settle = 100 * time.Millisecond
 
-// Follow calls changed whenever devices, addresses or routes of the calling
-// thread's namespace may have changed, and once at the start, until ctx ends.
+// Follow calls changed whenever devices, addresses, routes or routing rules of the
+// calling thread's namespace may have changed, and once at the start, until ctx ends.
 // What changes while changed runs is told afterwards.
 func Follow(ctx context.Context, changed func()) error {
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE,
-		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
 	if err != nil {
 		return fmt.Errorf("follow this node's devices: %w", err)
 	}

@@ -462,15 +462,13 @@ func (s *Services) NodeAddresses() []netip.Addr {
 	return out
 }
 
-// AddressesOf are the addresses of frontends of a protocol that clients need not
-// be outside for; node ports and the node's loopback have none.
-func (s *Services) AddressesOf(p state.Protocol) []netip.Addr {
-	var out []netip.Addr
-	for k := range s.frontends {
-		if a := datapath.ToAddr(k.Addr); k.Proto == uint8(p) && k.Scope == bpfgen.ScopeAny && a.IsValid() && !a.IsUnspecified() {
-			out = append(out, a)
+// BindingsOf are those of a protocol that clients need not be outside for, without
+// the ones of the node's loopback.
+func (s *Services) BindingsOf(p state.Protocol) (out []state.Binding) {
+	for k, f := range s.frontends {
+		if k.Proto == uint8(p) && k.Scope == bpfgen.ScopeAny {
+			out = append(out, s.binding(k, f))
 		}
 	}
-	slices.SortFunc(out, netip.Addr.Compare)
-	return slices.Compact(out)
+	return out
 }

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// serve says hello to each TCP connection and each datagram.
+// serve says hello to each TCP connection, each datagram, and each SCTP association
+// where the kernel has such.
 func serve(address string) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -22,6 +23,10 @@ func serve(address string) {
 	}
 	u, err := net.ListenPacket("udp", address)
 	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	if err := serveSCTP(uint16(l.Addr().(*net.TCPAddr).Port)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -52,13 +57,19 @@ const (
 	silence  = 2 * time.Second
 )
 
-// dial asks once, by TCP or, for an address that starts with "udp ", by UDP.
+// dial asks once, by TCP or, for an address that starts with "udp " or "sctp ", by these.
 func dial(address string, wait time.Duration) int {
 	network := "tcp"
 	if rest, udp := strings.CutPrefix(address, "udp "); udp {
 		network, address = "udp", rest
 	}
-	c, err := net.DialTimeout(network, address, wait)
+	var c net.Conn
+	var err error
+	if rest, sctp := strings.CutPrefix(address, "sctp "); sctp {
+		c, err = dialSCTP(rest, wait)
+	} else {
+		c, err = net.DialTimeout(network, address, wait)
+	}
 	if err != nil {
 		fmt.Println(err)
 		return 1

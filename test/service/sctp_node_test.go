@@ -59,6 +59,7 @@ func (w *world) sctpOfTheNode() {
 		}
 		w.sctpBulkFrom(me, c.at)
 	}
+	w.sctpByTheNodesAddresses(me, out)
 	for what, port := range map[string]uint16{"an unknown port": 8125, "a Service without backends": sctpEmptyPort} {
 		start := time.Now()
 		if c, err := dialSCTP(me, netip.AddrPortFrom(vip(w.ipv6), port)); !refused(err) || time.Since(start) > slow(time.Second) {
@@ -67,6 +68,99 @@ func (w *world) sctpOfTheNode() {
 	}
 	if t := w.tool("edge", "show"); !strings.Contains(t, "mst-host") {
 		w.t.Errorf("edge show does not tell of the door:\n%s", t)
+	}
+}
+
+// sctpByTheNodesAddresses is about node ports at each of two addresses of the node,
+// and a port of one of them alone, as a host port with hostIP is.
+func (w *world) sctpByTheNodesAddresses(me, out *lab.Pod) {
+	first, second := address(me, w.ipv6), netip.MustParseAddr([]string{"203.0.113.9", "2001:db8:113::9"}[map[bool]int{true: 1}[w.ipv6]])
+	w.inNode("sh", "-c", "ip link add second type veth peer name nobody && ip link set second up && ip link set nobody up && ip addr add dev second "+
+		netip.PrefixFrom(second, second.BitLen()).String()) // after the first's, whose address flows wear
+	defer w.inNode("ip", "link", "del", "second")
+	w.tool("edge", "set", "--dev", lab.Uplink, "--dev", "second", "--host")
+	defer w.tool("edge", "set", "--dev", lab.Uplink, "--host")
+	added := netip.AddrPortFrom([]netip.Addr{lab.VIP4(178), lab.VIP6(178)}[map[bool]int{true: 1}[w.ipv6]], vipPort)
+	add := func(nodePort uint16, external netip.Addr, backends ...*lab.Pod) (port uint16, remove func()) {
+		args := []string{"svc", "add", "--service", added.String(), "--protocol", "sctp"}
+		if nodePort != 0 {
+			args = append(args, "--node-port", fmt.Sprint(nodePort))
+		}
+		if external.IsValid() {
+			args = append(args, "--external-ip", external.String())
+		}
+		for _, p := range backends {
+			args = append(args, "--backend", netip.AddrPortFrom(address(p, w.ipv6), serverPort).String())
+		}
+		w.tool(args...)
+		gone := added
+		added = netip.AddrPortFrom(added.Addr(), added.Port()+1)
+		return gone.Port(), func() { w.tool("svc", "rm", "--service", gone.String(), "--protocol", "sctp") }
+	}
+	reach := func(what string, port uint16, at []netip.Addr, want []*lab.Pod) {
+		w.t.Helper()
+		for _, a := range at {
+			to, seen := netip.AddrPortFrom(a, port), map[string]int{}
+			for range 8 * len(want) {
+				seen[w.sctpFrom(me, to)]++
+			}
+			if len(seen) != len(want) || seen[want[0].Name] == 0 {
+				w.t.Errorf("%s: associations of the node with %v went to %v", what, to, seen)
+			}
+			w.sctpBulkFrom(me, to)
+		}
+	}
+	refuse := func(what string, port uint16, at []netip.Addr) {
+		w.t.Helper()
+		for _, a := range at {
+			start := time.Now()
+			if c, err := dialSCTP(me, netip.AddrPortFrom(a, port)); !refused(err) || time.Since(start) > slow(time.Second) {
+				w.t.Errorf("%s, by %v: %v, %v after %s", what, a, c, err, time.Since(start))
+			}
+		}
+	}
+	both := []netip.Addr{first, second}
+	const other, away, none, itself = 30085, 30086, 30087, 30088
+
+	refuse("before there is a Service", other, both)
+	_, noOther := add(other, netip.Addr{}, w.servers...)
+	_, noSame := add(serverPort, netip.Addr{}, w.servers[0])
+	_, noAway := add(away, netip.Addr{}, out)
+	_, noNone := add(none, netip.Addr{})
+	one, noOne := add(0, second, w.servers[1])
+	defer noOther()
+	defer noAway()
+	defer noNone()
+	reach("node port", other, both, w.servers)
+	reach("the backends' own port", serverPort, both, w.servers[:1])
+	reach("a backend elsewhere", away, both, []*lab.Pod{out})
+	reach("a port of one address", one, both[1:], w.servers[1:])
+	refuse("the other address", one, both[:1])
+	refuse("without a backend", none, both)
+	refuse("no Service's port", 30099, both)
+	noOne()
+	refuse("a Service that is gone", one, both)
+
+	noSame()
+	w.startServer(me)
+	reach("no Service's port any more, of the node's own socket", serverPort, both[:1], []*lab.Pod{me})
+	_, noItself := add(itself, netip.Addr{}, me)
+	defer noItself()
+	for _, a := range both {
+		for range 8 {
+			if name := w.sctpSeenAs(me, netip.AddrPortFrom(a, itself), a); name != me.Name {
+				w.t.Errorf("the node as its own backend, by %v: %q", a, name)
+			}
+		}
+		w.sctpBulkFrom(me, netip.AddrPortFrom(a, itself))
+	}
+	reach("beside it", other, both[:1], w.servers)
+}
+
+func (w *world) inNode(args ...string) {
+	w.t.Helper()
+	if out, err := w.lab.Node().Command(context.Background(), args...).CombinedOutput(); err != nil {
+		w.t.Fatalf("%s: %v: %s", strings.Join(args, " "), err, out)
 	}
 }
 
@@ -94,6 +188,11 @@ func (w *world) tool(args ...string) string {
 // sctpFrom is who answers the node, which must see an address of the node.
 func (w *world) sctpFrom(p *lab.Pod, dst netip.AddrPort) string {
 	w.t.Helper()
+	return w.sctpSeenAs(p, dst, address(p, w.ipv6))
+}
+
+func (w *world) sctpSeenAs(p *lab.Pod, dst netip.AddrPort, want netip.Addr) string {
+	w.t.Helper()
 	c, err := dialSCTP(p, dst)
 	if err != nil {
 		w.t.Errorf("%v: %v", dst, err)
@@ -103,8 +202,8 @@ func (w *world) sctpFrom(p *lab.Pod, dst netip.AddrPort) string {
 	w.must(c.SetDeadline(deadline()))
 	name, client, err := who(c)
 	w.must(err)
-	if client.Addr() != address(p, w.ipv6) || plain(c.RemoteAddr()) != dst {
-		w.t.Errorf("%s sees %v, want the node, %v; the peer is %v, want %v", name, client, address(p, w.ipv6), c.RemoteAddr(), dst)
+	if client.Addr() != want || plain(c.RemoteAddr()) != dst {
+		w.t.Errorf("%s sees %v, want the node, %v; the peer is %v, want %v", name, client, want, c.RemoteAddr(), dst)
 	}
 	return name
 }

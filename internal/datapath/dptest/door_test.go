@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
 )
 
 // door is the node's own client of a Service, by the door.
@@ -78,6 +79,50 @@ func TestDoorToTheNodeItselfAndBack(t *testing.T) {
 		d.home("answer", d.enter(b, stands, syn|ack), d.f, d.c)
 		d.home("more", d.enter(d.c, d.f, ack), stands, b)
 		d.home("more back", d.enter(b, stands, ack), d.f, d.c)
+	})
+}
+
+// By an address of the node's own, that is its client's as well, only a port of the
+// edge's leads the node's answer into the door.
+func TestDoorAtTheNodesOwnAddress(t *testing.T) {
+	eachDoor(t, func(d door) {
+		d.f = end(d.edge.Node(d.v6), 30080)
+		p := d.edge.Pods[1]
+		b := end(p.IP(d.v6), 8080)
+		d.nodePort(0, b)
+		d.want("first", d.enter(d.c, d.f, syn), p.ID, d.c, b)
+		d.home("answer", d.answer(p, b, d.c, syn|ack), d.f, d.c)
+		d.want("more", d.enter(d.c, d.f, ack), p.ID, d.c, b)
+		d.home("more back", d.answer(p, b, d.c, ack), d.f, d.c)
+
+		b, d.c = end(External(2, d.v6), 8080), end(d.c.Addr(), 4001)
+		d.nodePort(0, b)
+		a := d.enter(d.c, d.f, syn)
+		worn := d.worn(a)
+		d.want("first to another node", a, 0, worn, b)
+		d.home("answer of another node", d.arrive(b, worn, syn|ack), d.f, d.c)
+
+		b = end(d.edge.Node(d.v6), 8080)
+		d.nodePort(0, b)
+		seen := map[uint16]bool{}
+		for i := range 4 {
+			d.edge.Wear(d.t, 65520, 16) // with the last port of all
+			d.c = end(d.c.Addr(), uint16(5000+i))
+			a := d.enter(d.c, d.f, syn)
+			stands := a.Tuple().Src
+			if stands.Addr() != d.f.Addr() || stands.Port() < 65520 || stands.Port() == 65535 || seen[stands.Port()] {
+				d.t.Fatalf("%v v6=%v: the node sees %v", d.proto, d.v6, stands)
+			}
+			seen[stands.Port()] = true
+			d.home("first to itself", a, stands, b)
+			d.home("answer of itself", d.enter(b, stands, syn|ack), d.f, d.c)
+			d.home("more to itself", d.enter(d.c, d.f, ack), stands, b)
+			d.home("more back of itself", d.enter(b, stands, ack), d.f, d.c)
+		}
+		d.edge.Wear(d.t, EdgePorts.First, EdgePorts.Count)
+		if a := d.enter(end(d.c.Addr(), 4002), d.f, ack); d.proto != oracle.UDP && (a.Dropped != "midstream_nat" || !a.Refused) {
+			d.t.Errorf("%v v6=%v: in the middle of an unknown flow: %v", d.proto, d.v6, a)
+		}
 	})
 }
 
