@@ -474,3 +474,13 @@ func (s *Services) AddressesOf(p state.Protocol) []netip.Addr {
 	slices.SortFunc(out, netip.Addr.Compare)
 	return slices.Compact(out)
 }
+
+// Serves says whether there is a frontend of the protocol that packets could ask for.
+func (s *Services) Serves(p state.Protocol) bool {
+	for k := range s.frontends {
+		if k.Proto == uint8(p) && k.Scope != bpfgen.ScopeNode {
+			return true
+		}
+	}
+	return false
+}

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "f335b1b761ac2ad8a4fe152d6fa3760d98eb1f272f3537e7b9adcfd875964acc"
+const ObjectsHash = "b4e18c820decdc987920c3657a9d8df61dc8e3f09977bfdb76454ad6d74dfd24"
