@@ -515,6 +515,7 @@ slow_fn int edge_orphan(struct __sk_buff *skb, const struct pkt *p, __u32 now)
 	struct node_config *n = node_config();
 
 	if (from_door || !n || !(n->flags & NODE_GATHERS_EDGE) || skb->ifindex & ~GATHER_IFINDEX ||
+	    skb->mark || /* somebody else's */
 	    (p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP && !p->ipv6))
 		return NEXT;
 	if (!frag_by_stack(p, now))
@@ -551,10 +552,12 @@ int from_outside(struct __sk_buff *skb)
 		return NEXT;
 	f = (struct flow){ .now = now_seconds() };
 	/* What does not add up is the stack's to judge, as if nothing were here. */
-	if (!p.shape && parse(skb, &p))
-		return NEXT;
-	if (p.frag && frag_follow(&p, f.now, !again))
-		return address && !again ? edge_orphan(skb, &p, f.now) : NEXT;
+	if (!p.shape) {
+		if (parse(skb, &p))
+			return NEXT;
+		if (p.frag && frag_follow(&p, f.now, !again))
+			return address && !again ? edge_orphan(skb, &p, f.now) : NEXT;
+	}
 	if (address & SVC_NODE && !edge_port(&dst, &p)) {
 		if (p.shape)
 			nobody_keep(&p, generation);

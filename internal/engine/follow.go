@@ -115,8 +115,7 @@ func (e *Engine) FollowEdge(want Edge) (changed bool, err error) {
 	}
 	slices.Sort(wanted)
 	if slices.Equal(wanted, indexes) && slices.Equal(takes, have.Addresses) {
-		e.tryGather()
-		return false, e.followDoor()
+		return false, errors.Join(e.followDoor(), e.followGather())
 	}
 	return true, e.SetEdge(want)
 }

@@ -42,8 +42,8 @@ func (e *Engine) aboutGather(op operation) bool {
 		return false
 	}
 	want, err := e.wantsGather()
-	config, _, noTable := e.dp.Node.Get(0)
-	return err != nil || noTable != nil || !want || config.Flags&bpfgen.NodeGathersEdge == 0
+	on, noTable := e.gathers()
+	return errors.Join(err, noTable) != nil || !want || !on
 }
 
 // syncGather has datagrams of clients outside put together while there is an edge
@@ -80,10 +80,21 @@ func (e *Engine) leaveGather() error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(e.putGather(0), e.dp.SyncGather(0)); err != nil || !there {
+	on, err := e.gathers()
+	if err != nil || !on && !there {
+		return err
+	}
+	// The flag goes last but for the device: either says that there may be more.
+	if err := errors.Join(peers.LeaveGather(), e.dp.SyncGather(0), e.putGather(0)); err != nil {
 		return err
 	}
 	return peers.RemoveGather()
+}
+
+// gathers says what the programs have been told.
+func (e *Engine) gathers() (bool, error) {
+	config, _, err := e.dp.Node.Get(0)
+	return config.Flags&bpfgen.NodeGathersEdge != 0, err
 }
 
 // putGather tells the programs: with 0 what comes out of order is nobody's.
@@ -101,4 +112,17 @@ func (e *Engine) tryGather() {
 	if err := e.syncGather(); err != nil {
 		e.opts.Notify(fmt.Sprintf("of clients' datagrams to Services, those whose fragments come out of order are lost: %v", err))
 	}
+}
+
+// followGather makes the device anew that somebody took away.
+func (e *Engine) followGather() error {
+	on, err := e.gathers()
+	if err != nil || !on {
+		return err
+	}
+	there, err := peers.HasGather()
+	if err == nil && !there {
+		e.tryGather()
+	}
+	return err
 }

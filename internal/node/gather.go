@@ -75,17 +75,16 @@ func EnsureGather(mark, mask uint32) (int, error) {
 	return index, nil
 }
 
-// RemoveGather is the reverse. The device goes last: it says that there may be
-// something to remove. Absent is success.
+// LeaveGather removes the rules of EnsureGather, RemoveGather its device. Absent is
+// success.
+func LeaveGather() error {
+	return errors.Join(removeGatherTable(nftables.TableFamilyIPv4), removeGatherTable(nftables.TableFamilyIPv6))
+}
+
 func RemoveGather() error {
 	l, err := doorEnd(GatherName)
 	if err != nil || l == nil {
 		return err
-	}
-	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
-		if err := removeGatherTable(family); err != nil {
-			return err
-		}
 	}
 	if err := netlink.LinkDel(l); err != nil {
 		return fmt.Errorf("remove %s: %w", GatherName, err)
@@ -93,7 +92,7 @@ func RemoveGather() error {
 	return nil
 }
 
-// HasGather says whether RemoveGather has something to do.
+// HasGather says whether the device is there.
 func HasGather() (bool, error) {
 	l, err := doorEnd(GatherName)
 	return l != nil, err

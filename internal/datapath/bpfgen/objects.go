@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "b4e18c820decdc987920c3657a9d8df61dc8e3f09977bfdb76454ad6d74dfd24"
+const ObjectsHash = "cc1976b8f79b5ba6f2d896594a6555fb47e2043bc06ed330018d9a4c22523f5e"
