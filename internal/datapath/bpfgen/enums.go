@@ -319,7 +319,7 @@ const (
 	FastLifetime        = 256
 	FastSlots           = 1024
 	FragLifetime        = 15
-	FragByStackLifetime = 3
+	FragByStackLifetime = 1
 	EventsPerEndpoint   = 1000
 	EventsPerCpu        = 8000
 	StoppedPerSecond    = 100

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "cc1976b8f79b5ba6f2d896594a6555fb47e2043bc06ed330018d9a4c22523f5e"
+const ObjectsHash = "a47e8134b81fe28fda215825ea04e7dfb7cdb3cbf778808a05d68177e7b6104b"
