@@ -497,10 +497,35 @@ inline_fn bool edge_passing(struct __sk_buff *skb)
 	       edge_turns(EDGE_TURN_IN);
 }
 
+/* Whether a fragment has come back from the stack, in order. The device that it was sent to there has
+ * another link address. */
+slow_fn bool gathered(struct __sk_buff *skb)
+{
+	if (skb->mark != (GATHER_MARK | skb->ifindex))
+		return false;
+	skb->mark = 0;
+	return skb->pkt_type == PACKET_HOST || !bpf_skb_change_type(skb, PACKET_HOST);
+}
+
+/* A fragment that overtook its datagram's first: nobody knows yet whether it is a Service's. */
+slow_fn int edge_orphan(struct __sk_buff *skb, const struct pkt *p, __u32 now)
+{
+	struct node_config *n = node_config();
+
+	if (from_door || !n || !(n->flags & NODE_GATHERS_EDGE) || skb->ifindex & ~GATHER_IFINDEX ||
+	    skb->mark || /* somebody else's */
+	    (p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP && !p->ipv6))
+		return NEXT;
+	if (!frag_by_stack(p, now))
+		skb->mark = GATHER_MARK | skb->ifindex;
+	return NEXT;
+}
+
 SEC("tc")
 int from_outside(struct __sk_buff *skb)
 {
 	__u32 generation = nobody_generation();
+	bool again = false;
 	struct pkt p = {};
 	struct addr dst;
 	struct flow f;
@@ -518,13 +543,19 @@ int from_outside(struct __sk_buff *skb)
 	}
 	if (!edge_destination(skb, &dst))
 		return NEXT;
+	if (!p.shape)
+		again = gathered(skb);
 	address = skb->pkt_type == PACKET_HOST ? destination_flags(&dst) : 0;
 	if (!address && !edge_passing(skb))
 		return NEXT;
 	f = (struct flow){ .now = now_seconds() };
 	/* What does not add up is the stack's to judge, as if nothing were here. */
-	if (!p.shape && (parse(skb, &p) || (p.frag && frag_follow(&p, f.now))))
-		return NEXT;
+	if (!p.shape) {
+		if (parse(skb, &p))
+			return NEXT;
+		if (p.frag && frag_follow(&p, f.now, !again))
+			return address && !again ? edge_orphan(skb, &p, f.now) : NEXT;
+	}
 	if (address && p.kind == PKT_ICMP_ERROR)
 		return edge_done(skb, &p, edge_error(skb, &p, f.now));
 	if (p.kind != PKT_FLOW || (address & SVC_NODE && !edge_port(p.t.dport)))
@@ -554,7 +585,7 @@ int to_outside(struct __sk_buff *skb)
 	if (!known || !known->edge_turn)
 		return NEXT;
 	f = (struct flow){ .now = now_seconds() };
-	if (parse(skb, &p) || p.kind != PKT_FLOW || (p.frag && frag_follow(&p, f.now)))
+	if (parse(skb, &p) || p.kind != PKT_FLOW || (p.frag && frag_follow(&p, f.now, false)))
 		return NEXT;
 	ct_find(&f, &p, CT_SCOPE_FLOW);
 	if (!f.e || !(f.e->flags & CT_EDGE) || f.e->role != CT_POST_NAT || !f.reply)
@@ -565,6 +596,15 @@ int to_outside(struct __sk_buff *skb)
 	tuple_reverse(&t, &f.e->other);
 	reason = translate(skb, &p, &t);
 	return reason ? drop(skb, reason, DIR_EDGE) : NEXT;
+}
+
+/* At the egress of the device where datagrams come that the stack has put together. */
+SEC("tc")
+int from_gather(struct __sk_buff *skb)
+{
+	if ((skb->mark & ~GATHER_IFINDEX) != GATHER_MARK)
+		return TC_ACT_SHOT; /* what a kernel says of itself on any device */
+	return bpf_redirect(skb->mark & GATHER_IFINDEX, BPF_F_INGRESS);
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -81,6 +81,8 @@ int from_overlay(struct __sk_buff *skb)
 	/* Another end that does not know our link address, or the NIC's program, which leaves its own. */
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
+	if (skb->mark == (GATHER_MARK | skb->ifindex))
+		return NEXT; /* from the stack, which put it together (lib/frag.h) */
 	if (n->key && skb->mark == n->key) {
 		skb->mark = 0; /* stripped at the NIC, and judged there */
 		return NEXT;

@@ -125,7 +125,7 @@ slow_fn int sender_of_answer(struct pkt *p, struct sender *from, __u32 now)
 	struct flow f = { .now = now };
 	struct tuple sent;
 
-	if (p->kind != PKT_FLOW || (p->frag && frag_follow(p, now)))
+	if (p->kind != PKT_FLOW || (p->frag && frag_follow(p, now, false)))
 		return REASON_SPOOFED_ADDRESS;
 	ct_find(&f, p, CT_SCOPE_FLOW);
 	if (!f.e || !(f.e->flags & CT_EDGE) || f.e->role != CT_PRE_NAT || !f.reply || !f.e->responder.endpoint)
@@ -154,7 +154,7 @@ slow_fn int sender_before_nat(struct __sk_buff *skb, struct pkt *p, struct sende
 	if (!ep || !ep->generation || !(ep->flags & EP_NODE_ROUTES) || p->kind != PKT_FLOW)
 		return REASON_SPOOFED_ADDRESS;
 	sender_socket(skb, &socket);
-	if (socket.passes_hooks || !node_routes_from(skb, &p->t.src, false) || (p->frag && frag_follow(p, now)))
+	if (socket.passes_hooks || !node_routes_from(skb, &p->t.src, false) || (p->frag && frag_follow(p, now, false)))
 		return REASON_SPOOFED_ADDRESS;
 	p->t.src = p->ipv6 ? ep->ip6 : ep->ip4;
 	ct_find(&f, p, CT_SCOPE_FLOW);
@@ -267,7 +267,7 @@ int parent_egress(struct __sk_buff *skb)
 	if (!reason && self && from.netns && from.netns != self->netns_cookie)
 		reason = REASON_SPOOFED_ADDRESS;
 	if (!reason && p.frag)
-		reason = frag_follow(&p, now);
+		reason = frag_follow(&p, now, false);
 	if (!reason && self && p.kind == PKT_CONTROL)
 		reason = judge_group(skb, &p, self, from.id, true);
 	else if (!reason)

@@ -297,7 +297,7 @@ int from_pod(struct __sk_buff *skb)
 	if (!reason)
 		reason = source_check(skb, &p, self, skb->cb[CB_ENDPOINT], true);
 	if (!reason && p.frag)
-		reason = frag_follow(&p, f.now);
+		reason = frag_follow(&p, f.now, false);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);
@@ -460,7 +460,7 @@ int to_pod(struct __sk_buff *skb)
 	f = (struct flow){ .now = now_seconds() };
 	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason && p.frag)
-		reason = frag_follow(&p, f.now);
+		reason = frag_follow(&p, f.now, from_wire);
 	if (reason && reason != REASON_FRAG_NO_FIRST)
 		return drop(skb, reason, DIR_TO_POD);
 	if (from_wire && p.kind != PKT_FLOW)

@@ -580,9 +580,17 @@ struct meta {
 	__u8 build[32];         /* hash of the loaded programs */
 };
 
+/* The mark of a fragment that the stack is to put together with the others, and to send back to the
+ * device where it came in, whose ifindex is part of it (lib/frag.h). */
+enum gather_mark {
+	GATHER_IFINDEX = 0xffff,
+	GATHER_MARK = 0x6d730000,
+};
+
 enum node_flag {
 	NODE_EBPF = 1, /* between pods and the wire programs forward, not the host's stack */
 	NODE_GATHERS = 2, /* the host's stack puts datagrams together before it forwards them */
+	NODE_GATHERS_EDGE = 4, /* and sends those with GATHER_MARK back to the device they came by */
 };
 
 /* The one element of the node table: this node's own. */

@@ -4,6 +4,14 @@
  * datagram's identification (RFC 791, RFC 8200 4.5). One that comes to the NIC
  * before its first is left to the node's stack, and with it all of the datagram
  * that are still to come: the stack puts it together, and sends it on in order.
+ * To an address that has Services, which the stack would take for its own or know
+ * no way to, it carries a mark: a rule takes the whole datagram to a device that
+ * leads nowhere (internal/node/gather.go), which cuts it again, and the program at
+ * that device's egress sends the pieces to where they came in.
+ *
+ * A note that fragments went to the stack is short-lived: one whose first has not
+ * come by then is lost or nobody's, and may not lead a later datagram of the same
+ * identification there, whose fragments need no stack.
  */
 #pragma once
 
@@ -14,14 +22,14 @@
  * frag_follow - give a fragment the ports of its datagram
  * @p: a fragment; a later one gets its ports from the first
  * @now: seconds
+ * @overtaken: a first one may find that others have gone to the stack before it
  *
  * Return: enum drop_reason; REASON_FRAG_NO_FIRST also for a first one that others have overtaken.
  */
-global_fn int frag_follow(struct pkt *p, __u32 now)
+global_fn int frag_follow(struct pkt *p, __u32 now, bool overtaken)
 {
 	struct frag_ports *found, ports = {};
 	struct frag_key key = {};
-	bool by_stack;
 
 	if (!p)
 		return REASON_FRAG_NO_FIRST;
@@ -33,8 +41,7 @@ global_fn int frag_follow(struct pkt *p, __u32 now)
 	found = bpf_map_lookup_elem(&mst_frags_v1, &key);
 	if (found && (__s32)(found->expires - now) < 0)
 		found = NULL;
-	by_stack = from_wire && found && found->by_stack;
-	if (p->frag == FRAG_FIRST && !by_stack) {
+	if (p->frag == FRAG_FIRST && !(overtaken && found && found->by_stack)) {
 		ports.sport = p->t.sport;
 		ports.dport = p->t.dport;
 		ports.proto = p->proto;
@@ -53,7 +60,7 @@ global_fn int frag_follow(struct pkt *p, __u32 now)
 /* At the NIC: the rest of the datagram follows this fragment to the node's stack. */
 slow_fn int frag_by_stack(const struct pkt *p, __u32 now)
 {
-	struct frag_ports note = { .expires = now + FRAG_LIFETIME, .by_stack = 1 };
+	struct frag_ports note = { .expires = now + FRAG_BY_STACK_LIFETIME, .by_stack = 1 };
 	struct frag_key key = { .src = p->t.src, .dst = p->t.dst, .id = p->frag_id };
 
 	key.proto = p->ipv6 ? 0 : p->proto;

@@ -49,6 +49,8 @@ var (
 	// At the outer end of the door (bpf/lib/edge.h).
 	doorIn = wireHook{pin: "door-in", program: bpfgen.EdgeProgFromOutside, ingress: true, spec: edgeSpec, priority: 49000,
 		constants: map[string]any{bpfgen.EdgeVarFromDoor: uint8(1)}}
+	// Where datagrams go that the stack has put together for the edge (bpf/lib/frag.h).
+	gatherOut = wireHook{pin: "gather-out", program: bpfgen.EdgeProgFromGather, spec: edgeSpec, priority: 49000}
 )
 
 func (d *Datapath) wirePin(h wireHook, ifindex int) string {
@@ -90,15 +92,22 @@ func (d *Datapath) SyncWire(netdevs []int, overlay int, edge bool) error {
 
 // SyncDoor puts the edge's program at the door's outer end, by ifindex, and
 // nowhere else; 0: there is no door.
-func (d *Datapath) SyncDoor(outer int) error {
+func (d *Datapath) SyncDoor(outer int) error { return d.syncOnly(doorIn, outer) }
+
+// SyncGather is SyncDoor for the program at the device where the stack sends what
+// it has put together.
+func (d *Datapath) SyncGather(ifindex int) error { return d.syncOnly(gatherOut, ifindex) }
+
+// syncOnly puts a program at one device alone, 0: at none.
+func (d *Datapath) syncOnly(h wireHook, ifindex int) error {
 	var errs []error
-	for _, at := range d.wirePlaces(doorIn) {
-		if at.ifindex != outer {
+	for _, at := range d.wirePlaces(h) {
+		if at.ifindex != ifindex {
 			errs = append(errs, detachPin(filepath.Join(d.dir, linksDir, at.String())))
 		}
 	}
-	if outer != 0 {
-		errs = append(errs, d.attachWire(doorIn, outer))
+	if ifindex != 0 {
+		errs = append(errs, d.attachWire(h, ifindex))
 	}
 	return errors.Join(errs...)
 }
@@ -223,7 +232,7 @@ func (d *Datapath) loadWire(h wireHook) (*ebpf.Program, error) {
 
 // upgradeWire puts this binary's programs behind the links that exist.
 func (d *Datapath) upgradeWire() error {
-	for _, h := range append([]wireHook{doorIn}, wireHooks...) {
+	for _, h := range append([]wireHook{doorIn, gatherOut}, wireHooks...) {
 		for _, at := range d.wirePlaces(h) {
 			if err := d.replaceWire(h, at); err != nil {
 				return err

@@ -100,7 +100,9 @@ func (e *Engine) SetEdge(want Edge) error {
 	if err := errors.Join(e.dp.Edge.Put([]uint32{bpfgen.EdgeWire}, []datapath.EdgeConfig{config}), e.services.SetNodeAddresses(takes)); err != nil {
 		return err
 	}
-	return privilege(errors.Join(e.attachEdges(nics), e.syncTunnelEdge(), e.setHost(want.Host), e.syncDoor()))
+	err = errors.Join(e.attachEdges(nics), e.syncTunnelEdge(), e.setHost(want.Host), e.syncDoor())
+	e.tryGather()
+	return privilege(err)
 }
 
 // syncTunnelEdge lets answers to clients outside come by the tunnel, where there

@@ -115,7 +115,7 @@ func (e *Engine) FollowEdge(want Edge) (changed bool, err error) {
 	}
 	slices.Sort(wanted)
 	if slices.Equal(wanted, indexes) && slices.Equal(takes, have.Addresses) {
-		return false, e.followDoor()
+		return false, errors.Join(e.followDoor(), e.followGather())
 	}
 	return true, e.SetEdge(want)
 }

@@ -262,11 +262,12 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 	if config.Key == 0 {
 		config.Key = rand.Uint32() | 1
 	}
-	config.Flags, config.Overlay, config.Vni, config.Port = 0, uint32(overlay.Ifindex()), set.VNI, datapath.Port(set.Port)
+	config.Overlay, config.Vni, config.Port = uint32(overlay.Ifindex()), set.VNI, datapath.Port(set.Port)
+	config.Flags &= bpfgen.NodeGathersEdge // gather.go's
 	if set.HostRouting == state.RoutingEBPF {
-		config.Flags = bpfgen.NodeEbpf
+		config.Flags |= bpfgen.NodeEbpf
 	}
-	if e.syncGather(len(remotes) > 0) {
+	if e.syncNodesGather(len(remotes) > 0) {
 		config.Flags |= bpfgen.NodeGathers
 	}
 	config.Ip4, config.Ip6 = datapath.FromAddr(self.Addr(true)), datapath.FromAddr(self.Addr(false))
@@ -293,20 +294,6 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 		e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{config}),
 		e.dp.Edge.Put([]uint32{bpfgen.EdgeTunnel}, []datapath.EdgeConfig{own}),
 		replace(e.dp.Remotes, slots), replace(e.dp.Peers, tunnels), replace(e.dp.Nets, nets))
-}
-
-// syncGather has the stack put together what the programs at the NIC leave to it
-// because it came out of order. Where it cannot, what they cannot do without is lost.
-func (e *Engine) syncGather(want bool) bool {
-	change := peers.LeaveFragments
-	if want {
-		change = peers.GatherFragments
-	}
-	if err := change(); err != nil {
-		e.opts.Notify(fmt.Sprintf("of datagrams whose fragments come out of order, those to isolated pods and through Services are lost: %v", err))
-		return false
-	}
-	return want
 }
 
 // replace makes a table's content exactly want.

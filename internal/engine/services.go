@@ -287,6 +287,9 @@ func (e *Engine) applyServices(op operation) error {
 	if aboutDoor(op) {
 		e.tryDoor()
 	}
+	if e.aboutGather(op) {
+		e.tryGather()
+	}
 	return nil
 }
 

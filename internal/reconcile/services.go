@@ -472,3 +472,13 @@ func (s *Services) BindingsOf(p state.Protocol) (out []state.Binding) {
 	}
 	return out
 }
+
+// Serves says whether there is a frontend of the protocol that packets could ask for.
+func (s *Services) Serves(p state.Protocol) bool {
+	for k := range s.frontends {
+		if k.Proto == uint8(p) && k.Scope != bpfgen.ScopeNode {
+			return true
+		}
+	}
+	return false
+}

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -89,7 +90,16 @@ var datagramID uint16
 // inject sends a datagram from a node, as if a pod of its had, in fragments, the last one first.
 func (w *world) inject(n *lab.Node, from, to netip.AddrPort, data []byte) {
 	w.t.Helper()
-	const piece = 1000
+	pieces := cut(from, to, data)
+	slices.Reverse(pieces)
+	w.raw(&n.Space, to.Addr(), pieces)
+}
+
+// piece is how many bytes of a datagram a fragment has.
+const piece = 1000
+
+// cut makes a datagram, and fragments of it.
+func cut(from, to netip.AddrPort, data []byte) (pieces [][]byte) {
 	udp := make([]byte, 8, 8+len(data))
 	binary.BigEndian.PutUint16(udp, from.Port())
 	binary.BigEndian.PutUint16(udp[2:], to.Port())
@@ -97,26 +107,31 @@ func (w *world) inject(n *lab.Node, from, to netip.AddrPort, data []byte) {
 	udp = append(udp, data...)
 	binary.BigEndian.PutUint16(udp[6:], udpSum(from.Addr(), to.Addr(), udp))
 	datagramID++
-	var pieces [][]byte
 	for off := 0; off < len(udp); off += piece {
 		more := off+piece < len(udp)
 		pieces = append(pieces, fragment(from.Addr(), to.Addr(), off, more, udp[off:min(off+piece, len(udp))]))
 	}
-	w.must(n.Do(func() error {
+	return pieces
+}
+
+// raw sends whole packets from a namespace.
+func (w *world) raw(s *lab.Space, to netip.Addr, packets [][]byte) {
+	w.t.Helper()
+	w.must(s.Do(func() error {
 		var at unix.Sockaddr
 		family := unix.AF_INET
-		if a := to.Addr(); a.Is4() {
-			at = &unix.SockaddrInet4{Addr: a.As4()}
+		if to.Is4() {
+			at = &unix.SockaddrInet4{Addr: to.As4()}
 		} else {
-			family, at = unix.AF_INET6, &unix.SockaddrInet6{Addr: a.As16()}
+			family, at = unix.AF_INET6, &unix.SockaddrInet6{Addr: to.As16()}
 		}
 		fd, err := unix.Socket(family, unix.SOCK_RAW, unix.IPPROTO_RAW) // takes whole packets
 		if err != nil {
 			return err
 		}
 		defer unix.Close(fd)
-		for i := len(pieces) - 1; i >= 0; i-- {
-			if err := unix.Sendto(fd, pieces[i], 0, at); err != nil {
+		for _, p := range packets {
+			if err := unix.Sendto(fd, p, 0, at); err != nil {
 				return err
 			}
 		}

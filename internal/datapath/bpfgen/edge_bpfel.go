@@ -75,6 +75,7 @@ const (
 	EdgeMapMstSourcesV1          = "mst_sources_v1"
 	EdgeMapMstStoppedV1          = "mst_stopped_v1"
 	EdgeMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	EdgeProgFromGather           = "from_gather"
 	EdgeProgFromOutside          = "from_outside"
 	EdgeProgToOutside            = "to_outside"
 	EdgeVarAnswerKey             = "answer_key"
@@ -131,6 +132,7 @@ type EdgeSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type EdgeProgramSpecs struct {
+	FromGather  *ebpf.ProgramSpec `ebpf:"from_gather"`
 	FromOutside *ebpf.ProgramSpec `ebpf:"from_outside"`
 	ToOutside   *ebpf.ProgramSpec `ebpf:"to_outside"`
 }
@@ -333,12 +335,14 @@ type EdgeVariables struct {
 //
 // It can be passed to LoadEdgeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EdgePrograms struct {
+	FromGather  *ebpf.Program `ebpf:"from_gather"`
 	FromOutside *ebpf.Program `ebpf:"from_outside"`
 	ToOutside   *ebpf.Program `ebpf:"to_outside"`
 }
 
 func (p *EdgePrograms) Close() error {
 	return _EdgeClose(
+		p.FromGather,
 		p.FromOutside,
 		p.ToOutside,
 	)

@@ -159,10 +159,17 @@ const (
 	EventRefused   = 2 // dropped, and its sender was told
 )
 
+// enum gather_mark
+const (
+	GatherIfindex = 65535
+	GatherMark    = 1836253184
+)
+
 // enum node_flag
 const (
-	NodeEbpf    = 1 // between pods and the wire programs forward, not the host's stack
-	NodeGathers = 2 // the host's stack puts datagrams together before it forwards them
+	NodeEbpf        = 1 // between pods and the wire programs forward, not the host's stack
+	NodeGathers     = 2 // the host's stack puts datagrams together before it forwards them
+	NodeGathersEdge = 4 // and sends those with GATHER_MARK back to the device they came by
 )
 
 // enum remote_flag
@@ -296,24 +303,25 @@ var Reasons = [ReasonCount]Reason{
 
 // #define
 const (
-	EventReaders      = 4
-	StoppedKept       = 256
-	SlotMember        = 2147483648
-	CTCredit          = 4096
-	FastFront         = 64
-	NobodySlots       = 64
-	MstLayout         = 2
-	SecondShift       = 30
-	NATPortTries      = 16
-	NATPortFirst      = 32768
-	NATPortCount      = 28232
-	CTRefresh         = 4
-	CTCutLifetime     = 60
-	FastLifetime      = 256
-	FastSlots         = 1024
-	FragLifetime      = 15
-	EventsPerEndpoint = 1000
-	EventsPerCpu      = 8000
-	StoppedPerSecond  = 100
-	PortBits          = 16
+	EventReaders        = 4
+	StoppedKept         = 256
+	SlotMember          = 2147483648
+	CTCredit            = 4096
+	FastFront           = 64
+	NobodySlots         = 64
+	MstLayout           = 2
+	SecondShift         = 30
+	NATPortTries        = 16
+	NATPortFirst        = 32768
+	NATPortCount        = 28232
+	CTRefresh           = 4
+	CTCutLifetime       = 60
+	FastLifetime        = 256
+	FastSlots           = 1024
+	FragLifetime        = 15
+	FragByStackLifetime = 1
+	EventsPerEndpoint   = 1000
+	EventsPerCpu        = 8000
+	StoppedPerSecond    = 100
+	PortBits            = 16
 )

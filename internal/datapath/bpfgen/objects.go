@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "baa05dfb12795e0f56f9ae4f94aefb47a746d2d6d09f4bf1bed034f50c4d5a14"
+const ObjectsHash = "a169163911d4e713c0d7f03179241bcc50b2bac95136aa836d8a1edd97dfa4cb"

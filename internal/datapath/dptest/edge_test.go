@@ -402,6 +402,45 @@ func TestEdgeFragments(t *testing.T) {
 	}
 }
 
+// A fragment that overtakes its datagram's first is marked, for the stack to send it back, and so are those
+// that follow; what comes back in order goes where its first goes.
+func TestEdgeFragmentsOutOfOrder(t *testing.T) {
+	e := NewEdge(t, Options{}, 1)
+	mark := bpfgen.GatherMark | e.Ifindex
+	for _, v6 := range []bool{false, true} {
+		o := outside{speaker{t, e.Network, oracle.UDP}, e, v6, end(External(1, v6), 4000), end(e.Node(v6), 30080)}
+		o.nodePort(0, end(External(2, v6), 8080))
+		first := func(id uint32) *Packet {
+			return Eth(Router, e.MAC).IP(o.c.Addr(), o.f.Addr()).Fragment(0, true, id).UDP(o.c.Port(), o.f.Port()).Payload(16).UDPLen(8 + 40)
+		}
+		later := func(id uint32) *Packet {
+			return Eth(Router, e.MAC).IP(o.c.Addr(), o.f.Addr()).Fragment(24, false, id).Proto(oracle.UDP).Payload(24)
+		}
+		run := func(what string, p *Packet, c Context, verdict Verdict, want uint32) {
+			t.Helper()
+			c.Ifindex = e.Ifindex
+			r, err := e.Run(e.FromOutside, p.Frame(), c)
+			if err != nil || r.Verdict != verdict || r.Mark != want {
+				t.Errorf("v6=%v, %s: %v with mark %#x, %v; want %v with %#x", v6, what, r, r.Mark, err, verdict, want)
+			}
+		}
+		run("nobody gathers", later(20), Context{}, Next, 0)
+		check(t, e.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{Flags: bpfgen.NodeGathersEdge}))
+		run("a later one", later(21), Context{}, Next, mark)
+		run("its first", first(21), Context{}, Next, mark)
+		run("one more", later(21), Context{}, Next, mark)
+		run("its first, back", first(21), Context{Mark: mark}, Redirect, 0)
+		run("the later one, back", later(21), Context{Mark: mark}, Redirect, 0)
+		run("one more, too late", later(21), Context{}, Redirect, 0)
+		run("one back without its first", later(22), Context{Mark: mark}, Next, 0)
+		run("one that carries a mark", later(23), Context{Mark: 7}, Next, 7)
+		run("a later one", later(24), Context{}, Next, mark)
+		e.Age(t, 4)
+		run("a first one that comes long after", first(24), Context{}, Redirect, 0)
+		check(t, e.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{}))
+	}
+}
+
 // Maglev leads a flow by its addresses and ports: on every node to the same backend.
 func TestMaglevIsTheSameOnEveryNode(t *testing.T) {
 	choices := make([]string, 2)

@@ -51,6 +51,7 @@ type Result struct {
 	Reason          uint32 // enum drop_reason
 	RedirectKind    uint32 // enum redirect_kind
 	RedirectIfindex uint32
+	Mark            uint32
 }
 
 func (r Result) String() string {
@@ -102,5 +103,6 @@ func (d *Datapath) run(prog *ebpf.Program, frame []byte, length uint32, c Contex
 		Reason:          out.Cb[bpfgen.CbReason],
 		RedirectKind:    out.Cb[bpfgen.CbRedirectKind],
 		RedirectIfindex: out.Cb[bpfgen.CbRedirectIfindex],
+		Mark:            out.Mark,
 	}, nil
 }
