@@ -143,7 +143,7 @@ func (s *APIServer) KubeconfigFor(user, group string) (string, error) {
 func (s *APIServer) Start(ctx context.Context) (err error) {
 	file := func(name string) string { return filepath.Join(s.dir, name) }
 	s.serverN++
-	s.server, err = s.start(fmt.Sprintf("apiserver-%d", s.serverN), "kube-apiserver",
+	s.server, err = s.start(s.serverLog(), "kube-apiserver",
 		"--etcd-servers="+etcdURL, "--secure-port="+apiPort, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
 		"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/12,fd00:10:96::/108", "--authorization-mode=RBAC",
 		"--client-ca-file="+file("ca.crt"), "--tls-cert-file="+file("apiserver.crt"), "--tls-private-key-file="+file("apiserver.key"),
@@ -161,7 +161,23 @@ func (s *APIServer) Start(ctx context.Context) (err error) {
 }
 
 // Kill ends the API server at once; etcd keeps what there is.
-func (s *APIServer) Kill() { end(s.server) }
+func (s *APIServer) Kill() {
+	end(s.server)
+	s.server = nil
+	s.client.CloseIdleConnections()
+}
+
+// Doing says what both are doing, for who waits for them in vain.
+func (s *APIServer) Doing() string {
+	log := func(name string) string { return filepath.Join(s.dir, name+".log") }
+	etcd := Doing("etcd", s.etcd.Process.Pid, log("etcd"))
+	if s.server == nil {
+		return etcd
+	}
+	return etcd + "; " + Doing("the API server", s.server.Process.Pid, log(s.serverLog()))
+}
+
+func (s *APIServer) serverLog() string { return fmt.Sprintf("apiserver-%d", s.serverN) }
 
 // Close ends both.
 func (s *APIServer) Close() {
