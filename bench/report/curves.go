@@ -11,6 +11,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/mustang-net/mustang/bench/stats"
 )
@@ -132,7 +133,7 @@ func (d *Document) scaling(f *Figures, m Metric, cores string, o over) (curve, b
 // place of rules that are scanned.
 func lineNames(s Subject) []string {
 	name := s.Mode + " " + s.By
-	if s.Via != ClusterIP || s.By != "iptables-nft" && s.By != "iptables-legacy" {
+	if s.Via != ClusterIP || !strings.Contains(s.By, "iptables") {
 		return []string{name}
 	}
 	names := []string{name + ", " + cmp.Or(s.Position, Middle)}

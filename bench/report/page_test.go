@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func htmlOf(t *testing.T, d *Document) string {
@@ -81,5 +83,21 @@ func TestPageOfAnEmptyRun(t *testing.T) {
 	d.Compute()
 	if text := htmlOf(t, d); !strings.Contains(text, "cut short") {
 		t.Error("an empty run's page does not say so")
+	}
+}
+
+func TestLinesOfScannedRulesGoByTheirPlace(t *testing.T) {
+	for _, c := range []struct {
+		by, position string
+		want         []string
+	}{
+		{"kube-proxy-iptables-legacy", Last, []string{"veth kube-proxy-iptables-legacy, last"}},
+		{"kube-proxy-iptables", "", []string{"veth kube-proxy-iptables, middle", "veth kube-proxy-iptables, last"}},
+		{"iptables-nft", Middle, []string{"veth iptables-nft, middle"}},
+		{"kube-proxy-nftables", "", []string{"veth kube-proxy-nftables"}},
+	} {
+		if diff := cmp.Diff(c.want, lineNames(Subject{Mode: Veth, Via: ClusterIP, By: c.by, Position: c.position})); diff != "" {
+			t.Errorf("%s %s:\n%s", c.by, c.position, diff)
+		}
 	}
 }

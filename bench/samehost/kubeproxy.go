@@ -14,32 +14,21 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
+	"github.com/mustang-net/mustang/bench/kubeproxy"
 	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/lab"
 	"github.com/mustang-net/mustang/test/kube"
 )
 
-// The real kube-proxy, by the mode it is started with.
-const (
-	KubeProxyIptables = "kube-proxy-iptables"
-	KubeProxyNftables = "kube-proxy-nftables"
-)
+// kubeProxy says whether it is the real one that serves.
+func kubeProxy(by lab.ServiceBy) bool { return slices.Contains(kubeproxy.Kinds, kubeproxy.Kind(by)) }
 
-func kubeProxy(by lab.ServiceBy) bool { return by == KubeProxyIptables || by == KubeProxyNftables }
-
-const (
-	kubeNode     = "n1"
-	kubeServices = "/api/v1/namespaces/default/services"
-	kubeSlices   = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
-	kubeWriters  = 8 // requests at once
-)
+const kubeNode = "n1"
 
 type object map[string]any
 
@@ -66,32 +55,35 @@ func addByKubeProxy(ctx context.Context, n *lab.Node, p pods, services []lab.Ser
 		return fmt.Errorf("make the node's object: %w", err)
 	}
 	if err := writeServices(ctx, api, services); err != nil {
-		return err
+		return fmt.Errorf("%w; %s", err, api.Doing())
 	}
-	end, err := startKubeProxy(ctx, n, p, api, dir)
+	proxy, err := kubeproxy.Start(ctx, n, api, kubeproxy.Options{Kind: kubeproxy.Kind(p.by), Node: kubeNode, Dir: dir, MasqueradeAll: p.siblings()})
 	if err != nil {
 		return err
 	}
-	err = kubeProxyInForce(ctx, n, p.kubeProxyMode(), services)
-	end()
-	if err == nil && tested[0].position != "" {
-		err = placeTested(ctx, n, tested)
+	err = proxy.UntilInForce(ctx, services)
+	proxy.End()
+	if err != nil {
+		if down := api.Do(context.WithoutCancel(ctx), http.MethodGet, "/readyz", nil, nil); down != nil {
+			err = fmt.Errorf("%w; the API server does not answer: %w; %s", err, down, api.Doing())
+		}
+		return err
 	}
-	for _, t := range tested {
-		if err == nil {
-			err = untilAnswered(ctx, target, t)
+	if tested[0].position != "" {
+		if err := place(ctx, proxy, tested); err != nil {
+			return fmt.Errorf("put the rules under test into their places: %w", err)
 		}
 	}
-	if err != nil {
-		log, _ := os.ReadFile(filepath.Join(dir, "kube-proxy.log"))
-		return fmt.Errorf("kube-proxy: %w: %s", err, log[max(0, len(log)-500):])
+	for _, t := range tested {
+		if err := untilAnswered(ctx, target, t); err != nil {
+			return fmt.Errorf("all of kube-proxy's rules are in force, but %w", err)
+		}
 	}
 	return nil
 }
 
-func (p pods) kubeProxyMode() string { return strings.TrimPrefix(string(p.by), "kube-proxy-") }
-
-// writeServices makes the API's objects of them: one of those that share an address.
+// writeServices makes the API's objects of them: one of those that share an address. Those
+// that differ from the first by their addresses alone come in bulk.
 func writeServices(ctx context.Context, api *kube.APIServer, services []lab.Service) error {
 	var groups [][]lab.Service
 	for _, s := range services {
@@ -101,77 +93,45 @@ func writeServices(ctx context.Context, api *kube.APIServer, services []lab.Serv
 		}
 		groups = append(groups, []lab.Service{s})
 	}
-	work := make(chan int)
-	errs := make([]error, kubeWriters)
-	var wg sync.WaitGroup
-	for w := range kubeWriters {
-		wg.Go(func() {
-			for i := range work {
-				if errs[w] == nil {
-					errs[w] = writeService(ctx, api, fmt.Sprintf("s%d", i), groups[i])
-				}
-			}
-		})
+	var likes []kube.Like
+	for i, g := range groups {
+		name := fmt.Sprintf("s%d", i)
+		if i > 0 && slices.EqualFunc(g, groups[0], alike) {
+			likes = append(likes, kube.Like{Name: name, ClusterIP: g[0].VIP, Endpoints: []netip.Addr{g[0].Backends[0].Addr()}})
+		} else if err := writeService(ctx, api, name, g); err != nil {
+			return err
+		}
 	}
-	for i := range groups {
-		work <- i
-	}
-	close(work)
-	wg.Wait()
-	return errors.Join(errs...)
+	return api.Fill(ctx, "s0", likes)
 }
 
-// writeService makes one Service with a port for each of the group, and its endpoints.
+// alike says whether two Services differ by their addresses alone.
+func alike(a, b lab.Service) bool {
+	return a.Port == b.Port && a.Protocol == b.Protocol && a.Backends[0].Port() == b.Backends[0].Port()
+}
+
+// writeService makes one Service with a port for each of the group, and its endpoint.
 func writeService(ctx context.Context, api *kube.APIServer, name string, group []lab.Service) error {
 	vip := group[0].VIP
 	family := map[bool]string{false: "IPv4", true: "IPv6"}[vip.Is6()]
 	var ports, backendPorts []object
-	var addresses []string
 	for _, s := range group {
 		ports = append(ports, object{"name": s.Protocol, "port": s.Port, "protocol": strings.ToUpper(s.Protocol)})
-		for _, b := range s.Backends {
-			backendPorts = append(backendPorts, object{"name": s.Protocol, "port": b.Port(), "protocol": strings.ToUpper(s.Protocol)})
-			addresses = append(addresses, b.Addr().String())
-		}
+		backendPorts = append(backendPorts, object{"name": s.Protocol, "port": s.Backends[0].Port(), "protocol": strings.ToUpper(s.Protocol)})
 	}
 	service := object{"metadata": object{"name": name}, "spec": object{"clusterIP": vip.String(), "ipFamilies": []string{family}, "ipFamilyPolicy": "SingleStack", "ports": ports}}
 	slice := object{"metadata": object{"name": name, "labels": object{"kubernetes.io/service-name": name}}, "addressType": family, "ports": backendPorts,
-		"endpoints": []object{{"addresses": addresses[:1], "nodeName": kubeNode, "conditions": object{"ready": true, "serving": true, "terminating": false}}}}
-	if err := errors.Join(api.Do(ctx, http.MethodPost, kubeServices, service, nil), api.Do(ctx, http.MethodPost, kubeSlices, slice, nil)); err != nil {
+		"endpoints": []object{{"addresses": []string{group[0].Backends[0].Addr().String()}, "nodeName": kubeNode, "conditions": object{"ready": true, "serving": true, "terminating": false}}}}
+	if err := errors.Join(api.Do(ctx, http.MethodPost, kube.ServicesPath, service, nil), api.Do(ctx, http.MethodPost, kube.SlicesPath, slice, nil)); err != nil {
 		return fmt.Errorf("make Service %s: %w", vip, err)
 	}
 	return nil
 }
 
-// startKubeProxy starts it on the node; it logs into dir.
-func startKubeProxy(ctx context.Context, n *lab.Node, p pods, api *kube.APIServer, dir string) (end func(), err error) {
-	config := filepath.Join(dir, "kube-proxy.yaml")
-	// nf_conntrack_max cannot be set in a network namespace: 0 leaves it alone.
-	text := fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclientConnection: {kubeconfig: %s}\n"+
-		"mode: %s\nclusterCIDR: %s,%s\nhostnameOverride: %s\nmetricsBindAddress: %s\noomScoreAdj: 0\nconntrack: {maxPerCore: 0, min: 0}\n",
-		api.Kubeconfig, p.kubeProxyMode(), lab.PodCIDR4, lab.PodCIDR6, kubeNode, kubeProxyMetrics)
-	if siblings := []string{report.Macvlan, string(lab.IPVlan), string(lab.IPVlanL3)}; slices.Contains(siblings, p.mode) {
-		// Their pods answer each other directly: only to the node's address does the
-		// answer come back by the node, which has to translate it.
-		text += "iptables: {masqueradeAll: true}\nnftables: {masqueradeAll: true}\n"
-	}
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		return nil, err
-	}
-	log, err := os.Create(filepath.Join(dir, "kube-proxy.log"))
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close()
-	cmd := n.Command(ctx, filepath.Join(api.Programs, "kube-proxy"), "--config", config)
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start kube-proxy: %w", err)
-	}
-	return func() {
-		_ = cmd.Process.Signal(os.Interrupt)
-		_ = cmd.Wait() // its status is the signal's
-	}, nil
+// siblings says whether pods answer each other directly: only to the node's address does the
+// answer come back by the node, which has to translate it.
+func (p pods) siblings() bool {
+	return slices.Contains([]string{report.Macvlan, string(lab.IPVlan), string(lab.IPVlanL3)}, p.mode)
 }
 
 // untilAnswered waits until a Service under test leads to its backend.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/mustang-net/mustang/bench/kubeproxy"
 	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/runner"
@@ -33,7 +34,15 @@ type pods struct {
 // digits, is unique among those that are up at once; by is one of AllBy or none.
 func NewPods(labName, mode, by, binary string) Contestant {
 	return pods{labName: labName, mode: mode, by: lab.ServiceBy(by), services: 1, mtu: Defaults().MTU, binary: binary,
-		backend: run.BackendVersion(by)}
+		backend: backend(lab.ServiceBy(by))}
+}
+
+// backend names what implements Services, with its version.
+func backend(by lab.ServiceBy) string {
+	if kubeProxy(by) {
+		return kubeproxy.Kind(by).Backend()
+	}
+	return run.BackendVersion(string(by))
 }
 
 func (p pods) Name() string {
@@ -216,7 +225,7 @@ func (p pods) serviceList(backend netip.Addr) (all []lab.Service, tested []teste
 
 // scanned says whether Services are rules that are compared one by one.
 func scanned(by lab.ServiceBy) bool {
-	return by == lab.IptablesNFT || by == lab.IptablesLegacy || by == KubeProxyIptables
+	return by == lab.IptablesNFT || by == lab.IptablesLegacy || kubeProxy(by) && kubeproxy.Kind(by).Scanned()
 }
 
 func (e *podsEnv) Paths() []Path               { return e.paths }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mustang-net/mustang/bench/kubeproxy"
 	"github.com/mustang-net/mustang/bench/load"
 	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/bench/run"
@@ -50,7 +51,8 @@ var (
 	AllModes = allModes()
 	// EveryMachine lists the modes that kernels without ipvlan and netkit have.
 	EveryMachine = []string{report.Veth, report.Bridge, report.BridgeNFOff, report.Macvlan}
-	AllBy        = []string{"iptables-nft", "iptables-legacy", "nft", "mustang-tc", "mustang-socket", "mustang", IPVS, KubeProxyIptables, KubeProxyNftables}
+	AllBy        = []string{"iptables-nft", "iptables-legacy", "nft", "mustang-tc", "mustang-socket", "mustang", IPVS,
+		string(kubeproxy.Iptables), string(kubeproxy.IptablesLegacy), string(kubeproxy.Nftables)}
 )
 
 // allModes are the lab's, with a bridge that the firewall does not see, and routing by
@@ -169,7 +171,7 @@ func (o Options) contestants() ([]Contestant, error) {
 		}
 		for _, by := range o.ServicesBy {
 			for _, n := range o.Services {
-				p := pods{mode: mode, by: lab.ServiceBy(by), services: n, backend: run.BackendVersion(by)}
+				p := pods{mode: mode, by: lab.ServiceBy(by), services: n, backend: backend(lab.ServiceBy(by))}
 				add(p)
 				for _, p.tune = range o.Tune {
 					if p.tunable() {
@@ -201,7 +203,7 @@ func (o Options) besideCNI() (out []pods) {
 			continue
 		}
 		for _, n := range o.Services {
-			out = append(out, pods{by: lab.ServiceBy(by), services: n, backend: run.BackendVersion(by)})
+			out = append(out, pods{by: lab.ServiceBy(by), services: n, backend: backend(lab.ServiceBy(by))})
 		}
 	}
 	if len(out) == 0 {
@@ -213,7 +215,7 @@ func (o Options) besideCNI() (out []pods) {
 // extras are contestants beside the product of modes, kinds and numbers.
 func (o Options) extras() (out []pods) {
 	for _, e := range o.Extra {
-		out = append(out, pods{mode: e.Mode, by: lab.ServiceBy(e.By), services: e.Services, pods: e.Pods, backend: run.BackendVersion(e.By)})
+		out = append(out, pods{mode: e.Mode, by: lab.ServiceBy(e.By), services: e.Services, pods: e.Pods, backend: backend(lab.ServiceBy(e.By))})
 	}
 	return out
 }
@@ -230,12 +232,12 @@ func (o Options) mostServices() int {
 }
 
 // buildTime is how long a contestant may take to come up. The kernel's firewalls take
-// milliseconds a Service when there are many; for kube-proxy the API has two objects of
-// each before that, and the rules are read back.
+// milliseconds a Service when there are many; with kube-proxy the API server is filled
+// before that, and the rules are read back: 20 minutes with 100,000.
 func (o Options) buildTime() time.Duration {
 	each := 6 * time.Millisecond
 	if slices.ContainsFunc(o.ServicesBy, func(by string) bool { return kubeProxy(lab.ServiceBy(by)) }) {
-		each = 40 * time.Millisecond
+		each = 11 * time.Millisecond
 	}
 	return 2*time.Minute + time.Duration(o.mostServices())*each
 }

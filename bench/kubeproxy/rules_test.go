@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package samehost
+package kubeproxy
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/lab"
 )
 
@@ -34,6 +34,9 @@ func TestKubeProxyHasSyncedWhenItsFamilyIs(t *testing.T) {
 			t.Errorf("%s: %v, want synced: %v", c.name, err, c.want)
 		}
 	}
+	if err := synced(lines("0", "2", "1.7633e+09", "1.7633002e+09"), true); !errors.Is(err, errNothing) {
+		t.Errorf("before the first rules of its family: %v", err)
+	}
 }
 
 func TestFrontendsOfKubeProxysRules(t *testing.T) {
@@ -53,33 +56,10 @@ COMMIT
 		t.Errorf("frontends differ:\n%s", diff)
 	}
 	services := []lab.Service{{VIP: netip.MustParseAddr("10.97.0.1"), Port: 5201, Protocol: "tcp"}, {VIP: netip.MustParseAddr("10.97.0.9"), Port: 5201, Protocol: "tcp"}}
-	if err := missingFrontends(services[:1], got); err != nil {
+	if err := missing(services[:1], got); err != nil {
 		t.Errorf("nothing is missing: %v", err)
 	}
-	if err := missingFrontends(services, got); err == nil || !strings.Contains(err.Error(), "1 of 2") || !strings.Contains(err.Error(), "10.97.0.9:5201/tcp") {
+	if err := missing(services, got); err == nil || !strings.Contains(err.Error(), "1 of 2") || !strings.Contains(err.Error(), "10.97.0.9:5201/tcp") {
 		t.Errorf("the error does not name what is missing: %v", err)
-	}
-}
-
-func TestTestedRulesStandWhereTheirPositionSays(t *testing.T) {
-	rule := func(ip string) string { return "-A KUBE-SERVICES -d " + ip + "/32 -p tcp -j KUBE-SVC-" + ip + "\n" }
-	end := "-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS\n"
-	saved := "*nat\n:KUBE-SERVICES - [1:60]\n-A PREROUTING -j KUBE-SERVICES\n" +
-		rule("10.0.0.9") + rule("10.0.0.1") + rule("10.0.0.2") + rule("10.0.0.3") + rule("10.0.0.8") + rule("10.0.0.4") + end + "COMMIT\n"
-	tested := []testedService{
-		{vip: netip.MustParseAddrPort("10.0.0.8:80"), position: report.Middle},
-		{vip: netip.MustParseAddrPort("10.0.0.9:80"), position: report.Last},
-	}
-	got, err := placed([]byte(saved), tested)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := "*nat\n:KUBE-SERVICES - [0:0]\n" + rule("10.0.0.1") + rule("10.0.0.2") + rule("10.0.0.8") + rule("10.0.0.3") + rule("10.0.0.4") +
-		rule("10.0.0.9") + end + "COMMIT\n"
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("the list differs:\n%s", diff)
-	}
-	if _, err := placed([]byte(strings.ReplaceAll(saved, rule("10.0.0.8"), "")), tested); err == nil || !strings.Contains(err.Error(), "10.0.0.8:80") {
-		t.Errorf("a rule that is not there is not named: %v", err)
 	}
 }
