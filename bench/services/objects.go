@@ -16,16 +16,18 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/mustang-net/mustang/lab"
+	"github.com/mustang-net/mustang/test/kube"
 )
 
 const (
 	nodeName   = "n1"
 	serverPort = 8080
 	measured   = 800_000 // the measured Service's number; those that only fill the tables are below
-	namespace  = "/namespaces/default/"
-	services   = "/api/v1" + namespace + "services"
-	slicesOf   = "/apis/discovery.k8s.io/v1" + namespace + "endpointslices"
-	fillers    = 8 // requests at once while filling
+	services   = kube.ServicesPath
+	slicesOf   = kube.SlicesPath
+	writers    = 8 // requests at once
 )
 
 type object map[string]any
@@ -33,6 +35,11 @@ type object map[string]any
 // vip begins beyond the address that the API server takes for itself.
 func vip(n int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 97 + byte(n>>16), byte(n >> 8), byte(n)}), 80)
+}
+
+// asked is the Service of a number as rules have it.
+func asked(n int) lab.Service {
+	return lab.Service{VIP: vip(n).Addr(), Port: vip(n).Port(), Protocol: "tcp"}
 }
 
 func nameOf(n int) string { return fmt.Sprintf("s%d", n) }
@@ -113,22 +120,30 @@ func (b *bench) put(ctx context.Context, n int, a netip.Addr) error {
 
 // fill makes n Services whose endpoints are nobody's.
 func (b *bench) fill(ctx context.Context, n int) error {
-	return each(n, func(n int) error {
+	var likes []kube.Like
+	for i := range n {
 		addrs := make([]netip.Addr, b.Endpoints)
 		for j := range addrs {
-			k := n*b.Endpoints + j
+			k := i*b.Endpoints + j
 			addrs[j] = netip.AddrFrom4([4]byte{172, 16 + byte(k>>16), byte(k >> 8), byte(k)})
 		}
-		return b.add(ctx, n+1, addrs)
-	})
+		likes = append(likes, kube.Like{Name: nameOf(i + 1), ClusterIP: vip(i + 1).Addr(), Endpoints: addrs})
+	}
+	if n == 0 {
+		return nil
+	}
+	if err := b.add(ctx, 1, likes[0].Endpoints); err != nil {
+		return err
+	}
+	return b.api.Fill(ctx, likes[0].Name, likes[1:])
 }
 
 // each does fn for all numbers below n, several at once.
 func each(n int, fn func(int) error) error {
 	work := make(chan int)
 	var wg sync.WaitGroup
-	errs := make([]error, fillers)
-	for i := range fillers {
+	errs := make([]error, writers)
+	for i := range writers {
 		wg.Go(func() {
 			for n := range work {
 				if errs[i] == nil {

@@ -14,12 +14,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/test/kube"
 )
 
 const (
-	probeEvery = 500 * time.Microsecond // the resolution of every figure
+	probeEvery = 500 * time.Microsecond // the resolution of every change's figure
+	coldEvery  = 5 * time.Millisecond   // and of the cold sync's: probes are not to take its CPU for minutes
 	probesMost = 256                    // open at once; the oldest is given up
-	patience   = 2 * time.Minute        // bounds each wait for a change
 )
 
 // probes are connections under way, the oldest first.
@@ -81,16 +83,20 @@ func (p *probes) answered(name string, d time.Duration) (ok bool, by string, err
 // until opens connections from the client's pod until a server of this name
 // answers one, and says how many milliseconds after start that was.
 func (b *bench) until(ctx context.Context, start time.Time, to netip.AddrPort, name string) (took float64, err error) {
+	return b.untilEvery(ctx, probeEvery, start, to, name)
+}
+
+func (b *bench) untilEvery(ctx context.Context, every time.Duration, start time.Time, to netip.AddrPort, name string) (took float64, err error) {
 	err = b.client.Do(func() error {
 		p := probes{to: unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}}
 		defer p.close()
-		last := ""
-		for next := time.Now(); time.Since(start) < patience; next = next.Add(probeEvery) {
+		last, looked := "", start
+		for next := time.Now(); time.Since(start) < b.patience; next = next.Add(every) {
 			if err := errors.Join(ctx.Err(), p.open()); err != nil {
 				return err
 			}
-			for first := true; first || time.Now().Before(next.Add(probeEvery)); first = false {
-				ok, by, err := p.answered(name, time.Until(next.Add(probeEvery)))
+			for first := true; first || time.Now().Before(next.Add(every)); first = false {
+				ok, by, err := p.answered(name, time.Until(next.Add(every)))
 				if err != nil {
 					return err
 				}
@@ -102,11 +108,17 @@ func (b *bench) until(ctx context.Context, start time.Time, to netip.AddrPort, n
 					last = by
 				}
 			}
-			if late := time.Since(next); late > 10*probeEvery {
+			if time.Since(looked) > time.Second {
+				if kube.Ended(b.pid) {
+					return fmt.Errorf("%s has ended", b.name)
+				}
+				looked = time.Now()
+			}
+			if late := time.Since(next); late > 10*every {
 				next = time.Now() // this process did not run: do not catch up
 			}
 		}
-		return fmt.Errorf("%s does not answer at %s within %v; %q did last", name, to, patience, last)
+		return fmt.Errorf("%s does not answer at %s within %v; %q did last", name, to, b.patience, last)
 	})
 	return took, err
 }

@@ -18,12 +18,19 @@ func (r *Report) Render(w io.Writer) {
 	fmt.Fprintf(w, "Each of these changes comes %v after the one before it has taken effect, so that no limit on syncs delays it.\n", apart)
 	fmt.Fprintln(w, "changes/s: endpoints of many slices that are replaced at once, to the last one in force; the API server has its part in it.")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "\tServices\theard\tendpoint moved\tspread\tevent\tnew Service\tcold sync, s\tchanges/s\tMB\tpeak\t")
+	fmt.Fprintln(t, "\tServices\tchanges\theard\tendpoint moved\tspread\tevent\tnew Service\tcold sync, s\tchanges/s\tMB\tpeak\t")
 	for _, c := range r.Cells {
-		fmt.Fprintf(t, "%s\t%d × %d\t%s\t%s\t%.0f %%\t%s\t%s\t%.2f\t%.0f\t%.0f\t%.0f\t\n", c.Contestant, c.Services, c.Endpoints,
+		fmt.Fprintf(t, "%s\t%d × %d\t%d + %d\t%s\t%s\t%.0f %%\t%s\t%s\t%.2f\t%.0f\t%.0f\t%.0f\t\n", c.Contestant, c.Services, c.Endpoints, len(c.Moved), len(c.Added),
 			three(c.Heard), three(c.Moved), 100*stats.Spread(c.Moved), three(c.Event), three(c.Added), c.Cold, c.Rate, c.Memory, c.Peak)
 	}
 	t.Flush()
+	named := map[string]bool{}
+	for _, c := range r.Cells {
+		if c.Backend != "" && !named[c.Contestant] {
+			named[c.Contestant] = true
+			fmt.Fprintf(w, "%s: %s\n", c.Contestant, c.Backend)
+		}
+	}
 }
 
 func three(v []float64) string {

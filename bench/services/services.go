@@ -21,12 +21,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mustang-net/mustang/bench/kubeproxy"
 	"github.com/mustang-net/mustang/lab"
 	"github.com/mustang-net/mustang/test/kube"
 )
 
 // Contestants are what can be measured.
-var Contestants = []string{Mustang, "kube-proxy-nftables", "kube-proxy-iptables"}
+var Contestants = []string{Mustang, string(kubeproxy.Nftables), string(kubeproxy.Iptables), string(kubeproxy.IptablesLegacy)}
 
 // Mustang is our own.
 const Mustang = "mustang"
@@ -37,13 +38,14 @@ type Options struct {
 	Contestants []string
 	Services    []int // numbers of Services beside the measured one
 	Endpoints   int   // of each
-	Rounds      int   // changes of each kind
+	Rounds      int   // changes of each kind, fewer of what takes long
 	Log         io.Writer
 }
 
 // Cell is what was measured of one contestant at one number of Services.
 type Cell struct {
 	Contestant string `json:"contestant"`
+	Backend    string `json:"backend,omitempty"` // with versions; mustang has none
 	Services   int    `json:"services"`
 	Endpoints  int    `json:"endpoints"`
 	// Milliseconds from sending the request to the API server.
@@ -109,17 +111,27 @@ func read(path string) string {
 // bench is one contestant at work.
 type bench struct {
 	Options
-	lab     *lab.Lab
-	api     *kube.APIServer
-	client  *lab.Pod
-	servers [2]*lab.Pod
-	log     string
+	name     string // the contestant's
+	filled   int    // Services beside the measured one
+	lab      *lab.Lab
+	api      *kube.APIServer
+	client   *lab.Pod
+	servers  [2]*lab.Pod
+	patience time.Duration // bounds each wait: the first one is for all Services
+
+	// Of the contestant's process.
+	start time.Time
+	pid   int
+	found func(ctx context.Context) string // what it has done, and does
+}
+
+// patience grows with what there is to be written: an endpoint is a chain of rules to
+// kube-proxy.
+func patience(services, endpoints int) time.Duration {
+	return 2*time.Minute + time.Duration(services*(1+endpoints))*4*time.Millisecond
 }
 
 func measure(ctx context.Context, o Options, name string, n int) (cell Cell, err error) {
-	say := func(format string, args ...any) {
-		fmt.Fprintf(o.Log, "%s, %d Services: %s\n", name, n, fmt.Sprintf(format, args...))
-	}
 	cell = Cell{Contestant: name, Services: n, Endpoints: o.Endpoints}
 	dir, err := os.MkdirTemp("", "mustang-bench-services-")
 	if err != nil {
@@ -129,8 +141,10 @@ func measure(ctx context.Context, o Options, name string, n int) (cell Cell, err
 	by := lab.NoServices // the contestant makes them
 	if name == Mustang {
 		by = lab.MustangTC
+	} else {
+		cell.Backend = kubeproxy.Kind(name).Backend()
 	}
-	b := &bench{Options: o, log: filepath.Join(dir, "contestant.log")}
+	b := &bench{Options: o, name: name, filled: n, patience: patience(n, o.Endpoints)}
 	b.lab, err = lab.New(ctx, lab.Config{Name: fmt.Sprintf("v%d", os.Getpid()%100000), Mode: lab.Veth, Services: by, Binary: o.Binary})
 	if err != nil {
 		return cell, err
@@ -145,66 +159,63 @@ func measure(ctx context.Context, o Options, name string, n int) (cell Cell, err
 	if err != nil {
 		return cell, err
 	}
-	if err := b.fill(ctx, n); err != nil {
-		return cell, err
+	filling, cancel := context.WithTimeoutCause(ctx, b.patience, fmt.Errorf("not done within %v", b.patience))
+	defer cancel()
+	if err = b.fill(filling, n); err == nil {
+		err = b.put(filling, measured, b.servers[0].IPv4)
 	}
-	say("the API server is filled")
-	if err := b.put(ctx, measured, b.servers[0].IPv4); err != nil {
-		return cell, err
+	if err != nil {
+		return cell, fmt.Errorf("%w; %s", err, b.api.Doing())
 	}
-	start := time.Now()
-	run, end, err := b.contestant(ctx, name, dir)
+	b.say("the API server is filled")
+	b.start = time.Now()
+	end, err := b.contestant(ctx, dir)
 	if err != nil {
 		return cell, err
 	}
 	defer end()
-	if cell.Cold, err = b.cold(ctx, start); err != nil {
-		return cell, fmt.Errorf("%w\n%s", err, lastLines(b.log))
+	for _, part := range []func(context.Context, *Cell) error{b.cold, b.latency, b.rate} {
+		if err := part(ctx, &cell); err != nil {
+			return cell, fmt.Errorf("%w; %s", err, b.found(ctx))
+		}
 	}
-	say("in force after %.2f s", cell.Cold)
-	if err := b.latency(ctx, &cell); err != nil {
-		return cell, fmt.Errorf("%w\n%s", err, lastLines(b.log))
-	}
-	if cell.Rate, err = b.rate(ctx); err != nil {
-		return cell, fmt.Errorf("%w\n%s", err, lastLines(b.log))
-	}
-	say("%.0f endpoint changes a second", cell.Rate)
 	time.Sleep(5 * time.Second)
-	cell.Memory, cell.Peak = memory(run.Process.Pid)
-	say("%.0f MB, at most %.0f", cell.Memory, cell.Peak)
+	cell.Memory, cell.Peak = memory(b.pid)
+	b.say("%.0f MB, at most %.0f", cell.Memory, cell.Peak)
 	return cell, nil
 }
 
-func lastLines(path string) string {
-	text := read(path)
-	return text[max(0, len(text)-2000):]
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(b.Log, "%s, %d Services: %s\n", b.name, b.filled, fmt.Sprintf(format, args...))
 }
 
 // contestant starts one in the node.
-func (b *bench) contestant(ctx context.Context, name, dir string) (*lab.Cmd, func(), error) {
-	argv := b.lab.MustangArgs("agent", "--kubeconfig", b.api.Kubeconfig, "--node", nodeName, "--node-mode", "none", "--devices", "none")
-	if mode, ok := strings.CutPrefix(name, "kube-proxy-"); ok {
-		config := filepath.Join(dir, "kube-proxy.yaml")
-		// nf_conntrack_max cannot be set in a network namespace: 0 leaves it alone.
-		text := fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclientConnection: {kubeconfig: %s}\n"+
-			"mode: %s\nclusterCIDR: %s\nhostnameOverride: %s\noomScoreAdj: 0\nconntrack: {maxPerCore: 0, min: 0}\n",
-			b.api.Kubeconfig, mode, lab.PodCIDR4, nodeName)
-		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-			return nil, nil, err
+func (b *bench) contestant(ctx context.Context, dir string) (end func(), err error) {
+	if b.name != Mustang {
+		p, err := kubeproxy.Start(ctx, b.lab.Node(), b.api, kubeproxy.Options{Kind: kubeproxy.Kind(b.name), Node: nodeName, Dir: dir})
+		if err != nil {
+			return nil, err
 		}
-		argv = []string{filepath.Join(b.api.Programs, "kube-proxy"), "--config", config}
+		all := []lab.Service{asked(measured)}
+		for i := range b.filled {
+			all = append(all, asked(i+1))
+		}
+		b.pid, b.found = p.PID(), func(ctx context.Context) string { return p.Found(ctx, all) }
+		return p.End, nil
 	}
-	log, err := os.Create(b.log)
+	log, err := os.Create(filepath.Join(dir, "agent.log"))
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer log.Close()
+	argv := b.lab.MustangArgs("agent", "--kubeconfig", b.api.Kubeconfig, "--node", nodeName, "--node-mode", "none", "--devices", "none")
 	cmd := b.lab.Node().Command(ctx, argv...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return cmd, func() {
+	b.pid, b.found = cmd.Process.Pid, func(context.Context) string { return kube.Doing("the agent", cmd.Process.Pid, log.Name()) }
+	return func() {
 		_ = cmd.Process.Signal(os.Interrupt)
 		_ = cmd.Wait()
 	}, nil
@@ -212,22 +223,24 @@ func (b *bench) contestant(ctx context.Context, name, dir string) (*lab.Cmd, fun
 
 // cold waits until the measured Service answers and the contestant itself says
 // that everything is in force: where both serve that, at /healthz.
-func (b *bench) cold(ctx context.Context, start time.Time) (float64, error) {
-	if _, err := b.until(ctx, start, vip(measured), b.servers[0].Name); err != nil {
-		return 0, err
+func (b *bench) cold(ctx context.Context, cell *Cell) error {
+	if _, err := b.untilEvery(ctx, coldEvery, b.start, vip(measured), b.servers[0].Name); err != nil {
+		return err
 	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: b.dial}, Timeout: 5 * time.Second}
-	for time.Since(start) < patience {
+	for time.Since(b.start) < b.patience {
 		resp, err := client.Get("http://127.0.0.1:10256/healthz")
 		if err == nil {
 			resp.Body.Close()
 			if resp.StatusCode == http.StatusOK {
-				return time.Since(start).Seconds(), nil
+				cell.Cold = time.Since(b.start).Seconds()
+				b.say("in force after %.2f s", cell.Cold)
+				return nil
 			}
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	return 0, fmt.Errorf("it does not call itself healthy within %v", patience)
+	return fmt.Errorf("it does not call itself healthy within %v", b.patience)
 }
 
 // dial connects in the node.
@@ -245,6 +258,27 @@ func (b *bench) dial(ctx context.Context, network, address string) (conn net.Con
 // of changes that come at once is rate's business.
 const apart = 1100 * time.Millisecond
 
+// enough bounds the changes of a kind: of what takes a minute each, a few say it.
+const (
+	enough = 5 * time.Minute
+	fewest = 3
+)
+
+// rounds does a change for each round, or as many as there is time for.
+func (b *bench) rounds(change func(i int) error) error {
+	began := time.Now()
+	for i := range b.Rounds {
+		if i >= fewest && time.Since(began) > enough {
+			return nil
+		}
+		time.Sleep(apart)
+		if err := change(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // latency moves the measured Service's endpoint, and makes and removes new
 // Services.
 func (b *bench) latency(ctx context.Context, cell *Cell) error {
@@ -253,9 +287,8 @@ func (b *bench) latency(ctx context.Context, cell *Cell) error {
 		return err
 	}
 	defer watch.close()
-	for i := range b.Rounds {
+	if err := b.rounds(func(i int) error {
 		now := b.servers[(i+1)%2]
-		time.Sleep(apart)
 		start := time.Now()
 		heard := watch.next(start)
 		failed := make(chan error, 1)
@@ -266,20 +299,22 @@ func (b *bench) latency(ctx context.Context, cell *Cell) error {
 		}
 		told := <-heard
 		cell.Moved, cell.Heard, cell.Event = append(cell.Moved, took), append(cell.Heard, told), append(cell.Event, took-told)
+		return nil
+	}); err != nil {
+		return err
 	}
-	for i := range b.Rounds {
+	b.say("%d endpoints moved", len(cell.Moved))
+	err = b.rounds(func(i int) error {
 		n := measured + 1 + i
-		time.Sleep(apart)
 		start := time.Now()
 		failed := make(chan error, 1)
 		go func() { failed <- b.add(ctx, n, []netip.Addr{b.servers[0].IPv4}) }()
 		took, err := b.until(ctx, start, vip(n), b.servers[0].Name)
-		if err := errors.Join(err, <-failed); err != nil {
-			return err
-		}
 		cell.Added = append(cell.Added, took)
-	}
-	return nil
+		return errors.Join(err, <-failed)
+	})
+	b.say("%d Services added", len(cell.Added))
+	return err
 }
 
 // Slices that change at once, and the endpoints of each: as many as a slice has by
@@ -292,7 +327,7 @@ const (
 
 // rate replaces all endpoints of many slices, and waits until the last one is in
 // force; several times.
-func (b *bench) rate(ctx context.Context) (float64, error) {
+func (b *bench) rate(ctx context.Context, cell *Cell) error {
 	first := measured + 1 + b.Rounds
 	fill := func(round, i int) []netip.Addr {
 		addrs := make([]netip.Addr, burstSize)
@@ -304,7 +339,7 @@ func (b *bench) rate(ctx context.Context) (float64, error) {
 	}
 	for i := range burst {
 		if err := b.add(ctx, first+i, fill(0, i)); err != nil {
-			return 0, err
+			return err
 		}
 	}
 	var took time.Duration
@@ -313,7 +348,7 @@ func (b *bench) rate(ctx context.Context) (float64, error) {
 		err := each(burst, func(i int) error {
 			return b.api.Do(ctx, http.MethodPut, slicesOf+"/"+nameOf(first+i), slice(first+i, fill(round+1, i)), nil)
 		})
-		now := b.servers[(b.Rounds+1+round)%2] // the other one each time
+		now := b.servers[(len(cell.Moved)+1+round)%2] // the other one each time
 		if err == nil {
 			err = b.put(ctx, measured, now.IPv4)
 		}
@@ -321,11 +356,13 @@ func (b *bench) rate(ctx context.Context) (float64, error) {
 			_, err = b.until(ctx, start, vip(measured), now.Name)
 		}
 		if err != nil {
-			return 0, err
+			return err
 		}
 		took += time.Since(start)
 	}
-	return burst * burstSize * bursts / took.Seconds(), nil
+	cell.Rate = burst * burstSize * bursts / took.Seconds()
+	b.say("%.0f endpoint changes a second", cell.Rate)
+	return nil
 }
 
 // memory reads a process's resident memory and its highest, in MB.

@@ -32,7 +32,7 @@ repository) in a lab's node, and each contestant in turn.`,
 	f.StringSliceVar(&o.Contestants, "contestants", services.Contestants, "what to measure")
 	f.IntSliceVar(&o.Services, "services", []int{1, 1000, 5000}, "numbers of Services beside the measured one")
 	f.IntVar(&o.Endpoints, "endpoints", 50, "of each of them")
-	f.IntVar(&o.Rounds, "rounds", 100, "changes of each kind")
+	f.IntVar(&o.Rounds, "rounds", 100, "changes of each kind; of what takes long, fewer")
 	f.StringVar(&file, "json", "", "write every latency to this file")
 	return cmd
 }
