@@ -466,13 +466,17 @@ inline_fn bool edge_port(__be16 dport)
 	return !had || *had >> (port % 64) & 1;
 }
 
-/* Whether a packet is for the node itself beyond doubt: to the address that flows wear here, and at no
- * port of the edge's. */
+/* Whether a packet is for the node itself beyond doubt: to the address that flows wear here, or that
+ * it has between nodes, and at no port of the edge's. */
 inline_fn bool own_port(const struct pkt *p)
 {
 	struct edge_config *c = edge_config(from_tunnel ? EDGE_TUNNEL : EDGE_WIRE);
+	struct node_config *n = node_config();
 
-	return c && (addr_equal(&p->t.dst, &c->ip4) || addr_equal(&p->t.dst, &c->ip6)) && !edge_port(p->t.dport);
+	if (edge_port(p->t.dport))
+		return false;
+	return (c && (addr_equal(&p->t.dst, &c->ip4) || addr_equal(&p->t.dst, &c->ip6))) ||
+	       (n && (addr_equal(&p->t.dst, &n->ip4) || addr_equal(&p->t.dst, &n->ip6)));
 }
 
 /* What an address that a packet is for means here. Pods of other nodes reach this node's own
@@ -558,8 +562,13 @@ int from_outside(struct __sk_buff *skb)
 	}
 	if (address && p.kind == PKT_ICMP_ERROR)
 		return edge_done(skb, &p, edge_error(skb, &p, f.now));
-	if (p.kind != PKT_FLOW || (address & SVC_NODE && !edge_port(p.t.dport)))
+	if (p.kind != PKT_FLOW)
 		return NEXT;
+	if (address & SVC_NODE && !edge_port(p.t.dport)) { /* of another address of the node's */
+		if (p.shape)
+			nobody_keep(&p, generation);
+		return NEXT;
+	}
 	ct_find(&f, &p, CT_SCOPE_FLOW);
 	if (address && f.e && begins_anew(&f, &p))
 		ct_forget(&f, p.proto);

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "a169163911d4e713c0d7f03179241bcc50b2bac95136aa836d8a1edd97dfa4cb"
+const ObjectsHash = "d3302b3ae7e15857613151df032b3a018733985bccd54e860fc0b11ae403a330"
