@@ -141,8 +141,13 @@ func findNICs(want Edge) ([]nic, error) {
 		}
 		for _, a := range addrs {
 			ip, ok := netip.AddrFromSlice(a.IP)
-			if ok && a.Scope == unix.RT_SCOPE_UNIVERSE && a.Flags&(unix.IFA_F_TEMPORARY|unix.IFA_F_DADFAILED) == 0 {
-				n.addrs = append(n.addrs, ip.Unmap())
+			ip = ip.Unmap()
+			passing := unix.IFA_F_DADFAILED
+			if ip.Is6() { // of IPv4 the same bit says that another of the same network came first
+				passing |= unix.IFA_F_TEMPORARY
+			}
+			if ok && a.Scope == unix.RT_SCOPE_UNIVERSE && a.Flags&passing == 0 {
+				n.addrs = append(n.addrs, ip)
 			}
 		}
 		if len(n.addrs) == 0 {

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -54,6 +55,7 @@ func (w *edgeWorld) wire(i, host int) string {
 	w.run("ip netns exec %s sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0", name)
 	w.run("ip link add w%d type veth peer name eth0 netns %s && ip link set w%d up && ip -n %s link set eth0 up && ip -n %s link set lo up", i, name, i, name, name)
 	w.run("ip addr add 198.51.%d.1/24 dev w%d && ip addr add 2001:db8:%d::1/64 dev w%d nodad", 100+i, i, i, i)
+	w.run("ip addr add 198.51.%d.3/24 dev w%d", 100+i, i) // a second one of the same network
 	w.run("ip -n %s addr add 198.51.%d.9/24 dev eth0 && ip -n %s addr add 2001:db8:%d::9/64 dev eth0 nodad", name, 100+i, name, i)
 	w.run("ip -n %s route add default via 198.51.%d.1 && ip -n %s -6 route add default via 2001:db8:%d::1", name, 100+i, name, i)
 	return netns.Path(name)
@@ -113,10 +115,16 @@ func ask(path, network, to string) (name string, saw netip.Addr, err error) {
 	return askFor(patience, path, network, to)
 }
 
+var askedFrom atomic.Uint32
+
 // askFor is for who must not be answered, too.
 func askFor(wait time.Duration, path, network, to string) (name string, saw netip.Addr, err error) {
 	err = netns.Do(path, func() error {
-		c, err := net.DialTimeout(network, to, wait)
+		d := net.Dialer{Timeout: wait}
+		if network == "udp" { // no two from one port: the second would be of the first one's flow
+			d.LocalAddr = &net.UDPAddr{Port: int(20000 + askedFrom.Add(1)%10000)}
+		}
+		c, err := d.Dial(network, to)
 		if err != nil {
 			return err
 		}
@@ -195,7 +203,7 @@ func each(t *testing.T, fn func(t *testing.T, network string, v6 bool)) {
 
 var (
 	externals = map[bool][]string{
-		false: {"198.51.100.1:30080", "198.51.101.1:30080", "192.0.2.1:80", "192.0.2.2:80"},
+		false: {"198.51.100.1:30080", "198.51.100.3:30080", "198.51.101.1:30080", "192.0.2.1:80", "192.0.2.2:80"},
 		true:  {"[2001:db8:0::1]:30080", "[2001:db8:1::1]:30080", "[2001:db8:2::1]:80", "[2001:db8:2::2]:80"},
 	}
 	clusterIP = map[bool]string{false: "10.96.0.1:80", true: "[fd96::1]:80"}

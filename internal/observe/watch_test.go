@@ -151,7 +151,13 @@ func TestEveryDropThatTrafficCanCauseIsTold(t *testing.T) {
 	w.check(w.n.dp.Endpoints.Put([]uint32{client.ID}, []datapath.EndpointSlot{datapath.SlotOf(client)}))
 
 	var last []Flow
-	w.check(w.n.Watch(t.Context(), WatchOptions{Last: 3, Once: true}, func(f Flow) error { last = append(last, f); return nil }))
+	w.check(w.n.Watch(t.Context(), WatchOptions{Last: 16, Once: true}, func(f Flow) error {
+		if f.Source.Address == client.IP4 { // not what the pod's kernel says of itself meanwhile
+			last = append(last, f)
+		}
+		return nil
+	}))
+	last = last[max(0, len(last)-3):]
 	if len(last) != 3 || last[2].Reason != "no_endpoint" || last[1].Reason != "icmp_error_flow" || last[0].Reason != "midstream_nat" {
 		t.Errorf("the last three are %+v", last)
 	}
