@@ -309,6 +309,14 @@ slow_fn int edge_refuse(struct __sk_buff *skb, struct pkt *p, __u32 reason, __u3
 	return bpf_redirect(skb->ifindex, 0);
 }
 
+/* Whether flows may wear a port: what is no flow's there now may be the next moment. */
+inline_fn bool worn_port(__be16 dport)
+{
+	struct edge_config *c = edge_config(EDGE_WIRE);
+
+	return !c || (__u16)(bpf_ntohs(dport) - c->port_first) < c->port_count;
+}
+
 /**
  * edge_new - a packet from outside that belongs to no known flow
  * @generation: nobody_generation(), as it was when the packet came
@@ -327,7 +335,7 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 generation, __u
 	s = service_find(&p->t.dst, p->t.dport, p->proto, from_door ? SCOPE_ANY : SCOPE_OUTSIDE, &address);
 	if (!s && address & SVC_REFUSE)
 		return edge_refuse(skb, p, REASON_SERVICE_PORT, now);
-	if (!s && p->shape && !from_door)
+	if (!s && p->shape && !from_door && !worn_port(p->t.dport))
 		nobody_keep(p, generation);
 	if (!s) /* as if there were no Service, nor a door */
 		return from_door ? EDGE_SEND : NEXT;
@@ -455,12 +463,11 @@ inline_fn bool edge_destination(struct __sk_buff *skb, struct addr *dst)
  * a port may be one of these: some frontend has it, or once had, or it is of those that are worn. */
 inline_fn bool edge_port(__be16 dport)
 {
-	struct edge_config *c = edge_config(EDGE_WIRE);
 	__u16 port = bpf_ntohs(dport);
 	__u32 word = port / 64;
 	__u64 *had;
 
-	if (!c || (__u16)(port - c->port_first) < c->port_count)
+	if (worn_port(dport))
 		return true;
 	had = bpf_map_lookup_elem(&mst_frontend_ports_v1, &word);
 	return !had || *had >> (port % 64) & 1;

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "d3302b3ae7e15857613151df032b3a018733985bccd54e860fc0b11ae403a330"
+const ObjectsHash = "322c71c08a6782bb45ca362e6cb1e90a44cee24282ba4ede28dda058a2ec9b39"

@@ -95,6 +95,23 @@ func TestTheEdgeSeesFlowsClose(t *testing.T) {
 	})
 }
 
+// A stranger's packets to a port that a flow wears do not hide it: nor do those to one that is worn next.
+func TestNobodyKnowsAPortThatFlowsWear(t *testing.T) {
+	eachNear(t, func(o outside, pod uint32, exchange func(string)) {
+		worn := o.edge.Flow(o.t, Tuple{o.proto, o.c, o.f}, bpfgen.CTScopeFlow)
+		if worn == nil {
+			o.t.Fatal("no flow")
+		}
+		to := addrPort(worn.Entry.Other.Src, worn.Entry.Other.Sport)
+		for range 3 {
+			if a := o.arrive(end(External(9, o.v6), 99), to, syn); a.Direct || a.Tuple().Dst != to {
+				o.t.Fatalf("a stranger's: %v", a)
+			}
+		}
+		exchange("after a stranger's")
+	})
+}
+
 // What comes to the node at a port that no frontend ever had is the node's own, and asks nobody; at
 // one that a Service gets, it is the Service's from then on.
 func TestThePortOfANewServiceIsNoLongerTheNodesOwn(t *testing.T) {
