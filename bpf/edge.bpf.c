@@ -98,6 +98,15 @@ struct edge_plan {
 	__u8 pad[4];
 };
 
+/* The port that a flow wears when nobody else has it, as an offset: the same for a tuple that comes again, whose
+ * dead entry then takes it in, and the next one for a client's next port. As hard to guess as the client's. */
+inline_fn __u32 edge_first_port(const struct pkt *p)
+{
+	__u32 ends = p->t.src.words[0] ^ p->t.src.words[1] ^ p->t.src.words[2] ^ p->t.src.words[3] ^ p->t.dst.words[3];
+
+	return (ends * 0x9e3779b1u >> 16) + p->t.dport + bpf_ntohs(p->t.sport);
+}
+
 /**
  * edge_source - the source that the backend sees: the node's address with a port of its own, or the client's
  * Return: enum drop_reason.
@@ -105,6 +114,7 @@ struct edge_plan {
 global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan *plan, __u32 now)
 {
 	struct edge_config *c = edge_config(EDGE_WIRE), *worn;
+	__u32 try;
 
 	if (!p || !plan || !c)
 		return REASON_NAT_PORTS;
@@ -119,8 +129,9 @@ global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan
 		if (addr_is_zero(&plan->post.src))
 			return REASON_NAT_PORTS;
 	}
-	for (int i = 0; i < NAT_PORT_TRIES; i++) {
-		plan->post.sport = bpf_htons(c->port_first + bpf_get_prandom_u32() % (c->port_count ? c->port_count : 1));
+	try = edge_first_port(p);
+	for (int i = 0; i < NAT_PORT_TRIES; i++, try = bpf_get_prandom_u32()) {
+		plan->post.sport = bpf_htons(c->port_first + try % (c->port_count ? c->port_count : 1));
 		if (plan->stand_in && plan->post.sport == 0xffff) /* for which there is no routing rule */
 			continue;
 		if (!tuple_taken(&plan->post, p->proto, now) && (!plan->wear || !host_has_port(skb, &plan->post, p)))
@@ -283,7 +294,7 @@ global_fn int edge_fast(struct __sk_buff *skb, struct pkt *p)
 		return FAST_NO;
 	slot = tuple_hash(&p->t);
 	p->generation = fast_generation(slot, NULL);
-	if (p->shape == SHAPE_OPENS || p->tcp_flags & TCP_SYN)
+	if (!fast_shape(p))
 		return FAST_NO;
 	fast = fast_find(p, fast_edge_hook(skb->ifindex), &slot);
 	if (!fast)

@@ -396,8 +396,8 @@ struct {
 	__type(value, __u32);
 } mst_remote_nets_v1 SEC(".maps");
 
-/* Address on the wire → the reference of the node that has it. Written by the engine, read for
- * every packet that comes by the tunnel. Size: two addresses for each node. */
+/* Address between nodes → the reference of the node that has it, tunnel or not. Written by the engine, read for
+ * packets that come by the tunnel, and for flows that a node itself opens. Size: two addresses for each node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * The node's NIC. A packet to a pod behind a host end goes straight to it, by
- * the shared program that judges what enters a pod; out of the tunnel first,
- * where it came by one. All else, the host's own traffic above all, pays one
- * lookup and goes on as if nothing were here.
+ * the shared program that judges what enters a pod, or without it when its flow
+ * has just passed; out of the tunnel first, where it came by one. All else, the
+ * host's own traffic above all, goes on as if nothing were here.
  */
 #include "lib/common.h"
 #include "lib/enter.h"
 #include "lib/untunnel.h"
+#include "lib/wire_fast.h"
 
 /* The network destination of a frame; false when it has none that pods could have. */
 inline_fn bool destination(struct __sk_buff *skb, struct addr *dst)
@@ -56,15 +57,19 @@ inline_fn bool of_this_node(const struct addr *a)
 SEC("tc")
 int from_netdev(struct __sk_buff *skb)
 {
-	__u32 id, ref = 0;
 	struct addr dst;
+	int verdict;
+	__u32 id;
 
 	if (skb->pkt_type != PACKET_HOST || skb->vlan_present || !destination(skb, &dst))
 		return NEXT;
-	id = of_this_node(&dst) ? 0 : endpoint_of(&dst);
-	if (!id && maybe_tunnel(skb))
-		id = untunnel(skb, &ref);
-	return id ? enter_pod(skb, id, ref) : NEXT;
+	if (of_this_node(&dst))
+		return maybe_tunnel(skb) ? untunnel(skb) : NEXT;
+	verdict = wire_fast(skb);
+	if (verdict != FAST_NO)
+		return verdict;
+	id = endpoint_of(&dst);
+	return id ? enter_pod(skb, id, 0) : NEXT;
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -340,7 +340,7 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 
 	if (from_node(skb, &p->t.src, self))
 		plan.flags |= CT_FROM_NODE;
-	end_set(&plan.opener, &p->t.src);
+	end_set_opener(&plan.opener, &p->t.src);
 	if (in_pod)
 		reason = sibling_check(skb, self, plan.opener.endpoint);
 	if (from_wire)
@@ -431,7 +431,7 @@ slow_fn int accept_orphan(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 	}
 	if (!policy || policy->ingress)
 		return drop(skb, REASON_FRAG_NO_FIRST, DIR_TO_POD);
-	end_set(&from, &p->t.src);
+	end_set_opener(&from, &p->t.src);
 	if (from_wire) {
 		reason = wire_sender(&from, skb->cb[CB_REMOTE]);
 		if (reason)

@@ -299,7 +299,7 @@ struct fast_flow {
 	struct tuple t;        /* as packets show it; pad is the hook: endpoint << 1 | direction */
 	__u32 until;           /* in the kernel's ticks; then the flow's entry is looked at again */
 	__u32 generation;      /* of the tables, the hook's endpoint and the flow, mixed */
-	__u32 peer;            /* id of the endpoint at the flow's other end, 0: none of this node */
+	__u32 peer;            /* id of the endpoint at the flow's other end, 0: none of this node; at the NIC of the receiver */
 	__u32 peer_generation;
 	__u8 mac[6];           /* the sender's link address */
 	__u8 proto;

@@ -56,10 +56,13 @@ slow_fn __u32 fast_forget(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
 	return fast_mix(was) ^ fast_mix(was + 1);
 }
 
-/* The hook of an endpoint, in one number; what comes straight from the wire has one of its own. */
+/* The hook of the node's NICs: one for all pods, because whose a packet is lies in the slot. */
+#define FAST_WIRE_HOOK (1u << 31)
+
+/* The hook of an endpoint, in one number. */
 inline_fn __u32 fast_hook(__u32 id, __u32 dir)
 {
-	return id << 1 | dir | (__u32)from_wire << 31;
+	return from_wire ? FAST_WIRE_HOOK : id << 1 | dir;
 }
 
 /* The hook of a device at the edge. */
@@ -106,13 +109,13 @@ inline_fn __u8 glance_l4(struct __sk_buff *skb, struct pkt *p, void *l4)
 	return SHAPE_USUAL;
 }
 
-inline_fn __u8 glance_ipv4(struct __sk_buff *skb, struct pkt *p, struct iphdr *ip)
+inline_fn __u8 glance_ipv4(struct __sk_buff *skb, struct pkt *p, struct iphdr *ip, __u32 length)
 {
 	__u32 total;
 
 	total = bpf_ntohs(ip->tot_len);
 	if (*(__u8 *)ip != 0x45 || ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_OFFSET_MASK) ||
-	    total > skb->len - ETH_HLEN || ((__u8 *)&ip->daddr)[0] >= 0xe0)
+	    total > length - ETH_HLEN || ((__u8 *)&ip->daddr)[0] >= 0xe0)
 		return SHAPE_UNKNOWN;
 	p->proto = ip->protocol;
 	p->l4_off = ETH_HLEN + sizeof(*ip);
@@ -122,14 +125,14 @@ inline_fn __u8 glance_ipv4(struct __sk_buff *skb, struct pkt *p, struct iphdr *i
 	return glance_l4(skb, p, ip + 1);
 }
 
-inline_fn __u8 glance_ipv6(struct __sk_buff *skb, struct pkt *p, struct ipv6hdr *ip)
+inline_fn __u8 glance_ipv6(struct __sk_buff *skb, struct pkt *p, struct ipv6hdr *ip, __u32 length)
 {
 	__u32 payload;
 
 	if ((void *)(ip + 1) > packet_end(skb))
 		return SHAPE_UNKNOWN;
 	payload = bpf_ntohs(ip->payload_len);
-	if (*(__u8 *)ip >> 4 != 6 || payload > skb->len - ETH_HLEN - sizeof(*ip))
+	if (*(__u8 *)ip >> 4 != 6 || payload > length - ETH_HLEN - sizeof(*ip))
 		return SHAPE_UNKNOWN;
 	p->proto = ip->nexthdr;
 	p->ipv6 = 1;
@@ -142,6 +145,23 @@ inline_fn __u8 glance_ipv6(struct __sk_buff *skb, struct pkt *p, struct ipv6hdr 
 	return glance_l4(skb, p, ip + 1);
 }
 
+/* As glance(), of the frame at @eth, which is @length bytes long. */
+inline_fn __u8 glance_frame(struct __sk_buff *skb, struct pkt *p, struct ethhdr *eth, __u32 length)
+{
+	struct iphdr *ip = (void *)(eth + 1);
+	__be16 proto;
+
+	/* UDP over IPv4 has the shortest headers of all. */
+	if ((void *)(ip + 1) + sizeof(struct udphdr) > packet_end(skb))
+		return SHAPE_UNKNOWN;
+	proto = ((__be16 *)eth)[ETH_ALEN]; /* in one piece: the struct is packed */
+	if (proto == bpf_htons(ETH_P_IP))
+		return glance_ipv4(skb, p, ip, length);
+	if (proto == bpf_htons(ETH_P_IPV6))
+		return glance_ipv6(skb, p, (void *)ip, length);
+	return SHAPE_UNKNOWN;
+}
+
 /**
  * glance - read a packet of the usual shape, to the same end as parse() and with all its checks
  * @p: filled; must be zeroed, and is fit for parse() whatever the result
@@ -150,19 +170,7 @@ inline_fn __u8 glance_ipv6(struct __sk_buff *skb, struct pkt *p, struct ipv6hdr 
  */
 inline_fn __u8 glance(struct __sk_buff *skb, struct pkt *p)
 {
-	struct ethhdr *eth = packet(skb);
-	struct iphdr *ip = (void *)(eth + 1);
-	__be16 proto;
-
-	/* UDP over IPv4 has the shortest headers of all. */
-	if ((void *)(ip + 1) + sizeof(struct udphdr) > packet_end(skb) || skb->vlan_present)
-		return SHAPE_UNKNOWN;
-	proto = ((__be16 *)eth)[ETH_ALEN]; /* in one piece: the struct is packed */
-	if (proto == bpf_htons(ETH_P_IP))
-		return glance_ipv4(skb, p, ip);
-	if (proto == bpf_htons(ETH_P_IPV6))
-		return glance_ipv6(skb, p, (void *)ip);
-	return SHAPE_UNKNOWN;
+	return skb->vlan_present ? SHAPE_UNKNOWN : glance_frame(skb, p, packet(skb), skb->len);
 }
 
 /**
@@ -217,14 +225,8 @@ enum flow_seen {
 	FLOW_OPENING = 2, /* half-open, still */
 };
 
-/**
- * fast_find - what is kept of a packet's flow at a hook
- * @p: as glance leaves it
- * @slot: the tuple's hash; becomes where it lies
- *
- * Return: NULL when nothing is, or it holds no more.
- */
-inline_fn struct fast_flow *fast_find(const struct pkt *p, __u32 hook, __u32 *slot)
+/* As fast_find(), whether it holds or not. */
+inline_fn struct fast_flow *fast_at(const struct pkt *p, __u32 hook, __u32 *slot)
 {
 	__u32 place = fast_place(*slot, hook);
 	struct fast_flow *fast;
@@ -244,7 +246,27 @@ inline_fn struct fast_flow *fast_find(const struct pkt *p, __u32 hook, __u32 *sl
 	}
 	if (p->shape == SHAPE_ENDS) /* another may take its slot; what acknowledges the end still finds it */
 		fast->flags |= FAST_CLOSING;
-	return fast_holds(fast, p) ? fast : NULL;
+	return fast;
+}
+
+/**
+ * fast_find - what is kept of a packet's flow at a hook
+ * @p: as glance leaves it
+ * @slot: the tuple's hash; becomes where it lies
+ *
+ * Return: NULL when nothing is, or it holds no more.
+ */
+inline_fn struct fast_flow *fast_find(const struct pkt *p, __u32 hook, __u32 *slot)
+{
+	struct fast_flow *fast = fast_at(p, hook, slot);
+
+	return fast && fast_holds(fast, p) ? fast : NULL;
+}
+
+/* Whether packets of that shape may go a way that is kept. */
+inline_fn bool fast_shape(const struct pkt *p)
+{
+	return p->shape && p->shape != SHAPE_OPENS && !(p->tcp_flags & TCP_SYN);
 }
 
 /* The flow's entry learns of a packet that closes it or may prove it (conntrack.h). Return: enum flow_seen. */
@@ -286,7 +308,7 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 		return FAST_NO;
 	slot = tuple_hash(&p->t);
 	p->generation = fast_generation(slot, self);
-	if (p->shape == SHAPE_OPENS || p->tcp_flags & TCP_SYN)
+	if (from_wire || !fast_shape(p)) /* the NIC's own program has looked (wire_fast.h) */
 		return FAST_NO;
 	fast = fast_find(p, hook, &slot);
 	if (!fast)
@@ -297,18 +319,12 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	eth = packet(skb);
 	if ((void *)(eth + 1) > packet_end(skb) || !mac_equal(eth->h_source, fast->mac))
 		return FAST_NO;
-	if (from_wire) {
-		struct ct_end from = { .endpoint = fast->peer, .generation = fast->peer_generation };
-
-		if (wire_sender(&from, skb->cb[CB_REMOTE]))
-			return FAST_NO;
-	}
 	if (!fast_seen(fast, p))
 		return FAST_NO;
 
 	if (dir == DIR_FROM_POD)
 		count_from_pod(id, skb->len);
-	else if (!from_wire) /* into_pod does */
+	else
 		count_to_pod(id, skb->len);
 	if (fast->flags & FAST_TRANSLATE) {
 		reason = translate(skb, p, &fast->to);
@@ -316,7 +332,7 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 			return drop(skb, reason, dir);
 	}
 	if (dir == DIR_TO_POD)
-		return into_pod(skb, p, self, id);
+		return NEXT;
 	if (fast->flags & FAST_BY_EDGE) {
 		way_slot_note(skb, slot);
 		return EDGE_SEND;
@@ -356,7 +372,7 @@ slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct c
 	struct fast_flow *fast = fast_slot(slot);
 	struct ethhdr *eth = packet(skb);
 
-	if (!fast || (void *)(eth + 1) > packet_end(skb))
+	if (!fast || (void *)(eth + 1) > packet_end(skb) || (from_wire && peer->endpoint))
 		return 0;
 	if (!fast_is(fast, p, hook) || (to && !tuple_equal(&fast->to, to)))
 		fast->way_until = now_ticks() - 1; /* it was another flow's */
@@ -364,7 +380,7 @@ slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct c
 	fast->t.pad = hook;
 	fast->until = now_ticks() + FAST_LIFETIME;
 	fast->generation = p->generation;
-	fast->peer = peer->endpoint;
+	fast->peer = from_wire ? id : peer->endpoint;
 	/* What came through the host's stack goes back that way, to no node. */
 	fast->peer_generation = !peer->endpoint && how & FAST_VIA_STACK ? 0 : peer->generation;
 	__builtin_memcpy(fast->mac, eth->h_source, ETH_ALEN);

@@ -246,6 +246,16 @@ inline_fn void end_set(struct ct_end *end, const struct addr *a)
 		end->generation = remote_find(a);
 }
 
+/* The same of a flow's opener: it may be another node itself, with nobody's network around its address. */
+inline_fn void end_set_opener(struct ct_end *end, const struct addr *a)
+{
+	struct addr key = *a;
+
+	end_set(end, a);
+	if (!end->endpoint && !end->generation && !in_pod)
+		end->generation = node_with(&key);
+}
+
 /**
  * judge_again - an end of the flow changed: find both anew, and ask policy about them
  * @f: with an entry
@@ -273,7 +283,7 @@ slow_fn int judge_again(struct flow *f, __u32 id, bool opener)
 	j->port = bpf_ntohs(e->role == CT_PRE_NAT ? e->other.dport : t.dport);
 	j->proto = f->key.proto;
 	j->from_node = !!(e->flags & CT_FROM_NODE);
-	end_set(&e->opener, &j->opener);
+	end_set_opener(&e->opener, &j->opener);
 	end_set(&e->responder, &j->responder);
 	mine = opener ? &e->opener : &e->responder;
 	if (id && !mine->endpoint) /* a link-local address is in no table */

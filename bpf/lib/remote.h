@@ -22,6 +22,23 @@ inline_fn struct remote *remote_of(__u32 ref)
 	return r && ref && r->ref == ref ? r : NULL;
 }
 
+/* Return: the reference of the node that has this address between nodes, however it is reached, or 0. */
+inline_fn __u32 node_with(const struct addr *a)
+{
+	__u32 *ref = bpf_map_lookup_elem(&mst_tunnel_peers_v1, a);
+
+	return ref ? *ref : 0;
+}
+
+/* The same of a node that is reached by the tunnel. */
+inline_fn __u32 tunnel_peer(const struct addr *a)
+{
+	__u32 ref = node_with(a);
+	struct remote *r = remote_of(ref);
+
+	return r && r->flags & REMOTE_TUNNEL ? ref : 0;
+}
+
 /**
  * remote_find - whose pods' networks an address lies in
  * Return: the node's reference, or 0.

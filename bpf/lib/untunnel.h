@@ -13,18 +13,11 @@
 #include "encap.h"
 #include "enter.h"
 #include "remote.h"
+#include "wire_fast.h"
 
 /* linux/bpf.h since 6.3. */
 #define ROOM_DECAP_L3_IPV4 (1ULL << 7)
 #define ROOM_DECAP_L3_IPV6 (1ULL << 8)
-
-/* Return: the reference of the node that has this address on the wire, or 0. */
-inline_fn __u32 tunnel_peer(const struct addr *a)
-{
-	__u32 *ref = bpf_map_lookup_elem(&mst_tunnel_peers_v1, a);
-
-	return ref ? *ref : 0;
-}
 
 /* All headers of a packet in the tunnel, at most, down to the inner addresses. */
 #define TUNNEL_HEADERS (ETH_HLEN + sizeof(struct tunnel6) + sizeof(struct ipv6hdr))
@@ -100,41 +93,73 @@ inline_fn int tunnel_strip(struct __sk_buff *skb, const struct outer *o, __be16 
 	return ipv6 == o->ipv6 ? 0 : bpf_skb_store_bytes(skb, 2 * ETH_ALEN, &proto, sizeof(proto), 0);
 }
 
-/* Of a packet from @outer's end on: whose it is, and where it goes inside. Return: the endpoint, or 0. */
-inline_fn __u32 tunnel_judge(struct __sk_buff *skb, const struct outer *o, const void *end, const struct node_config *n,
-			     __u32 *ref, __be16 *proto)
+/* Whose a packet is, and where it goes inside. Return: the endpoint, or 0. */
+inline_fn __u32 tunnel_judge(struct __sk_buff *skb, const struct outer *o, const struct tunnel_tail *tail, __u32 *ref)
 {
-	const struct tunnel_tail *tail = end;
 	struct addr inner;
 	__u32 id;
 
-	if ((void *)(tail + 1) > packet_end(skb) || !plain_tunnel(o, tail, n))
-		return 0;
-	*proto = tail->eth.h_proto;
-	if (!inner_destination(skb, tail + 1, *proto, &inner))
+	if (!inner_destination(skb, tail + 1, tail->eth.h_proto, &inner))
 		return 0;
 	*ref = tunnel_peer(&o->src);
 	id = *ref ? endpoint_of(&inner) : 0;
 	return id && behind_host_end(id) ? id : 0;
 }
 
+/* Whether its flow's packets have just gone into a pod, from that very node. */
+inline_fn bool tunnel_find(struct __sk_buff *skb, const struct outer *o, struct tunnel_tail *tail, struct pkt *p,
+			   struct wire_way *w)
+{
+	__u32 before = ETH_HLEN + o->length + __builtin_offsetof(struct tunnel_tail, eth);
+
+	p->shape = glance_frame(skb, p, &tail->eth, skb->len - before);
+	return wire_find(p, w) && w->from->flags & REMOTE_TUNNEL && addr_equal(&w->from->addr, &o->src);
+}
+
+/* What is in a plain tunnel to here: @tail is where the outer network header ends. Return: a tc verdict. */
+inline_fn int tunnel_take(struct __sk_buff *skb, const struct outer *o, struct tunnel_tail *tail,
+			  const struct node_config *n)
+{
+	struct wire_way w = {};
+	__u32 id, ref = 0;
+	struct pkt p = {};
+	int verdict;
+	__be16 proto;
+	bool near;
+
+	if ((void *)(tail + 1) > packet_end(skb) || !plain_tunnel(o, tail, n))
+		return NEXT;
+	proto = tail->eth.h_proto;
+	near = tunnel_find(skb, o, tail, &p, &w);
+	if (near) {
+		id = w.fast->peer;
+		ref = w.fast->peer_generation;
+	} else {
+		id = tunnel_judge(skb, o, tail, &ref);
+	}
+	if (!id || tunnel_strip(skb, o, proto))
+		return NEXT;
+	if (near) {
+		verdict = wire_go(skb, &p, &w, ref);
+		if (verdict != FAST_NO)
+			return verdict;
+	}
+	return enter_pod(skb, id, ref);
+}
+
 /**
- * untunnel - strip the tunnel's headers from a packet to a pod of this node
- * @ref: set to the node that sent it
- *
- * Return: the endpoint; 0: the packet is as it was, and not for here.
+ * untunnel - strip the tunnel's headers from a packet to a pod of this node, and hand it on
+ * Return: a tc verdict; NEXT leaves the packet as it was, but for headers that were made readable.
  */
-slow_fn __u32 untunnel(struct __sk_buff *skb, __u32 *ref)
+slow_fn int untunnel(struct __sk_buff *skb)
 {
 	struct node_config *n = node_config();
-	__be16 proto = 0;
 	struct outer o;
-	__u32 id = 0;
 	__s64 need;
 	void *ip;
 
-	if (!n || !n->overlay || !ref)
-		return 0;
+	if (!n || !n->overlay)
+		return NEXT;
 	/* Most drivers leave that much where programs can read it. */
 	need = skb->len < TUNNEL_HEADERS ? skb->len : TUNNEL_HEADERS;
 	if (packet_end(skb) - packet(skb) < need)
@@ -142,9 +167,9 @@ slow_fn __u32 untunnel(struct __sk_buff *skb, __u32 *ref)
 	ip = packet(skb) + ETH_HLEN;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		if (ip + sizeof(struct iphdr) <= packet_end(skb) && outer_parse4(ip, &o))
-			id = tunnel_judge(skb, &o, ip + sizeof(struct iphdr), n, ref, &proto);
+			return tunnel_take(skb, &o, ip + sizeof(struct iphdr), n);
 	} else if (ip + sizeof(struct ipv6hdr) <= packet_end(skb) && outer_parse6(ip, &o)) {
-		id = tunnel_judge(skb, &o, ip + sizeof(struct ipv6hdr), n, ref, &proto);
+		return tunnel_take(skb, &o, ip + sizeof(struct ipv6hdr), n);
 	}
-	return id && !tunnel_strip(skb, &o, proto) ? id : 0;
+	return NEXT;
 }

@@ -64,14 +64,9 @@ inline_fn int wire_verdict(struct __sk_buff *skb, const struct pkt *p, int judge
 	return judged == WIRE_TO_STACK ? wire_to_stack(skb, p) : drop(skb, judged, DIR_TO_POD);
 }
 
-/**
- * into_pod - a packet may enter the pod whose hook this is
- * Return: a tc verdict; at the pod's own hook it just goes on.
- */
-inline_fn int into_pod(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id)
+/* Past the host's end of a pod. */
+inline_fn int wire_into_pod(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id)
 {
-	if (!from_wire)
-		return NEXT;
 	if (too_long(skb, self))
 		return wire_to_stack(skb, p);
 	if (!link_write(skb, self->mac))
@@ -79,4 +74,13 @@ inline_fn int into_pod(struct __sk_buff *skb, const struct pkt *p, const struct 
 	count_to_pod(id, skb->len);
 	redirect_note(skb, self->ifindex, REDIRECT_PEER);
 	return bpf_redirect_peer(self->ifindex, 0);
+}
+
+/**
+ * into_pod - a packet may enter the pod whose hook this is
+ * Return: a tc verdict; at the pod's own hook it just goes on.
+ */
+inline_fn int into_pod(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id)
+{
+	return from_wire ? wire_into_pod(skb, p, self, id) : NEXT;
 }

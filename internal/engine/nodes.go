@@ -273,17 +273,19 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 	config.Ip4, config.Ip6 = datapath.FromAddr(self.Addr(true)), datapath.FromAddr(self.Addr(false))
 	own := datapath.EdgeConfig{Ip4: datapath.FromAddr(overlay.Addr(true)), Ip6: datapath.FromAddr(overlay.Addr(false))}
 	slots := map[uint32]datapath.Remote{}
-	tunnels := map[datapath.Addr]uint32{}
+	addrs := map[datapath.Addr]uint32{}
 	nets := map[datapath.Prefix]uint32{}
 	for _, n := range remotes {
 		r := datapath.Remote{Ref: n.Ref, Mac: [6]uint8(peers.VTEP(n.Addrs[0]))}
 		if n.Mode == state.NodeVXLAN {
 			r.Flags, r.Addr = bpfgen.RemoteTunnel, datapath.FromAddr(n.Underlay(self))
 			for _, a := range n.Addrs {
-				tunnels[datapath.FromAddr(a)] = n.Ref
 				// Its own packets to our pods come by the tunnel, under whatever address they have.
 				nets[datapath.PrefixOf(netip.PrefixFrom(a, a.BitLen()))] = n.Ref
 			}
+		}
+		for _, a := range n.Addrs {
+			addrs[datapath.FromAddr(a)] = n.Ref
 		}
 		slots[n.Ref&0xffff] = r
 		for _, p := range n.PodCIDRs {
@@ -293,7 +295,7 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 	return errors.Join(
 		e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{config}),
 		e.dp.Edge.Put([]uint32{bpfgen.EdgeTunnel}, []datapath.EdgeConfig{own}),
-		replace(e.dp.Remotes, slots), replace(e.dp.Peers, tunnels), replace(e.dp.Nets, nets))
+		replace(e.dp.Remotes, slots), replace(e.dp.Peers, addrs), replace(e.dp.Nets, nets))
 }
 
 // replace makes a table's content exactly want.

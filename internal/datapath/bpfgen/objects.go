@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "322c71c08a6782bb45ca362e6cb1e90a44cee24282ba4ede28dda058a2ec9b39"
+const ObjectsHash = "9aa1894a98de922aee873f6576068e228e2d6256cbb2b29c9207d625299a2ffe"

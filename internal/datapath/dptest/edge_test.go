@@ -341,6 +341,32 @@ func TestEdgePortsAreNeverShared(t *testing.T) {
 	})
 }
 
+// A client's next connection from the port of one that has closed wears what that one wore.
+func TestATupleThatComesAgainWearsTheSamePort(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		if o.proto != oracle.TCP {
+			return
+		}
+		b := end(External(2, o.v6), 8080)
+		o.nodePort(0, b)
+		before := len(o.edge.Flows(o.t))
+		worn := o.worn(o.arrive(o.c, o.f, syn))
+		entries := len(o.edge.Flows(o.t)) - before
+		for range 3 {
+			for _, flags := range []uint8{ack, fin | ack, ack} {
+				o.arrive(o.c, o.f, flags)
+				o.arrive(b, worn, fin|ack)
+			}
+			if got := o.worn(o.arrive(o.c, o.f, syn)); got != worn {
+				o.t.Errorf("it wears %v, then %v", worn, got)
+			}
+		}
+		if more := len(o.edge.Flows(o.t)) - before; more != entries {
+			o.t.Errorf("%d entries for one tuple, want %d", more, entries)
+		}
+	})
+}
+
 func TestEdgeErrorsSpeakOfWhatTheirReceiverKnows(t *testing.T) {
 	eachEdge(t, func(o outside) {
 		s := scene{speaker: o.speaker}

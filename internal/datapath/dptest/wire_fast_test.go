@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dptest
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
+)
+
+// The short way from the NIC into a pod (bpf/lib/wire_fast.h). That a packet took
+// it shows when the flow's entries are gone, nobody said so, and it enters none.
+
+// nearWire is a flow of a far pod with one of the node's, direct or through the tunnel.
+type nearWire struct {
+	*wireNode
+	t        *testing.T
+	v6       bool
+	service  bool
+	tunnel   *tunnelled // nil: direct
+	pod      Pod
+	far, own netip.AddrPort // as the wire shows them
+	seen     netip.AddrPort // the far end as the pod knows it
+}
+
+// eachNearWire runs fn for such flows of both families, by a Service and without, each of its own.
+func eachNearWire(t *testing.T, fn func(w nearWire)) {
+	for _, tunnel := range []string{"direct", "over IPv4", "over IPv6"} {
+		over6 := tunnel == "over IPv6"
+		n := newWireNode(t, tunnel != "direct", over6)
+		for i := range 4 {
+			v6, service := i&1 != 0, i&2 != 0
+			t.Run(fmt.Sprintf("%s/IPv6 %t/Service %t", tunnel, v6, service), func(t *testing.T) {
+				onOneCPU(t)
+				w := nearWire{wireNode: n, t: t, v6: v6, pod: n.Pods[1], service: service}
+				if tunnel != "direct" {
+					from := fromThere(over6)
+					w.tunnel = &from
+				}
+				w.anew()
+				fn(w)
+				n.join(t, tunnel != "direct", over6)
+			})
+		}
+	}
+}
+
+// anew goes on with another flow.
+func (w *nearWire) anew() {
+	w.t.Helper()
+	flowsOpened++
+	w.far, w.own = netip.AddrPortFrom(farPod(9, w.v6), 5000+flowsOpened), netip.AddrPortFrom(w.pod.IP(w.v6), 7000+flowsOpened)
+	w.seen = w.far
+	w.open(w.service)
+}
+
+var flowsOpened uint16 // no test runs beside another
+
+// open establishes it: by the far pod, or by the node's through a Service.
+func (w *nearWire) open(service bool) {
+	w.t.Helper()
+	out := func(flags uint8) {
+		w.t.Helper()
+		p := Eth(w.pod.MAC, w.pod.NodeMAC).IP(w.own.Addr(), w.seen.Addr()).TCP(w.own.Port(), w.seen.Port(), flags)
+		if r := w.send(w.t, p, Context{}); r.Verdict == Drop {
+			w.t.Fatal(r)
+		}
+	}
+	if service {
+		w.seen = netip.AddrPortFrom(VIP(1, w.v6), 443)
+		w.SetService(w.t, oracle.TCP, w.seen, w.far)
+		out(syn)
+		w.enters(w.arrive(syn | ack))
+		out(ack)
+	} else {
+		w.enters(w.arrive(syn))
+		out(syn | ack)
+		w.enters(w.arrive(ack))
+	}
+	w.enters(w.arrive(ack))
+}
+
+func (w *nearWire) frame(flags uint8) []byte {
+	return Eth([6]byte{2, 1}, [6]byte{}).IP(w.far.Addr(), w.own.Addr()).TCP(w.far.Port(), w.own.Port(), flags).Payload(40).Frame()
+}
+
+func (w *nearWire) arrive(flags uint8) Result {
+	w.t.Helper()
+	frame := w.frame(flags)
+	if w.tunnel != nil {
+		frame = w.tunnel.wrap(frame)
+	}
+	return w.fromNetdev(w.t, frame)
+}
+
+func (w *nearWire) enters(r Result) {
+	w.t.Helper()
+	w.wireNode.enters(w.t, r, w.pod, w.seen, w.own)
+}
+
+// entry is the flow's, of the tuple that the wire shows.
+func (w *nearWire) entry() *Flow {
+	w.t.Helper()
+	if f := w.Flow(w.t, Tuple{oracle.TCP, w.far, w.own}, bpfgen.CTScopeFlow); f != nil {
+		return f
+	}
+	return w.Flow(w.t, Tuple{oracle.TCP, w.own, w.far}, bpfgen.CTScopeFlow)
+}
+
+func TestPacketsFromTheWireTakeTheShortWay(t *testing.T) {
+	eachNearWire(t, func(w nearWire) {
+		loseFlows(t, w.Network)
+		before := counted(w.t, w.Network, w.pod)
+		w.enters(w.arrive(ack))
+		if f := w.entry(); f != nil {
+			w.t.Errorf("it took the long way: %+v", f)
+		}
+		if after := counted(w.t, w.Network, w.pod); after.ToPod.Packets != before.ToPod.Packets+1 {
+			w.t.Errorf("counted %+v, then %+v", before.ToPod, after.ToPod)
+		}
+	})
+}
+
+func TestTheShortWayFromTheWireEndsWithWhatItRestsOn(t *testing.T) {
+	eachNearWire(t, func(w nearWire) {
+		for name, change := range map[string]func(){
+			"the pod's endpoint": func() { w.SetPod(w.t, w.pod) },
+			"the tables":         func() { w.flowsChanged(w.t) },
+			"time":               func() { ageKept(w.t, w.Network) },
+		} {
+			if w.service {
+				break // without its flow, an answer is of no Service's
+			}
+			w.anew()
+			loseFlows(w.t, w.Network)
+			change()
+			w.enters(w.arrive(ack))
+			if w.entry() == nil {
+				w.t.Errorf("after %s changed its flow is not looked for", name)
+			}
+		}
+		w.anew()
+		check(w.t, w.MstRemotesV1.Put(uint32(thereRef&0xffff), bpfgen.PodRemote{}))
+		if r := w.arrive(ack); r.Verdict == Redirect {
+			w.t.Errorf("its node is gone: %v", r)
+		}
+	})
+}
+
+// Who knows a flow's ports does not get in by what is kept of it: not from elsewhere, nor another way.
+func TestTheShortWayFromTheWireIsTheSendersAlone(t *testing.T) {
+	eachNearWire(t, func(w nearWire) {
+		frame := w.frame(ack)
+		if w.tunnel == nil {
+			wrapped := fromThere(w.v6).wrap(frame)
+			passes(w.t, w.fromNetdev(w.t, wrapped), wrapped)
+			return
+		}
+		passes(w.t, w.fromNetdev(w.t, frame), frame)
+		other := *w.tunnel
+		other.src = wireAddr(3, other.src.Is6())
+		if r := w.fromNetdev(w.t, other.wrap(frame)); r.Verdict != Drop || r.Reason != bpfgen.ReasonTunnelSource {
+			w.t.Errorf("by another node's tunnel: %v", r)
+		}
+		odd := *w.tunnel
+		odd.vni++
+		wrapped := odd.wrap(frame)
+		passes(w.t, w.fromNetdev(w.t, wrapped), wrapped)
+	})
+}
+
+func TestFlowsFromTheWireAreSeenToClose(t *testing.T) {
+	eachNearWire(t, func(w nearWire) {
+		w.enters(w.arrive(fin | ack))
+		if f := w.entry(); f == nil || f.Entry.ClosingOrig|f.Entry.ClosingReply == 0 || f.Left() > 121 {
+			w.t.Errorf("after the far end's FIN: %+v", f)
+		}
+		w.enters(w.arrive(ack))
+	})
+}
+
+// Another node's own packets, or those of clients who wear its address, enter past the stack when that
+// node is reached without the tunnel, and so do the answers leave.
+func TestANodeItselfReachesAPodPastTheStack(t *testing.T) {
+	wire := onWire(t)
+	for _, tunnel := range []bool{false, true} {
+		n := newWireNode(t, tunnel, false)
+		pod := n.Pods[1]
+		for _, v6 := range []bool{false, true} {
+			src, dst := netip.AddrPortFrom(wireAddr(2, v6), 5000), netip.AddrPortFrom(pod.IP(v6), 80)
+			frame := func(flags uint8) []byte {
+				return Eth([6]byte{2, 1}, [6]byte{}).IP(src.Addr(), dst.Addr()).TCP(src.Port(), dst.Port(), flags).Payload(20).Frame()
+			}
+			if tunnel {
+				passes(t, n.fromNetdev(t, frame(syn)), frame(syn))
+				continue
+			}
+			n.enters(t, n.fromNetdev(t, frame(syn)), pod, src, dst)
+			answer := Eth(pod.MAC, pod.NodeMAC).IP(dst.Addr(), src.Addr()).TCP(dst.Port(), src.Port(), syn|ack)
+			if r := n.send(t, answer, Context{}); r.Verdict != Redirect || r.RedirectKind != bpfgen.RedirectNeigh || r.RedirectIfindex != wire {
+				t.Errorf("IPv6 %t: the answer: %v, want it at the wire", v6, r)
+			}
+			n.SetPod(t, pod) // judged again: it is still that node's
+			n.enters(t, n.fromNetdev(t, frame(ack)), pod, src, dst)
+			// What the pod opens to the node goes by the stack, which may masquerade it.
+			question := Eth(pod.MAC, pod.NodeMAC).IP(dst.Addr(), src.Addr()).TCP(6000, 22, syn)
+			passes(t, n.send(t, question, Context{}), question.Frame())
+			back := Eth([6]byte{2, 1}, [6]byte{}).IP(src.Addr(), dst.Addr()).TCP(22, 6000, syn|ack).Frame()
+			passes(t, n.fromNetdev(t, back), back)
+			stranger := Eth([6]byte{2, 1}, [6]byte{}).IP(wireAddr(77, v6), dst.Addr()).TCP(5000, 80, syn).Frame()
+			passes(t, n.fromNetdev(t, stranger), stranger)
+		}
+	}
+}
