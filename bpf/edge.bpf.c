@@ -93,9 +93,8 @@ struct edge_plan {
 	__u32 endpoint;    /* the backend's, on this node; 0: none */
 	__u8 host;         /* 1: the backend is the node itself */
 	__u8 wear;         /* 1: the flow wears the node's address */
-	__u8 side;         /* enum edge_side: which of them */
 	__u8 stand_in;     /* 1: only the port tells the backend's answers, to the node, from others */
-	__u8 pad[4];
+	__u8 pad[5];
 };
 
 /* The port that a flow wears when nobody else has it, as an offset: the same for a tuple that comes again, whose
@@ -108,12 +107,12 @@ inline_fn __u32 edge_first_port(const struct pkt *p)
 }
 
 /**
- * edge_source - the source that the backend sees: the node's address with a port of its own, or the client's
+ * edge_source - the source that the backend sees: the node's address, if it is that, with a port of its own
  * Return: enum drop_reason.
  */
 global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan *plan, __u32 now)
 {
-	struct edge_config *c = edge_config(EDGE_WIRE), *worn;
+	struct edge_config *c = edge_config(EDGE_WIRE);
 	__u32 try;
 
 	if (!p || !plan || !c)
@@ -121,13 +120,8 @@ global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan
 	if (!plan->wear) {
 		if (!plan->stand_in && !tuple_taken(&plan->post, p->proto, now))
 			return REASON_NONE;
-	} else {
-		worn = plan->side == EDGE_TUNNEL ? edge_config(EDGE_TUNNEL) : c;
-		if (!worn)
-			return REASON_NAT_PORTS;
-		plan->post.src = p->ipv6 ? worn->ip6 : worn->ip4;
-		if (addr_is_zero(&plan->post.src))
-			return REASON_NAT_PORTS;
+	} else if (addr_is_zero(&plan->post.src)) {
+		return REASON_NAT_PORTS;
 	}
 	try = edge_first_port(p);
 	for (int i = 0; i < NAT_PORT_TRIES; i++, try = bpf_get_prandom_u32()) {
@@ -140,13 +134,24 @@ global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan
 	return REASON_NAT_PORTS;
 }
 
-/* A node that is reached through the tunnel takes no other address of ours there, and knows by it
- * that the answer goes back through it. */
-inline_fn __u8 edge_side(const struct addr *backend)
+/* The address that a flow wears, zero when there is none. A node that is reached through the tunnel takes no other
+ * address of ours there, and knows by it that the answer goes back through it; any other node knows us best by the
+ * one between nodes, if answers to it are seen here. */
+inline_fn void edge_wear(struct edge_plan *plan, bool ipv6)
 {
-	struct remote *r = remote_of(remote_find(backend));
+	struct remote *r = plan->endpoint ? NULL : remote_of(remote_find(&plan->post.dst));
+	struct edge_config *c = edge_config(r && r->flags & REMOTE_TUNNEL ? EDGE_TUNNEL : EDGE_WIRE);
+	struct node_config *n = r && !(r->flags & REMOTE_TUNNEL) ? node_config() : NULL;
+	struct addr own = {};
 
-	return r && r->flags & REMOTE_TUNNEL ? EDGE_TUNNEL : EDGE_WIRE;
+	if (n)
+		own = ipv6 ? n->ip6 : n->ip4;
+	if (n && address_flags(&own) & SVC_NODE)
+		plan->post.src = own;
+	else if (c)
+		plan->post.src = ipv6 ? c->ip6 : c->ip4;
+	else
+		__builtin_memset(&plan->post.src, 0, sizeof(plan->post.src));
 }
 
 /**
@@ -182,8 +187,8 @@ slow_fn int edge_plan_backend(struct __sk_buff *skb, struct pkt *p, const struct
 		/* A pod that a child of the NIC connects answers past the node's stack already. */
 		plan->wear = !(s->flags & SVC_KEEP_SOURCE) && !plan->host && !(ep && ep->flags & EP_IN_POD);
 	}
-	if (plan->wear && !plan->endpoint)
-		plan->side = edge_side(&to);
+	if (plan->wear)
+		edge_wear(plan, p->ipv6);
 	return REASON_NONE;
 }
 

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "9aa1894a98de922aee873f6576068e228e2d6256cbb2b29c9207d625299a2ffe"
+const ObjectsHash = "1aadd86b4af39400391dc7349b846f0f4845e3f182c31ca9baf6f141119e3544"

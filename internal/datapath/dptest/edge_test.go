@@ -141,6 +141,35 @@ func TestEdgeThroughTheTunnelAndBack(t *testing.T) {
 	})
 }
 
+// To a node that is reached without the tunnel a flow wears the address that this one has between nodes,
+// if node ports are taken there: else nobody would turn the answers.
+func TestEdgeToAnotherNodeWearsTheAddressBetweenNodes(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		own, ref := External(202, o.v6), uint32(2<<16|4)
+		b := end(External(2, o.v6), 8080)
+		check(o.t, o.edge.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{Ip4: toAddr(External(202, false)), Ip6: toAddr(External(202, true))}))
+		check(o.t, o.edge.MstRemotesV1.Put(uint32(4), bpfgen.PodRemote{Ref: ref}))
+		check(o.t, o.edge.MstRemoteNetsV1.Put(bpfgen.PodPrefix{Length: 128, Addr: b.Addr().As16()}, ref))
+		o.nodePort(0, b)
+		o.worn(o.arrive(o.c, o.f, syn))
+		o.edge.mark(o.t, own, bpfgen.SvcAddress|bpfgen.SvcNode)
+		o.c = end(o.c.Addr(), o.c.Port()+1)
+		a := o.arrive(o.c, o.f, syn)
+		worn := a.Tuple().Src
+		if worn.Addr() != own || worn.Port() < EdgePorts.First {
+			o.t.Fatalf("%v: the source is not %v with a port of the edge's", a, own)
+		}
+		for range 3 {
+			o.want("answer", o.arrive(b, worn, syn|ack), 0, o.f, o.c)
+			o.want("more", o.arrive(o.c, o.f, ack), 0, worn, b)
+		}
+		o.nodePort(0, end(o.edge.Pods[1].IP(o.v6), 8080))
+		o.c = end(o.c.Addr(), o.c.Port()+1)
+		o.worn(o.arrive(o.c, o.f, syn)) // to a pod of its own
+		o.edge.mark(o.t, own, 0)
+	})
+}
+
 func TestEdgeToAPodAndBack(t *testing.T) {
 	for name, flags := range map[string]uint16{"wears": 0, "keeps": bpfgen.SvcKeepSource} {
 		eachEdge(t, func(o outside) {
