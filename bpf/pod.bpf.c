@@ -340,7 +340,10 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 
 	if (from_node(skb, &p->t.src, self))
 		plan.flags |= CT_FROM_NODE;
-	end_set_opener(&plan.opener, &p->t.src);
+	if (from_wire)
+		end_set_opener(&plan.opener, &p->t.src);
+	else
+		end_set(&plan.opener, &p->t.src);
 	if (in_pod)
 		reason = sibling_check(skb, self, plan.opener.endpoint);
 	if (from_wire)

@@ -19,8 +19,13 @@
 #define ROOM_DECAP_L3_IPV4 (1ULL << 7)
 #define ROOM_DECAP_L3_IPV6 (1ULL << 8)
 
-/* All headers of a packet in the tunnel, at most, down to the inner addresses. */
-#define TUNNEL_HEADERS (ETH_HLEN + sizeof(struct tunnel6) + sizeof(struct ipv6hdr))
+/* The headers of a packet in the tunnel that must be readable: down to the inner addresses. A byte more, and each small
+ * packet of TCP would have to be rearranged, for Linux keeps what it carries apart from its headers. */
+inline_fn __u32 tunnel_headers(const struct __sk_buff *skb)
+{
+	return ETH_HLEN + (skb->protocol == bpf_htons(ETH_P_IP) ? sizeof(struct tunnel4) : sizeof(struct tunnel6)) +
+	       sizeof(struct ipv6hdr);
+}
 
 /* Where the outer headers of a packet in the tunnel end, and whose they are. */
 struct outer {
@@ -155,14 +160,16 @@ slow_fn int untunnel(struct __sk_buff *skb)
 {
 	struct node_config *n = node_config();
 	struct outer o;
-	__s64 need;
+	__u32 need;
 	void *ip;
 
 	if (!n || !n->overlay)
 		return NEXT;
 	/* Most drivers leave that much where programs can read it. */
-	need = skb->len < TUNNEL_HEADERS ? skb->len : TUNNEL_HEADERS;
-	if (packet_end(skb) - packet(skb) < need)
+	need = tunnel_headers(skb);
+	if (skb->len < need)
+		need = skb->len;
+	if (packet_end(skb) - packet(skb) < (__s64)need)
 		bpf_skb_pull_data(skb, need);
 	ip = packet(skb) + ETH_HLEN;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "1aadd86b4af39400391dc7349b846f0f4845e3f182c31ca9baf6f141119e3544"
+const ObjectsHash = "e5ec89eee232900faba7b9312bb056e3f0ebc7baf2a2dbebd555bf249e74e04e"
