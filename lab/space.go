@@ -109,10 +109,35 @@ func onThread(fn func() error) error {
 	return <-done
 }
 
+// shareNetNSDir makes netnsDir a shared mount, as `ip netns add` does at its first
+// use: it would cover the mounts of names that were there before, which could not
+// be removed then.
+func shareNetNSDir() error {
+	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
+		return err
+	}
+	dir, err := os.Open(netnsDir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	err = unix.Mount("", netnsDir, "", unix.MS_SHARED|unix.MS_REC, "")
+	if errors.Is(err, unix.EINVAL) { // no mount yet
+		err = unix.Mount(netnsDir, netnsDir, "", unix.MS_BIND|unix.MS_REC, "")
+		if err == nil {
+			err = unix.Mount("", netnsDir, "", unix.MS_SHARED|unix.MS_REC, "")
+		}
+	}
+	return err
+}
+
 // createNetNS makes a namespace and names it by a bind mount.
 func createNetNS(name string) (path string, err error) {
 	path = filepath.Join(netnsDir, name)
-	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
+	if err := shareNetNSDir(); err != nil {
 		return "", fmt.Errorf("create network namespace %s: %w", name, err)
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0o444)

@@ -133,10 +133,35 @@ func Cookie() (uint64, error) {
 	return c, nil
 }
 
+// shareDir makes dir, and of it a mount that is shared, as `ip netns add` does at
+// its first use: names that lie there before could not be removed after that, for
+// their mounts would be covered.
+func shareDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil { // which ip takes, too
+		return fmt.Errorf("lock %s: %w", dir, err)
+	}
+	share := func() error { return unix.Mount("", dir, "", unix.MS_SHARED|unix.MS_REC, "") }
+	if err = share(); !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("bind mount %s to itself: %w", dir, err)
+	}
+	return share()
+}
+
 // Create makes a new namespace and names it by a bind mount at path. A plain
 // file at path is what a killed Create left behind: it is taken over.
 func Create(path string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := shareDir(filepath.Dir(path)); err != nil {
 		return fmt.Errorf("create network namespace %s: %w", path, err)
 	}
 	if Is(path) {

@@ -7,7 +7,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func tempPath(t *testing.T) string {
@@ -80,5 +84,43 @@ func TestCreateTakesOverWhatAKilledCreateLeft(t *testing.T) {
 	}
 	if !Is(path) {
 		t.Error("Create made no namespace")
+	}
+}
+
+// A name that was made before the machine's first `ip netns add` can be removed after it.
+func TestNamesOutliveTheFirstIPNetnsAdd(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	const child = "MUSTANG_TEST_OWN_MOUNTS"
+	if os.Getenv(child) == "" {
+		c := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
+		c.Env = append(os.Environ(), child+"=1")
+		c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		return
+	}
+	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, ""); err != nil { // where no name was ever made
+		t.Fatal(err)
+	}
+	name, others := Path("mine"), "ips"
+	if err := Create(name); err != nil {
+		t.Fatal(err)
+	}
+	for _, what := range []string{"add", "del"} {
+		if out, err := exec.Command("ip", "netns", what, others).CombinedOutput(); err != nil {
+			t.Fatalf("ip netns %s: %v: %s", what, err, out)
+		}
+	}
+	if err := Delete(name); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is still there: %v", err)
 	}
 }
