@@ -9,6 +9,7 @@
 #include "lib/deliver.h"
 #include "lib/drop.h"
 #include "lib/edge.h"
+#include "lib/enter.h"
 #include "lib/frag.h"
 #include "lib/icmp_error.h"
 #include "lib/lb.h"
@@ -489,17 +490,46 @@ inline_fn bool edge_port(__be16 dport)
 	return !had || *had >> (port % 64) & 1;
 }
 
-/* Whether a packet is for the node itself beyond doubt: to the address that flows wear here, or that
- * it has between nodes, and at no port of the edge's. */
-inline_fn bool own_port(const struct pkt *p)
+/* Whether an address is the node's own beyond doubt: the one that flows wear here, or that it has between nodes. */
+inline_fn bool own_address(const struct addr *a)
 {
 	struct edge_config *c = edge_config(from_tunnel ? EDGE_TUNNEL : EDGE_WIRE);
 	struct node_config *n = node_config();
 
-	if (edge_port(p->t.dport))
+	return (c && (addr_equal(a, &c->ip4) || addr_equal(a, &c->ip6))) ||
+	       (n && (addr_equal(a, &n->ip4) || addr_equal(a, &n->ip6)));
+}
+
+/* Whether a packet is for the node itself, at no port of the edge's, as far as the little of it tells that is
+ * looked at. The stack judges the rest of it. */
+inline_fn bool own_packet(struct __sk_buff *skb)
+{
+	void *data = packet(skb) + ETH_HLEN, *end = packet_end(skb);
+	struct ipv6hdr *ip6 = data;
+	struct iphdr *ip4 = data;
+	struct addr dst;
+	__be16 *ports;
+	__u8 proto;
+
+	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
 		return false;
-	return (c && (addr_equal(&p->t.dst, &c->ip4) || addr_equal(&p->t.dst, &c->ip6))) ||
-	       (n && (addr_equal(&p->t.dst, &n->ip4) || addr_equal(&p->t.dst, &n->ip6)));
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		ports = (void *)(ip4 + 1);
+		if ((void *)(ports + 2) > end || *(__u8 *)ip4 != 0x45 ||
+		    ip4->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_OFFSET_MASK))
+			return false;
+		proto = ip4->protocol;
+		addr_from_ipv4(&dst, ip4->daddr);
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		ports = (void *)(ip6 + 1);
+		if ((void *)(ports + 2) > end)
+			return false;
+		proto = ip6->nexthdr;
+		__builtin_memcpy(&dst, &ip6->daddr, sizeof(dst));
+	} else {
+		return false;
+	}
+	return (proto == IPPROTO_TCP || proto == IPPROTO_UDP) && !edge_port(ports[1]) && own_address(&dst);
 }
 
 /* What an address that a packet is for means here. Pods of other nodes reach this node's own
@@ -551,6 +581,17 @@ slow_fn int edge_orphan(struct __sk_buff *skb, const struct pkt *p, __u32 now)
 SEC("tc")
 int from_outside(struct __sk_buff *skb)
 {
+	if (own_packet(skb))
+		return NEXT;
+	if (from_door)
+		return node_call(skb, NODE_PROG_EDGE_IN_DOOR);
+	return node_call(skb, from_tunnel ? NODE_PROG_EDGE_IN_TUNNEL : NODE_PROG_EDGE_IN);
+}
+
+/* What may be a Service's, or a flow's from outside. */
+SEC("tc")
+int edge_in(struct __sk_buff *skb)
+{
 	__u32 generation = nobody_generation();
 	bool again = false;
 	struct pkt p = {};
@@ -562,7 +603,7 @@ int from_outside(struct __sk_buff *skb)
 	p.shape = glance(skb, &p);
 	way_slot_note(skb, WAY_NONE);
 	if (p.shape && skb->pkt_type == PACKET_HOST) {
-		if (own_port(&p) || nobodys(&p))
+		if (nobodys(&p))
 			return NEXT;
 		verdict = edge_fast(skb, &p);
 		if (verdict != FAST_NO)
@@ -609,13 +650,18 @@ SEC("tc")
 int to_outside(struct __sk_buff *skb)
 {
 	struct facts *known = facts();
+
+	return known && known->edge_turn ? node_call(skb, NODE_PROG_EDGE_OUT) : NEXT;
+}
+
+SEC("tc")
+int edge_out(struct __sk_buff *skb)
+{
 	struct pkt p = {};
 	struct flow f;
 	struct tuple t;
 	int reason;
 
-	if (!known || !known->edge_turn)
-		return NEXT;
 	f = (struct flow){ .now = now_seconds() };
 	if (parse(skb, &p) || p.kind != PKT_FLOW || (p.frag && frag_follow(&p, f.now, false)))
 		return NEXT;

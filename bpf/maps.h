@@ -359,6 +359,15 @@ struct {
 	__type(value, __u32);
 } mst_programs_v1 SEC(".maps");
 
+/* The same for the node's own devices, by enum node_program. Written by the loader before it attaches what
+ * calls them, or replaces it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, NODE_PROG_COUNT);
+	__type(key, __u32);
+	__type(value, __u32);
+} mst_node_programs_v1 SEC(".maps");
+
 /* Facts that spare the common case a lookup. Written and read by the tc programs; they only
  * ever become true. */
 struct {

@@ -58,13 +58,25 @@ SEC("tc")
 int from_netdev(struct __sk_buff *skb)
 {
 	struct addr dst;
+
+	if (skb->pkt_type != PACKET_HOST || skb->vlan_present || !destination(skb, &dst) ||
+	    (of_this_node(&dst) && !maybe_tunnel(skb)))
+		return NEXT;
+	return node_call(skb, NODE_PROG_NETDEV_IN);
+}
+
+/* What may be for a pod, or in the tunnel. */
+SEC("tc")
+int netdev_in(struct __sk_buff *skb)
+{
+	struct addr dst;
 	int verdict;
 	__u32 id;
 
-	if (skb->pkt_type != PACKET_HOST || skb->vlan_present || !destination(skb, &dst))
+	if (!destination(skb, &dst))
 		return NEXT;
 	if (of_this_node(&dst))
-		return maybe_tunnel(skb) ? untunnel(skb) : NEXT;
+		return untunnel(skb);
 	verdict = wire_fast(skb);
 	if (verdict != FAST_NO)
 		return verdict;

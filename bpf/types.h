@@ -675,3 +675,13 @@ enum pod_program {
 	PROG_TO_POD_WIRE = 6, /* from a NIC straight into a pod behind a host end */
 	PROG_COUNT = 7,
 };
+
+/* What the small programs at the node's own devices call when there is something to do. */
+enum node_program {
+	NODE_PROG_NETDEV_IN = 0,
+	NODE_PROG_EDGE_IN = 1,
+	NODE_PROG_EDGE_IN_TUNNEL = 2, /* of EDGE_TUNNEL */
+	NODE_PROG_EDGE_IN_DOOR = 3,
+	NODE_PROG_EDGE_OUT = 4,
+	NODE_PROG_COUNT = 5,
+};

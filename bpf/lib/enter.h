@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From a device of the node into a pod: calling the program that judges it. */
+/* From a device of the node into a pod: calling the program that judges it. And into the programs that
+ * write to packets: by the kernel's hand each of these begins with making the packet its own, so what
+ * has nothing to do is told by small ones that write nothing. */
 #pragma once
 
 #include "common.h"
@@ -10,6 +12,18 @@ inline_fn bool behind_host_end(__u32 id)
 	struct endpoint *ep = endpoint_slot(id);
 
 	return ep && ep->generation && ep->flags & EP_HOST_END;
+}
+
+/**
+ * node_call - go on in another program of the same device
+ * @slot: enum node_program
+ *
+ * Return: only where there is none: the packet goes on as if nothing were here.
+ */
+inline_fn int node_call(struct __sk_buff *skb, __u32 slot)
+{
+	bpf_tail_call(skb, &mst_node_programs_v1, slot);
+	return NEXT;
 }
 
 /**

@@ -55,6 +55,7 @@ var sharedTables = []string{
 	bpfgen.PodMapMstIdentitiesV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
+	bpfgen.NetdevMapMstNodeProgramsV1,
 	bpfgen.PodMapMstNodeV1,
 	bpfgen.PodMapMstParentsV1,
 	bpfgen.PodMapMstPeersV1,

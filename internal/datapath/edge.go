@@ -62,6 +62,10 @@ func (d *Datapath) loadEdge() (*bpfgen.EdgePrograms, error) {
 	if err := spec.LoadAndAssign(&p, &ebpf.CollectionOptions{MapReplacements: d.replacements(spec)}); err != nil {
 		return nil, loadError("the NIC's programs", err)
 	}
+	if err := errors.Join(d.installNodeProgram(nodeProgram{bpfgen.EdgeProgEdgeIn, bpfgen.NodeProgEdgeIn}, p.EdgeIn),
+		d.installNodeProgram(nodeProgram{bpfgen.EdgeProgEdgeOut, bpfgen.NodeProgEdgeOut}, p.EdgeOut)); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
 	return &p, nil
 }
 

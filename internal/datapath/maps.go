@@ -285,6 +285,7 @@ var tableNames = []string{
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
 	bpfgen.EdgeMapMstNobodyV1,
+	bpfgen.NetdevMapMstNodeProgramsV1,
 	bpfgen.PodMapMstNodeV1,
 	bpfgen.PodMapMstParentsV1,
 	bpfgen.PodMapMstPeersV1,

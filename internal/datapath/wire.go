@@ -34,21 +34,30 @@ type wireHook struct {
 	priority  uint16
 	first     bool           // before all that is there
 	constants map[string]any // of bpf/config.h
+	calls     nodeProgram    // what the program calls when there is something to do
+}
+
+// nodeProgram is one that others call by its slot of mst_node_programs.
+type nodeProgram struct {
+	name string // "": none
+	slot uint32
 }
 
 var (
-	netdevIn  = wireHook{pin: "netdev-in", program: bpfgen.NetdevProgFromNetdev, ingress: true, spec: netdevSpec, priority: 49000}
+	netdevIn = wireHook{pin: "netdev-in", program: bpfgen.NetdevProgFromNetdev, ingress: true, spec: netdevSpec, priority: 49000,
+		calls: nodeProgram{bpfgen.NetdevProgNetdevIn, bpfgen.NodeProgNetdevIn}}
 	overlayIn = wireHook{pin: "overlay-in", program: bpfgen.OverlayProgFromOverlay, ingress: true, spec: overlaySpec, priority: 49000, first: true}
 	// What overlayIn lets pass: answers, and other nodes' pods that use this node's ports.
 	overlayEdge = wireHook{pin: "overlay-edge", program: bpfgen.EdgeProgFromOutside, ingress: true, spec: edgeSpec, priority: 49001,
-		constants: map[string]any{bpfgen.EdgeVarFromTunnel: uint8(1)}}
+		constants: map[string]any{bpfgen.EdgeVarFromTunnel: uint8(1)}, calls: nodeProgram{bpfgen.EdgeProgEdgeIn, bpfgen.NodeProgEdgeInTunnel}}
 	overlayOut  = wireHook{pin: "overlay-out", program: bpfgen.OverlayProgToOverlay, spec: overlaySpec, priority: 49000}
-	overlayTurn = wireHook{pin: "overlay-turn", program: bpfgen.EdgeProgToOutside, spec: edgeSpec, priority: 48999, first: true}
-	wireHooks   = []wireHook{netdevIn, overlayIn, overlayEdge, overlayOut, overlayTurn}
+	overlayTurn = wireHook{pin: "overlay-turn", program: bpfgen.EdgeProgToOutside, spec: edgeSpec, priority: 48999, first: true,
+		calls: nodeProgram{bpfgen.EdgeProgEdgeOut, bpfgen.NodeProgEdgeOut}}
+	wireHooks = []wireHook{netdevIn, overlayIn, overlayEdge, overlayOut, overlayTurn}
 
 	// At the outer end of the door (bpf/lib/edge.h).
 	doorIn = wireHook{pin: "door-in", program: bpfgen.EdgeProgFromOutside, ingress: true, spec: edgeSpec, priority: 49000,
-		constants: map[string]any{bpfgen.EdgeVarFromDoor: uint8(1)}}
+		constants: map[string]any{bpfgen.EdgeVarFromDoor: uint8(1)}, calls: nodeProgram{bpfgen.EdgeProgEdgeIn, bpfgen.NodeProgEdgeInDoor}}
 	// Where datagrams go that the stack has put together for the edge (bpf/lib/frag.h).
 	gatherOut = wireHook{pin: "gather-out", program: bpfgen.EdgeProgFromGather, spec: edgeSpec, priority: 49000}
 )
@@ -213,7 +222,7 @@ func (d *Datapath) loadWire(h wireHook) (*ebpf.Program, error) {
 	}
 	spec := parsed.Copy()
 	for name := range spec.Programs {
-		if name != h.program {
+		if name != h.program && name != h.calls.name {
 			delete(spec.Programs, name)
 		}
 	}
@@ -227,7 +236,24 @@ func (d *Datapath) loadWire(h wireHook) (*ebpf.Program, error) {
 		return nil, loadError("program "+h.program, err)
 	}
 	defer coll.Close()
+	if h.calls.name != "" {
+		if err := d.installNodeProgram(h.calls, coll.Programs[h.calls.name]); err != nil {
+			return nil, err
+		}
+	}
 	return coll.DetachProgram(h.program), nil
+}
+
+// installNodeProgram puts a program where others call it.
+func (d *Datapath) installNodeProgram(n nodeProgram, p *ebpf.Program) error {
+	table, err := d.table(bpfgen.NetdevMapMstNodeProgramsV1)
+	if err != nil {
+		return err
+	}
+	if err := table.Put(n.slot, p); err != nil {
+		return fmt.Errorf("install %s: %w", n.name, err)
+	}
+	return nil
 }
 
 // upgradeWire puts this binary's programs behind the links that exist.

@@ -57,6 +57,7 @@ const (
 	EdgeMapMstMetaV1             = "mst_meta_v1"
 	EdgeMapMstNetnsV1            = "mst_netns_v1"
 	EdgeMapMstNobodyV1           = "mst_nobody_v1"
+	EdgeMapMstNodeProgramsV1     = "mst_node_programs_v1"
 	EdgeMapMstNodeV1             = "mst_node_v1"
 	EdgeMapMstParentsV1          = "mst_parents_v1"
 	EdgeMapMstPeersV1            = "mst_peers_v1"
@@ -75,6 +76,8 @@ const (
 	EdgeMapMstSourcesV1          = "mst_sources_v1"
 	EdgeMapMstStoppedV1          = "mst_stopped_v1"
 	EdgeMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	EdgeProgEdgeIn               = "edge_in"
+	EdgeProgEdgeOut              = "edge_out"
 	EdgeProgFromGather           = "from_gather"
 	EdgeProgFromOutside          = "from_outside"
 	EdgeProgToOutside            = "to_outside"
@@ -132,6 +135,8 @@ type EdgeSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type EdgeProgramSpecs struct {
+	EdgeIn      *ebpf.ProgramSpec `ebpf:"edge_in"`
+	EdgeOut     *ebpf.ProgramSpec `ebpf:"edge_out"`
 	FromGather  *ebpf.ProgramSpec `ebpf:"from_gather"`
 	FromOutside *ebpf.ProgramSpec `ebpf:"from_outside"`
 	ToOutside   *ebpf.ProgramSpec `ebpf:"to_outside"`
@@ -166,6 +171,7 @@ type EdgeMapSpecs struct {
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
+	MstNodeProgramsV1     *ebpf.MapSpec `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
@@ -247,6 +253,7 @@ type EdgeMaps struct {
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
+	MstNodeProgramsV1     *ebpf.Map `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
@@ -294,6 +301,7 @@ func (m *EdgeMaps) Close() error {
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNobodyV1,
+		m.MstNodeProgramsV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
@@ -335,6 +343,8 @@ type EdgeVariables struct {
 //
 // It can be passed to LoadEdgeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EdgePrograms struct {
+	EdgeIn      *ebpf.Program `ebpf:"edge_in"`
+	EdgeOut     *ebpf.Program `ebpf:"edge_out"`
 	FromGather  *ebpf.Program `ebpf:"from_gather"`
 	FromOutside *ebpf.Program `ebpf:"from_outside"`
 	ToOutside   *ebpf.Program `ebpf:"to_outside"`
@@ -342,6 +352,8 @@ type EdgePrograms struct {
 
 func (p *EdgePrograms) Close() error {
 	return _EdgeClose(
+		p.EdgeIn,
+		p.EdgeOut,
 		p.FromGather,
 		p.FromOutside,
 		p.ToOutside,

@@ -216,6 +216,16 @@ const (
 	ProgCount         = 7
 )
 
+// enum node_program
+const (
+	NodeProgNetdevIn     = 0
+	NodeProgEdgeIn       = 1
+	NodeProgEdgeInTunnel = 2 // of EDGE_TUNNEL
+	NodeProgEdgeInDoor   = 3
+	NodeProgEdgeOut      = 4
+	NodeProgCount        = 5
+)
+
 // enum drop_reason
 const (
 	ReasonNone             = 0  // not dropped

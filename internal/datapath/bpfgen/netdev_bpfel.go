@@ -41,6 +41,7 @@ const (
 	NetdevMapMstMetaV1             = "mst_meta_v1"
 	NetdevMapMstNetnsV1            = "mst_netns_v1"
 	NetdevMapMstNobodyV1           = "mst_nobody_v1"
+	NetdevMapMstNodeProgramsV1     = "mst_node_programs_v1"
 	NetdevMapMstNodeV1             = "mst_node_v1"
 	NetdevMapMstParentsV1          = "mst_parents_v1"
 	NetdevMapMstPeersV1            = "mst_peers_v1"
@@ -60,6 +61,7 @@ const (
 	NetdevMapMstStoppedV1          = "mst_stopped_v1"
 	NetdevMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	NetdevProgFromNetdev           = "from_netdev"
+	NetdevProgNetdevIn             = "netdev_in"
 	NetdevVarAnswerKey             = "answer_key"
 	NetdevVarDeliverEgress         = "deliver_egress"
 	NetdevVarDryRun                = "dry_run"
@@ -115,6 +117,7 @@ type NetdevSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type NetdevProgramSpecs struct {
 	FromNetdev *ebpf.ProgramSpec `ebpf:"from_netdev"`
+	NetdevIn   *ebpf.ProgramSpec `ebpf:"netdev_in"`
 }
 
 // NetdevMapSpecs contains maps before they are loaded into the kernel.
@@ -146,6 +149,7 @@ type NetdevMapSpecs struct {
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
+	MstNodeProgramsV1     *ebpf.MapSpec `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
@@ -227,6 +231,7 @@ type NetdevMaps struct {
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
+	MstNodeProgramsV1     *ebpf.Map `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
@@ -274,6 +279,7 @@ func (m *NetdevMaps) Close() error {
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNobodyV1,
+		m.MstNodeProgramsV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
@@ -316,11 +322,13 @@ type NetdevVariables struct {
 // It can be passed to LoadNetdevObjects or ebpf.CollectionSpec.LoadAndAssign.
 type NetdevPrograms struct {
 	FromNetdev *ebpf.Program `ebpf:"from_netdev"`
+	NetdevIn   *ebpf.Program `ebpf:"netdev_in"`
 }
 
 func (p *NetdevPrograms) Close() error {
 	return _NetdevClose(
 		p.FromNetdev,
+		p.NetdevIn,
 	)
 }
 

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "e5ec89eee232900faba7b9312bb056e3f0ebc7baf2a2dbebd555bf249e74e04e"
+const ObjectsHash = "07b5d109a78731e22556959368745a2e994cc366faa0cc1b198dbe00b36e7e67"

@@ -41,6 +41,7 @@ const (
 	OverlayMapMstMetaV1             = "mst_meta_v1"
 	OverlayMapMstNetnsV1            = "mst_netns_v1"
 	OverlayMapMstNobodyV1           = "mst_nobody_v1"
+	OverlayMapMstNodeProgramsV1     = "mst_node_programs_v1"
 	OverlayMapMstNodeV1             = "mst_node_v1"
 	OverlayMapMstParentsV1          = "mst_parents_v1"
 	OverlayMapMstPeersV1            = "mst_peers_v1"
@@ -148,6 +149,7 @@ type OverlayMapSpecs struct {
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
+	MstNodeProgramsV1     *ebpf.MapSpec `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
@@ -229,6 +231,7 @@ type OverlayMaps struct {
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
+	MstNodeProgramsV1     *ebpf.Map `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
@@ -276,6 +279,7 @@ func (m *OverlayMaps) Close() error {
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNobodyV1,
+		m.MstNodeProgramsV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstPeersV1,

@@ -56,6 +56,7 @@ const (
 	ParentMapMstMetaV1             = "mst_meta_v1"
 	ParentMapMstNetnsV1            = "mst_netns_v1"
 	ParentMapMstNobodyV1           = "mst_nobody_v1"
+	ParentMapMstNodeProgramsV1     = "mst_node_programs_v1"
 	ParentMapMstNodeV1             = "mst_node_v1"
 	ParentMapMstParentsV1          = "mst_parents_v1"
 	ParentMapMstPeersV1            = "mst_peers_v1"
@@ -161,6 +162,7 @@ type ParentMapSpecs struct {
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
+	MstNodeProgramsV1     *ebpf.MapSpec `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
@@ -242,6 +244,7 @@ type ParentMaps struct {
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
+	MstNodeProgramsV1     *ebpf.Map `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
@@ -289,6 +292,7 @@ func (m *ParentMaps) Close() error {
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNobodyV1,
+		m.MstNodeProgramsV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstPeersV1,

@@ -41,6 +41,7 @@ const (
 	crcMapMstMetaV1             = "mst_meta_v1"
 	crcMapMstNetnsV1            = "mst_netns_v1"
 	crcMapMstNobodyV1           = "mst_nobody_v1"
+	crcMapMstNodeProgramsV1     = "mst_node_programs_v1"
 	crcMapMstNodeV1             = "mst_node_v1"
 	crcMapMstParentsV1          = "mst_parents_v1"
 	crcMapMstPeersV1            = "mst_peers_v1"
@@ -146,6 +147,7 @@ type crcMapSpecs struct {
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
+	MstNodeProgramsV1     *ebpf.MapSpec `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
@@ -227,6 +229,7 @@ type crcMaps struct {
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
+	MstNodeProgramsV1     *ebpf.Map `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
@@ -274,6 +277,7 @@ func (m *crcMaps) Close() error {
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNobodyV1,
+		m.MstNodeProgramsV1,
 		m.MstNodeV1,
 		m.MstParentsV1,
 		m.MstPeersV1,

@@ -71,6 +71,9 @@ func (e *Edge) load(t testing.TB, tables map[string]*ebpf.Map, at string) map[st
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
 	check(t, err)
 	t.Cleanup(coll.Close)
+	slot := map[string]uint32{"": bpfgen.NodeProgEdgeIn, bpfgen.EdgeVarFromTunnel: bpfgen.NodeProgEdgeInTunnel, bpfgen.EdgeVarFromDoor: bpfgen.NodeProgEdgeInDoor}[at]
+	check(t, e.MstNodeProgramsV1.Put(slot, coll.Programs[bpfgen.EdgeProgEdgeIn]))
+	check(t, e.MstNodeProgramsV1.Put(uint32(bpfgen.NodeProgEdgeOut), coll.Programs[bpfgen.EdgeProgEdgeOut]))
 	return coll.Programs
 }
 
