@@ -32,14 +32,14 @@ func TestNodePortsFromOutside(t *testing.T) {
 				}
 			}
 			for family, ipv6 := range families {
-				at, tunnel := first.IPv4, first.PodNet4.Addr()
+				at := first.IPv4
 				if ipv6 {
-					at, tunnel = first.IPv6, first.PodNet6.Addr()
+					at = first.IPv6
 				}
 				for i, p := range []*lab.Pod{w.near, w.far} {
 					wears := at
-					if p == w.far && j.Mode == "vxlan" {
-						wears = tunnel
+					if p == w.far {
+						wears = w.wornTo(ipv6)
 					}
 					for _, network := range []string{"tcp", "udp"} {
 						t.Run(fmt.Sprintf("%s/%s/%s", family, p.Name, network), func(t *testing.T) {

@@ -109,14 +109,27 @@ func (w *world) seen(p *lab.Pod, at netip.AddrPort) netip.Addr {
 	switch {
 	case inside || at.Addr() == w.ip(p):
 		return w.me()
-	case p == w.far && w.join.Mode == "vxlan" && w.ipv6:
-		return first.PodNet6.Addr()
-	case p == w.far && w.join.Mode == "vxlan":
-		return first.PodNet4.Addr()
+	case p == w.far:
+		return w.wornTo(w.ipv6)
 	case w.ipv6:
 		return first.IPv6
 	}
 	return first.IPv4
+}
+
+// wornTo is the address that a client outside wears on its way to the other node:
+// the first node's on the wire between them, or in the tunnel.
+func (w *world) wornTo(ipv6 bool) netip.Addr {
+	first := w.lab.Nodes()[0]
+	switch tunnel := w.join.Mode == "vxlan"; {
+	case tunnel && ipv6:
+		return first.PodNet6.Addr()
+	case tunnel:
+		return first.PodNet4.Addr()
+	case ipv6:
+		return first.Wire6
+	}
+	return first.Wire4
 }
 
 func (w *world) table() {
