@@ -703,11 +703,15 @@ func (w *policyWorld) testMeasured() {
 			w.t.Errorf("%s is not measured", name)
 		}
 	}
-	for _, name := range []string{"mustang_policies_with_problems 0", "mustang_policy_addresses_left_out 0", "mustang_kubernetes_pods 3"} {
-		if !strings.Contains(body, name+"\n") {
-			w.t.Errorf("no %s in /metrics", name)
+	eventually(w.t, "the agent has heard that the pod is gone", func() error {
+		_, body, err := w.get(metrics, "/metrics")
+		for _, name := range []string{"mustang_policies_with_problems 0", "mustang_policy_addresses_left_out 0", "mustang_kubernetes_pods 3"} {
+			if !strings.Contains(body, name+"\n") {
+				err = errors.Join(err, fmt.Errorf("no %s in /metrics", name))
+			}
 		}
-	}
+		return err
+	})
 }
 
 // testSettled: once pods have started, their programs get links, beneath a
