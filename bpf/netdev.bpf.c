@@ -58,10 +58,14 @@ SEC("tc")
 int from_netdev(struct __sk_buff *skb)
 {
 	struct addr dst;
+	bool ours;
 
-	if (skb->pkt_type != PACKET_HOST || skb->vlan_present || !destination(skb, &dst) ||
-	    (of_this_node(&dst) && !maybe_tunnel(skb)))
+	if (skb->pkt_type != PACKET_HOST || skb->vlan_present || !destination(skb, &dst))
 		return NEXT;
+	ours = of_this_node(&dst);
+	if (ours && !maybe_tunnel(skb))
+		return NEXT;
+	skb->cb[CB_TUNNEL] = ours;
 	return node_call(skb, NODE_PROG_NETDEV_IN);
 }
 
@@ -73,14 +77,12 @@ int netdev_in(struct __sk_buff *skb)
 	int verdict;
 	__u32 id;
 
-	if (!destination(skb, &dst))
-		return NEXT;
-	if (of_this_node(&dst))
+	if (skb->cb[CB_TUNNEL])
 		return untunnel(skb);
 	verdict = wire_fast(skb);
 	if (verdict != FAST_NO)
 		return verdict;
-	id = endpoint_of(&dst);
+	id = destination(skb, &dst) ? endpoint_of(&dst) : 0;
 	return id ? enter_pod(skb, id, 0) : NEXT;
 }
 

@@ -10,7 +10,6 @@
 #include "lib/enter.h"
 #include "lib/parse.h"
 #include "lib/remote.h"
-#include "lib/untunnel.h"
 
 /* The link address is what the other end's device answers to. */
 inline_fn int aim(struct __sk_buff *skb, const struct remote *r, const struct node_config *n)

@@ -656,6 +656,7 @@ enum redirect_kind {
 /* Words of skb->cb that the programs use. */
 enum cb_word {
 	CB_ENDPOINT = 0,
+	CB_TUNNEL = 0, /* before that is known, at the NIC: whether the packet may be in the tunnel, to this node */
 	CB_REDIRECT_IFINDEX = 1,
 	CB_REDIRECT_KIND = 2,
 	CB_REASON = 3,

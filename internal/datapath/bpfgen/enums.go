@@ -196,6 +196,7 @@ const (
 // enum cb_word
 const (
 	CbEndpoint        = 0
+	CbTunnel          = 0 // before that is known, at the NIC: whether the packet may be in the tunnel, to this node
 	CbRedirectIfindex = 1
 	CbRedirectKind    = 2
 	CbReason          = 3

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "07b5d109a78731e22556959368745a2e994cc366faa0cc1b198dbe00b36e7e67"
+const ObjectsHash = "acd8fef50bf97340a7df9fc19a2dc44f276a8aad9f181c050026954d5bca9765"
