@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -65,7 +66,7 @@ func killOne(pid int, mark []byte, deadline time.Time) (bool, error) {
 		return false, err
 	}
 	defer unix.Close(fd)
-	if !carries(pid, mark) {
+	if !carries(pid, mark, deadline) {
 		return false, nil
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -80,15 +81,31 @@ func killOne(pid int, mark []byte, deadline time.Time) (bool, error) {
 	}
 }
 
-func carries(pid int, mark []byte) bool {
-	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	if err != nil {
-		return false // gone
-	}
-	for _, kv := range bytes.Split(env, []byte{0}) {
-		if bytes.Equal(kv, mark) {
-			return true
+// carries says whether the process was started with the mark. One that is just
+// becoming another program shows no environment for a moment: waited for.
+func carries(pid int, mark []byte, deadline time.Time) bool {
+	for {
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil {
+			return false // gone
 		}
+		if len(env) > 0 || hasNone(pid) || time.Now().After(deadline) {
+			return slices.ContainsFunc(bytes.Split(env, []byte{0}), func(kv []byte) bool { return bytes.Equal(kv, mark) })
+		}
+		time.Sleep(time.Millisecond)
 	}
-	return false
+}
+
+// hasNone says whether an environment that was read empty is empty: kernel
+// threads and what ends have none, and else the addresses of its start and end
+// are known, and the same.
+func hasNone(pid int) bool {
+	const kernelThread, exiting = 0x200000, 0x4 // PF_KTHREAD, PF_EXITING
+	f := processStat(pid)
+	if len(f) < 49 {
+		return true // gone
+	}
+	flags, err := strconv.ParseUint(f[6], 10, 64)
+	start, end := f[47], f[48] // fields 50 and 51
+	return err != nil || flags&(kernelThread|exiting) != 0 || end != "0" && start == end
 }

@@ -30,10 +30,14 @@ func hold(name string) int {
 		}
 	}
 	fmt.Println("held", err)
+	if err != nil {
+		return 1
+	}
 	select {}
 }
 
-// startHolder returns when the child's lab is up.
+// startHolder returns when the child's lab is up. The child ends with the test
+// at the latest, also when that fails: its lab's name is other tests' too.
 func startHolder(t *testing.T, name string) *exec.Cmd {
 	t.Helper()
 	c := exec.Command(os.Args[0])
@@ -52,6 +56,7 @@ func startAndAwait(t *testing.T, c *exec.Cmd, want string) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { kill(c) })
 	watchdog := time.AfterFunc(2*time.Minute, func() { c.Process.Kill() })
 	defer watchdog.Stop()
 	s := bufio.NewScanner(out)
@@ -87,7 +92,7 @@ func marked(mark string) (pids []string) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
 		var pid int
-		if _, err := fmt.Sscan(e.Name(), &pid); err == nil && carries(pid, []byte(mark)) {
+		if _, err := fmt.Sscan(e.Name(), &pid); err == nil && carries(pid, []byte(mark), time.Now().Add(deadline)) {
 			pids = append(pids, e.Name())
 		}
 	}
@@ -98,8 +103,8 @@ func TestKilledLabIsSweptByTheNext(t *testing.T) {
 	before := append(machine(t, name("d")), machine(t, name("x"))...)
 	c := startHolder(t, name("d"))
 	i, ok := info(t, name("d"))
-	if !ok || !i.Alive || len(i.NetNS) != 3 || len(marked(i.mark())) == 0 {
-		t.Fatalf("the child's lab: %+v, processes %v", i, marked(i.mark()))
+	if pids := marked(i.mark()); !ok || !i.Alive || len(i.NetNS) != 3 || len(pids) == 0 {
+		t.Fatalf("the child's lab: %+v, processes %v", i, pids)
 	}
 	kill(c)
 	if i, _ := info(t, name("d")); i.Alive {

@@ -59,16 +59,22 @@ func bootID() string {
 
 // processStart is "" when the process is gone or only waits to be reaped.
 func processStart(pid int) string {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return ""
-	}
-	// The command's name, in parentheses, may hold anything.
-	f := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
+	f := processStat(pid)
 	if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
 		return ""
 	}
 	return f[19] // field 22
+}
+
+// processStat is what /proc says of a process, from its state on (field 3 of
+// proc_pid_stat(5)); empty when it is gone.
+func processStat(pid int) []string {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil
+	}
+	// The command's name, in parentheses, may hold anything.
+	return strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
 }
 
 // locked runs fn while no other process makes or removes labs. The directory
