@@ -121,7 +121,7 @@ func (p Place) tune(cc string) {
 	}
 	knobs := map[string]string{
 		"net/ipv4/tcp_tw_reuse":        "1",
-		"net/ipv4/ip_local_port_range": "10000 65535", // above the server's port
+		"net/ipv4/ip_local_port_range": "10000 60999", // above the server's port, and as far as Linux itself goes
 		"net/ipv4/tcp_max_tw_buckets":  "262144",
 		// A connection that slept between turns goes on where it was.
 		"net/ipv4/tcp_slow_start_after_idle": "0",
