@@ -11,6 +11,9 @@ const volatile __u8 in_pod = 0;
  * netkit's programs run as the pod transmits, where redirect_peer is not to be had. */
 const volatile __u8 deliver_egress = 0;
 
+/* The receiver's hook comes behind the sender's. */
+#define hook_follows (in_pod || deliver_egress)
+
 /* 1: to_pod runs at the node's NIC, for a packet of another node's pod, and delivers it. */
 const volatile __u8 from_wire = 0;
 

@@ -5,6 +5,7 @@
  */
 #include "lib/common.h"
 #include "lib/count.h"
+#include "lib/voucher.h"
 
 /*
  * Placeholders in the instructions, which the loader writes over: constants in
@@ -17,6 +18,11 @@ inline_fn int call(struct __sk_buff *skb, __u32 endpoint_id)
 {
 	__u32 program = PROGRAM; /* enum pod_program */
 
+	if ((program == PROG_TO_POD_INNER || program == PROG_TO_POD_NETKIT) &&
+	    vouched(skb, endpoint_id, program == PROG_TO_POD_INNER)) {
+		count_to_pod(endpoint_id, skb->len);
+		return NEXT;
+	}
 	skb->cb[CB_ENDPOINT] = endpoint_id;
 	bpf_tail_call(skb, &mst_programs_v1, program);
 	count_drop(skb, REASON_NO_PROGRAM, program & 1 ? DIR_TO_POD : DIR_FROM_POD);

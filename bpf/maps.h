@@ -67,6 +67,15 @@ struct {
 	__type(value, __u32);
 } mst_fast_generations_v1 SEC(".maps");
 
+/* The key of vouchers. Drawn by lot by the engine, once; read by programs at pods where one's hook comes
+ * behind another's. All zero: nobody vouches. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct voucher_key);
+} mst_voucher_v1 SEC(".maps");
+
 /* Ports of the node itself that are no Service's. Written and read by the program at the NIC; an
  * entry holds for NOBODY_LIFETIME. Size: ports that a node's own traffic goes to at once. */
 struct {

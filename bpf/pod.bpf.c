@@ -8,7 +8,8 @@
  * The sender's program does the receiver's part too when it delivers on the
  * same node, because redirect_peer passes the receiver's host end by. netkit's
  * programs cannot do that: they send the packet out of the receiver's host end
- * (deliver_egress), and its own program sees it.
+ * (deliver_egress), and its own hook sees it. There, and inside pods, the sender's
+ * program vouches for what it has judged for both (lib/voucher.h).
  */
 #include "lib/common.h"
 #include "lib/conntrack.h"
@@ -59,6 +60,13 @@ inline_fn __u32 next_remote(const struct flow *f)
 	return end->endpoint || f->e->flags & CT_VIA_STACK ? 0 : end->generation;
 }
 
+/* What the client sees in the shadow is another flow's tuple, too: its own hook, where that comes behind
+ * this one, could not tell whose answer it is, were it turned back here. */
+inline_fn bool left_to_client(const struct ct_entry *e, const struct endpoint *self, const struct endpoint *to)
+{
+	return hook_follows && e->role == CT_POST_NAT && e->shadow && to != self;
+}
+
 /* Where the reply's tuple is turned back depends on which hook sees it last before the client, or before
  * the node's stack, which would masquerade an answer to a client outside as a flow of the pod's own. */
 inline_fn bool reply_translated_here(const struct ct_entry *e, struct endpoint *self, struct endpoint *to)
@@ -67,9 +75,9 @@ inline_fn bool reply_translated_here(const struct ct_entry *e, struct endpoint *
 		return self->flags & EP_NODE_ROUTES;
 	if (!to)
 		return false;
-	if (deliver_egress)
-		return false; /* the client's own hook is still to come */
-	return in_pod ? to == self : !!(to->flags & EP_HOST_END);
+	if (left_to_client(e, self, to))
+		return false;
+	return in_pod ? to == self || siblings(self, to) : !!(to->flags & EP_HOST_END);
 }
 
 /**
@@ -128,8 +136,8 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 	bool translated = false;
 	struct endpoint *to;
 	struct tuple t;
+	int reason = 0, verdict;
 	__u32 id, remote;
-	int reason = 0;
 
 	if (!e)
 		return drop(skb, REASON_CT_FULL, DIR_FROM_POD);
@@ -146,6 +154,11 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 		translated = true;
 	}
 	remote = to || (f->reply && to_edge(e)) ? 0 : next_remote(f);
+	if (f->reply && to && left_to_client(e, self, to)) {
+		verdict = deliver(skb, self, to, id);
+		unvouch(skb);
+		return verdict;
+	}
 	if (!(f->reply && to_edge(e)))
 		keep_known(skb, p, f, translated ? &t : NULL, to ? FAST_DELIVER : 0);
 	else if (edge_way(e) == EDGE_SEND)
@@ -252,7 +265,12 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 		p->t.dst = t.src;
 		return q.keep_outer ? NEXT : EDGE_SEND;
 	}
-	return to && to->generation ? deliver(skb, self, to, id) : NEXT;
+	if (!to || !to->generation)
+		return NEXT;
+	reason = deliver(skb, self, to, id);
+	if (f.reply && left_to_client(f.e, self, to))
+		unvouch(skb);
+	return reason;
 }
 
 /**

@@ -580,6 +580,13 @@ struct meta {
 	__u8 build[32];         /* hash of the loaded programs */
 };
 
+/* By which the sender's program vouches for a packet: of each word that it vouches for, and a start, the factors
+ * of two hashes. */
+#define VOUCHER_WORDS 12
+struct voucher_key {
+	__u64 words[VOUCHER_WORDS][2];
+};
+
 /* The mark of a fragment that the stack is to put together with the others, and to send back to the
  * device where it came in, whose ifindex is part of it (lib/frag.h). */
 enum gather_mark {
@@ -656,11 +663,13 @@ enum redirect_kind {
 /* Words of skb->cb that the programs use. */
 enum cb_word {
 	CB_ENDPOINT = 0,
+	CB_VOUCHER = 0, /* on the way to another pod's hook: half of the sender's voucher (lib/voucher.h) */
 	CB_TUNNEL = 0, /* before that is known, at the NIC: whether the packet may be in the tunnel, to this node */
 	CB_REDIRECT_IFINDEX = 1,
 	CB_REDIRECT_KIND = 2,
 	CB_REASON = 3,
 	CB_ANSWER = 4, /* answer_key on an answer that goes out of the host end */
+	CB_VOUCHER_REST = 4,
 	CB_REMOTE = 4, /* of a packet from the wire: the node that sent it by the tunnel, or 0 */
 	CB_WAY = 4,    /* of a packet from a pod or at the edge: 1 + the slot where what is kept of its flow lies, or 0 */
 };

@@ -26,7 +26,8 @@ func (f flow) reversed() flow { return flow{f.to, f.from} }
 type frame struct {
 	src, dst net.HardwareAddr
 	flow
-	flags uint8
+	flags   uint8
+	control // what comes along with it
 }
 
 // portOffset is where a frame of this flow has its source port.

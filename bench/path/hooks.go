@@ -36,9 +36,10 @@ type hookCase struct {
 	hook, packet string
 	prog         *program
 	frame        frame
-	out          flow   // how the packet leaves the program
-	verdict      uint32 // what the program must answer
-	firstPort    uint16 // not 0: each packet begins a flow, from this source port up
+	out          flow      // how the packet leaves the program
+	verdict      uint32    // what the program must answer
+	firstPort    uint16    // not 0: each packet begins a flow, from this source port up
+	before       *hookCase // not nil: the sender's hook, whose control block comes along
 }
 
 // hookWorld is a lab with open connections, each of which has carried a request
@@ -207,7 +208,8 @@ func (w *hookWorld) connect(listener net.Listener, space *lab.Space, to netip.Ad
 
 // cases lists the packets. On the host's end of a veth the sender's program does
 // all of the work between two pods, so to_pod is met by what came through the
-// stack only; inside the pods, and by netkit, every packet meets both.
+// stack only; inside the pods, and by netkit, every packet meets both, the latter
+// mostly with the former's voucher.
 func (w *hookWorld) cases() []hookCase {
 	there := frame{src: w.client.mac, dst: w.client.neighbor, flags: tcpPSH | tcpACK}
 	back := frame{src: w.server.mac, dst: w.server.neighbor, flags: tcpPSH | tcpACK}
@@ -218,36 +220,41 @@ func (w *hookWorld) cases() []hookCase {
 		done = tcNext
 	}
 	postBack := w.post.reversed()
-	replyOut, both := w.seen.reversed(), w.client.inPod || w.client.netkit
-	if both {
-		replyOut = postBack // the client's own hook translates it
-	}
+	both := w.client.inPod || w.client.netkit
 	list := []hookCase{
-		{"from_pod", "established", w.client.fromPod, with(there, w.direct, data), w.direct, done, 0},
-		{"from_pod", "established, reply", w.server.fromPod, with(back, w.direct.reversed(), data), w.direct.reversed(), done, 0},
-		{"from_pod", "Service, established", w.client.fromPod, with(there, w.seen, data), w.post, done, 0},
-		{"from_pod", "Service, reply", w.server.fromPod, with(back, postBack, data), replyOut, done, 0},
-		{"from_pod", "new flow", w.client.fromPod, with(there, w.direct, tcpSYN), w.direct, done, 20000},
-		{"from_pod", "Service, new flow", w.client.fromPod, with(there, w.seen, tcpSYN), w.post, done, 40000},
+		{"from_pod", "established", w.client.fromPod, with(there, w.direct, data), w.direct, done, 0, nil},
+		{"from_pod", "established, reply", w.server.fromPod, with(back, w.direct.reversed(), data), w.direct.reversed(), done, 0, nil},
+		{"from_pod", "Service, established", w.client.fromPod, with(there, w.seen, data), w.post, done, 0, nil},
+		{"from_pod", "Service, reply", w.server.fromPod, with(back, postBack, data), w.seen.reversed(), done, 0, nil},
+		{"from_pod", "new flow", w.client.fromPod, with(there, w.direct, tcpSYN), w.direct, done, 20000, nil},
+		{"from_pod", "Service, new flow", w.client.fromPod, with(there, w.seen, tcpSYN), w.post, done, 40000, nil},
 	}
 	if !both {
 		node := frame{src: w.server.neighbor, dst: w.server.mac}
 		return append(list,
-			hookCase{"from_pod", "to the node, reply", w.server.fromPod, with(back, w.fromNode.reversed(), data), w.fromNode.reversed(), tcNext, 0},
-			hookCase{"to_pod", "from the node, established", w.server.toPod, with(node, w.fromNode, data), w.fromNode, tcNext, 0},
-			hookCase{"to_pod", "from the node, new flow", w.server.toPod, with(node, w.fromNode, tcpSYN), w.fromNode, tcNext, 20000})
+			hookCase{"from_pod", "to the node, reply", w.server.fromPod, with(back, w.fromNode.reversed(), data), w.fromNode.reversed(), tcNext, 0, nil},
+			hookCase{"to_pod", "from the node, established", w.server.toPod, with(node, w.fromNode, data), w.fromNode, tcNext, 0, nil},
+			hookCase{"to_pod", "from the node, new flow", w.server.toPod, with(node, w.fromNode, tcpSYN), w.fromNode, tcNext, 20000, nil})
 	}
 	in, out := frame{src: w.client.mac, dst: w.server.mac}, frame{src: w.server.mac, dst: w.client.mac}
 	return append(list,
-		hookCase{"to_pod", "established", w.server.toPod, with(in, w.direct, data), w.direct, tcNext, 0},
-		hookCase{"to_pod", "established, reply", w.client.toPod, with(out, w.direct.reversed(), data), w.direct.reversed(), tcNext, 0},
-		hookCase{"to_pod", "Service, established", w.server.toPod, with(in, w.post, data), w.post, tcNext, 0},
-		hookCase{"to_pod", "Service, reply", w.client.toPod, with(out, postBack, data), w.seen.reversed(), tcNext, 0})
+		hookCase{"to_pod", "established", w.server.toPod, with(in, w.direct, data), w.direct, tcNext, 0, nil},
+		hookCase{"to_pod", "established, vouched for", w.server.toPod, with(in, w.direct, data), w.direct, tcNext, 0, &list[0]},
+		hookCase{"to_pod", "established, reply", w.client.toPod, with(out, w.direct.reversed(), data), w.direct.reversed(), tcNext, 0, nil},
+		hookCase{"to_pod", "Service, established", w.server.toPod, with(in, w.post, data), w.post, tcNext, 0, nil},
+		hookCase{"to_pod", "Service, reply", w.client.toPod, with(out, postBack, data), w.seen.reversed(), tcNext, 0, nil})
 }
 
 // measure checks once that the packet goes where it should, and then takes the
 // median over runs of what the program adds to an empty one.
 func (c hookCase) measure(o Options, empty *program) (stats.Estimate, error) {
+	if c.before != nil {
+		left, err := c.before.leaves()
+		if err != nil {
+			return stats.Estimate{}, err
+		}
+		c.frame.control = left
+	}
 	r, err := newRestorer(c.frame, c.firstPort > 0)
 	if err != nil {
 		return stats.Estimate{}, err
@@ -279,12 +286,23 @@ func (c hookCase) measure(o Options, empty *program) (stats.Estimate, error) {
 	return stats.Of(values, 1), nil
 }
 
+// leaves is what the packet has in its control block when the program lets it out.
+func (c hookCase) leaves() (control, error) {
+	r, err := newRestorer(c.frame, false)
+	if err != nil {
+		return control{}, err
+	}
+	defer r.close()
+	_, out, err := r.once(c.prog, 0)
+	return out.control, err
+}
+
 func (c hookCase) check(r *restorer) error {
 	verdict, out, err := r.once(c.prog, c.firstPort)
 	if err != nil {
 		return err
 	}
-	want, got := c.out, flowOf(out)
+	want, got := c.out, flowOf(out.frame)
 	if c.firstPort > 0 {
 		want.from = netip.AddrPortFrom(want.from.Addr(), c.firstPort)
 	}

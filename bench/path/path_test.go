@@ -65,7 +65,7 @@ func TestRestorerSendsTheSameFrameOrANewPort(t *testing.T) {
 			if newPort {
 				want.from = netip.AddrPortFrom(of.from.Addr(), 23456)
 			}
-			if got := flowOf(out); verdict != tcNext || got != want {
+			if got := flowOf(out.frame); verdict != tcNext || got != want {
 				t.Errorf("verdict %d, %v; want %v", int32(verdict), got, want)
 			}
 			if _, err := r.time(empty, 100, 30000); err != nil {

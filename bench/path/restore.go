@@ -41,6 +41,21 @@ const (
 // is told the filter's class id there.
 const tcClassID = 72
 
+// Of struct __sk_buff: its size, and where the words of the control block are.
+const (
+	skbSize    = 192
+	skbControl = 48
+)
+
+// control is what one hook leaves in a packet's control block for the next.
+type control [5]uint32
+
+// out is what comes out of a program.
+type out struct {
+	frame []byte
+	control
+}
+
 // newRestorer makes a restorer of the frame. newPort gives each packet another
 // source port, so that each begins a flow.
 func newRestorer(f frame, newPort bool) (r *restorer, err error) {
@@ -83,6 +98,11 @@ func (r *restorer) instructions(f frame, newPort bool) asm.Instructions {
 			asm.StoreMem(asm.R1, 0, asm.R2, asm.DWord),
 			asm.HostTo(asm.BE, asm.R2, asm.Half),
 			asm.StoreMem(asm.RFP, int16(f.portOffset()-size), asm.R2, asm.Half))
+	}
+	for i, word := range f.control {
+		if f.control != (control{}) {
+			insns = append(insns, asm.Mov.Imm32(asm.R1, int32(word)), asm.StoreMem(asm.R6, int16(skbControl+4*i), asm.R1, asm.Word))
+		}
 	}
 	return append(insns,
 		asm.LoadMapValue(asm.R1, r.serial.FD(), 8),
@@ -128,16 +148,21 @@ func (r *restorer) prepare(prog *program, firstPort uint16) error {
 }
 
 // once sends one frame through prog and returns the verdict and what came out.
-func (r *restorer) once(prog *program, firstPort uint16) (uint32, []byte, error) {
+func (r *restorer) once(prog *program, firstPort uint16) (uint32, out, error) {
 	if err := r.prepare(prog, firstPort); err != nil {
-		return 0, nil, err
+		return 0, out{}, err
 	}
-	opts := ebpf.RunOptions{Data: r.frame, DataOut: make([]byte, len(r.frame)+256)}
+	var after [skbSize]byte
+	opts := ebpf.RunOptions{Data: r.frame, DataOut: make([]byte, len(r.frame)+256), ContextOut: &after}
 	verdict, err := r.prog.Run(&opts)
 	if err != nil {
-		return 0, nil, fmt.Errorf("test run: %w", err)
+		return 0, out{}, fmt.Errorf("test run: %w", err)
 	}
-	return verdict, opts.DataOut, nil
+	o := out{frame: opts.DataOut}
+	for i := range o.control {
+		o.control[i] = binary.NativeEndian.Uint32(after[skbControl+4*i:])
+	}
+	return verdict, o, nil
 }
 
 // time returns what a packet takes on average, the restorer included.

@@ -23,6 +23,10 @@
  * Pointers may be NULL as far as it knows. */
 #define global_fn __noinline
 
+/* Of IPv4's frag_off. */
+#define IP_MORE_FRAGMENTS 0x2000
+#define IP_OFFSET_MASK 0x1fff
+
 /* A program that lets a packet go on leaves the word to those attached after it. */
 #define NEXT TC_ACT_UNSPEC
 
@@ -81,6 +85,12 @@ inline_fn __u32 now_seconds(void)
 inline_fn __u32 now_ticks(void)
 {
 	return bpf_jiffies64();
+}
+
+/* By words, as link_write: both at a multiple of 4, or in a packet. */
+inline_fn bool mac_equal(const __u8 *a, const __u8 *b)
+{
+	return *(__u32 *)a == *(__u32 *)b && *(__u16 *)(a + 4) == *(__u16 *)(b + 4);
 }
 
 inline_fn void addr_from_ipv4(struct addr *a, __be32 ip)

@@ -5,6 +5,7 @@
 #include "common.h"
 #include "drop.h"
 #include "parse.h"
+#include "voucher.h"
 
 inline_fn int redirect_note(struct __sk_buff *skb, __u32 ifindex, __u32 kind)
 {
@@ -75,7 +76,13 @@ inline_fn bool addressed_to(const struct __sk_buff *skb, const struct endpoint *
 {
 	const struct ethhdr *eth = packet(skb);
 
-	return (void *)(eth + 1) <= packet_end(skb) && !__builtin_memcmp(eth->h_dest, to->mac, ETH_ALEN);
+	return (void *)(eth + 1) <= packet_end(skb) && mac_equal(eth->h_dest, to->mac);
+}
+
+/* Whether both are inside pods, on one parent, which takes packets from one to the other. */
+inline_fn bool siblings(const struct endpoint *self, const struct endpoint *to)
+{
+	return to->flags & EP_IN_POD && to->parent && to->parent == self->parent;
 }
 
 /**
@@ -84,16 +91,16 @@ inline_fn bool addressed_to(const struct __sk_buff *skb, const struct endpoint *
  * A macvlan finds its sibling by the MAC address, an ipvlan by the IP address, but only behind
  * its own MAC address, which is every sibling's. Pods with a NIC each have no parent.
  */
-inline_fn int deliver_inner(struct __sk_buff *skb, struct endpoint *self, struct endpoint *to)
+inline_fn int deliver_inner(struct __sk_buff *skb, struct endpoint *self, struct endpoint *to, __u32 id)
 {
-	bool sibling = to->flags & EP_IN_POD && to->parent && to->parent == self->parent;
-
-	if ((!sibling && to != self) || too_long(skb, to))
+	if ((!siblings(self, to) && to != self) || too_long(skb, to))
 		return NEXT;
 	if (!addressed_to(skb, to) && bpf_skb_store_bytes(skb, 0, to->mac, ETH_ALEN, 0))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
-	if (to != self)
+	if (to != self) {
+		vouch(skb, id, to->generation);
 		return NEXT;
+	}
 	redirect_note(skb, skb->ifindex, REDIRECT_INGRESS);
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 }
@@ -109,7 +116,7 @@ inline_fn int deliver_inner(struct __sk_buff *skb, struct endpoint *self, struct
 inline_fn int deliver(struct __sk_buff *skb, struct endpoint *self, struct endpoint *to, __u32 id)
 {
 	if (in_pod)
-		return deliver_inner(skb, self, to);
+		return deliver_inner(skb, self, to, id);
 	if (!(to->flags & EP_HOST_END) || too_long(skb, to))
 		return leave(skb, self);
 	if (!link_write(skb, to->mac))
@@ -118,6 +125,7 @@ inline_fn int deliver(struct __sk_buff *skb, struct endpoint *self, struct endpo
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
 	if (deliver_egress) {
+		vouch(skb, id, to->generation);
 		redirect_note(skb, to->ifindex, REDIRECT_EGRESS);
 		return bpf_redirect(to->ifindex, 0);
 	}

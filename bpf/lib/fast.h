@@ -192,11 +192,6 @@ inline_fn __u32 fast_generation(__u32 hash, const struct endpoint *self)
 	return now;
 }
 
-inline_fn bool mac_equal(const __u8 *a, const __u8 *b)
-{
-	return *(__u32 *)a == *(__u32 *)b && *(__u16 *)(a + 4) == *(__u16 *)(b + 4);
-}
-
 /* Whether a packet is one of the flow at this hook. */
 inline_fn bool fast_is(const struct fast_flow *fast, const struct pkt *p, __u32 hook)
 {

@@ -15,8 +15,6 @@
 
 #include "common.h"
 
-#define IP_MORE_FRAGMENTS 0x2000
-#define IP_OFFSET_MASK 0x1fff
 #define IP6_OFFSET_MASK 0xfff8
 #define IP6_MORE_FRAGMENTS 1
 #define MAX_EXT_HEADERS 6

@@ -47,7 +47,7 @@ inline_fn int source_check(struct __sk_buff *skb, const struct pkt *p, const str
 
 	if ((void *)(eth + 1) > packet_end(skb))
 		return REASON_TRUNCATED;
-	if (own_mac && __builtin_memcmp(eth->h_source, self->mac, ETH_ALEN))
+	if (own_mac && !mac_equal(eth->h_source, self->mac))
 		return REASON_SPOOFED_MAC;
 	if (p->kind == PKT_CONTROL)
 		return eth->h_proto == bpf_htons(ETH_P_ARP) ? arp_check(skb, self, id) : REASON_NONE;
@@ -86,7 +86,7 @@ inline_fn int sibling_check(struct __sk_buff *skb, const struct endpoint *self, 
 		return REASON_NONE;
 	if ((void *)(eth + 1) > packet_end(skb))
 		return REASON_TRUNCATED;
-	if (!__builtin_memcmp(eth->h_source, from->mac, ETH_ALEN))
+	if (mac_equal(eth->h_source, from->mac))
 		return REASON_NONE;
 	copy = *eth;
 	return host_child(&copy, self->parent) ? REASON_NONE : REASON_SPOOFED_MAC;

@@ -71,6 +71,7 @@ var sharedTables = []string{
 	bpfgen.PodMapMstSockPeersV1,
 	bpfgen.PodMapMstSourcesV1,
 	bpfgen.PodMapMstTunnelPeersV1,
+	bpfgen.PodMapMstVoucherV1,
 }
 
 // choiceTables hold the choice of a backend: a dry run that chooses has these of

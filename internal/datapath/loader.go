@@ -3,7 +3,9 @@
 package datapath
 
 import (
+	cryptorand "crypto/rand"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -85,6 +87,11 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 		return err
 	}
 	same := isBuild(meta.Build)
+	if !same {
+		if err := d.drawVoucherKey(); err != nil {
+			return err
+		}
+	}
 	for _, v := range []variant{hostVariant, innerVariant, netkitVariant, wireVariant} {
 		filled := d.filled(v)
 		wanted := filled || v == hostVariant || v == variantOf(ep)
@@ -105,6 +112,21 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	// fields; nothing changed them since.
 	meta.Build = Build()
 	return d.PutMeta(meta)
+}
+
+// drawVoucherKey gives the node's programs the key of bpf/lib/voucher.h, if
+// they have none yet: attached programs go on with the one that is there.
+func (d *Datapath) drawVoucherKey() error {
+	key, _, err := d.voucher.Get(0)
+	if err != nil || key != (bpfgen.PodVoucherKey{}) {
+		return err
+	}
+	var lot [unsafe.Sizeof(key)]byte
+	cryptorand.Read(lot[:]) // never fails
+	if _, err := binary.Decode(lot[:], binary.NativeEndian, &key); err != nil {
+		return fmt.Errorf("draw the key of vouchers: %w", err)
+	}
+	return d.voucher.Put([]uint32{0}, []bpfgen.PodVoucherKey{key})
 }
 
 // Current says whether the node's programs are this binary's.

@@ -84,6 +84,7 @@ type Datapath struct {
 	EventRooms *PerCPU[bpfgen.PodEventRoom]
 	stopped    *PerCPU[Event]
 	affinity   *Table[bpfgen.PodAffinityKey, bpfgen.PodAffinity]
+	voucher    *Table[uint32, bpfgen.PodVoucherKey]
 }
 
 // Exists reports whether any table is pinned under dir.
@@ -128,6 +129,7 @@ func Open(dir string, sizes Sizes) (*Datapath, error) {
 // are used. To add a pod takes a few of them.
 var atOnce = []string{
 	bpfgen.PodMapMstProgramsV1, bpfgen.PodMapMstEndpointsV1, bpfgen.PodMapMstDropsV1, bpfgen.PodMapMstEndpointCountersV1,
+	bpfgen.PodMapMstVoucherV1,
 }
 
 // table is the pinned table called name.
@@ -304,6 +306,7 @@ var tableNames = []string{
 	bpfgen.PodMapMstSourcesV1,
 	bpfgen.PodMapMstStoppedV1,
 	bpfgen.PodMapMstTunnelPeersV1,
+	bpfgen.PodMapMstVoucherV1,
 }
 
 // openMap opens a pinned map, or creates it with size entries.
@@ -373,6 +376,7 @@ func (d *Datapath) bind() {
 	d.Frontends = frontendTable(d)
 	d.Slots = bindTable[SlotKey, uint32](d, bpfgen.PodMapMstSlotsV1)
 	d.Backends = bindTable[uint32, Backend](d, bpfgen.PodMapMstBackendsV1)
+	d.voucher = bindTable[uint32, bpfgen.PodVoucherKey](d, bpfgen.PodMapMstVoucherV1)
 	d.affinity = bindTable[bpfgen.PodAffinityKey, bpfgen.PodAffinity](d, bpfgen.PodMapMstAffinityV1)
 	d.Sources = bindTable[SourceKey, uint8](d, bpfgen.PodMapMstSourcesV1)
 	d.Edge = bindTable[uint32, EdgeConfig](d, bpfgen.EdgeMapMstEdgeV2)

@@ -48,7 +48,10 @@ func (w *world) boundary(mode lab.Mode) {
 		name string
 		run  func(*world)
 	}
-	tests := []test{{"through its own hook with another's address", (*world).throughItsHook}}
+	tests := []test{
+		{"through its own hook with another's address", (*world).throughItsHook},
+		{"changed behind its own hook", (*world).changedBehindItsHook},
+	}
 	if mode == lab.Macvlan {
 		tests = append(tests,
 			test{"past its own hook, out of the node", (*world).pastItsHook},

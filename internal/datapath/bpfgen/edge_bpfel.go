@@ -76,6 +76,7 @@ const (
 	EdgeMapMstSourcesV1          = "mst_sources_v1"
 	EdgeMapMstStoppedV1          = "mst_stopped_v1"
 	EdgeMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	EdgeMapMstVoucherV1          = "mst_voucher_v1"
 	EdgeProgEdgeIn               = "edge_in"
 	EdgeProgEdgeOut              = "edge_out"
 	EdgeProgFromGather           = "from_gather"
@@ -190,6 +191,7 @@ type EdgeMapSpecs struct {
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 }
 
 // EdgeVariableSpecs contains global variables before they are loaded into the kernel.
@@ -272,6 +274,7 @@ type EdgeMaps struct {
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 }
 
 func (m *EdgeMaps) Close() error {
@@ -320,6 +323,7 @@ func (m *EdgeMaps) Close() error {
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstVoucherV1,
 	)
 }
 

@@ -60,6 +60,7 @@ const (
 	EntryMapMstSourcesV1          = "mst_sources_v1"
 	EntryMapMstStoppedV1          = "mst_stopped_v1"
 	EntryMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	EntryMapMstVoucherV1          = "mst_voucher_v1"
 	EntryProgEntry                = "entry"
 	EntryProgFilterEntry          = "filter_entry"
 	EntryVarAnswerKey             = "answer_key"
@@ -168,6 +169,7 @@ type EntryMapSpecs struct {
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 }
 
 // EntryVariableSpecs contains global variables before they are loaded into the kernel.
@@ -250,6 +252,7 @@ type EntryMaps struct {
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 }
 
 func (m *EntryMaps) Close() error {
@@ -298,6 +301,7 @@ func (m *EntryMaps) Close() error {
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstVoucherV1,
 	)
 }
 

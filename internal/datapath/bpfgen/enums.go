@@ -196,11 +196,13 @@ const (
 // enum cb_word
 const (
 	CbEndpoint        = 0
+	CbVoucher         = 0 // on the way to another pod's hook: half of the sender's voucher (lib/voucher.h)
 	CbTunnel          = 0 // before that is known, at the NIC: whether the packet may be in the tunnel, to this node
 	CbRedirectIfindex = 1
 	CbRedirectKind    = 2
 	CbReason          = 3
 	CbAnswer          = 4 // answer_key on an answer that goes out of the host end
+	CbVoucherRest     = 4
 	CbRemote          = 4 // of a packet from the wire: the node that sent it by the tunnel, or 0
 	CbWay             = 4 // of a packet from a pod or at the edge: 1 + the slot where what is kept of its flow lies, or 0
 )
@@ -320,6 +322,7 @@ const (
 	CTCredit            = 4096
 	FastFront           = 64
 	NobodySlots         = 64
+	VoucherWords        = 12
 	MstLayout           = 2
 	SecondShift         = 30
 	NATPortTries        = 16

@@ -97,6 +97,7 @@ const (
 	IterMapMstSourcesV1          = "mst_sources_v1"
 	IterMapMstStoppedV1          = "mst_stopped_v1"
 	IterMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	IterMapMstVoucherV1          = "mst_voucher_v1"
 	IterProgMstSockets           = "mst_sockets"
 	IterVarAnswerKey             = "answer_key"
 	IterVarDeliverEgress         = "deliver_egress"
@@ -203,6 +204,7 @@ type IterMapSpecs struct {
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 }
 
 // IterVariableSpecs contains global variables before they are loaded into the kernel.
@@ -285,6 +287,7 @@ type IterMaps struct {
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 }
 
 func (m *IterMaps) Close() error {
@@ -333,6 +336,7 @@ func (m *IterMaps) Close() error {
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstVoucherV1,
 	)
 }
 

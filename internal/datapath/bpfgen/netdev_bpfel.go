@@ -60,6 +60,7 @@ const (
 	NetdevMapMstSourcesV1          = "mst_sources_v1"
 	NetdevMapMstStoppedV1          = "mst_stopped_v1"
 	NetdevMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	NetdevMapMstVoucherV1          = "mst_voucher_v1"
 	NetdevProgFromNetdev           = "from_netdev"
 	NetdevProgNetdevIn             = "netdev_in"
 	NetdevVarAnswerKey             = "answer_key"
@@ -168,6 +169,7 @@ type NetdevMapSpecs struct {
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 }
 
 // NetdevVariableSpecs contains global variables before they are loaded into the kernel.
@@ -250,6 +252,7 @@ type NetdevMaps struct {
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 }
 
 func (m *NetdevMaps) Close() error {
@@ -298,6 +301,7 @@ func (m *NetdevMaps) Close() error {
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstVoucherV1,
 	)
 }
 

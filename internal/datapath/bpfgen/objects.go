@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "acd8fef50bf97340a7df9fc19a2dc44f276a8aad9f181c050026954d5bca9765"
+const ObjectsHash = "8ce693ad80d9ec2e0494b74b6ea45bff9cb64ee4f0d6d322885e51ca35af608c"

@@ -60,6 +60,7 @@ const (
 	OverlayMapMstSourcesV1          = "mst_sources_v1"
 	OverlayMapMstStoppedV1          = "mst_stopped_v1"
 	OverlayMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	OverlayMapMstVoucherV1          = "mst_voucher_v1"
 	OverlayProgFromOverlay          = "from_overlay"
 	OverlayProgToOverlay            = "to_overlay"
 	OverlayVarAnswerKey             = "answer_key"
@@ -168,6 +169,7 @@ type OverlayMapSpecs struct {
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 }
 
 // OverlayVariableSpecs contains global variables before they are loaded into the kernel.
@@ -250,6 +252,7 @@ type OverlayMaps struct {
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 }
 
 func (m *OverlayMaps) Close() error {
@@ -298,6 +301,7 @@ func (m *OverlayMaps) Close() error {
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstVoucherV1,
 	)
 }
 

@@ -75,6 +75,7 @@ const (
 	ParentMapMstSourcesV1          = "mst_sources_v1"
 	ParentMapMstStoppedV1          = "mst_stopped_v1"
 	ParentMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	ParentMapMstVoucherV1          = "mst_voucher_v1"
 	ParentProgParentEgress         = "parent_egress"
 	ParentVarAnswerKey             = "answer_key"
 	ParentVarDeliverEgress         = "deliver_egress"
@@ -181,6 +182,7 @@ type ParentMapSpecs struct {
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 }
 
 // ParentVariableSpecs contains global variables before they are loaded into the kernel.
@@ -263,6 +265,7 @@ type ParentMaps struct {
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 }
 
 func (m *ParentMaps) Close() error {
@@ -311,6 +314,7 @@ func (m *ParentMaps) Close() error {
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstVoucherV1,
 	)
 }
 

@@ -451,6 +451,11 @@ type PodSourceKey struct {
 	Addr      PodAddr
 }
 
+type PodVoucherKey struct {
+	_     structs.HostLayout
+	Words [12][2]uint64
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -499,6 +504,7 @@ const (
 	PodMapMstSourcesV1          = "mst_sources_v1"
 	PodMapMstStoppedV1          = "mst_stopped_v1"
 	PodMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	PodMapMstVoucherV1          = "mst_voucher_v1"
 	PodProgFromPod              = "from_pod"
 	PodProgToPod                = "to_pod"
 	PodVarAnswerKey             = "answer_key"
@@ -607,6 +613,7 @@ type PodMapSpecs struct {
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 }
 
 // PodVariableSpecs contains global variables before they are loaded into the kernel.
@@ -689,6 +696,7 @@ type PodMaps struct {
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 }
 
 func (m *PodMaps) Close() error {
@@ -737,6 +745,7 @@ func (m *PodMaps) Close() error {
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstVoucherV1,
 	)
 }
 

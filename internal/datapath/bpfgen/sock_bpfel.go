@@ -84,6 +84,7 @@ const (
 	SockMapMstSourcesV1          = "mst_sources_v1"
 	SockMapMstStoppedV1          = "mst_stopped_v1"
 	SockMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	SockMapMstVoucherV1          = "mst_voucher_v1"
 	SockProgMstConnect4          = "mst_connect4"
 	SockProgMstConnect6          = "mst_connect6"
 	SockProgMstGetpeername4      = "mst_getpeername4"
@@ -204,6 +205,7 @@ type SockMapSpecs struct {
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 }
 
 // SockVariableSpecs contains global variables before they are loaded into the kernel.
@@ -286,6 +288,7 @@ type SockMaps struct {
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 }
 
 func (m *SockMaps) Close() error {
@@ -334,6 +337,7 @@ func (m *SockMaps) Close() error {
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstVoucherV1,
 	)
 }
 

@@ -60,6 +60,7 @@ const (
 	crcMapMstSourcesV1          = "mst_sources_v1"
 	crcMapMstStoppedV1          = "mst_stopped_v1"
 	crcMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	crcMapMstVoucherV1          = "mst_voucher_v1"
 	crcProgChange               = "change"
 	crcVarAnswerKey             = "answer_key"
 	crcVarDeliverEgress         = "deliver_egress"
@@ -166,6 +167,7 @@ type crcMapSpecs struct {
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 }
 
 // crcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -248,6 +250,7 @@ type crcMaps struct {
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 }
 
 func (m *crcMaps) Close() error {
@@ -296,6 +299,7 @@ func (m *crcMaps) Close() error {
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstVoucherV1,
 	)
 }
 

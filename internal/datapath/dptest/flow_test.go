@@ -84,10 +84,10 @@ func (s speaker) left(a Arrival, from, to netip.AddrPort) {
 
 // eachWay runs a test on the host's end and inside the pod, for both families.
 func eachWay(t *testing.T, f func(t *testing.T, net *Network, v6 bool)) {
-	for name, inPod := range map[string]bool{"host": false, "inner": true} {
+	for name, w := range map[string]way{"host": {}, "inner": {inPod: true}, "inner_vouched": {inPod: true, vouch: true}} {
 		for family, v6 := range map[string]bool{"v4": false, "v6": true} {
 			t.Run(name+"_"+family, func(t *testing.T) {
-				f(t, usualNetwork(t, inPod), v6)
+				f(t, usualNetwork(t, w), v6)
 			})
 		}
 	}
@@ -95,20 +95,26 @@ func eachWay(t *testing.T, f func(t *testing.T, net *Network, v6 bool)) {
 
 // Loading takes far longer than a test: those that need nothing special share
 // one node of each kind, emptied in between.
-var usual = map[bool]*Network{}
+var usual = map[way]*Network{}
 
-func usualNetwork(t *testing.T, inPod bool) *Network {
+// way is where programs sit, and whether they vouch for packets to each other.
+type way struct{ inPod, vouch bool }
+
+func usualNetwork(t *testing.T, w way) *Network {
 	t.Helper()
-	if usual[inPod] == nil {
+	if usual[w] == nil {
 		if os.Geteuid() != 0 {
 			t.Skip("loading programs needs root")
 		}
-		d, err := Load(Options{InPod: inPod, Sizes: map[string]uint32{"mst_ct_v1": 2048, "mst_ct_new_v1": 2048}})
+		d, err := Load(Options{InPod: w.inPod, Sizes: map[string]uint32{"mst_ct_v1": 2048, "mst_ct_new_v1": 2048}})
 		check(t, err)
-		usual[inPod] = &Network{Datapath: d}
+		usual[w] = &Network{Datapath: d}
+		if w.vouch {
+			usual[w].Vouch(t)
+		}
 	}
-	usual[inPod].Reset(t, 4)
-	return usual[inPod]
+	usual[w].Reset(t, 4)
+	return usual[w]
 }
 
 func TestMain(m *testing.M) {

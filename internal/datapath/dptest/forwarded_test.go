@@ -24,7 +24,7 @@ import (
 func TestTheParentAndWhatTheNodeForwards(t *testing.T) {
 	for _, family := range []string{"ipv4", "ipv6"} {
 		t.Run(family, func(t *testing.T) {
-			d := usualNetwork(t, true).Datapath
+			d := usualNetwork(t, way{inPod: true}).Datapath
 			runtime.LockOSThread() // and never unlocked: the thread ends with the test, and the namespace with it
 			ns, err := netns.New()
 			check(t, err)
@@ -42,7 +42,7 @@ func TestTheParentKnowsWhatTheNodeMasquerades(t *testing.T) {
 		ns, err := netns.New()
 		check(t, err)
 		defer ns.Close()
-		newRouter(t, usualNetwork(t, true).Datapath, v6)
+		newRouter(t, usualNetwork(t, way{inPod: true}).Datapath, v6)
 		w := newWire(t, true, v6)
 		p, own, nobody := w.Pods[1], netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("10.9.9.9")
 		if v6 {

@@ -7,17 +7,14 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
 )
 
-// entryOf is the program at one pod's interface, as the loader makes it.
+// entryOf is the program at one pod's interface, for one test.
 func entryOf(t *testing.T, d *Datapath, endpoint, program uint32) *ebpf.Program {
 	t.Helper()
-	spec, err := datapath.EntrySpec(endpoint, program, map[string]*ebpf.Map{"mst_programs_v1": d.MstProgramsV1, "mst_drops_v1": d.MstDropsV1})
-	check(t, err)
-	p, err := ebpf.NewProgram(spec)
+	p, err := d.entry(endpoint, program)
 	check(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p
@@ -55,8 +52,8 @@ func TestAPacketIsFollowedThroughAllHooks(t *testing.T) {
 			{1, false, c, b, Redirect}, {2, false, vip, c, Redirect},
 			{1, false, c, b, Redirect}, {2, false, vip, c, Redirect}},
 		true: {
-			{1, false, c, b, Next}, {2, true, c, b, Next}, {2, false, b, c, Next}, {1, true, vip, c, Next},
-			{1, false, c, b, Next}, {2, true, c, b, Next}, {2, false, b, c, Next}, {1, true, vip, c, Next}},
+			{1, false, c, b, Next}, {2, true, c, b, Next}, {2, false, vip, c, Next}, {1, true, vip, c, Next},
+			{1, false, c, b, Next}, {2, true, c, b, Next}, {2, false, vip, c, Next}, {1, true, vip, c, Next}},
 	}
 	for name, proto := range map[string]uint8{"tcp": oracle.TCP, "udp": oracle.UDP, "sctp": oracle.SCTP} {
 		t.Run(name, func(t *testing.T) {

@@ -220,7 +220,7 @@ func TestAFragmentThatOvertookItsFirstWaitsInThePod(t *testing.T) {
 func TestIPv6FragmentsWithOptionsInsideFollowTheirFirst(t *testing.T) {
 	for name, inPod := range map[string]bool{"host": false, "inner": true} {
 		t.Run(name, func(t *testing.T) {
-			net := usualNetwork(t, inPod)
+			net := usualNetwork(t, way{inPod: inPod})
 			s := newScene(t, net, true, oracle.UDP)
 			base := func() *Packet { return Eth(s.client.MAC, s.client.NodeMAC).IP(s.c.Addr(), s.vip.Addr()) }
 			first := base().Fragment(0, true, 5).Ext(oracle.DestOpts, 8).UDP(s.c.Port(), s.vip.Port()).Payload(8).UDPLen(40)
@@ -386,7 +386,7 @@ func TestAFragmentOrAnEchoIsRefusedInSilence(t *testing.T) {
 }
 
 func TestRefusalsAreLimited(t *testing.T) {
-	net := usualNetwork(t, false)
+	net := usualNetwork(t, way{})
 	s := newScene(t, net, false, oracle.TCP)
 	to := end(VIP(4, false), 80)
 	net.SetService(t, s.proto, to)

@@ -4,9 +4,13 @@ package dptest
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"testing"
 
+	"github.com/cilium/ebpf"
+
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
 )
@@ -16,6 +20,8 @@ import (
 type Network struct {
 	*Datapath
 	Pods map[uint32]Pod
+	// entries: programs vouch for packets, and these are what is attached before each pod.
+	entries map[uint32]*ebpf.Program
 }
 
 // Router is where packets of other hosts come from and go to.
@@ -27,6 +33,19 @@ func NewNetwork(t testing.TB, o Options, n int) *Network {
 	net := &Network{Datapath: New(t, o)}
 	net.addPods(t, n)
 	return net
+}
+
+// Vouch gives the programs, which must be inside pods, a key for vouchers. From
+// now on a packet comes to a pod by its entry program, with what the sender's left.
+func (n *Network) Vouch(t testing.TB) {
+	t.Helper()
+	var key bpfgen.PodVoucherKey
+	for i := range key.Words {
+		key.Words[i] = [2]uint64{rand.Uint64(), rand.Uint64()}
+	}
+	check(t, n.MstVoucherV1.Put(uint32(0), key))
+	check(t, n.MstProgramsV1.Put(uint32(bpfgen.ProgToPodInner), n.PodPrograms.ToPod))
+	n.entries = map[uint32]*ebpf.Program{}
 }
 
 func (n *Network) addPods(t testing.TB, count int) {
@@ -122,7 +141,7 @@ func (n *Network) Receive(p Pod, frame []byte) (Arrival, error) {
 }
 
 func (n *Network) arrive(to Pod, before Result) (Arrival, error) {
-	r, err := n.ToPod(to, before.Packet)
+	r, err := n.before(to, before)
 	if err != nil {
 		return Arrival{}, err
 	}
@@ -131,6 +150,33 @@ func (n *Network) arrive(to Pod, before Result) (Arrival, error) {
 		a.Hooks = append([]Result{before}, a.Hooks...)
 	}
 	return a, nil
+}
+
+// before runs what is attached before a pod, on what the last hook let out.
+func (n *Network) before(to Pod, last Result) (Result, error) {
+	if n.entries == nil {
+		return n.ToPod(to, last.Packet)
+	}
+	if n.entries[to.ID] == nil {
+		p, err := n.entry(to.ID, bpfgen.ProgToPodInner)
+		if err != nil {
+			return Result{}, err
+		}
+		n.entries[to.ID] = p
+	}
+	return n.Run(n.entries[to.ID], last.Packet, Context{Brought: last.Left})
+}
+
+// entry loads the entry program of one pod's interface, as the loader makes it.
+func (d *Datapath) entry(endpoint, program uint32) (*ebpf.Program, error) {
+	spec, err := datapath.EntrySpec(endpoint, program, map[string]*ebpf.Map{
+		"mst_programs_v1": d.MstProgramsV1, "mst_drops_v1": d.MstDropsV1, "mst_endpoints_v1": d.MstEndpointsV1,
+		"mst_endpoint_counters_v1": d.MstEndpointCountersV1, "mst_voucher_v1": d.MstVoucherV1,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return ebpf.NewProgram(spec)
 }
 
 func arrived(r Result, pod uint32) Arrival {

@@ -46,7 +46,7 @@ func eachParent(t *testing.T, f func(t *testing.T, w *wire)) {
 
 func newWire(t *testing.T, shared, v6 bool) *wire {
 	t.Helper()
-	w := &wire{Network: usualNetwork(t, true), v6: v6, shared: shared}
+	w := &wire{Network: usualNetwork(t, way{inPod: true}), v6: v6, shared: shared}
 	var err error
 	w.netns, err = netns.Cookie()
 	check(t, err)

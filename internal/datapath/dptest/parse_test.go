@@ -26,7 +26,7 @@ type hook struct {
 // Packets are pod 1's own, or for it from pod 2: see frames.
 func eachHook(t *testing.T, f func(t *testing.T, h hook)) {
 	for _, inPod := range []bool{false, true} {
-		net := usualNetwork(t, inPod)
+		net := usualNetwork(t, way{inPod: inPod})
 		for dir, prog := range []*ebpf.Program{net.PodPrograms.FromPod, net.PodPrograms.ToPod} {
 			h := hook{net: net, prog: prog, dir: uint32(dir)}
 			h.name = map[bool]string{false: "host", true: "inner"}[inPod] +

@@ -42,6 +42,8 @@ type Context struct {
 	GSOSegs  uint32
 	// Linear, when not 0: so many bytes are in the linear part (kernels that can).
 	Linear uint32
+	// Brought are the words of the control block as the last hook left them.
+	Brought [5]uint32
 }
 
 // Result is what became of a packet.
@@ -52,6 +54,7 @@ type Result struct {
 	RedirectKind    uint32 // enum redirect_kind
 	RedirectIfindex uint32
 	Mark            uint32
+	Left            [5]uint32 // in the control block
 }
 
 func (r Result) String() string {
@@ -88,9 +91,13 @@ func (d *Datapath) Repeat(prog *ebpf.Program, frame []byte, c Context, n int) (V
 }
 
 func (d *Datapath) run(prog *ebpf.Program, frame []byte, length uint32, c Context) (Result, error) {
-	in := datapath.SkBuff{Ifindex: c.Ifindex, Mark: c.Mark, IngressIfindex: c.CameIn, GsoSize: c.GSOSize, GsoSegs: c.GSOSegs, DataEnd: c.Linear}
-	in.Cb[bpfgen.CbEndpoint] = c.Endpoint
-	in.Cb[cbLength] = length
+	in := datapath.SkBuff{Ifindex: c.Ifindex, Mark: c.Mark, IngressIfindex: c.CameIn, GsoSize: c.GSOSize, GsoSegs: c.GSOSegs, DataEnd: c.Linear, Cb: c.Brought}
+	if c.Endpoint != 0 {
+		in.Cb[bpfgen.CbEndpoint] = c.Endpoint
+	}
+	if length != 0 {
+		in.Cb[cbLength] = length
+	}
 	var out datapath.SkBuff
 	opts := ebpf.RunOptions{Data: frame, DataOut: d.out[:len(frame)+256], Context: in, ContextOut: &out}
 	ret, err := prog.Run(&opts)
@@ -104,5 +111,6 @@ func (d *Datapath) run(prog *ebpf.Program, frame []byte, length uint32, c Contex
 		RedirectKind:    out.Cb[bpfgen.CbRedirectKind],
 		RedirectIfindex: out.Cb[bpfgen.CbRedirectIfindex],
 		Mark:            out.Mark,
+		Left:            out.Cb,
 	}, nil
 }
