@@ -155,7 +155,7 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 	}
 	remote = to || (f->reply && to_edge(e)) ? 0 : next_remote(f);
 	if (f->reply && to && left_to_client(e, self, to)) {
-		verdict = deliver(skb, p, self, to, id, NULL);
+		verdict = deliver(skb, self, to, id);
 		unvouch(skb);
 		return verdict;
 	}
@@ -169,7 +169,7 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 		return drop(skb, reason, DIR_FROM_POD);
 	if (f->reply && to_edge(e))
 		return edge_way(e);
-	return to ? deliver(skb, p, self, to, id, NULL) : send_out(skb, p, self, remote);
+	return to ? deliver(skb, self, to, id) : send_out(skb, p, self, remote);
 }
 
 /* Whether Services of this packet's kind are this hook's to translate: of SCTP no socket's program knows. */
@@ -231,7 +231,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		reason = translate(skb, p, &plan.post);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
-	return to ? deliver(skb, p, self, to, plan.responder.endpoint, NULL) : send_out(skb, p, self, plan.responder.generation);
+	return to ? deliver(skb, self, to, plan.responder.endpoint) : send_out(skb, p, self, plan.responder.generation);
 }
 
 /**
@@ -267,7 +267,7 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 	}
 	if (!to || !to->generation)
 		return NEXT;
-	reason = deliver(skb, p, self, to, id, NULL);
+	reason = deliver(skb, self, to, id);
 	if (f.reply && left_to_client(f.e, self, to))
 		unvouch(skb);
 	return reason;

@@ -55,7 +55,7 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 		return TC_ACT_SHOT;
 	kept = way_slot(skb);
 	if (kept && way_holds(kept, wire_length(skb, p))) {
-		if (!link_write(skb, kept->at.way.macs))
+		if (!link_write(skb, kept->way_macs))
 			return drop(skb, REASON_DELIVER, DIR_EDGE);
 		redirect_note(skb, kept->way_ifindex, REDIRECT_NEIGH);
 		return bpf_redirect(kept->way_ifindex, 0);

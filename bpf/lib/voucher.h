@@ -25,26 +25,20 @@
 #define VOUCHER_IPV6 (1u << 31) /* among id, protocol and flags */
 _Static_assert(VOUCHER_WORDS == 4 + 2 * 4, "what is vouched for, two addresses at the end");
 
+/* Both hashes of what has been added so far. */
+struct voucher_sum {
+	__u64 a;
+	__u64 b;
+};
+
 inline_fn void voucher_add(struct voucher_sum *sum, const struct voucher_key *key, int place, __u32 word)
 {
 	sum->a += word * key->words[place][0];
 	sum->b += word * key->words[place][1];
 }
 
-/* TCP's flags are the only part that packets of a flow do not have in common. */
-inline_fn void voucher_add_flags(struct voucher_sum *sum, const struct voucher_key *key, __u8 tcp_flags)
-{
-	voucher_add(sum, key, 2, (__u32)tcp_flags << 8);
-}
-
-/**
- * voucher_add_headers - add addresses, ports and protocol, with the receiver's @id
- * @tcp_flags: gets TCP's, which are not added
- *
- * Return: whether the packet is of the usual shape.
- */
-inline_fn bool voucher_add_headers(struct __sk_buff *skb, struct voucher_sum *sum, const struct voucher_key *key,
-				   __u32 id, __u8 *tcp_flags)
+/* Add addresses, ports, protocol and flags, with the receiver's @id. Return: whether the packet is of the usual shape. */
+inline_fn bool voucher_add_headers(struct __sk_buff *skb, struct voucher_sum *sum, const struct voucher_key *key, __u32 id)
 {
 	struct ethhdr *eth = packet(skb);
 	struct iphdr *ip = (void *)(eth + 1);
@@ -52,7 +46,6 @@ inline_fn bool voucher_add_headers(struct __sk_buff *skb, struct voucher_sum *su
 	void *end = packet_end(skb), *l4;
 	__u32 what = id << 16;
 
-	*tcp_flags = 0;
 	if (skb->vlan_present || (void *)(ip + 1) + sizeof(struct udphdr) > end)
 		return false;
 	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
@@ -75,7 +68,7 @@ inline_fn bool voucher_add_headers(struct __sk_buff *skb, struct voucher_sum *su
 	if ((__u8)what == IPPROTO_TCP) {
 		if (l4 + sizeof(struct tcphdr) > end)
 			return false;
-		*tcp_flags = ((const __u8 *)l4)[13];
+		what |= (__u32)((const __u8 *)l4)[13] << 8;
 	} else if ((__u8)what != IPPROTO_UDP) {
 		return false;
 	}
@@ -84,76 +77,39 @@ inline_fn bool voucher_add_headers(struct __sk_buff *skb, struct voucher_sum *su
 	return true;
 }
 
-inline_fn struct voucher_key *voucher_key(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&mst_voucher_v1, &zero);
-}
-
-inline_fn __u64 voucher_of(const struct voucher_sum *sum)
-{
-	return sum->a >> 32 | (sum->b & ~0xffffffffULL);
-}
-
 /**
  * voucher - what vouches for a packet as it is now
  * @id: of the endpoint that it is for
  * @generation: of that endpoint
  * @sealed: the sender's pod may still change the packet
- * @common: gets what the vouchers of its flow have in common, when sealed; or NULL
  *
  * Return: 0 when there is none for it.
  */
-inline_fn __u64 voucher(struct __sk_buff *skb, __u32 id, __u32 generation, bool sealed, struct voucher_sum *common)
+inline_fn __u64 voucher(struct __sk_buff *skb, __u32 id, __u32 generation, bool sealed)
 {
-	struct voucher_key *key = voucher_key();
+	__u32 zero = 0;
+	struct voucher_key *key = bpf_map_lookup_elem(&mst_voucher_v1, &zero);
 	struct voucher_sum sum;
-	__u8 tcp_flags;
 
 	if (!key)
 		return 0;
 	sum = (struct voucher_sum){ .a = key->words[0][0], .b = key->words[0][1] };
 	voucher_add(&sum, key, 1, generation);
-	if (!sealed) {
+	if (!sealed)
 		voucher_add(&sum, key, 2, id);
-		return voucher_of(&sum);
-	}
-	if (!voucher_add_headers(skb, &sum, key, id, &tcp_flags))
+	else if (!voucher_add_headers(skb, &sum, key, id))
 		return 0;
-	if (common)
-		*common = sum;
-	voucher_add_flags(&sum, key, tcp_flags);
-	return voucher_of(&sum);
-}
-
-inline_fn void voucher_attach(struct __sk_buff *skb, __u64 v)
-{
-	skb->cb[CB_VOUCHER] = v;
-	skb->cb[CB_VOUCHER_REST] = v >> 32;
+	return sum.a >> 32 | (sum.b & ~0xffffffffULL);
 }
 
 /* The sender's program has nothing more to ask about a packet for the endpoint @id. */
 slow_fn int vouch(struct __sk_buff *skb, __u32 id, __u32 generation)
 {
-	voucher_attach(skb, voucher(skb, id, generation, in_pod, NULL));
+	__u64 v = voucher(skb, id, generation, in_pod);
+
+	skb->cb[CB_VOUCHER] = v;
+	skb->cb[CB_VOUCHER_REST] = v >> 32;
 	return 0;
-}
-
-/* As vouch, inside a pod, of a packet that goes the way of its flow's packets (lib/fast.h). */
-inline_fn void vouch_again(struct __sk_buff *skb, struct fast_flow *fast, __u32 generation, __u8 tcp_flags)
-{
-	struct voucher_key *key = voucher_key();
-	struct voucher_sum sum = fast->at.vouched;
-
-	if (!key)
-		return;
-	if (!sum.a) {
-		voucher_attach(skb, voucher(skb, fast->peer, generation, true, &fast->at.vouched));
-		return;
-	}
-	voucher_add_flags(&sum, key, tcp_flags);
-	voucher_attach(skb, voucher_of(&sum));
 }
 
 /* The receiver's program has something to do after all. */
@@ -174,7 +130,7 @@ inline_fn bool vouched(struct __sk_buff *skb, __u32 id, bool sealed)
 	self = endpoint_slot(id);
 	if (!self || !self->generation)
 		return false;
-	v = voucher(skb, id, self->generation, sealed, NULL);
+	v = voucher(skb, id, self->generation, sealed);
 	if (!v || rest != v >> 32 || skb->cb[CB_VOUCHER] != (__u32)v)
 		return false;
 	unvouch(skb);

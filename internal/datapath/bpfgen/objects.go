@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "2bc8eb6948ed7ac333ca59eb68778cae2ec9339faf7eaa24f037642c389b5124"
+const ObjectsHash = "8ce693ad80d9ec2e0494b74b6ea45bff9cb64ee4f0d6d322885e51ca35af608c"

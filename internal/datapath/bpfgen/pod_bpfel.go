@@ -234,14 +234,8 @@ type PodFastFlow struct {
 	}
 	WayUntil   uint32
 	WayIfindex uint32
-	At         struct {
-		_   structs.HostLayout
-		Way struct {
-			_    structs.HostLayout
-			Mtu  uint32
-			Macs [12]uint8
-		}
-	}
+	WayMtu     uint32
+	WayMacs    [12]uint8
 }
 
 type PodFastFront struct {
