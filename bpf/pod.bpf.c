@@ -155,7 +155,7 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 	}
 	remote = to || (f->reply && to_edge(e)) ? 0 : next_remote(f);
 	if (f->reply && to && left_to_client(e, self, to)) {
-		verdict = deliver(skb, self, to, id);
+		verdict = deliver(skb, p, self, to, id, NULL);
 		unvouch(skb);
 		return verdict;
 	}
@@ -169,7 +169,7 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 		return drop(skb, reason, DIR_FROM_POD);
 	if (f->reply && to_edge(e))
 		return edge_way(e);
-	return to ? deliver(skb, self, to, id) : send_out(skb, p, self, remote);
+	return to ? deliver(skb, p, self, to, id, NULL) : send_out(skb, p, self, remote);
 }
 
 /* Whether Services of this packet's kind are this hook's to translate: of SCTP no socket's program knows. */
@@ -231,7 +231,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		reason = translate(skb, p, &plan.post);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
-	return to ? deliver(skb, self, to, plan.responder.endpoint) : send_out(skb, p, self, plan.responder.generation);
+	return to ? deliver(skb, p, self, to, plan.responder.endpoint, NULL) : send_out(skb, p, self, plan.responder.generation);
 }
 
 /**
@@ -267,7 +267,7 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 	}
 	if (!to || !to->generation)
 		return NEXT;
-	reason = deliver(skb, self, to, id);
+	reason = deliver(skb, p, self, to, id, NULL);
 	if (f.reply && left_to_client(f.e, self, to))
 		unvouch(skb);
 	return reason;
@@ -306,7 +306,7 @@ int from_pod(struct __sk_buff *skb)
 	if (!self || !self->generation)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
 	verdict = fast_path(skb, &p, self, DIR_FROM_POD);
-	if (verdict == SEND_OUT)
+	if (to_send_out(verdict))
 		return sent_out(skb, &p, self);
 	if (verdict != FAST_NO)
 		return edge_sent(skb, &p, verdict);
@@ -341,11 +341,11 @@ int from_pod(struct __sk_buff *skb)
 	}
 	if (!f.e) {
 		verdict = forward_new(skb, &p, self, scope, f.now);
-		return verdict == SEND_OUT ? sent_out(skb, &p, self) : verdict;
+		return to_send_out(verdict) ? sent_out(skb, &p, self) : verdict;
 	}
 	ct_touch(&f, &p);
 	verdict = forward_known(skb, &p, &f, self);
-	return verdict == SEND_OUT ? sent_out(skb, &p, self) : edge_sent(skb, &p, verdict);
+	return to_send_out(verdict) ? sent_out(skb, &p, self) : edge_sent(skb, &p, verdict);
 }
 
 /**

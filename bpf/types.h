@@ -295,6 +295,12 @@ enum fast_flag {
 
 /* What was decided about a flow's packets at one hook, and what must still be so for it to hold.
  * All that is compared lies in the first 64 bytes. */
+/* Both hashes of a voucher, as far as they have come. */
+struct voucher_sum {
+	__u64 a;
+	__u64 b;
+};
+
 struct fast_flow {
 	struct tuple t;        /* as packets show it; pad is the hook: endpoint << 1 | direction */
 	__u32 until;           /* in the kernel's ticks; then the flow's entry is looked at again */
@@ -308,8 +314,13 @@ struct fast_flow {
 	/* Where packets with that tuple left the node (lib/way.h). */
 	__u32 way_until;       /* a time of its own, in ticks */
 	__u32 way_ifindex;
-	__u32 way_mtu;         /* bytes, without the link header */
-	__u8 way_macs[12];     /* destination and source */
+	union {
+		struct {
+			__u32 mtu;     /* bytes, without the link header */
+			__u8 macs[12]; /* destination and source */
+		} way;
+		struct voucher_sum vouched; /* inside a pod: what their vouchers have in common, or zero */
+	} at;
 };
 _Static_assert(sizeof(struct fast_flow) == 128, "fast_flow");
 

@@ -91,14 +91,18 @@ inline_fn bool siblings(const struct endpoint *self, const struct endpoint *to)
  * A macvlan finds its sibling by the MAC address, an ipvlan by the IP address, but only behind
  * its own MAC address, which is every sibling's. Pods with a NIC each have no parent.
  */
-inline_fn int deliver_inner(struct __sk_buff *skb, struct endpoint *self, struct endpoint *to, __u32 id)
+inline_fn int deliver_inner(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, struct endpoint *to, __u32 id,
+			    struct fast_flow *fast)
 {
 	if ((!siblings(self, to) && to != self) || too_long(skb, to))
 		return NEXT;
 	if (!addressed_to(skb, to) && bpf_skb_store_bytes(skb, 0, to->mac, ETH_ALEN, 0))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
 	if (to != self) {
-		vouch(skb, id, to->generation);
+		if (fast)
+			vouch_again(skb, fast, to->generation, p->tcp_flags);
+		else
+			vouch(skb, id, to->generation);
 		return NEXT;
 	}
 	redirect_note(skb, skb->ifindex, REDIRECT_INGRESS);
@@ -110,13 +114,15 @@ inline_fn int deliver_inner(struct __sk_buff *skb, struct endpoint *self, struct
  * @self: the endpoint it came from
  * @to: where it goes
  * @id: of @to
+ * @fast: what is kept of its flow, when it goes that way; or NULL
  *
  * Return: a tc verdict; NEXT leaves the way to the kernel's routing.
  */
-inline_fn int deliver(struct __sk_buff *skb, struct endpoint *self, struct endpoint *to, __u32 id)
+inline_fn int deliver(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, struct endpoint *to, __u32 id,
+		      struct fast_flow *fast)
 {
 	if (in_pod)
-		return deliver_inner(skb, self, to, id);
+		return deliver_inner(skb, p, self, to, id, fast);
 	if (!(to->flags & EP_HOST_END) || too_long(skb, to))
 		return leave(skb, self);
 	if (!link_write(skb, to->mac))

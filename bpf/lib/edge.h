@@ -55,7 +55,7 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 		return TC_ACT_SHOT;
 	kept = way_slot(skb);
 	if (kept && way_holds(kept, wire_length(skb, p))) {
-		if (!link_write(skb, kept->way_macs))
+		if (!link_write(skb, kept->at.way.macs))
 			return drop(skb, REASON_DELIVER, DIR_EDGE);
 		redirect_note(skb, kept->way_ifindex, REDIRECT_NEIGH);
 		return bpf_redirect(kept->way_ifindex, 0);
@@ -97,11 +97,12 @@ global_fn int edge_home(struct __sk_buff *skb, struct pkt *p)
 	return bpf_redirect_neigh(c->door, &next, sizeof(next), 0);
 }
 
+/* Inside a pod there is no edge: as to_send_out. */
 inline_fn int edge_sent(struct __sk_buff *skb, struct pkt *p, int verdict)
 {
-	if (verdict == EDGE_SEND)
+	if (!in_pod && verdict == EDGE_SEND)
 		return edge_send(skb, p);
-	return verdict == EDGE_HOME ? edge_home(skb, p) : verdict;
+	return !in_pod && verdict == EDGE_HOME ? edge_home(skb, p) : verdict;
 }
 
 /* Where answers of a flow from outside go. */

@@ -333,7 +333,7 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 		return EDGE_SEND;
 	}
 	if (peer && fast->flags & FAST_DELIVER)
-		return deliver(skb, self, peer, fast->peer);
+		return deliver(skb, p, self, peer, fast->peer, fast);
 	if (dir == DIR_FROM_POD && !in_pod)
 		way_slot_note(skb, slot);
 	return send_out(skb, p, self, fast->peer ? 0 : fast->peer_generation);
@@ -383,7 +383,9 @@ slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct c
 	fast->flags = how;
 	if (to)
 		fast->to = *to;
-	if (dir == DIR_FROM_POD && !in_pod)
+	if (in_pod)
+		fast->at.vouched = (struct voucher_sum){};
+	else if (dir == DIR_FROM_POD)
 		way_slot_note(skb, slot);
 	return 0;
 }

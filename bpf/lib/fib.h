@@ -80,7 +80,7 @@ inline_fn int way_out_again(struct __sk_buff *skb, const struct fast_flow *kept,
 {
 	struct ethhdr *eth = packet(skb);
 
-	if (!link_write(skb, kept->way_macs) || (void *)(eth + 1) > packet_end(skb))
+	if (!link_write(skb, kept->at.way.macs) || (void *)(eth + 1) > packet_end(skb))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
 	eth->h_proto = ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
 	redirect_note(skb, kept->way_ifindex, REDIRECT_NEIGH);
@@ -251,6 +251,12 @@ inline_fn int send_out(struct __sk_buff *skb, struct pkt *p, const struct endpoi
 		return leave(skb, self);
 	p->remote = ref;
 	return SEND_OUT;
+}
+
+/* Inside a pod never, which the verifier is told: what writes headers where they lie comes after it (common.h). */
+inline_fn bool to_send_out(int verdict)
+{
+	return !in_pod && verdict == SEND_OUT;
 }
 
 /* What SEND_OUT stands for. */

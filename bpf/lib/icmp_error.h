@@ -134,9 +134,13 @@ inline_fn bool error_addrs(struct __sk_buff *skb, struct pkt *p, const struct qu
 	if (addr_equal(&outer.src, &q->t.dst))
 		outer.src = to->dst;
 	outer.dst = to->src;
-	if (!p->ipv6)
-		return nat_addrs_ipv4(skb, &p->t, &outer, &diff);
-	if (!nat_addrs_ipv6(skb, &p->t, &outer, &diff) || bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR))
+	diff = words_diff(p->t.src.words, outer.src.words, 8);
+	if (!p->ipv6) /* one by one: the stack has no room for both side by side */
+		return !bpf_l3_csum_replace(skb, ETH_HLEN + 10, 0, diff, 0) &&
+		       !bpf_skb_store_bytes(skb, ETH_HLEN + 12, &outer.src.words[3], 4, 0) &&
+		       !bpf_skb_store_bytes(skb, ETH_HLEN + 16, &outer.dst.words[3], 4, 0);
+	if (bpf_skb_store_bytes(skb, ETH_HLEN + 8, &outer.src, 32, 0) ||
+	    bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR))
 		return false;
 	bpf_csum_update(skb, diff); /* as translate() does */
 	return true;

@@ -39,6 +39,12 @@ inline_fn bool nat_addrs_ipv4(struct __sk_buff *skb, const struct tuple *from, c
 	if ((void *)(ip + 1) > packet_end(skb))
 		return false;
 	*diff = words_diff(old, new, 2);
+	if (in_pod) {
+		__be16 with[5] = { csum_more(ip->check, *diff) };
+
+		__builtin_memcpy(with + 1, new, sizeof(new));
+		return !bpf_skb_store_bytes(skb, ETH_HLEN + 10, with, sizeof(with), 0);
+	}
 	ip->check = csum_more(ip->check, *diff);
 	ip->saddr = new[0];
 	ip->daddr = new[1];
@@ -52,6 +58,8 @@ inline_fn bool nat_addrs_ipv6(struct __sk_buff *skb, const struct tuple *from, c
 	if ((void *)(ip + 1) > packet_end(skb))
 		return false;
 	*diff = words_diff(from->src.words, to->src.words, 8);
+	if (in_pod)
+		return !bpf_skb_store_bytes(skb, ETH_HLEN + 8, &to->src, 32, 0);
 	__builtin_memcpy(&ip->saddr, &to->src, 32);
 	return true;
 }
@@ -59,9 +67,12 @@ inline_fn bool nat_addrs_ipv6(struct __sk_buff *skb, const struct tuple *from, c
 /* The ports, which a packet has that is no later fragment. Return: whether it has them in one piece. */
 inline_fn bool nat_ports(struct __sk_buff *skb, __u32 off, __be32 ports)
 {
-	void *data = headers(skb, off + sizeof(ports));
+	void *data;
 	__be32 *at;
 
+	if (in_pod)
+		return !bpf_skb_store_bytes(skb, off, &ports, sizeof(ports), 0);
+	data = headers(skb, off + sizeof(ports));
 	opaque(off);
 	off &= L4_OFF_MASK;
 	if (!data)
@@ -88,6 +99,12 @@ inline_fn bool nat_sctp_ports(struct __sk_buff *skb, const struct pkt *p, __be32
 	sctp = data + off;
 	if ((void *)(sctp + 1) > packet_end(skb))
 		return false;
+	if (in_pod) {
+		__le32 checksum = sctp->checksum ? sctp->checksum ^ change : 0;
+
+		return !bpf_skb_store_bytes(skb, off, &new, sizeof(new), 0) &&
+		       !bpf_skb_store_bytes(skb, off + 8, &checksum, sizeof(checksum), 0);
+	}
 	*(__be32 *)sctp = new;
 	if (sctp->checksum)
 		sctp->checksum ^= change;

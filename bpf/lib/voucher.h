@@ -25,20 +25,26 @@
 #define VOUCHER_IPV6 (1u << 31) /* among id, protocol and flags */
 _Static_assert(VOUCHER_WORDS == 4 + 2 * 4, "what is vouched for, two addresses at the end");
 
-/* Both hashes of what has been added so far. */
-struct voucher_sum {
-	__u64 a;
-	__u64 b;
-};
-
 inline_fn void voucher_add(struct voucher_sum *sum, const struct voucher_key *key, int place, __u32 word)
 {
 	sum->a += word * key->words[place][0];
 	sum->b += word * key->words[place][1];
 }
 
-/* Add addresses, ports, protocol and flags, with the receiver's @id. Return: whether the packet is of the usual shape. */
-inline_fn bool voucher_add_headers(struct __sk_buff *skb, struct voucher_sum *sum, const struct voucher_key *key, __u32 id)
+/* TCP's flags are the only part that packets of a flow do not have in common. */
+inline_fn void voucher_add_flags(struct voucher_sum *sum, const struct voucher_key *key, __u8 tcp_flags)
+{
+	voucher_add(sum, key, 2, (__u32)tcp_flags << 8);
+}
+
+/**
+ * voucher_add_headers - add addresses, ports and protocol, with the receiver's @id
+ * @tcp_flags: gets TCP's, which are not added
+ *
+ * Return: whether the packet is of the usual shape.
+ */
+inline_fn bool voucher_add_headers(struct __sk_buff *skb, struct voucher_sum *sum, const struct voucher_key *key,
+				   __u32 id, __u8 *tcp_flags)
 {
 	struct ethhdr *eth = packet(skb);
 	struct iphdr *ip = (void *)(eth + 1);
@@ -46,6 +52,7 @@ inline_fn bool voucher_add_headers(struct __sk_buff *skb, struct voucher_sum *su
 	void *end = packet_end(skb), *l4;
 	__u32 what = id << 16;
 
+	*tcp_flags = 0;
 	if (skb->vlan_present || (void *)(ip + 1) + sizeof(struct udphdr) > end)
 		return false;
 	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
@@ -68,7 +75,7 @@ inline_fn bool voucher_add_headers(struct __sk_buff *skb, struct voucher_sum *su
 	if ((__u8)what == IPPROTO_TCP) {
 		if (l4 + sizeof(struct tcphdr) > end)
 			return false;
-		what |= (__u32)((const __u8 *)l4)[13] << 8;
+		*tcp_flags = ((const __u8 *)l4)[13];
 	} else if ((__u8)what != IPPROTO_UDP) {
 		return false;
 	}
@@ -77,39 +84,76 @@ inline_fn bool voucher_add_headers(struct __sk_buff *skb, struct voucher_sum *su
 	return true;
 }
 
+inline_fn struct voucher_key *voucher_key(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&mst_voucher_v1, &zero);
+}
+
+inline_fn __u64 voucher_of(const struct voucher_sum *sum)
+{
+	return sum->a >> 32 | (sum->b & ~0xffffffffULL);
+}
+
 /**
  * voucher - what vouches for a packet as it is now
  * @id: of the endpoint that it is for
  * @generation: of that endpoint
  * @sealed: the sender's pod may still change the packet
+ * @common: gets what the vouchers of its flow have in common, when sealed; or NULL
  *
  * Return: 0 when there is none for it.
  */
-inline_fn __u64 voucher(struct __sk_buff *skb, __u32 id, __u32 generation, bool sealed)
+inline_fn __u64 voucher(struct __sk_buff *skb, __u32 id, __u32 generation, bool sealed, struct voucher_sum *common)
 {
-	__u32 zero = 0;
-	struct voucher_key *key = bpf_map_lookup_elem(&mst_voucher_v1, &zero);
+	struct voucher_key *key = voucher_key();
 	struct voucher_sum sum;
+	__u8 tcp_flags;
 
 	if (!key)
 		return 0;
 	sum = (struct voucher_sum){ .a = key->words[0][0], .b = key->words[0][1] };
 	voucher_add(&sum, key, 1, generation);
-	if (!sealed)
+	if (!sealed) {
 		voucher_add(&sum, key, 2, id);
-	else if (!voucher_add_headers(skb, &sum, key, id))
+		return voucher_of(&sum);
+	}
+	if (!voucher_add_headers(skb, &sum, key, id, &tcp_flags))
 		return 0;
-	return sum.a >> 32 | (sum.b & ~0xffffffffULL);
+	if (common)
+		*common = sum;
+	voucher_add_flags(&sum, key, tcp_flags);
+	return voucher_of(&sum);
+}
+
+inline_fn void voucher_attach(struct __sk_buff *skb, __u64 v)
+{
+	skb->cb[CB_VOUCHER] = v;
+	skb->cb[CB_VOUCHER_REST] = v >> 32;
 }
 
 /* The sender's program has nothing more to ask about a packet for the endpoint @id. */
 slow_fn int vouch(struct __sk_buff *skb, __u32 id, __u32 generation)
 {
-	__u64 v = voucher(skb, id, generation, in_pod);
-
-	skb->cb[CB_VOUCHER] = v;
-	skb->cb[CB_VOUCHER_REST] = v >> 32;
+	voucher_attach(skb, voucher(skb, id, generation, in_pod, NULL));
 	return 0;
+}
+
+/* As vouch, inside a pod, of a packet that goes the way of its flow's packets (lib/fast.h). */
+inline_fn void vouch_again(struct __sk_buff *skb, struct fast_flow *fast, __u32 generation, __u8 tcp_flags)
+{
+	struct voucher_key *key = voucher_key();
+	struct voucher_sum sum = fast->at.vouched;
+
+	if (!key)
+		return;
+	if (!sum.a) {
+		voucher_attach(skb, voucher(skb, fast->peer, generation, true, &fast->at.vouched));
+		return;
+	}
+	voucher_add_flags(&sum, key, tcp_flags);
+	voucher_attach(skb, voucher_of(&sum));
 }
 
 /* The receiver's program has something to do after all. */
@@ -130,7 +174,7 @@ inline_fn bool vouched(struct __sk_buff *skb, __u32 id, bool sealed)
 	self = endpoint_slot(id);
 	if (!self || !self->generation)
 		return false;
-	v = voucher(skb, id, self->generation, sealed);
+	v = voucher(skb, id, self->generation, sealed, NULL);
 	if (!v || rest != v >> 32 || skb->cb[CB_VOUCHER] != (__u32)v)
 		return false;
 	unvouch(skb);

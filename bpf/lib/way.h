@@ -60,7 +60,7 @@ inline_fn struct fast_flow *way_slot(struct __sk_buff *skb)
  */
 inline_fn bool way_holds(const struct fast_flow *kept, __u32 length)
 {
-	return (__s32)(kept->way_until - now_ticks()) >= 0 && length <= kept->way_mtu;
+	return (__s32)(kept->way_until - now_ticks()) >= 0 && length <= kept->at.way.mtu;
 }
 
 /**
@@ -71,7 +71,7 @@ inline_fn void way_keep(struct fast_flow *kept, const struct way *way)
 	if (!way->mtu || !(*(__u32 *)way->macs | *(__u16 *)(way->macs + 4)))
 		return;
 	kept->way_ifindex = way->ifindex;
-	kept->way_mtu = way->mtu;
-	__builtin_memcpy(kept->way_macs, way->macs, sizeof(kept->way_macs));
+	kept->at.way.mtu = way->mtu;
+	__builtin_memcpy(kept->at.way.macs, way->macs, sizeof(kept->at.way.macs));
 	kept->way_until = now_ticks() + WAY_LIFETIME;
 }

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "8ce693ad80d9ec2e0494b74b6ea45bff9cb64ee4f0d6d322885e51ca35af608c"
+const ObjectsHash = "0c4cea2fb4e360b446df615584dab2bb78373a42be2bcb4446955b65bfc882f3"

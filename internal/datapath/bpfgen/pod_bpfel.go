@@ -234,8 +234,14 @@ type PodFastFlow struct {
 	}
 	WayUntil   uint32
 	WayIfindex uint32
-	WayMtu     uint32
-	WayMacs    [12]uint8
+	At         struct {
+		_   structs.HostLayout
+		Way struct {
+			_    structs.HostLayout
+			Mtu  uint32
+			Macs [12]uint8
+		}
+	}
 }
 
 type PodFastFront struct {
