@@ -64,6 +64,8 @@ const volatile struct ct_timeouts timeouts = {
 #define NAT_PORT_COUNT 28232
 #define CT_REFRESH 4 /* seconds: an entry is written to at most this often */
 #define CT_CUT_LIFETIME 60 /* seconds since the last packet: a flow that policy cut is not opened again from its other end */
+#define CT_NEAR_CLOSED 2 /* seconds begun: then the room of a closed flow may be another's */
+#define PAIR_LIFETIME 16 /* ticks: 16 to 160 ms */
 #define FAST_LIFETIME 256 /* ticks, 0.26 to 2.6 s: how long a flow's entry may go unseen */
 #define FAST_SLOTS 1024
 #define FRAG_LIFETIME 15

@@ -635,7 +635,7 @@ int edge_in(struct __sk_buff *skb)
 	}
 	ct_find(&f, &p, CT_SCOPE_FLOW);
 	if (address && f.e && begins_anew(&f, &p))
-		ct_forget(&f, p.proto);
+		ct_forget(&f);
 	if (!f.e)
 		return address ? edge_done(skb, &p, edge_new(skb, &p, generation, f.now)) : NEXT;
 	if (!(f.e->flags & CT_EDGE) || !(address || f.reply))

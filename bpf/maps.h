@@ -29,6 +29,26 @@ struct {
 	__type(value, struct ct_entry);
 } mst_ct_new_v1 SEC(".maps");
 
+/* TCP flows between pods of this node, each at the place that its tuple gives, while there is room. Written by the
+ * tc programs and, of Services' flows, by the engine; an entry lives until `expires`, or until another flow of its place
+ * comes when it has been closed for CT_NEAR_CLOSED. Size: as many flows as a client has ports, 128 bytes each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, NEAR_PLACES);
+	__type(key, __u32);
+	__type(value, struct near_place);
+} mst_ct_near_v1 SEC(".maps");
+
+/* What this CPU has just decided about new flows between two pods. Written and read by the tc programs; an entry holds
+ * for PAIR_LIFETIME. Size: pairs that open connections at once. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, PAIR_SLOTS);
+	__type(key, __u32);
+	__type(value, struct pair);
+} mst_pairs_v1 SEC(".maps");
+
 /* How many flows may begin in the big table, each for one that has proved itself. Written and read
  * by the tc programs with a flow's first packet and the one that proves it; up to CT_CREDIT. */
 struct {

@@ -23,6 +23,8 @@
 #include "lib/icmp_error.h"
 #include "lib/lb.h"
 #include "lib/nat.h"
+#include "lib/near_path.h"
+#include "lib/nobody.h"
 #include "lib/parse.h"
 #include "lib/plan.h"
 #include "lib/policy.h"
@@ -159,7 +161,9 @@ static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct
 		unvouch(skb);
 		return verdict;
 	}
-	if (!(f->reply && to_edge(e)))
+	if (e->near && to)
+		near_known(p, f, self, to);
+	else if (!(f->reply && to_edge(e)))
 		keep_known(skb, p, f, translated ? &t : NULL, to ? FAST_DELIVER : 0);
 	else if (edge_way(e) == EDGE_SEND)
 		keep_known(skb, p, f, &t, FAST_BY_EDGE);
@@ -199,6 +203,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 {
 	struct plan plan = { .post = p->t, .role = CT_DIRECT, .scope = scope,
 			     .opener = { .endpoint = skb->cb[CB_ENDPOINT], .generation = self->generation } };
+	__u32 asked = nobody_generation();
 	struct endpoint *to;
 	int reason = 0;
 
@@ -217,16 +222,22 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		return refuse(skb, p, self, reason, now);
 	if (!reason)
 		reason = admit(p, &plan, 0);
+	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
+	plan.near = to && p->shape && p->proto == IPPROTO_TCP && scope == CT_SCOPE_FLOW && alike(self, to);
 	if (!reason && plan.role == CT_PRE_NAT)
 		reason = nat_port(&plan, p->proto, now);
+	if (!reason && plan.near)
+		pair_keep(&plan, p, asked);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
 	fast_forget_plan(p, &plan);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	event_opened(skb, p, &plan, DIR_FROM_POD, now);
-	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
-	keep_new(skb, p, &plan, to ? FAST_DELIVER : 0);
+	if (plan.near)
+		near_new(p, &plan.post);
+	else
+		keep_new(skb, p, &plan, to ? FAST_DELIVER : 0);
 	if (plan.role == CT_PRE_NAT)
 		reason = translate(skb, p, &plan.post);
 	if (reason)
@@ -305,6 +316,10 @@ int from_pod(struct __sk_buff *skb)
 
 	if (!self || !self->generation)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
+	p.shape = glance(skb, &p);
+	verdict = near_way(skb, &p, self);
+	if (verdict != FAST_NO)
+		return verdict;
 	verdict = fast_path(skb, &p, self, DIR_FROM_POD);
 	if (to_send_out(verdict))
 		return sent_out(skb, &p, self);
@@ -326,9 +341,9 @@ int from_pod(struct __sk_buff *skb)
 	if (p.kind == PKT_ICMP_ERROR)
 		return edge_sent(skb, &p, forward_error(skb, &p, self, f.now));
 
-	ct_find(&f, &p, scope);
+	ct_find_whole(&f, &p, scope);
 	if (f.e && (begins_anew(&f, &p) || (!f.e->seen_reply && served_since(&f, &p, self))))
-		ct_forget(&f, p.proto);
+		ct_forget(&f);
 	if (f.e ? f.e->role == CT_POST_NAT && !f.reply : shadows_exist()) {
 		/* Only a translated flow may look like this, and not here: the pod has a
 		 * flow of its own on the tuple that another one was translated to. It stays
@@ -337,7 +352,7 @@ int from_pod(struct __sk_buff *skb)
 			scope = CT_SCOPE_SHADOW;
 		ct_find(&f, &p, CT_SCOPE_SHADOW);
 		if (f.e && begins_anew(&f, &p))
-			ct_forget(&f, p.proto);
+			ct_forget(&f);
 	}
 	if (!f.e) {
 		verdict = forward_new(skb, &p, self, scope, f.now);
@@ -475,6 +490,7 @@ int to_pod(struct __sk_buff *skb)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_TO_POD);
 	if (is_answer(skb))
 		return NEXT;
+	p.shape = glance(skb, &p);
 	verdict = fast_path(skb, &p, self, DIR_TO_POD);
 	if (verdict != FAST_NO)
 		return verdict;
@@ -497,9 +513,9 @@ int to_pod(struct __sk_buff *skb)
 	if (p.kind == PKT_ICMP_ERROR)
 		return accept_error(skb, &p, skb->cb[CB_ENDPOINT], f.now);
 
-	ct_find(&f, &p, CT_SCOPE_FLOW);
+	ct_find_whole(&f, &p, CT_SCOPE_FLOW);
 	if (f.e && begins_anew(&f, &p))
-		ct_forget(&f, p.proto);
+		ct_forget(&f);
 	if (!f.e)
 		return accept_new(skb, &p, self, f.now);
 	if (from_wire) {

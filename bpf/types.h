@@ -273,13 +273,47 @@ struct ct_entry {
 	__u8 closing_orig;  /* enum ct_closing, by the opener's packets */
 	__u8 closing_reply; /* by the other end's */
 	__u8 opening;       /* enum ct_opening */
-	__u8 pad1;
+	__u8 near;          /* 1: it lies in mst_ct_near */
 	struct ct_end opener;
 	struct ct_end responder;
 	__u32 backend;      /* id, or enum backend_id */
 	struct tuple other; /* the other half's tuple in the flow's original direction */
 };
 _Static_assert(sizeof(struct ct_entry) == 72, "ct_entry");
+
+/* Room for one TCP flow between pods of this node, or for one half of it (lib/near.h). */
+struct near_flow {
+	struct ct_key key;
+	struct ct_entry e;
+	__u32 until;  /* in the kernel's ticks: its packets take the short way; then the entry is looked at */
+	__u32 tables; /* the tables' generation under which they may */
+	__u32 others; /* of a place's first: as ct_entry.expires, until then a flow of this place may lie elsewhere */
+	__u32 pad;
+};
+_Static_assert(sizeof(struct near_flow) == 128, "near_flow");
+
+/* A place: for any two of the flows whose tuple gives it. */
+#define NEAR_PLACES 32768
+struct near_place {
+	struct near_flow flows[2];
+};
+
+/* Two pods and a port: a flow between them is allowed. */
+#define PAIR_SLOTS 64
+struct pair {
+	struct addr src;
+	struct addr dst;
+	__be16 dport;
+	__u16 direct; /* 1: at that port of that address is no Service; else that is not known */
+	__u32 opener; /* endpoint */
+	__u32 opener_generation;
+	__u32 responder;
+	__u32 responder_generation;
+	__u32 generation; /* of the tables, mixed */
+	__u32 until;      /* in the kernel's ticks */
+	__u32 pad2;
+};
+_Static_assert(sizeof(struct pair) == 64, "pair");
 
 /* How packets of a flow pass a hook. */
 enum fast_flag {

@@ -146,3 +146,12 @@ inline_fn __u32 endpoint_of(const struct addr *a)
 
 	return id ? *id : 0;
 }
+
+/* Return: the number that the engine moves after it rewrote flows. */
+inline_fn __u32 tables_generation(void)
+{
+	__u32 zero = 0;
+	struct meta *meta = bpf_map_lookup_elem(&mst_meta_v1, &zero);
+
+	return meta ? meta->next_generation : 0;
+}

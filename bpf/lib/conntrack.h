@@ -19,6 +19,7 @@
 #include "common.h"
 #include "events.h"
 #include "fast.h"
+#include "near.h"
 #include "parse.h"
 
 /* A flow as one packet finds it. */
@@ -60,17 +61,22 @@ inline_fn bool ct_alive(const struct ct_entry *e, __u32 now)
 	return e && (__s32)(e->expires - now) >= 0;
 }
 
-/* A tuple that has a place in the big table has no other: its flows begin there. */
-inline_fn struct ct_entry *ct_lookup(const struct ct_key *key)
+/* A tuple that has a place in the big table has no other: its flows begin there. One between two pods has
+ * at most one living entry, near or there. */
+inline_fn struct ct_entry *ct_lookup(const struct ct_key *key, __u32 now)
 {
-	struct ct_entry *e = bpf_map_lookup_elem(&mst_ct_v1, key);
+	struct near_flow *n = near_of(key);
+	struct ct_entry *e;
 
+	if (n && ct_alive(&n->e, now))
+		return &n->e;
+	e = bpf_map_lookup_elem(&mst_ct_v1, key);
 	return e ? e : bpf_map_lookup_elem(&mst_ct_new_v1, key);
 }
 
 inline_fn void ct_find_key(struct flow *f)
 {
-	f->e = ct_lookup(&f->key);
+	f->e = ct_lookup(&f->key, f->now);
 	if (!ct_alive(f->e, f->now)) {
 		f->e = NULL;
 		f->reply = false;
@@ -79,6 +85,13 @@ inline_fn void ct_find_key(struct flow *f)
 	f->reply = f->src_is_hi ^ (f->e->flags & CT_ORIGIN_IS_HI);
 }
 _Static_assert(CT_ORIGIN_IS_HI == 1, "ct_find_key takes it for a bool");
+
+/* The flow of a key: where frames are full, or it is rare. */
+slow_fn int ct_find_by_key(struct flow *f)
+{
+	ct_find_key(f);
+	return 0;
+}
 
 /**
  * ct_find - look up the flow of a packet
@@ -176,20 +189,21 @@ global_fn int ct_is_half(const struct ct_entry *half, const struct ct_entry *e, 
 
 /**
  * ct_half - find the other half of a translated flow
- * @key: filled with its key
+ * @at: where @e lies
+ * @key: filled with the other half's key
  * @mine: filled with @e's own tuple
  *
  * Return: NULL when it is gone or expired, or another flow has its place.
  */
-inline_fn struct ct_entry *ct_half(const struct flow *f, const struct ct_entry *e, __u8 proto,
+inline_fn struct ct_entry *ct_half(const struct ct_key *at, const struct ct_entry *e, __u32 now,
 				   struct ct_key *key, struct tuple *mine)
 {
 	struct ct_entry *half;
 
-	ct_tuple(mine, &f->key, e);
-	ct_key_of(key, &e->other, proto, other_scope(e));
-	half = ct_lookup(key);
-	return ct_alive(half, f->now) && ct_is_half(half, e, mine) ? half : NULL;
+	ct_tuple(mine, at, e);
+	ct_key_of(key, &e->other, at->proto, other_scope(e));
+	half = ct_lookup(key, now);
+	return ct_alive(half, now) && ct_is_half(half, e, mine) ? half : NULL;
 }
 
 /* An expiry that says: dead, and somebody is writing a new life over it. */
@@ -246,11 +260,79 @@ inline_fn bool credit_take(void)
 	return false;
 }
 
-/* Enter a half-open half: in the place of a dead entry if there is one, or on credit. */
+/* Both ends have closed, or one has reset: nothing more is owed to the flow. */
+inline_fn bool ct_closed(const struct ct_entry *e)
+{
+	return (e->closing_orig | e->closing_reply) & CT_RST || (e->closing_orig && e->closing_reply);
+}
+
+/* Whether a flow that lies there leaves its room to another. @expires: of its entry */
+inline_fn bool near_leaves(const struct near_flow *n, __u32 expires, __u32 now)
+{
+	if ((__s32)(expires - now) < 0)
+		return expires != CT_TAKEN(now);
+	return ct_closed(&n->e) &&
+	       (__s32)(expires - now) <= (__s32)(ct_lifetime(&n->e, IPPROTO_TCP, true) - CT_NEAR_CLOSED);
+}
+
+/* The room for a new flow at a place; NULL: none. */
+inline_fn struct near_flow *near_room(struct near_place *place, __u32 now)
+{
+	if (near_leaves(&place->flows[0], place->flows[0].e.expires, now))
+		return &place->flows[0];
+	return near_leaves(&place->flows[1], place->flows[1].e.expires, now) ? &place->flows[1] : NULL;
+}
+
+/**
+ * near_take - take a room, so that nobody else does, and nobody reads it until it lives
+ * Return: whether it was still free.
+ */
+inline_fn bool near_take(struct near_flow *n, __u32 now)
+{
+	__u32 expires = n->e.expires;
+
+	if (!near_leaves(n, expires, now) ||
+	    __sync_val_compare_and_swap(&n->e.expires, expires, CT_TAKEN(now)) != expires)
+		return false;
+	near_void(n);
+	return true;
+}
+
+/**
+ * near_enter - enter a half-open half at its place
+ * @e: complete but for its place
+ *
+ * Return: whether there was room.
+ */
+inline_fn bool near_enter(const struct ct_key *key, struct ct_entry *e, __u32 now)
+{
+	struct near_place *place = near_place_for(key);
+	struct near_flow *n = place ? near_of(key) : NULL;
+
+	if (place && !n)
+		n = near_room(place, now);
+	if (!n || !near_take(n, now))
+		return false;
+	n->key = *key;
+	e->opening = CT_OPENING_IN_PLACE;
+	__builtin_memcpy(&n->e.role, &e->role, sizeof(*e) - __builtin_offsetof(struct ct_entry, role));
+	barrier();
+	n->e.expires = e->expires;
+	return true;
+}
+
+/* Enter a half-open half: near where it may lie, else in the place of a dead entry if there is one, or on credit. */
 inline_fn long ct_enter(const struct ct_key *key, struct ct_entry *e, __u32 now)
 {
-	struct ct_entry *old = bpf_map_lookup_elem(&mst_ct_v1, key);
+	struct ct_entry *old;
 
+	if (e->near) {
+		if (near_enter(key, e, now))
+			return 0;
+		e->near = 0;
+	}
+	near_elsewhere(key, e, e->expires);
+	old = bpf_map_lookup_elem(&mst_ct_v1, key);
 	e->opening = CT_OPENING_IN_PLACE;
 	if (ct_revive(old, e, now))
 		return 0;
@@ -265,28 +347,36 @@ inline_fn long ct_enter(const struct ct_key *key, struct ct_entry *e, __u32 now)
 	return bpf_map_update_elem(&mst_ct_new_v1, key, e, BPF_ANY);
 }
 
+/*
+ * What follows is about both halves of a flow, each of which may lie in any table: as functions of the
+ * verifier's own they are read once, not for each pair of tables.
+ */
+
 /**
  * ct_repair - give the other half the same life, or bring it back if it was evicted
+ * @at: where @e lies
  */
-slow_fn int ct_repair(struct flow *f, struct pkt *p)
+global_fn int ct_repair(const struct ct_key *at, struct ct_entry *e, __u32 now)
 {
-	struct ct_entry *e = f->e, *other, half;
+	struct ct_entry *other, half;
 	struct tuple mine = {};
 	struct ct_key key;
 
-	if (!e)
+	if (!at || !e)
 		return 0;
-	other = ct_half(f, e, p->proto, &key, &mine);
+	other = ct_half(at, e, now, &key, &mine);
 	if (other) {
 		if ((__s32)(e->expires - other->expires) > 0 && !(other->closing_orig | other->closing_reply))
 			other->expires = e->expires;
 		return 0;
 	}
-	if (ct_alive(ct_lookup(&key), f->now))
+	if (ct_alive(ct_lookup(&key, now), now))
 		return 0;
-	ct_other_half(&half, e, &mine, ct_key_of(&key, &e->other, p->proto, key.scope));
+	ct_other_half(&half, e, &mine, ct_key_of(&key, &e->other, key.proto, key.scope));
 	if (half.opening)
-		return ct_enter(&key, &half, f->now);
+		return ct_enter(&key, &half, now);
+	half.near = 0;
+	near_elsewhere(&key, &half, half.expires);
 	if (!bpf_map_update_elem(&mst_ct_v1, &key, &half, BPF_ANY))
 		ct_referenced(&key);
 	return 0;
@@ -295,20 +385,20 @@ slow_fn int ct_repair(struct flow *f, struct pkt *p)
 /**
  * ct_close - let the other half know that an end has closed, for it may see no packet of that end
  */
-slow_fn int ct_close(struct flow *f, struct pkt *p)
+global_fn int ct_close(const struct ct_key *at, struct ct_entry *e, __u32 now)
 {
-	struct ct_entry *e = f->e, *other;
 	struct tuple mine = {};
+	struct ct_entry *other;
 	struct ct_key key;
 
-	if (!e)
+	if (!at || !e)
 		return 0;
-	other = ct_half(f, e, p->proto, &key, &mine);
+	other = ct_half(at, e, now, &key, &mine);
 	if (!other)
 		return 0;
 	other->closing_orig |= e->closing_orig;
 	other->closing_reply |= e->closing_reply;
-	other->expires = f->now + ct_lifetime(other, p->proto, true);
+	other->expires = now + ct_lifetime(other, key.proto, true);
 	return 0;
 }
 
@@ -336,6 +426,7 @@ global_fn int ct_answered(const struct ct_key *at, struct ct_entry *e, __u32 now
 	copy.seen_reply = 1;
 	copy.opening = CT_ANSWERED;
 	copy.expires = now + ct_lifetime(&copy, key.proto, true);
+	near_elsewhere(&key, &copy, copy.expires);
 	if (bpf_map_update_elem(&mst_ct_v1, &key, &copy, BPF_ANY))
 		return 0;
 	bpf_map_delete_elem(&mst_ct_new_v1, &key);
@@ -344,33 +435,28 @@ global_fn int ct_answered(const struct ct_key *at, struct ct_entry *e, __u32 now
 
 /**
  * ct_promote - an answered flow, both halves of it, is one of the established
+ * @at: where @e lies
+ *
+ * Return: whether @e moved.
  */
-slow_fn int ct_promote(struct flow *f, struct pkt *p)
+global_fn int ct_promote(const struct ct_key *at, struct ct_entry *e, __u32 now)
 {
-	struct ct_entry *e = f->e, *other;
+	struct ct_entry *other;
 	struct ct_key key;
 
-	if (!e)
+	if (!at || !e)
 		return 0;
 	if (e->role != CT_DIRECT) {
-		ct_key_of(&key, &e->other, p->proto, other_scope(e));
-		other = ct_lookup(&key);
-		if (!ct_alive(other, f->now) || !(other->seen_reply | e->seen_reply))
+		ct_key_of(&key, &e->other, at->proto, other_scope(e));
+		other = ct_lookup(&key, now);
+		if (!ct_alive(other, now) || !(other->seen_reply | e->seen_reply))
 			return 0;
-		if (other->opening && ct_answered(&key, other, f->now))
+		if (other->opening && ct_answered(&key, other, now))
 			ct_referenced(&key);
 	} else if (!e->seen_reply) {
 		return 0;
 	}
-	if (ct_answered(&f->key, e, f->now))
-		ct_find_key(f);
-	return 0;
-}
-
-/* Both ends have closed, or one has reset: nothing more is owed to the flow. */
-inline_fn bool ct_closed(const struct ct_entry *e)
-{
-	return (e->closing_orig | e->closing_reply) & CT_RST || (e->closing_orig && e->closing_reply);
+	return ct_answered(at, e, now);
 }
 
 /**
@@ -444,7 +530,7 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 		else
 			e->closing_orig |= how;
 		if (e->role != CT_DIRECT)
-			ct_close(f, p);
+			ct_close(&f->key, e, f->now);
 		if (!closed && ct_closed(e))
 			event_closed(&f->key, e, p->proto, p->tcp_flags, f->now);
 	}
@@ -456,11 +542,13 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 	expires = f->now + ct_lifetime(e, p->proto, !e->opening || ct_lasts(e, p->proto));
 	if (expires - e->expires + CT_REFRESH - 1 >= 2 * CT_REFRESH - 1) {
 		e->expires = expires;
+		near_elsewhere(&f->key, e, expires);
 		if (e->role != CT_DIRECT)
-			ct_repair(f, p);
+			ct_repair(&f->key, e, f->now);
 	}
 	if (e->opening && !f->reply && !(p->tcp_flags & TCP_SYN))
-		ct_promote(f, p);
+		if (ct_promote(&f->key, e, f->now))
+			ct_find_by_key(f);
 }
 
 global_fn int flow_seen(struct pkt *p)
@@ -476,31 +564,74 @@ global_fn int flow_seen(struct pkt *p)
 	return f.e && f.e->opening ? FLOW_OPENING : FLOW_KNOWN;
 }
 
-inline_fn void ct_end(struct ct_entry *e, const struct ct_key *key, __u32 now)
+/* @n: the entry's room, when it lies near, or NULL. Tuple or key, in either direction: the rest says whose it is. */
+inline_fn void ct_end(struct ct_entry *e, struct near_flow *n, __be32 a, __be32 b, __be16 port_a, __be16 port_b, __u32 now)
 {
 	e->expires = now - 1;
-	fast_forget(key->lo.words[3], key->hi.words[3], key->lo_port, key->hi_port);
+	if (n)
+		near_void(n);
+	fast_forget(a, b, port_a, port_b);
+}
+
+global_fn int ct_end_both(const struct ct_key *at, struct ct_entry *e, __u32 now)
+{
+	union { /* the stack has no room for both */
+		struct ct_key key;
+		struct tuple mine;
+	} u = {};
+	struct ct_entry *half;
+	struct near_flow *n;
+
+	if (!at || !e)
+		return 0;
+	if (e->role != CT_DIRECT) {
+		ct_key_of(&u.key, &e->other, at->proto, other_scope(e));
+		half = ct_lookup(&u.key, now);
+		n = near_of(&u.key);
+		ct_tuple(&u.mine, at, e);
+		if (ct_alive(half, now) && ct_is_half(half, e, &u.mine))
+			ct_end(half, n, e->other.src.words[3], e->other.dst.words[3], e->other.sport, e->other.dport, now);
+	}
+	ct_end(e, e->near ? near_of(at) : NULL, at->lo.words[3], at->hi.words[3], at->lo_port, at->hi_port, now);
+	return 0;
 }
 
 /**
  * ct_forget - end a flow, both halves; the entries lie dead where they are
  */
-slow_fn int ct_forget(struct flow *f, __u8 proto)
+inline_fn void ct_forget(struct flow *f)
 {
+	if (f->e)
+		ct_end_both(&f->key, f->e, f->now);
+	f->e = NULL;
+}
+
+/**
+ * ct_supplanted - whether the place of a closed flow's other half is another flow's by now
+ *
+ * A half that lies near leaves its room to others, soon after both ends have closed. What is left of
+ * the flow must not lead its late packets into the next one.
+ */
+global_fn int ct_supplanted(const struct ct_key *at, const struct ct_entry *e, __u32 now)
+{
+	struct tuple mine = {};
 	struct ct_entry *half;
 	struct ct_key key;
-	struct tuple mine = {};
 
-	if (!f->e)
+	if (!at || !e)
 		return 0;
-	if (f->e->role != CT_DIRECT) {
-		half = ct_half(f, f->e, proto, &key, &mine);
-		if (half)
-			ct_end(half, &key, f->now);
-	}
-	ct_end(f->e, &f->key, f->now);
-	f->e = NULL;
-	return 0;
+	ct_tuple(&mine, at, e);
+	ct_key_of(&key, &e->other, at->proto, other_scope(e));
+	half = ct_lookup(&key, now);
+	return ct_alive(half, now) && !ct_is_half(half, e, &mine);
+}
+
+/* Find a packet's flow, but what is left of one that has closed. */
+inline_fn void ct_find_whole(struct flow *f, const struct pkt *p, __u8 scope)
+{
+	ct_find(f, p, scope);
+	if (f->e && f->e->role != CT_DIRECT && ct_closed(f->e) && ct_supplanted(&f->key, f->e, f->now))
+		ct_forget(f);
 }
 
 /* A SYN begins a new connection when the old one on its ports has closed (RFC 9293 3.6.1), an INIT a
@@ -534,7 +665,7 @@ inline_fn bool begins_anew(const struct flow *f, const struct pkt *p)
  *
  * Return: 0, or a negative errno.
  */
-inline_fn long ct_create(const struct tuple *t, __u8 proto, __u8 scope, struct ct_entry *e, __u32 now)
+slow_fn int ct_create(const struct tuple *t, __u8 proto, __u8 scope, struct ct_entry *e, __u32 now)
 {
 	struct ct_key key;
 
@@ -555,6 +686,6 @@ global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
 	ct_find_key(&f);
 	if (f.e && !ct_closed(f.e))
 		return true;
-	ct_forget(&f, proto);
+	ct_forget(&f);
 	return false;
 }

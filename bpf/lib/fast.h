@@ -282,7 +282,7 @@ inline_fn bool fast_seen(struct fast_flow *fast, struct pkt *p)
 
 /**
  * fast_path - let a packet go the way that its flow's packets have just gone
- * @p: zeroed; as glance leaves it, with its generation for fast_keep
+ * @p: as glance leaves it; gets the generations under which something may be kept of its flow
  * @self: whose hook this is
  * @dir: DIR_FROM_POD or DIR_TO_POD
  *
@@ -296,13 +296,13 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	struct ethhdr *eth;
 	int reason;
 
-	p->shape = glance(skb, p);
 	if (dir == DIR_FROM_POD && !in_pod)
 		way_slot_note(skb, WAY_NONE);
 	if (p->shape == SHAPE_UNKNOWN)
 		return FAST_NO;
 	slot = tuple_hash(&p->t);
 	p->generation = fast_generation(slot, self);
+	p->tables = tables_generation();
 	if (from_wire || !fast_shape(p)) /* the NIC's own program has looked (wire_fast.h) */
 		return FAST_NO;
 	fast = fast_find(p, hook, &slot);

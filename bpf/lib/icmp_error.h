@@ -188,7 +188,7 @@ inline_fn int error_flow(struct __sk_buff *skb, struct pkt *p, struct flow *f, s
 	if (reason)
 		return reason;
 	f->src_is_hi = ct_key_of(&f->key, &q->t, q->proto, CT_SCOPE_FLOW);
-	ct_find_key(f);
+	ct_find_by_key(f);
 	if (!f->e)
 		return REASON_ICMP_ERROR_FLOW;
 	f->reply = !f->reply;

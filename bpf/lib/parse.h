@@ -85,7 +85,10 @@ struct pkt {
 	struct tuple t;
 	__u32 l4_off;  /* bytes from the link header to the transport header */
 	__u32 end;     /* bytes from the link header to the end of the IP packet */
-	__u32 frag_id; /* network order, as found */
+	union {
+		__u32 frag_id; /* network order, as found */
+		__u32 tables;  /* of a usual shape: the tables' generation, when it came (near.h) */
+	};
 	__u8 ipv6;
 	__u8 proto;
 	__u8 kind;      /* enum pkt_kind */

@@ -24,6 +24,7 @@ struct plan {
 	__u8 flags;        /* enum ct_flag */
 	bool found;        /* the responder is known */
 	bool in_place;     /* its entry lies in the big table */
+	bool near;         /* its entries may lie near */
 };
 
 /**
@@ -133,7 +134,10 @@ global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
 	e.responder = plan->responder;
 	e.backend = plan->backend;
 	e.flags = plan->flags;
+	e.near = plan->near;
 	if (plan->role == CT_PRE_NAT) {
+		bool near = e.near;
+
 		e.role = CT_POST_NAT;
 		e.shadow = plan->scope;
 		e.other = p->t;
@@ -141,10 +145,12 @@ global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
 			return REASON_CT_FULL;
 		e.role = CT_PRE_NAT;
 		e.other = plan->post;
+		e.near = near;
 	}
 	if (ct_create(&p->t, p->proto, plan->scope, &e, now))
 		return REASON_CT_FULL;
 	plan->in_place = e.opening == CT_OPENING_IN_PLACE;
+	plan->near = e.near;
 	return REASON_NONE;
 }
 

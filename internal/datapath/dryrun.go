@@ -25,6 +25,8 @@ import (
 var scratchTables = []string{
 	bpfgen.PodMapMstAffinityV1,
 	bpfgen.PodMapMstCtNewV1,
+	bpfgen.PodMapMstCtNearV1,
+	bpfgen.PodMapMstPairsV1,
 	bpfgen.PodMapMstCtV1,
 	bpfgen.PodMapMstDropsV1,
 	bpfgen.PodMapMstEndpointCountersV1,

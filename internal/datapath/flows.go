@@ -158,15 +158,17 @@ func (d *Datapath) Clients(dep *Departures) (map[Connection]bool, error) {
 		return nil, nil
 	}
 	out := make(map[Connection]bool)
+	look := func(k *ctKey, e *ctEntry) {
+		if k.Proto == uint8(state.TCP) && dep.fateOf(k, e) == ends {
+			client, front, _ := ctEnds(k, e)
+			out[Connection{client.addrPort(), front.addrPort()}] = true
+		}
+	}
 	for _, name := range ctTables {
 		t := bindTable[ctKey, ctEntry](d, name)
 		err := t.eachChunk(func(keys []ctKey, values []ctEntry) error {
 			for i := range keys {
-				if keys[i].Proto != uint8(state.TCP) || dep.fateOf(&keys[i], &values[i]) != ends {
-					continue
-				}
-				client, front, _ := ctEnds(&keys[i], &values[i])
-				out[Connection{client.addrPort(), front.addrPort()}] = true
+				look(&keys[i], &values[i])
 			}
 			return nil
 		})
@@ -174,7 +176,7 @@ func (d *Datapath) Clients(dep *Departures) (map[Connection]bool, error) {
 			return nil, err
 		}
 	}
-	return out, nil
+	return out, d.eachNear(func(_ *nearFlow, was nearFlow) { look(&was.Key, &was.E) })
 }
 
 // ForgetFlows removes the flows that end, so that the next datagram picks a
@@ -190,7 +192,9 @@ func (d *Datapath) ForgetFlows(dep *Departures, late bool) (forgotten int, err e
 			return forgotten, err
 		}
 	}
-	if forgotten > 0 {
+	n, err := d.forgetNear(dep, late)
+	forgotten += n
+	if err == nil && forgotten > 0 {
 		_, err = d.NewGeneration()
 	}
 	return forgotten, err

@@ -108,6 +108,9 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	if err := errors.Join(d.upgradeSock(), d.upgradeParents(), d.upgradeWire(), d.upgradeEdges(), d.forgetFilterPrograms()); err != nil {
 		return err
 	}
+	if err := d.fillNear(); err != nil {
+		return err
+	}
 	// Last, so that a killed upgrade is done again. The engine owns the other
 	// fields; nothing changed them since.
 	meta.Build = Build()

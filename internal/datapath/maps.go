@@ -266,6 +266,8 @@ var tableNames = []string{
 	bpfgen.PodMapMstBackendsV1,
 	bpfgen.PodMapMstChildrenV1,
 	bpfgen.PodMapMstCtNewV1,
+	bpfgen.PodMapMstCtNearV1,
+	bpfgen.PodMapMstPairsV1,
 	bpfgen.PodMapMstCtV1,
 	bpfgen.PodMapMstDropsV1,
 	bpfgen.PodMapMstEdgeV2,

@@ -20,6 +20,7 @@ const (
 	EntryMapMstBackendsV1         = "mst_backends_v1"
 	EntryMapMstChildrenV1         = "mst_children_v1"
 	EntryMapMstCreditV1           = "mst_credit_v1"
+	EntryMapMstCtNearV1           = "mst_ct_near_v1"
 	EntryMapMstCtNewV1            = "mst_ct_new_v1"
 	EntryMapMstCtV1               = "mst_ct_v1"
 	EntryMapMstDropsV1            = "mst_drops_v1"
@@ -43,6 +44,7 @@ const (
 	EntryMapMstNobodyV1           = "mst_nobody_v1"
 	EntryMapMstNodeProgramsV1     = "mst_node_programs_v1"
 	EntryMapMstNodeV1             = "mst_node_v1"
+	EntryMapMstPairsV1            = "mst_pairs_v1"
 	EntryMapMstParentsV1          = "mst_parents_v1"
 	EntryMapMstPeersV1            = "mst_peers_v1"
 	EntryMapMstPoliciesV1         = "mst_policies_v1"
@@ -129,6 +131,7 @@ type EntryMapSpecs struct {
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
+	MstCtNearV1           *ebpf.MapSpec `ebpf:"mst_ct_near_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -152,6 +155,7 @@ type EntryMapSpecs struct {
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
 	MstNodeProgramsV1     *ebpf.MapSpec `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
+	MstPairsV1            *ebpf.MapSpec `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
@@ -212,6 +216,7 @@ type EntryMaps struct {
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
+	MstCtNearV1           *ebpf.Map `ebpf:"mst_ct_near_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -235,6 +240,7 @@ type EntryMaps struct {
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
 	MstNodeProgramsV1     *ebpf.Map `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
+	MstPairsV1            *ebpf.Map `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
@@ -261,6 +267,7 @@ func (m *EntryMaps) Close() error {
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCreditV1,
+		m.MstCtNearV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
@@ -284,6 +291,7 @@ func (m *EntryMaps) Close() error {
 		m.MstNobodyV1,
 		m.MstNodeProgramsV1,
 		m.MstNodeV1,
+		m.MstPairsV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
 		m.MstPoliciesV1,

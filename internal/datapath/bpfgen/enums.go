@@ -320,6 +320,8 @@ const (
 	StoppedKept         = 256
 	SlotMember          = 2147483648
 	CTCredit            = 4096
+	NearPlaces          = 32768
+	PairSlots           = 64
 	FastFront           = 64
 	NobodySlots         = 64
 	VoucherWords        = 12
@@ -330,6 +332,8 @@ const (
 	NATPortCount        = 28232
 	CTRefresh           = 4
 	CTCutLifetime       = 60
+	CTNearClosed        = 2
+	PairLifetime        = 16
 	FastLifetime        = 256
 	FastSlots           = 1024
 	FragLifetime        = 15

@@ -57,6 +57,7 @@ const (
 	IterMapMstBackendsV1         = "mst_backends_v1"
 	IterMapMstChildrenV1         = "mst_children_v1"
 	IterMapMstCreditV1           = "mst_credit_v1"
+	IterMapMstCtNearV1           = "mst_ct_near_v1"
 	IterMapMstCtNewV1            = "mst_ct_new_v1"
 	IterMapMstCtV1               = "mst_ct_v1"
 	IterMapMstDropsV1            = "mst_drops_v1"
@@ -80,6 +81,7 @@ const (
 	IterMapMstNobodyV1           = "mst_nobody_v1"
 	IterMapMstNodeProgramsV1     = "mst_node_programs_v1"
 	IterMapMstNodeV1             = "mst_node_v1"
+	IterMapMstPairsV1            = "mst_pairs_v1"
 	IterMapMstParentsV1          = "mst_parents_v1"
 	IterMapMstPeersV1            = "mst_peers_v1"
 	IterMapMstPoliciesV1         = "mst_policies_v1"
@@ -164,6 +166,7 @@ type IterMapSpecs struct {
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
+	MstCtNearV1           *ebpf.MapSpec `ebpf:"mst_ct_near_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -187,6 +190,7 @@ type IterMapSpecs struct {
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
 	MstNodeProgramsV1     *ebpf.MapSpec `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
+	MstPairsV1            *ebpf.MapSpec `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
@@ -247,6 +251,7 @@ type IterMaps struct {
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
+	MstCtNearV1           *ebpf.Map `ebpf:"mst_ct_near_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -270,6 +275,7 @@ type IterMaps struct {
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
 	MstNodeProgramsV1     *ebpf.Map `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
+	MstPairsV1            *ebpf.Map `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
@@ -296,6 +302,7 @@ func (m *IterMaps) Close() error {
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCreditV1,
+		m.MstCtNearV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
@@ -319,6 +326,7 @@ func (m *IterMaps) Close() error {
 		m.MstNobodyV1,
 		m.MstNodeProgramsV1,
 		m.MstNodeV1,
+		m.MstPairsV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
 		m.MstPoliciesV1,

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "0c4cea2fb4e360b446df615584dab2bb78373a42be2bcb4446955b65bfc882f3"
+const ObjectsHash = "68b1aa0f784e8f620e9f6b0cd3d182f5d3237e6d94c7452a168268c3771956a7"

@@ -35,6 +35,7 @@ const (
 	ParentMapMstBackendsV1         = "mst_backends_v1"
 	ParentMapMstChildrenV1         = "mst_children_v1"
 	ParentMapMstCreditV1           = "mst_credit_v1"
+	ParentMapMstCtNearV1           = "mst_ct_near_v1"
 	ParentMapMstCtNewV1            = "mst_ct_new_v1"
 	ParentMapMstCtV1               = "mst_ct_v1"
 	ParentMapMstDropsV1            = "mst_drops_v1"
@@ -58,6 +59,7 @@ const (
 	ParentMapMstNobodyV1           = "mst_nobody_v1"
 	ParentMapMstNodeProgramsV1     = "mst_node_programs_v1"
 	ParentMapMstNodeV1             = "mst_node_v1"
+	ParentMapMstPairsV1            = "mst_pairs_v1"
 	ParentMapMstParentsV1          = "mst_parents_v1"
 	ParentMapMstPeersV1            = "mst_peers_v1"
 	ParentMapMstPoliciesV1         = "mst_policies_v1"
@@ -142,6 +144,7 @@ type ParentMapSpecs struct {
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
+	MstCtNearV1           *ebpf.MapSpec `ebpf:"mst_ct_near_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -165,6 +168,7 @@ type ParentMapSpecs struct {
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
 	MstNodeProgramsV1     *ebpf.MapSpec `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
+	MstPairsV1            *ebpf.MapSpec `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
@@ -225,6 +229,7 @@ type ParentMaps struct {
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
+	MstCtNearV1           *ebpf.Map `ebpf:"mst_ct_near_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -248,6 +253,7 @@ type ParentMaps struct {
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
 	MstNodeProgramsV1     *ebpf.Map `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
+	MstPairsV1            *ebpf.Map `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
@@ -274,6 +280,7 @@ func (m *ParentMaps) Close() error {
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCreditV1,
+		m.MstCtNearV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
@@ -297,6 +304,7 @@ func (m *ParentMaps) Close() error {
 		m.MstNobodyV1,
 		m.MstNodeProgramsV1,
 		m.MstNodeV1,
+		m.MstPairsV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
 		m.MstPoliciesV1,

@@ -62,7 +62,7 @@ type PodCtEntry struct {
 	ClosingOrig  uint8
 	ClosingReply uint8
 	Opening      uint8
-	Pad1         uint8
+	Near         uint8
 	Opener       struct {
 		_          structs.HostLayout
 		Endpoint   uint32
@@ -301,6 +301,21 @@ type PodMeta struct {
 	Build          [32]uint8
 }
 
+type PodNearFlow struct {
+	_      structs.HostLayout
+	Key    PodCtKey
+	E      PodCtEntry
+	Until  uint32
+	Tables uint32
+	Others uint32
+	Pad    uint32
+}
+
+type PodNearPlace struct {
+	_     structs.HostLayout
+	Flows [2]PodNearFlow
+}
+
 type PodNetnsInfo struct {
 	_        structs.HostLayout
 	Endpoint uint32
@@ -329,6 +344,21 @@ type PodNodeConfig struct {
 	Pad2    uint32
 	Ip4     PodAddr
 	Ip6     PodAddr
+}
+
+type PodPair struct {
+	_                   structs.HostLayout
+	Src                 PodAddr
+	Dst                 PodAddr
+	Dport               uint16
+	Direct              uint16
+	Opener              uint32
+	OpenerGeneration    uint32
+	Responder           uint32
+	ResponderGeneration uint32
+	Generation          uint32
+	Until               uint32
+	Pad2                uint32
 }
 
 type PodParent struct {
@@ -470,6 +500,7 @@ const (
 	PodMapMstBackendsV1         = "mst_backends_v1"
 	PodMapMstChildrenV1         = "mst_children_v1"
 	PodMapMstCreditV1           = "mst_credit_v1"
+	PodMapMstCtNearV1           = "mst_ct_near_v1"
 	PodMapMstCtNewV1            = "mst_ct_new_v1"
 	PodMapMstCtV1               = "mst_ct_v1"
 	PodMapMstDropsV1            = "mst_drops_v1"
@@ -493,6 +524,7 @@ const (
 	PodMapMstNobodyV1           = "mst_nobody_v1"
 	PodMapMstNodeProgramsV1     = "mst_node_programs_v1"
 	PodMapMstNodeV1             = "mst_node_v1"
+	PodMapMstPairsV1            = "mst_pairs_v1"
 	PodMapMstParentsV1          = "mst_parents_v1"
 	PodMapMstPeersV1            = "mst_peers_v1"
 	PodMapMstPoliciesV1         = "mst_policies_v1"
@@ -579,6 +611,7 @@ type PodMapSpecs struct {
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
+	MstCtNearV1           *ebpf.MapSpec `ebpf:"mst_ct_near_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -602,6 +635,7 @@ type PodMapSpecs struct {
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
 	MstNodeProgramsV1     *ebpf.MapSpec `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
+	MstPairsV1            *ebpf.MapSpec `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
@@ -662,6 +696,7 @@ type PodMaps struct {
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
+	MstCtNearV1           *ebpf.Map `ebpf:"mst_ct_near_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -685,6 +720,7 @@ type PodMaps struct {
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
 	MstNodeProgramsV1     *ebpf.Map `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
+	MstPairsV1            *ebpf.Map `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
@@ -711,6 +747,7 @@ func (m *PodMaps) Close() error {
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCreditV1,
+		m.MstCtNearV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
@@ -734,6 +771,7 @@ func (m *PodMaps) Close() error {
 		m.MstNobodyV1,
 		m.MstNodeProgramsV1,
 		m.MstNodeV1,
+		m.MstPairsV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
 		m.MstPoliciesV1,

@@ -44,6 +44,7 @@ const (
 	SockMapMstBackendsV1         = "mst_backends_v1"
 	SockMapMstChildrenV1         = "mst_children_v1"
 	SockMapMstCreditV1           = "mst_credit_v1"
+	SockMapMstCtNearV1           = "mst_ct_near_v1"
 	SockMapMstCtNewV1            = "mst_ct_new_v1"
 	SockMapMstCtV1               = "mst_ct_v1"
 	SockMapMstDropsV1            = "mst_drops_v1"
@@ -67,6 +68,7 @@ const (
 	SockMapMstNobodyV1           = "mst_nobody_v1"
 	SockMapMstNodeProgramsV1     = "mst_node_programs_v1"
 	SockMapMstNodeV1             = "mst_node_v1"
+	SockMapMstPairsV1            = "mst_pairs_v1"
 	SockMapMstParentsV1          = "mst_parents_v1"
 	SockMapMstPeersV1            = "mst_peers_v1"
 	SockMapMstPoliciesV1         = "mst_policies_v1"
@@ -165,6 +167,7 @@ type SockMapSpecs struct {
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
+	MstCtNearV1           *ebpf.MapSpec `ebpf:"mst_ct_near_v1"`
 	MstCtNewV1            *ebpf.MapSpec `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.MapSpec `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
@@ -188,6 +191,7 @@ type SockMapSpecs struct {
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
 	MstNodeProgramsV1     *ebpf.MapSpec `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.MapSpec `ebpf:"mst_node_v1"`
+	MstPairsV1            *ebpf.MapSpec `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
@@ -248,6 +252,7 @@ type SockMaps struct {
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
+	MstCtNearV1           *ebpf.Map `ebpf:"mst_ct_near_v1"`
 	MstCtNewV1            *ebpf.Map `ebpf:"mst_ct_new_v1"`
 	MstCtV1               *ebpf.Map `ebpf:"mst_ct_v1"`
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
@@ -271,6 +276,7 @@ type SockMaps struct {
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
 	MstNodeProgramsV1     *ebpf.Map `ebpf:"mst_node_programs_v1"`
 	MstNodeV1             *ebpf.Map `ebpf:"mst_node_v1"`
+	MstPairsV1            *ebpf.Map `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
 	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
@@ -297,6 +303,7 @@ func (m *SockMaps) Close() error {
 		m.MstBackendsV1,
 		m.MstChildrenV1,
 		m.MstCreditV1,
+		m.MstCtNearV1,
 		m.MstCtNewV1,
 		m.MstCtV1,
 		m.MstDropsV1,
@@ -320,6 +327,7 @@ func (m *SockMaps) Close() error {
 		m.MstNobodyV1,
 		m.MstNodeProgramsV1,
 		m.MstNodeV1,
+		m.MstPairsV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
 		m.MstPoliciesV1,

@@ -10,8 +10,8 @@ import (
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
 )
 
-// Where a TCP flow begins, and what its first packets cost: on the credit of
-// flows that have proved themselves it begins where it will stay.
+// Where a TCP flow begins that finds no room near, and what its first packets
+// cost: on the credit of flows that have proved themselves it begins where it will stay.
 
 func (d *Datapath) credit(t testing.TB) int32 {
 	t.Helper()
@@ -41,6 +41,7 @@ func TestAFlowThatProvedItselfVouchesForAnother(t *testing.T) {
 	for _, by := range []string{"pod", "Service"} {
 		t.Run(by, func(t *testing.T) {
 			eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+				net.fillNear(t)
 				s := newScene(t, net, v6, oracle.TCP)
 				to, halves := s.vip, int32(2)
 				if by == "pod" {
@@ -74,6 +75,7 @@ func TestAFlowThatProvedItselfVouchesForAnother(t *testing.T) {
 
 func TestCreditHasABound(t *testing.T) {
 	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		net.fillNear(t)
 		s := newScene(t, net, v6, oracle.TCP)
 		s.open(s.vip, s.b)
 		s.closeBoth(s.vip, s.b)
@@ -87,6 +89,7 @@ func TestCreditHasABound(t *testing.T) {
 
 func TestAFloodTakesNoMoreThanTheCredit(t *testing.T) {
 	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		net.fillNear(t)
 		s := newScene(t, net, v6, oracle.TCP)
 		net.setCredit(t, 20)
 		for i := range uint16(100) {
@@ -111,6 +114,7 @@ func TestAFloodTakesNoMoreThanTheCredit(t *testing.T) {
 func TestTheThirdPacketProvesAFlowOnTheShortWay(t *testing.T) {
 	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 		onOneCPU(t)
+		net.fillNear(t)
 		s := newScene(t, net, v6, oracle.TCP)
 		for _, credit := range []int32{0, 2} {
 			s.c = end(s.c.Addr(), s.c.Port()+1)
@@ -132,6 +136,7 @@ func TestTheThirdPacketProvesAFlowOnTheShortWay(t *testing.T) {
 func TestAnAnswerInPlaceIsEnoughToLiveOn(t *testing.T) {
 	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 		onOneCPU(t)
+		net.fillNear(t)
 		s := newScene(t, net, v6, oracle.TCP)
 		net.setCredit(t, 1)
 		s.sees(s.send(s.client, s.c, s.b, syn), s.server, s.c, s.b)

@@ -55,7 +55,7 @@ func TestFlowsAtTheEdgeTakeTheShortWay(t *testing.T) {
 				o.t.Errorf("%v is not promoted", f.Tuple())
 			}
 		}
-		loseFlows(o.t, o.edge.Network)
+		o.edge.Network.loseFlows(o.t)
 		exchange("by what is kept")
 		o.edge.flowsChanged(o.t)
 		if o.proto != oracle.TCP {
@@ -72,7 +72,7 @@ func TestTheShortWayAtTheEdgeEndsWithItsPod(t *testing.T) {
 		if pod == 0 {
 			return
 		}
-		loseFlows(o.t, o.edge.Network)
+		o.edge.Network.loseFlows(o.t)
 		exchange("by what is kept")
 		o.edge.SetPod(o.t, o.edge.Pods[1]) // another generation
 		if a := o.arrive(o.c, o.f, ack); o.proto == oracle.TCP && (a.Direct || a.Tuple().Dst != o.f) {

@@ -33,16 +33,10 @@ func onOneCPU(t *testing.T) {
 	t.Cleanup(func() { check(t, unix.SchedSetaffinity(0, &before)) })
 }
 
-// loseFlows empties the flow tables as evictions do: nobody says so.
-func loseFlows(t *testing.T, net *Network) {
-	t.Helper()
-	clearTable(t, net.MstCtV1)
-	clearTable(t, net.MstCtNewV1)
-}
-
 // talking is a flow by the Service whose packets take the short way in both directions.
 func talking(t *testing.T, net *Network, v6 bool, proto uint8) scene {
 	t.Helper()
+	net.fillNear(t)
 	s := newScene(t, net, v6, proto)
 	s.open(s.vip, s.b)
 	s.exchange()
@@ -66,7 +60,7 @@ func TestEstablishedPacketsNeedNoEntryForASecond(t *testing.T) {
 			eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 				onOneCPU(t)
 				s := talking(t, net, v6, proto)
-				loseFlows(t, net)
+				net.loseFlows(t)
 				s.exchange()
 				before := counted(t, net, s.client)
 				s.exchange()
@@ -99,14 +93,14 @@ func TestWhatIsKeptOfAFlowGoesWithWhatItRestsOn(t *testing.T) {
 		"time":                    func(t *testing.T, s scene) { ageKept(t, s.net) },
 		"a flow that was entered": func(t *testing.T, s scene) {
 			s.sees(s.send(s.client, s.c, s.vip, syn), s.server, s.c, s.b)
-			loseFlows(t, s.net)
+			s.net.loseFlows(t)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 				onOneCPU(t)
 				s := talking(t, net, v6, oracle.TCP)
-				loseFlows(t, net)
+				net.loseFlows(t)
 				s.exchange()
 				change(t, s)
 				s.dropped(s.send(s.client, s.c, s.vip, ack), bpfgen.ReasonMidstreamNAT)
@@ -147,7 +141,7 @@ func TestUnusualPacketsOfAKeptFlowTakeTheLongWay(t *testing.T) {
 			eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 				onOneCPU(t)
 				s := talking(t, net, v6, oracle.TCP)
-				loseFlows(t, net)
+				net.loseFlows(t)
 				s.exchange()
 				a, err := net.Send(s.client, reshape(s).Frame())
 				check(t, err)

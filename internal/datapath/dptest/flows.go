@@ -4,10 +4,12 @@ package dptest
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -32,6 +34,7 @@ type Flow struct {
 	Entry       bpfgen.PodCtEntry
 	Established bool // answered
 	big         bool // in mst_ct_v1
+	near        bool // at its place in mst_ct_near_v1
 }
 
 // Tuple is the entry's tuple in the flow's original direction.
@@ -80,6 +83,9 @@ func (d *Datapath) flowTables() map[bool]*ebpf.Map {
 // Flow finds the living entry of a tuple, in either direction of it; nil when there is none.
 func (d *Datapath) Flow(t testing.TB, tuple Tuple, scope uint8) *Flow {
 	t.Helper()
+	if f := d.nearFlow(t, keyOf(tuple, scope)); f != nil && f.Left() >= 0 {
+		return f
+	}
 	for _, big := range []bool{true, false} {
 		f := Flow{Key: keyOf(tuple, scope), big: big}
 		err := d.flowTables()[big].Lookup(f.Key, &f.Entry)
@@ -92,10 +98,10 @@ func (d *Datapath) Flow(t testing.TB, tuple Tuple, scope uint8) *Flow {
 	return nil
 }
 
-// Flows are all entries of both tables.
+// Flows are all entries of all tables.
 func (d *Datapath) Flows(t testing.TB) []Flow {
 	t.Helper()
-	var all []Flow
+	all := d.nearFlows(t)
 	for big, table := range d.flowTables() {
 		f := Flow{big: big}
 		it := table.Iterate()
@@ -115,7 +121,63 @@ func (d *Datapath) DeleteFlow(t testing.TB, tuple Tuple, scope uint8) {
 	for _, table := range d.flowTables() {
 		check(t, ignoreAbsent(table.Delete(key)))
 	}
+	d.eachNear(t, func(n *bpfgen.PodNearFlow) {
+		if n.Key == key {
+			*n = bpfgen.PodNearFlow{Others: n.Others}
+		}
+	})
 	d.flowsChanged(t)
+}
+
+// eachNear calls fn for each entry that lies near, and each place that remembers something.
+func (d *Datapath) eachNear(t testing.TB, fn func(n *bpfgen.PodNearFlow)) {
+	t.Helper()
+	places := int(d.MstCtNearV1.MaxEntries())
+	raw, err := unix.Mmap(d.MstCtNearV1.FD(), 0, places*int(unsafe.Sizeof(bpfgen.PodNearPlace{})),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	check(t, err)
+	flows := unsafe.Slice((*bpfgen.PodNearFlow)(unsafe.Pointer(&raw[0])), 2*places)
+	for i := range flows {
+		if n := &flows[i]; n.E.Expires != 0 || n.Others != 0 {
+			fn(n)
+		}
+	}
+	check(t, unix.Munmap(raw))
+}
+
+// fillNear leaves no room at any place, so that flows go to the tables for all.
+func (d *Datapath) fillNear(t testing.TB) {
+	t.Helper()
+	taken := bpfgen.PodNearFlow{E: bpfgen.PodCtEntry{Expires: Now() + 1<<20}}
+	for place := range uint32(d.MstCtNearV1.MaxEntries()) {
+		check(t, d.MstCtNearV1.Put(place, bpfgen.PodNearPlace{Flows: [2]bpfgen.PodNearFlow{taken, taken}}))
+	}
+}
+
+// nearFlow is what lies near under a key, living or not; nil when nothing does.
+func (d *Datapath) nearFlow(t testing.TB, key bpfgen.PodCtKey) *Flow {
+	t.Helper()
+	word := func(a bpfgen.PodAddr) uint32 { return binary.NativeEndian.Uint32(a.Bytes[12:]) }
+	mixed := (word(key.Lo) ^ word(key.Hi)) * 0x9e3779b1
+	var place bpfgen.PodNearPlace
+	check(t, d.MstCtNearV1.Lookup((mixed>>16^uint32(port(key.LoPort^key.HiPort)))%bpfgen.NearPlaces, &place))
+	for _, n := range place.Flows {
+		if n.Key == key && n.E.Expires != 0 {
+			return &Flow{Key: n.Key, Entry: n.E, Established: n.E.Opening == bpfgen.CTAnswered, near: true}
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) nearFlows(t testing.TB) (all []Flow) {
+	t.Helper()
+	d.eachNear(t, func(n *bpfgen.PodNearFlow) {
+		if n.Key == (bpfgen.PodCtKey{}) { // an empty place, or one that fillNear took
+			return
+		}
+		all = append(all, Flow{Key: n.Key, Entry: n.E, Established: n.E.Opening == bpfgen.CTAnswered, near: true})
+	})
+	return all
 }
 
 // flowsChanged makes void what the programs keep of flows, as the engine does after it wrote them.
@@ -128,7 +190,14 @@ func (d *Datapath) flowsChanged(t testing.TB) {
 // Age lets seconds pass for all flows, fragments and affinities: their expiry comes nearer.
 func (d *Datapath) Age(t testing.TB, seconds uint32) {
 	t.Helper()
+	d.eachNear(t, func(n *bpfgen.PodNearFlow) {
+		n.E.Expires -= seconds
+		n.Others -= seconds
+	})
 	for _, f := range d.Flows(t) {
+		if f.near {
+			continue
+		}
 		f.Entry.Expires -= seconds
 		check(t, d.flowTables()[f.big].Update(f.Key, f.Entry, ebpf.UpdateExist))
 	}
@@ -168,9 +237,20 @@ func (d *Datapath) ageAffinity(t testing.TB, seconds uint32) {
 // ClearFlows empties the flow tables.
 func (d *Datapath) ClearFlows(t testing.TB) {
 	t.Helper()
+	d.loseFlows(t)
+	d.flowsChanged(t)
+}
+
+// loseFlows empties the flow tables as evictions do: nobody says so.
+func (d *Datapath) loseFlows(t testing.TB) {
+	t.Helper()
 	clearTable(t, d.MstCtV1)
 	clearTable(t, d.MstCtNewV1)
-	d.flowsChanged(t)
+	d.eachNear(t, func(n *bpfgen.PodNearFlow) {
+		if n.Key != (bpfgen.PodCtKey{}) { // what fillNear took stays so
+			*n = bpfgen.PodNearFlow{Others: n.Others}
+		}
+	})
 }
 
 // Left is how many seconds an entry has to live.

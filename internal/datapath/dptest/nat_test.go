@@ -436,6 +436,7 @@ func TestAFullFlowTableIsACountedDrop(t *testing.T) {
 		Sizes: map[string]uint32{"mst_ct_new_v1": 1},
 		Types: map[string]ebpf.MapType{"mst_ct_new_v1": ebpf.Hash},
 	}, 4)
+	net.fillNear(t)
 	s := newScene(t, net, false, oracle.TCP)
 	s.dropped(s.send(s.client, s.c, s.vip, syn), bpfgen.ReasonCTFull) // it needs two
 	net.ClearFlows(t)

@@ -276,6 +276,7 @@ func (d *Datapath) Clear(t testing.TB) {
 		d.MstParentsV1, d.MstChildrenV1, d.MstNetnsV1} {
 		clearTable(t, table)
 	}
+	d.eachNear(t, func(n *bpfgen.PodNearFlow) { *n = bpfgen.PodNearFlow{} })
 	cpus, err := ebpf.PossibleCPU()
 	check(t, err)
 	for id := range uint32(256) {
@@ -284,6 +285,9 @@ func (d *Datapath) Clear(t testing.TB) {
 	}
 	for slot := range d.MstDropsV1.MaxEntries() {
 		check(t, d.MstDropsV1.Put(slot, make([]bpfgen.PodCounter, cpus)))
+	}
+	for slot := range d.MstPairsV1.MaxEntries() {
+		check(t, d.MstPairsV1.Put(slot, make([]bpfgen.PodPair, cpus)))
 	}
 	check(t, d.MstCreditV1.Put(uint32(0), int32(0)))
 	check(t, d.MstRefusalsV1.Put(uint32(0), make([]bpfgen.PodRefusals, cpus)))

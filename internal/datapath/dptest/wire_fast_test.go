@@ -112,7 +112,7 @@ func (w *nearWire) entry() *Flow {
 
 func TestPacketsFromTheWireTakeTheShortWay(t *testing.T) {
 	eachNearWire(t, func(w nearWire) {
-		loseFlows(t, w.Network)
+		w.Network.loseFlows(t)
 		before := counted(w.t, w.Network, w.pod)
 		w.enters(w.arrive(ack))
 		if f := w.entry(); f != nil {
@@ -135,7 +135,7 @@ func TestTheShortWayFromTheWireEndsWithWhatItRestsOn(t *testing.T) {
 				break // without its flow, an answer is of no Service's
 			}
 			w.anew()
-			loseFlows(w.t, w.Network)
+			w.Network.loseFlows(w.t)
 			change()
 			w.enters(w.arrive(ack))
 			if w.entry() == nil {

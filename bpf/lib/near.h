@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Where TCP flows between two pods of this node lie, as long as there is room:
+ * an array, in which a flow's place is arithmetic on its tuple, and has room for
+ * two. An entry there is as any other (conntrack.h), and stays where it is for as
+ * long as its flow lives. A flow that finds no room goes to the tables of all flows.
+ *
+ * What decides is cold code and cold memory: a connection that opens and closes
+ * at once pays for each line of either that it touches but once.
+ */
+#pragma once
+
+#include "common.h"
+
+/* Of both directions of a flow the same. Ports that follow one another lie side by side. */
+inline_fn struct near_place *near_place(const struct addr *a, const struct addr *b, __be16 port_a, __be16 port_b)
+{
+	__u32 mixed = (a->words[3] ^ b->words[3]) * 0x9e3779b1u;
+	__u32 place = (mixed >> 16 ^ bpf_ntohs(port_a ^ port_b)) & (NEAR_PLACES - 1);
+
+	return bpf_map_lookup_elem(&mst_ct_near_v1, &place);
+}
+
+inline_fn struct near_place *near_place_of(const struct tuple *t)
+{
+	return near_place(&t->src, &t->dst, t->sport, t->dport);
+}
+
+/* Whether flows under this key may lie here. `mustang why` asks about new flows alone. */
+inline_fn struct near_place *near_place_for(const struct ct_key *key)
+{
+	if (dry_run || key->proto != IPPROTO_TCP || key->scope != CT_SCOPE_FLOW)
+		return NULL;
+	return near_place(&key->lo, &key->hi, key->lo_port, key->hi_port);
+}
+
+/* Return: 0 when the flow that lies there is the key's. */
+inline_fn __u64 near_differs(const struct near_flow *n, const struct ct_key *key)
+{
+	return (n->key.lo.quads[0] ^ key->lo.quads[0]) | (n->key.lo.quads[1] ^ key->lo.quads[1]) |
+	       (n->key.hi.quads[0] ^ key->hi.quads[0]) | (n->key.hi.quads[1] ^ key->hi.quads[1]) |
+	       (*(const __u32 *)&n->key.lo_port ^ *(const __u32 *)&key->lo_port);
+}
+
+/* Return: 1, 0 for 0. By arithmetic: by a branch each of a place's rooms would be another path to the verifier. */
+inline_fn __u64 near_second(__u64 differs)
+{
+	return (differs | -differs) >> 63;
+}
+
+/* The room that the key's flow has or had last at its place; NULL: none. */
+inline_fn struct near_flow *near_of(const struct ct_key *key)
+{
+	struct near_place *place = near_place_for(key);
+	struct near_flow *n;
+
+	if (!place)
+		return NULL;
+	n = &place->flows[near_second(near_differs(&place->flows[0], key))];
+	return near_differs(n, key) ? NULL : n;
+}
+
+/* From now on the flow's packets need not be judged for a while. @tables: read before the flow was. */
+inline_fn void near_renew(struct near_flow *n, __u32 tables)
+{
+	n->tables = tables;
+	barrier();
+	n->until = now_ticks() + FAST_LIFETIME;
+}
+
+/* Each packet of the flow takes the long way, until one renews it. */
+inline_fn void near_void(struct near_flow *n)
+{
+	n->until = now_ticks() - 1;
+}
+
+/**
+ * near_elsewhere - a flow that a pod of this node opened lies in a table for all flows until @expires
+ *
+ * Who begins a flow near must know of two kinds: of a Service's flow that was given a backend, which
+ * another SYN of it must find; and of one to a pod of this node, whose answers a connection of its own
+ * with the tuple that the backend sees would take.
+ */
+global_fn int near_elsewhere(const struct ct_key *key, const struct ct_entry *e, __u32 expires)
+{
+	struct near_place *place;
+
+	if (!key || !e || e->near || !e->opener.endpoint ||
+	    !(e->role == CT_PRE_NAT ? e->opening : e->role == CT_POST_NAT && e->responder.endpoint))
+		return 0;
+	place = near_place_for(key);
+	if (place && (__s32)(expires - place->flows[0].others) > 0)
+		place->flows[0].others = expires;
+	return 0;
+}
