@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dptest
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
+)
+
+// Flows between two pods of the node that lie at places of their own (bpf/lib/near.h), and
+// the SYN that is entered at once because its pair has just been judged (bpf/lib/near_path.h).
+
+// lies says whether a flow's entry lies near; none fails.
+func (s scene) lies(src, dst netip.AddrPort) bool {
+	s.t.Helper()
+	f := s.flow(src, dst)
+	if f == nil {
+		s.t.Fatalf("no entry for %v>%v", src, dst)
+	}
+	return f.near
+}
+
+// from is the client's end with another port.
+func (s scene) from(port uint16) netip.AddrPort { return end(s.c.Addr(), port) }
+
+// forgetAddress takes the server's address from the table of endpoints, and tells nobody: who
+// judges a new flow to it does not find it any more.
+func (s scene) forgetAddress() {
+	s.t.Helper()
+	check(s.t, s.net.MstEndpointAddrsV1.Delete(toAddr(s.b.Addr())))
+}
+
+// judged is a scene in which a connection has just been opened, by the Service or not.
+func judged(t *testing.T, net *Network, v6, service bool) (s scene, to netip.AddrPort) {
+	t.Helper()
+	onOneCPU(t)
+	s = newScene(t, net, v6, oracle.TCP)
+	if to = s.b; service {
+		to = s.vip
+	}
+	s.open(to, s.b)
+	return s, to
+}
+
+func eachPair(t *testing.T, f func(t *testing.T, s scene, to netip.AddrPort)) {
+	for by, service := range map[string]bool{"pod": false, "service": true} {
+		t.Run(by, func(t *testing.T) {
+			eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+				s, to := judged(t, net, v6, service)
+				f(t, s, to)
+			})
+		})
+	}
+}
+
+func TestASynOfAPairThatWasJudgedIsEnteredAtOnce(t *testing.T) {
+	eachPair(t, func(t *testing.T, s scene, to netip.AddrPort) {
+		s.forgetAddress()
+		before := counted(t, s.net, s.client)
+		for port := range uint16(3) {
+			s.c = s.from(2000 + port)
+			s.open(to, s.b)
+			if !s.lies(s.c, to) || !s.lies(s.c, s.b) {
+				t.Fatal("a flow between pods does not lie near")
+			}
+			s.talk(to, s.c, s.b)
+			role := uint8(bpfgen.CTDirect)
+			if to == s.vip {
+				role = bpfgen.CTPreNAT
+				s.wantFlow(s.c, s.b, bpfgen.CTPostNAT, true, 86400)
+			}
+			s.wantFlow(s.c, to, role, true, 86400)
+			s.closeBoth(to, s.b)
+			s.wantFlow(s.c, to, role, true, 120)
+		}
+		after := counted(t, s.net, s.client)
+		if sent, got := after.FromPod.Packets-before.FromPod.Packets, after.ToPod.Packets-before.ToPod.Packets; sent != 3*5 || got != 3*3 {
+			t.Errorf("counted %d packets from the client and %d to it, want 15 and 9", sent, got)
+		}
+	})
+}
+
+func TestWhatAPairRestsOn(t *testing.T) {
+	for name, change := range map[string]func(t *testing.T, s scene){
+		"the sender's endpoint":   func(t *testing.T, s scene) { s.net.SetPod(t, s.client) },
+		"the receiver's endpoint": func(t *testing.T, s scene) { s.net.SetPod(t, s.server) },
+		"the tables":              func(t *testing.T, s scene) { s.net.flowsChanged(t) },
+		"a new Service": func(t *testing.T, s scene) {
+			var meta bpfgen.PodMeta
+			check(t, s.net.MstMetaV1.Lookup(uint32(0), &meta))
+			meta.NextService++
+			check(t, s.net.MstMetaV1.Put(uint32(0), meta))
+		},
+		"time": func(t *testing.T, s scene) {
+			for slot := range s.net.MstPairsV1.MaxEntries() {
+				var each []bpfgen.PodPair
+				check(t, s.net.MstPairsV1.Lookup(slot, &each))
+				for i := range each {
+					each[i].Until -= bpfgen.PairLifetime + 1
+				}
+				check(t, s.net.MstPairsV1.Put(slot, each))
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachPair(t, func(t *testing.T, s scene, to netip.AddrPort) {
+				change(t, s)
+				s.forgetAddress()
+				if a := s.send(s.client, s.from(2000), to, syn); a.Pod == s.server.ID && a.Direct {
+					t.Errorf("%v: entered at once, though what was judged holds no more", a)
+				}
+				if f := s.flow(s.from(2000), to); f != nil && f.near {
+					t.Error("a flow to nobody known lies near")
+				}
+			})
+		})
+	}
+}
+
+// Neither another pod nor another address or link address passes for the one that was judged.
+func TestNobodyElseUsesAPair(t *testing.T) {
+	eachPair(t, func(t *testing.T, s scene, to netip.AddrPort) {
+		thief := s.second
+		a, err := s.net.Send(thief, s.packet(thief, s.from(2000), to, syn).Frame())
+		s.dropped(s.checked(a, err), bpfgen.ReasonSpoofedAddress)
+		liar := s.client
+		liar.MAC = thief.MAC
+		a, err = s.net.Send(liar, s.packet(liar, s.from(2000), to, syn).Frame())
+		s.dropped(s.checked(a, err), bpfgen.ReasonSpoofedMAC)
+		a, err = s.net.Send(liar, s.packet(liar, s.c, to, ack).Frame())
+		s.dropped(s.checked(a, err), bpfgen.ReasonSpoofedMAC)
+	})
+}
+
+func TestASynOfALivingFlowDoesNotBeginItAnew(t *testing.T) {
+	eachPair(t, func(t *testing.T, s scene, to netip.AddrPort) {
+		s.sees(s.send(s.client, s.c, to, syn), s.server, s.c, s.b)
+		if f := s.flow(s.c, to); !f.Established {
+			t.Error("a SYN made a living flow half-open")
+		}
+		s.talk(to, s.c, s.b)
+		if n := len(s.net.Flows(t)); n > 2 {
+			t.Errorf("%d entries", n)
+		}
+	})
+}
+
+// A place is that of tuples whose ports and addresses come to the same: those of its flows here
+// are made of a client's port and the server's, both moved by the same bits.
+func (s scene) neighbour(i uint16) (from, to netip.AddrPort) {
+	return end(s.c.Addr(), s.c.Port()^i<<8), end(s.b.Addr(), s.b.Port()^i<<8)
+}
+
+func TestWhereThereIsNoRoomAFlowLiesElsewhere(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.TCP)
+		for i := range uint16(4) {
+			from, to := s.neighbour(i)
+			s.sees(s.send(s.client, from, to, syn), s.server, from, to)
+			s.sees(s.send(s.server, to, from, syn|ack), s.client, to, from)
+			s.sees(s.send(s.client, from, to, ack), s.server, from, to)
+			if near := s.lies(from, to); near != (i < 2) {
+				t.Errorf("flow %d lies near: %v", i, near)
+			}
+		}
+		for i := range uint16(4) {
+			from, to := s.neighbour(i)
+			s.sees(s.send(s.client, from, to, ack), s.server, from, to)
+			s.sees(s.send(s.server, to, from, ack), s.client, to, from)
+		}
+	})
+}
+
+func TestAClosedFlowLeavesItsRoomAfterAMoment(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.TCP)
+		for i := range uint16(2) {
+			from, to := s.neighbour(i)
+			s.sees(s.send(s.client, from, to, syn), s.server, from, to)
+			s.sees(s.send(s.server, to, from, rst|ack), s.client, to, from)
+		}
+		from, to := s.neighbour(2)
+		s.sees(s.send(s.client, from, to, syn), s.server, from, to)
+		if s.lies(from, to) {
+			t.Error("a flow took the room of one that has just closed")
+		}
+		net.Age(t, bpfgen.CTNearClosed)
+		from, to = s.neighbour(3)
+		s.sees(s.send(s.client, from, to, syn), s.server, from, to)
+		if !s.lies(from, to) {
+			t.Error("the room of a flow that closed long ago is not to be had")
+		}
+	})
+}
+
+// What is left of a Service's flow must not lead its late packets into the next one, whose
+// tuple is the same to the backend.
+func TestALatePacketWhoseOtherHalfIsAnothersIsRefused(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.TCP)
+		second := end(VIP(2, v6), 80)
+		net.SetService(t, oracle.TCP, second, s.b)
+		s.open(s.vip, s.b)
+		s.closeBoth(s.vip, s.b)
+		net.Age(t, bpfgen.CTNearClosed)
+		net.DeleteFlow(t, Tuple{s.proto, s.c, s.b}, 0) // its room was another's, for a while
+		s.open(second, s.b)
+		s.dropped(s.send(s.client, s.c, s.vip, ack), bpfgen.ReasonMidstreamNAT)
+		s.talk(second, s.c, s.b)
+	})
+}
+
+// A connection by pod address, on the port of one by Service to the same backend: wherever that lies.
+func TestAConnectionOfItsOwnKeepsOutOfAServicesFlow(t *testing.T) {
+	for name, room := range map[string]bool{"near": true, "elsewhere": false} {
+		t.Run(name, func(t *testing.T) {
+			eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+				s, _ := judged(t, net, v6, false) // so that a SYN to the pod's address may be entered at once
+				s.c = s.from(2000)
+				if !room {
+					net.fillNear(t)
+				}
+				s.open(s.vip, s.b)
+				if !room { // there is some now
+					net.eachNear(t, func(n *bpfgen.PodNearFlow) {
+						if n.Key == (bpfgen.PodCtKey{}) {
+							n.E.Expires = 0
+						}
+					})
+				}
+				a := s.send(s.client, s.c, s.b, syn)
+				if a.Dropped != "" || a.Pod != s.server.ID || a.Tuple().Src == s.c {
+					t.Fatalf("%v, want another source port: this one's answers are the Service's", a)
+				}
+				s.talk(s.vip, s.c, s.b)
+			})
+		})
+	}
+}
+
+func TestAFloodLeavesTheNearFlowsAlone(t *testing.T) {
+	net := NewNetwork(t, Options{}, 4)
+	s, to := judged(t, net, false, true)
+	for port := range uint16(60000) {
+		a, err := net.Send(s.second, s.packet(s.second, end(s.second.IP(false), 1024+port), s.b, syn).Frame())
+		if err != nil || a.Dropped != "" {
+			t.Fatalf("SYN %d: %v %v", port, a, err)
+		}
+	}
+	if !s.lies(s.c, to) || !s.lies(s.c, s.b) {
+		t.Error("a living flow lost its room")
+	}
+	s.talk(to, s.c, s.b)
+}
