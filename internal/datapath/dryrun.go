@@ -25,7 +25,6 @@ import (
 var scratchTables = []string{
 	bpfgen.PodMapMstAffinityV1,
 	bpfgen.PodMapMstCtNewV1,
-	bpfgen.PodMapMstCtNearV1,
 	bpfgen.PodMapMstPairsV1,
 	bpfgen.PodMapMstCtV1,
 	bpfgen.PodMapMstDropsV1,
@@ -50,6 +49,7 @@ var scratchTables = []string{
 var sharedTables = []string{
 	bpfgen.PodMapMstBackendsV1,
 	bpfgen.PodMapMstChildrenV1,
+	bpfgen.PodMapMstCtNearV1,
 	bpfgen.PodMapMstEdgeV2,
 	bpfgen.PodMapMstEndpointAddrsV1,
 	bpfgen.PodMapMstEndpointsV1,
