@@ -223,7 +223,8 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	if (!reason)
 		reason = admit(p, &plan, 0);
 	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
-	plan.near = to && p->shape && p->proto == IPPROTO_TCP && scope == CT_SCOPE_FLOW && alike(self, to);
+	plan.near = p->shape && p->proto == IPPROTO_TCP && scope == CT_SCOPE_FLOW &&
+		    (to ? alike(self, to) : plan.role == CT_DIRECT && plan.responder.generation);
 	if (!reason && plan.role == CT_PRE_NAT)
 		reason = nat_port(&plan, p->proto, now);
 	if (!reason && plan.near)
@@ -234,7 +235,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	event_opened(skb, p, &plan, DIR_FROM_POD, now);
-	if (plan.near)
+	if (plan.near && to)
 		near_new(p, &plan.post);
 	else
 		keep_new(skb, p, &plan, to ? FAST_DELIVER : 0);
@@ -385,6 +386,7 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 		return wire_verdict(skb, p, reason);
 	if (!reason)
 		reason = admit(p, &plan, skb->cb[CB_ENDPOINT]);
+	plan.near = from_wire && p->shape && p->proto == IPPROTO_TCP;
 	if (!reason)
 		reason = create_flow(p, &plan, now);
 	fast_forget_plan(p, &plan);

@@ -210,7 +210,7 @@ global_fn int near_serve(struct __sk_buff *skb, struct pkt *p, struct endpoint *
 }
 
 /**
- * near_open - begin a flow between two pods that have just been judged
+ * near_open - begin a flow between two pods that have just been judged, the other one maybe of another node
  * @p: a SYN, as glance leaves it
  * @self: whose hook this is
  *
@@ -232,7 +232,8 @@ global_fn int near_open(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		return NEAR_SERVE;
 	to = endpoint_slot(pair->responder);
 	place = near_place_of(&p->t);
-	if (!to || !place || to->generation != pair->responder_generation ||
+	if (!to || !place || (pair->responder ? to->generation != pair->responder_generation :
+					       !remote_of(pair->responder_generation)) ||
 	    near_known_elsewhere(place, &p->t, now))
 		return FAST_NO;
 	n = near_find(place, &p->t, &hi);
@@ -247,6 +248,8 @@ global_fn int near_open(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		return FAST_NO;
 	near_begin(n, &p->t, pair, CT_DIRECT, BACKEND_NONE);
 	near_live(n, now, tables);
+	if (!pair->responder) /* to another node it takes the way of a known flow's packet */
+		return FAST_NO;
 	count_from_pod(id, skb->len);
 	return deliver(skb, p, self, to, pair->responder, NULL);
 }

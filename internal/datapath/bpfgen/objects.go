@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "68b1aa0f784e8f620e9f6b0cd3d182f5d3237e6d94c7452a168268c3771956a7"
+const ObjectsHash = "516d837fca0f8a4b9b951de245c34c983130caf0bfa8d7a0a4ef7628f112c5f4"

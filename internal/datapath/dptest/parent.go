@@ -31,7 +31,7 @@ func (d *Datapath) LoadParent(t testing.TB, node uint64) *Parent {
 	check(t, spec.Variables["node_netns"].Set(node))
 	tables := map[string]*ebpf.Map{}
 	for name, m := range map[string]*ebpf.Map{
-		"mst_children_v1": d.MstChildrenV1, "mst_ct_new_v1": d.MstCtNewV1, "mst_ct_v1": d.MstCtV1, "mst_drops_v1": d.MstDropsV1,
+		"mst_children_v1": d.MstChildrenV1, "mst_ct_near_v1": d.MstCtNearV1, "mst_ct_new_v1": d.MstCtNewV1, "mst_ct_v1": d.MstCtV1, "mst_drops_v1": d.MstDropsV1,
 		"mst_endpoint_addrs_v1": d.MstEndpointAddrsV1, "mst_endpoints_v1": d.MstEndpointsV1, "mst_frags_v1": d.MstFragsV1,
 		"mst_netns_v1": d.MstNetnsV1, "mst_parents_v1": d.MstParentsV1,
 	} {
