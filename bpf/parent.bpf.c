@@ -237,7 +237,7 @@ inline_fn int seen_by_hook(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32
 	}
 	if (!f.e)
 		return REASON_HOOK_BYPASSED;
-	return ends_current(f.e) ? REASON_NONE : judge_again(&f, id, !f.reply);
+	return ends_current(f.e) ? REASON_NONE : judge_again(f.e, &f.key, id, !f.reply);
 }
 
 SEC("tc")

@@ -38,28 +38,28 @@
  * @mine: the end that this program's endpoint is
  * @id: of that endpoint; the flow may have been judged while it was not there
  */
-inline_fn bool flow_current(const struct flow *f, const struct ct_end *mine, __u32 id)
+inline_fn bool flow_current(const struct ct_entry *e, const struct ct_end *mine, __u32 id)
 {
-	return mine->endpoint == id && ends_current(f->e);
+	return mine->endpoint == id && ends_current(e);
 }
 
 /* The endpoint the packet goes to: NULL when that is not on this node, or the kernel must carry it. */
-inline_fn struct endpoint *next_endpoint(const struct flow *f, __u32 *id)
+inline_fn struct endpoint *next_endpoint(const struct ct_entry *e, bool reply, __u32 *id)
 {
-	const struct ct_end *end = f->reply ? &f->e->opener : &f->e->responder;
+	const struct ct_end *end = reply ? &e->opener : &e->responder;
 
 	*id = end->endpoint;
-	if (!*id || (f->reply && f->e->flags & CT_VIA_STACK))
+	if (!*id || (reply && e->flags & CT_VIA_STACK))
 		return NULL;
 	return endpoint_slot(*id);
 }
 
 /* The node that the packet goes to: 0 when the kernel must carry it. */
-inline_fn __u32 next_remote(const struct flow *f)
+inline_fn __u32 next_remote(const struct ct_entry *e, bool reply)
 {
-	const struct ct_end *end = f->reply ? &f->e->opener : &f->e->responder;
+	const struct ct_end *end = reply ? &e->opener : &e->responder;
 
-	return end->endpoint || f->e->flags & CT_VIA_STACK ? 0 : end->generation;
+	return end->endpoint || e->flags & CT_VIA_STACK ? 0 : end->generation;
 }
 
 /* What the client sees in the shadow is another flow's tuple, too: its own hook, where that comes behind
@@ -89,17 +89,16 @@ inline_fn bool reply_translated_here(const struct ct_entry *e, struct endpoint *
  * The entry must see the opener's next packet after the answer: of TCP it sees each until then
  * (FAST_OPENING), of UDP, which may never be answered, none, and what is kept is forgotten then.
  */
-inline_fn void keep_known(struct __sk_buff *skb, const struct pkt *p, const struct flow *f, const struct tuple *to,
-			  __u32 how)
+inline_fn void keep_known(struct __sk_buff *skb, const struct pkt *p, const struct ct_entry *e, const struct ct_key *at,
+			  bool reply, const struct tuple *to, __u32 how)
 {
-	const struct ct_entry *e = f->e;
-	bool opener_here = f->reply == !!(how & FAST_TO_POD);
+	bool opener_here = reply == !!(how & FAST_TO_POD);
 	const struct ct_end *mine = opener_here ? &e->opener : &e->responder;
 
-	if (!p->shape || f->key.scope != CT_SCOPE_FLOW || e->closing_orig | e->closing_reply ||
+	if (!p->shape || at->scope != CT_SCOPE_FLOW || e->closing_orig | e->closing_reply ||
 	    mine->endpoint != skb->cb[CB_ENDPOINT])
 		return;
-	if (p->proto == IPPROTO_TCP && !f->reply && e->opening &&
+	if (p->proto == IPPROTO_TCP && !reply && e->opening &&
 	    !(e->opening == CT_OPENING_IN_PLACE && e->role == CT_DIRECT))
 		how |= FAST_OPENING;
 	if (e->flags & CT_VIA_STACK)
@@ -129,49 +128,52 @@ inline_fn void keep_new(struct __sk_buff *skb, const struct pkt *p, const struct
 
 /**
  * forward_known - a packet from a pod that belongs to a known flow
+ * @e: its entry
+ * @at: where that lies
  *
- * A function of its own: from_pod's frame is full.
+ * A function of the verifier's own: it is read once, not for each table where the entry may lie.
  */
-static __noinline int forward_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, struct endpoint *self)
+global_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, struct ct_entry *e,
+			    const struct ct_key *at)
 {
-	struct ct_entry *e = f->e;
-	bool translated = false;
+	bool translated = false, reply;
 	struct endpoint *to;
 	struct tuple t;
 	int reason = 0, verdict;
 	__u32 id, remote;
 
-	if (!e)
+	if (!p || !self || !e || !at)
 		return drop(skb, REASON_CT_FULL, DIR_FROM_POD);
-	if (!flow_current(f, f->reply ? &e->responder : &e->opener, skb->cb[CB_ENDPOINT]))
-		reason = judge_again(f, skb->cb[CB_ENDPOINT], !f->reply);
+	reply = key_src_is_hi(at, &p->t) ^ (e->flags & CT_ORIGIN_IS_HI);
+	if (!flow_current(e, reply ? &e->responder : &e->opener, skb->cb[CB_ENDPOINT]))
+		reason = judge_again(e, at, skb->cb[CB_ENDPOINT], !reply);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
-	to = next_endpoint(f, &id);
-	if (e->role == CT_PRE_NAT && !f->reply) {
+	to = next_endpoint(e, reply, &id);
+	if (e->role == CT_PRE_NAT && !reply) {
 		t = e->other;
 		translated = true;
-	} else if (e->role == CT_POST_NAT && f->reply && (to_edge(e) || reply_translated_here(e, self, to))) {
+	} else if (e->role == CT_POST_NAT && reply && (to_edge(e) || reply_translated_here(e, self, to))) {
 		tuple_reverse(&t, &e->other);
 		translated = true;
 	}
-	remote = to || (f->reply && to_edge(e)) ? 0 : next_remote(f);
-	if (f->reply && to && left_to_client(e, self, to)) {
+	remote = to || (reply && to_edge(e)) ? 0 : next_remote(e, reply);
+	if (reply && to && left_to_client(e, self, to)) {
 		verdict = deliver(skb, p, self, to, id, NULL);
 		unvouch(skb);
 		return verdict;
 	}
 	if (e->near && to)
-		near_known(p, f, self, to);
-	else if (!(f->reply && to_edge(e)))
-		keep_known(skb, p, f, translated ? &t : NULL, to ? FAST_DELIVER : 0);
+		near_known(p, at, self, to);
+	else if (!(reply && to_edge(e)))
+		keep_known(skb, p, e, at, reply, translated ? &t : NULL, to ? FAST_DELIVER : 0);
 	else if (edge_way(e) == EDGE_SEND)
-		keep_known(skb, p, f, &t, FAST_BY_EDGE);
+		keep_known(skb, p, e, at, reply, &t, FAST_BY_EDGE);
 	if (translated)
 		reason = translate(skb, p, &t);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
-	if (f->reply && to_edge(e))
+	if (reply && to_edge(e))
 		return edge_way(e);
 	return to ? deliver(skb, p, self, to, id, NULL) : send_out(skb, p, self, remote);
 }
@@ -262,7 +264,7 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 		reason = REASON_ICMP_ERROR_FLOW; /* what it is about was judged on its way, but not as things are now */
 	if (reason || !f.e)
 		return drop(skb, reason, DIR_FROM_POD);
-	to = next_endpoint(&f, &id);
+	to = next_endpoint(f.e, f.reply, &id);
 	if (f.e->role == CT_PRE_NAT && !f.reply) {
 		tuple_reverse(&t, &f.e->other);
 		reason = translate_error(skb, p, &q, &t);
@@ -360,7 +362,7 @@ int from_pod(struct __sk_buff *skb)
 		return to_send_out(verdict) ? sent_out(skb, &p, self) : verdict;
 	}
 	ct_touch(&f, &p);
-	verdict = forward_known(skb, &p, &f, self);
+	verdict = f.e ? forward_known(skb, &p, self, f.e, &f.key) : drop(skb, REASON_CT_FULL, DIR_FROM_POD);
 	return to_send_out(verdict) ? sent_out(skb, &p, self) : edge_sent(skb, &p, verdict);
 }
 
@@ -405,8 +407,8 @@ inline_fn int wire_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, _
 
 	if (f->e->flags & CT_VIA_STACK)
 		return WIRE_TO_STACK;
-	if (!flow_current(f, f->reply ? &f->e->opener : &f->e->responder, id)) {
-		reason = judge_again(f, id, f->reply);
+	if (!flow_current(f->e, f->reply ? &f->e->opener : &f->e->responder, id)) {
+		reason = judge_again(f->e, &f->key, id, f->reply);
 		if (reason)
 			return reason;
 	}
@@ -428,8 +430,8 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 
 	if (!e)
 		return drop(skb, REASON_CT_FULL, DIR_TO_POD);
-	if (!flow_current(f, f->reply ? &e->opener : &e->responder, id))
-		reason = judge_again(f, id, f->reply);
+	if (!flow_current(e, f->reply ? &e->opener : &e->responder, id))
+		reason = judge_again(e, &f->key, id, f->reply);
 	if (!reason && in_pod)
 		reason = sibling_check(skb, self, f->reply ? e->responder.endpoint : e->opener.endpoint);
 	if (reason)
@@ -438,7 +440,7 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 		tuple_reverse(&t, &e->other);
 		translated = true;
 	}
-	keep_known(skb, p, f, translated ? &t : NULL, FAST_TO_POD);
+	keep_known(skb, p, e, &f->key, f->reply, translated ? &t : NULL, FAST_TO_POD);
 	if (translated) {
 		reason = translate(skb, p, &t);
 		if (reason)

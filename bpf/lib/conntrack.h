@@ -56,6 +56,12 @@ inline_fn bool ct_key_of(struct ct_key *k, const struct tuple *t, __u8 proto, __
 	return src_is_hi;
 }
 
+/* Which end of a packet's key its source is, as ct_key_of() has it. */
+inline_fn bool key_src_is_hi(const struct ct_key *k, const struct tuple *t)
+{
+	return !(k->lo_port == t->sport && addr_equal(&k->lo, &t->src));
+}
+
 inline_fn bool ct_alive(const struct ct_entry *e, __u32 now)
 {
 	return e && (__s32)(e->expires - now) >= 0;

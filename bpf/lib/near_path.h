@@ -275,9 +275,10 @@ slow_fn int near_new(struct pkt *p, const struct tuple *post)
 }
 
 /* A known flow was judged, on its way from @self to @to. */
-inline_fn void near_known(const struct pkt *p, const struct flow *f, const struct endpoint *self, const struct endpoint *to)
+inline_fn void near_known(const struct pkt *p, const struct ct_key *at, const struct endpoint *self,
+			  const struct endpoint *to)
 {
-	struct near_flow *n = near_of(&f->key);
+	struct near_flow *n = near_of(at);
 
 	if (n && alike(self, to))
 		near_renew(n, p->tables);

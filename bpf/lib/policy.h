@@ -258,7 +258,7 @@ inline_fn void end_set_opener(struct ct_end *end, const struct addr *a)
 
 /**
  * judge_again - an end of the flow changed: find both anew, and ask policy about them
- * @f: with an entry
+ * @at: where its entry lies
  * @id: the endpoint that this program serves; 0: none
  * @opener: it is the flow's opener
  *
@@ -266,22 +266,26 @@ inline_fn void end_set_opener(struct ct_end *end, const struct addr *a)
  *
  * Return: enum drop_reason.
  */
-slow_fn int judge_again(struct flow *f, __u32 id, bool opener)
+slow_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id, bool opener)
 {
 	struct judgment *j = judgment_begin();
-	struct ct_entry *e = f->e;
+	const struct addr *opened, *answered;
 	struct ct_end *mine;
-	struct tuple t = {};
+	__be16 port;
 	int reason;
+	bool hi;
 
 	if (!e || !j)
 		return REASON_NONE;
-	ct_tuple(&t, &f->key, e);
+	hi = e->flags & CT_ORIGIN_IS_HI;
+	opened = hi ? &at->hi : &at->lo;
+	answered = hi ? &at->lo : &at->hi;
+	port = hi ? at->lo_port : at->hi_port;
 	/* The opener as the client's own tuple names it, the responder as the backend's. */
-	j->opener = e->role == CT_POST_NAT ? e->other.src : t.src;
-	j->responder = e->role == CT_PRE_NAT ? e->other.dst : t.dst;
-	j->port = bpf_ntohs(e->role == CT_PRE_NAT ? e->other.dport : t.dport);
-	j->proto = f->key.proto;
+	j->opener = e->role == CT_POST_NAT ? e->other.src : *opened;
+	j->responder = e->role == CT_PRE_NAT ? e->other.dst : *answered;
+	j->port = bpf_ntohs(e->role == CT_PRE_NAT ? e->other.dport : port);
+	j->proto = at->proto;
 	j->from_node = !!(e->flags & CT_FROM_NODE);
 	end_set_opener(&e->opener, &j->opener);
 	end_set(&e->responder, &j->responder);
@@ -295,7 +299,7 @@ slow_fn int judge_again(struct flow *f, __u32 id, bool opener)
 		return REASON_NONE;
 	e->opener.endpoint = CT_END_CUT;
 	e->responder.endpoint = CT_END_CUT;
-	e->expires = f->now + CT_CUT_LIFETIME;
+	e->expires = now_seconds() + CT_CUT_LIFETIME;
 	return reason;
 }
 

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "516d837fca0f8a4b9b951de245c34c983130caf0bfa8d7a0a4ef7628f112c5f4"
+const ObjectsHash = "fe7cee89c9ea751a7632dfcdba0966f0ed03e4f4024f0aafb936ded8e1725743"
