@@ -136,14 +136,62 @@ enum outcome {
 	REFUSED,
 };
 
-/* The socket goes elsewhere than to a Service: what an earlier connect() left must not speak for it. */
-inline_fn int keep(struct bpf_sock_addr *ctx)
+/* What is known of a UDP socket that is led to a backend, under the socket's own number. */
+inline_fn void connected_key(struct sock_flow_key *key, struct bpf_sock_addr *ctx, const struct sock_peer *peer)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->cookie = bpf_get_socket_cookie(ctx);
+	key->addr = peer->backend_addr;
+	key->port = peer->backend_port;
+	key->kind = SOCK_FLOW_CONNECTED;
+}
+
+/* What an earlier connect() left must not speak for the socket. */
+slow_fn int forget_peer(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
+	struct sock_flow_key key;
+	struct sock_peer *peer;
 
-	if (sk)
-		bpf_sk_storage_delete(&mst_sock_peers_v1, sk);
+	if (!sk)
+		return 0;
+	if (ctx->protocol == IPPROTO_UDP) {
+		peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
+		if (peer) {
+			connected_key(&key, ctx, peer);
+			bpf_map_delete_elem(&mst_sock_flows_v1, &key);
+		}
+	}
+	bpf_sk_storage_delete(&mst_sock_peers_v1, sk);
+	return 0;
+}
+
+/* The socket goes elsewhere than to a Service. */
+inline_fn int keep(struct bpf_sock_addr *ctx)
+{
+	forget_peer(ctx);
 	return KEEP;
+}
+
+/* The socket was led to a backend: getpeername() shows the frontend. */
+slow_fn int remember_peer(struct bpf_sock_addr *ctx, const struct sock_peer *peer)
+{
+	struct sock_flow there = { .addr = peer->frontend, .port = peer->frontend_port, .backend = peer->backend };
+	struct bpf_sock *sk = ctx->sk;
+	struct sock_flow_key key;
+	struct sock_peer *stored;
+
+	if (!sk)
+		return 0;
+	if (ctx->protocol == IPPROTO_UDP) {
+		forget_peer(ctx);
+		connected_key(&key, ctx, peer);
+		bpf_map_update_elem(&mst_sock_flows_v1, &key, &there, BPF_ANY);
+	}
+	stored = bpf_sk_storage_get(&mst_sock_peers_v1, sk, (void *)peer, BPF_SK_STORAGE_GET_F_CREATE);
+	if (stored)
+		*stored = *peer;
+	return 0;
 }
 
 /**
@@ -183,9 +231,8 @@ inline_fn struct backend *balance(struct bpf_sock_addr *ctx, const struct netns_
  */
 inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 {
-	struct sock_peer peer = { .frontend = d->addr, .frontend_port = d->port }, *stored;
+	struct sock_peer peer = { .frontend = d->addr, .frontend_port = d->port };
 	struct netns_info *ns = socket_netns(ctx);
-	struct bpf_sock *sk = ctx->sk;
 	struct addr client;
 	struct service *s;
 	struct backend *b;
@@ -209,11 +256,7 @@ inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 	peer.service = s->number;
 	d->addr = b->addr;
 	d->port = b->port;
-	if (sk) {
-		stored = bpf_sk_storage_get(&mst_sock_peers_v1, sk, &peer, BPF_SK_STORAGE_GET_F_CREATE);
-		if (stored)
-			*stored = peer;
-	}
+	remember_peer(ctx, &peer);
 	return REWRITE;
 }
 
@@ -257,7 +300,7 @@ inline_fn bool flow_backend(const struct sock_flow_key *key, struct dest *d)
  */
 inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 {
-	struct sock_flow_key key = { .addr = d->addr, .port = d->port }, back = { .reverse = 1 };
+	struct sock_flow_key key = { .addr = d->addr, .port = d->port }, back = { .kind = SOCK_FLOW_BACK };
 	struct sock_flow there = {}, here = { .addr = d->addr, .port = d->port }, *other;
 	struct netns_info *ns = socket_netns(ctx);
 	struct addr client;
@@ -300,7 +343,7 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 /* The Service's address for a datagram that came from @d. */
 inline_fn bool received_from(struct bpf_sock_addr *ctx, struct dest *d)
 {
-	struct sock_flow_key key = { .addr = d->addr, .port = d->port, .reverse = 1 };
+	struct sock_flow_key key = { .addr = d->addr, .port = d->port, .kind = SOCK_FLOW_BACK };
 	struct bpf_sock *sk = ctx->sk;
 	struct sock_flow *flow;
 

@@ -529,12 +529,19 @@ struct sock_seen {
 };
 _Static_assert(sizeof(struct sock_seen) == 112, "sock_seen");
 
-/* Unconnected UDP: which backend a socket's datagrams to an address go to, and the way back. */
+/* UDP. Unconnected: which backend a socket's datagrams to an address go to, and the way back. Connected: the
+ * frontend that it was led away from, for who finds it by socket diagnosis, which does not tell what is stored
+ * with a UDP socket. */
+enum sock_flow_kind {
+	SOCK_FLOW_THERE = 0,     /* addr is the frontend */
+	SOCK_FLOW_BACK = 1,      /* addr is the backend */
+	SOCK_FLOW_CONNECTED = 2, /* addr is the backend */
+};
 struct sock_flow_key {
 	__u64 cookie;
 	struct addr addr;
 	__be16 port;
-	__u8 reverse; /* 0: addr is the frontend; 1: addr is the backend */
+	__u8 kind; /* enum sock_flow_kind */
 	__u8 pad[5];
 };
 struct sock_flow {

@@ -170,7 +170,7 @@ slow_fn int fast_forget_plan(struct pkt *p, const struct plan *plan)
  */
 inline_fn void socket_service(struct __sk_buff *skb, const struct pkt *p, struct event *e)
 {
-	struct sock_flow_key key = { .addr = p->t.dst, .port = p->t.dport, .reverse = 1 };
+	struct sock_flow_key key = { .addr = p->t.dst, .port = p->t.dport, .kind = SOCK_FLOW_BACK };
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
 	struct sock_peer *peer = sk ? bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0) : NULL;
 	struct sock_flow *flow;

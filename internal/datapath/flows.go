@@ -252,10 +252,10 @@ func (d *Datapath) ForgetSockFlows(dep *Departures, late bool) error {
 		dead = dead[:0]
 		for i, k := range keys {
 			front, back := end{Addr(k.Addr), k.Port}, end{Addr(values[i].Addr), values[i].Port}
-			if k.Reverse != 0 {
+			if k.Kind != bpfgen.SockFlowThere {
 				front, back = back, front
 			}
-			if (late || k.Reverse == 0) && dep.fate(front, back, uint8(state.UDP)) == ends {
+			if (late || k.Kind == bpfgen.SockFlowThere) && dep.fate(front, back, uint8(state.UDP)) == ends {
 				dead = append(dead, k)
 			}
 		}

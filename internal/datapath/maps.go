@@ -52,6 +52,8 @@ type Datapath struct {
 	maps map[string]*ebpf.Map
 	// sockets is the iterator over sockets, loaded at its first use.
 	sockets *ebpf.Program
+	// noIterator is why there is none.
+	noIterator error
 	// NoTCX makes Attach use clsact, as on kernels before 6.6.
 	NoTCX bool
 

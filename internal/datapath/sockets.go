@@ -58,7 +58,8 @@ type Socket struct {
 var ErrNoDestroy = errors.New("this kernel cannot end sockets (CONFIG_INET_DIAG_DESTROY); applications keep theirs until they close them")
 
 // Sockets lists the sockets, of all namespaces, that connect() led to a backend
-// that has departed, and that are still connected to it.
+// that has departed, and that are still connected to it. The error is
+// ErrNoIterator where each namespace has to be asked (SocketsHere).
 func (d *Datapath) Sockets(dep *Departures) ([]Socket, error) {
 	if !dep.Has(state.UDP) && !dep.Has(state.TCP) {
 		return nil, nil
@@ -110,16 +111,21 @@ func (d *Datapath) readSockets() ([]byte, error) {
 const socketsPin = "sockets-"
 
 // PrepareSockets makes ready what Sockets runs. The first time on a node that
-// takes some 30 ms, better spent before a change than after it.
+// takes some 30 ms, better spent before a change than after it. The error is
+// ErrNoIterator where the kernel lets nobody load it.
 func (d *Datapath) PrepareSockets() error {
-	if d.sockets != nil {
-		return nil
+	if d.sockets != nil || d.noIterator != nil {
+		return d.noIterator
 	}
 	hash := sha256.Sum256(bpfgen.IterObject())
 	path := filepath.Join(d.dir, programsDir, fmt.Sprintf("%s%x", socketsPin, hash[:8]))
 	p, err := ebpf.LoadPinnedProgram(path, nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		p, err = d.loadSockets(path)
+	}
+	if errors.Is(err, unix.EPERM) {
+		d.noIterator = fmt.Errorf("%w (%w)", ErrNoIterator, err)
+		return d.noIterator
 	}
 	if err != nil {
 		return loadError("the iterator over sockets", err)
@@ -185,16 +191,24 @@ func ClientSockets(conns map[Connection]bool) ([]Socket, error) {
 
 // eachTCP calls fn with the struct inet_diag_sockid of every TCP connection.
 func eachTCP(family uint8, fn func(id []byte)) error {
+	return eachSocket(family, state.TCP, tcpConnected, nil, func(msg []byte) error {
+		fn(msg[diagMsgID : diagMsgID+diagIDSize])
+		return nil
+	})
+}
+
+// eachSocket calls fn with the struct inet_diag_msg, and what follows it, of every
+// socket of the calling thread's namespace in one of these states; attrs is what
+// else is asked. An error of fn ends it.
+func eachSocket(family uint8, p state.Protocol, states uint32, attrs []byte, fn func(msg []byte) error) error {
 	req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
-	req.AddRawData(diagRequest(family, uint8(state.TCP), tcpConnected, nil))
+	req.AddRawData(append(diagRequest(family, uint8(p), states, nil), attrs...)) // as one: AddData would put them first
 	var bad error
 	err := req.ExecuteIter(unix.NETLINK_SOCK_DIAG, nl.SOCK_DIAG_BY_FAMILY, func(msg []byte) bool {
-		if len(msg) < diagMsgSize {
-			bad = unix.EBADMSG
-			return false
+		if bad = unix.EBADMSG; len(msg) >= diagMsgSize {
+			bad = fn(msg)
 		}
-		fn(msg[diagMsgID : diagMsgID+diagIDSize])
-		return true
+		return bad == nil
 	})
 	return errors.Join(bad, err)
 }

@@ -185,7 +185,11 @@ func (e *Engine) settleOnce(set *datapath.Departures, late bool) (found bool, er
 // clients of conns, each from inside its pod's namespace.
 func (e *Engine) endSockets(set *datapath.Departures, conns map[datapath.Connection]bool) (found int, err error) {
 	list, err := e.dp.Sockets(set)
-	if err != nil || len(list) == 0 && len(conns) == 0 {
+	each := errors.Is(err, datapath.ErrNoIterator) // namespace has to be asked
+	if each {
+		err = nil
+	}
+	if err != nil || len(list) == 0 && len(conns) == 0 && !each {
 		return 0, err
 	}
 	if err := e.loadEndpoints(); err != nil {
@@ -200,27 +204,49 @@ func (e *Engine) endSockets(set *datapath.Departures, conns map[datapath.Connect
 		clients[c.Local.Addr()] = true
 	}
 	var errs []error
-	if home, err := netns.Cookie(); err == nil && len(byNetns[home]) > 0 { // the node's own: this thread's
-		errs = append(errs, datapath.EndSockets(byNetns[home]))
+	found = len(list)
+	if home, err := netns.Cookie(); err == nil { // the node's own: this thread's
+		here := byNetns[home]
+		if each {
+			here, err = e.dp.SocketsHere(set)
+			found += len(here)
+		}
+		errs = append(errs, err, datapath.EndSockets(here))
 	}
+	asked := make(map[uint64]bool)
 	for _, ep := range e.known {
 		sockets, client := byNetns[ep.NetnsCookie], clients[ep.IP4] || clients[ep.IP6]
+		ask := each && !asked[ep.NetnsCookie] && ep.Netns != ""
 		delete(byNetns, ep.NetnsCookie) // a pod may have several endpoints
-		if len(sockets) == 0 && !client {
+		asked[ep.NetnsCookie] = true
+		if len(sockets) == 0 && !client && !ask {
 			continue
 		}
-		if err := e.endInPod(ep, sockets, client, conns); err != nil {
+		n, err := e.endInPod(ep, sockets, client, conns, ask, set)
+		found += n
+		if err != nil {
 			errs = append(errs, fmt.Errorf("in the pod of endpoint %d: %w", ep.ID, err))
 		}
 	}
-	return len(list), errors.Join(errs...)
+	return found, errors.Join(errs...)
 }
 
-func (e *Engine) endInPod(ep state.Endpoint, sockets []datapath.Socket, client bool, conns map[datapath.Connection]bool) error {
+// endInPod destroys these sockets, the clients of conns among the pod's own, if
+// there are any, and those that are to be asked for; it says how many these were.
+func (e *Engine) endInPod(ep state.Endpoint, sockets []datapath.Socket, client bool, conns map[datapath.Connection]bool,
+	ask bool, set *datapath.Departures) (asked int, err error) {
 	if ep.Netns == "" {
-		return fmt.Errorf("where its namespace is was lost with %s", e.scope.StateDir)
+		return 0, fmt.Errorf("where its namespace is was lost with %s", e.scope.StateDir)
 	}
-	return e.inPod(ep, func() error {
+	err = e.inPod(ep, func() error {
+		if ask {
+			more, err := e.dp.SocketsHere(set)
+			if err != nil {
+				return err
+			}
+			asked = len(more)
+			sockets = append(sockets, more...)
+		}
 		if client {
 			more, err := datapath.ClientSockets(conns)
 			if err != nil {
@@ -230,4 +256,5 @@ func (e *Engine) endInPod(ep state.Endpoint, sockets []datapath.Socket, client b
 		}
 		return datapath.EndSockets(sockets)
 	})
+	return asked, err
 }

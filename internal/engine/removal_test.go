@@ -266,7 +266,7 @@ func TestWhatUnconnectedSocketsWereToldIsForgotten(t *testing.T) {
 	told := func(cookie uint64, front, back string) (keys []bpfgen.SockSockFlowKey, values []bpfgen.SockSockFlow) {
 		ends := []netip.AddrPort{netip.MustParseAddrPort(front), netip.MustParseAddrPort(back)}
 		for i, a := range ends {
-			k := bpfgen.SockSockFlowKey{Cookie: cookie, Port: datapath.Port(a.Port()), Reverse: uint8(i)}
+			k := bpfgen.SockSockFlowKey{Cookie: cookie, Port: datapath.Port(a.Port()), Kind: uint8(i)}
 			k.Addr.Bytes = a.Addr().As16()
 			v := bpfgen.SockSockFlow{Port: datapath.Port(ends[1-i].Port()), Backend: 1}
 			v.Addr.Bytes = ends[1-i].Addr().As16()

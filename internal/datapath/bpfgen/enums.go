@@ -145,6 +145,13 @@ const (
 	VerdictIngress = 1 // of the responder
 )
 
+// enum sock_flow_kind
+const (
+	SockFlowThere     = 0 // addr is the frontend
+	SockFlowBack      = 1 // addr is the backend
+	SockFlowConnected = 2 // addr is the backend
+)
+
 // enum event_kind
 const (
 	EventOpened  = 1 // a flow's first packet passed

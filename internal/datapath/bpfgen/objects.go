@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "fe7cee89c9ea751a7632dfcdba0966f0ed03e4f4024f0aafb936ded8e1725743"
+const ObjectsHash = "0840409a55163cb6595ea43965487b14ba237d5fc39eb30c9de41837d0b585d7"

@@ -460,12 +460,12 @@ type PodSockFlow struct {
 }
 
 type PodSockFlowKey struct {
-	_       structs.HostLayout
-	Cookie  uint64
-	Addr    PodAddr
-	Port    uint16
-	Reverse uint8
-	Pad     [5]uint8
+	_      structs.HostLayout
+	Cookie uint64
+	Addr   PodAddr
+	Port   uint16
+	Kind   uint8
+	Pad    [5]uint8
 }
 
 type PodSockPeer struct {

@@ -31,9 +31,26 @@ type SockSockFlowKey struct {
 		_     structs.HostLayout
 		Bytes [16]uint8
 	}
-	Port    uint16
-	Reverse uint8
-	Pad     [5]uint8
+	Port uint16
+	Kind uint8
+	Pad  [5]uint8
+}
+
+type SockSockPeer struct {
+	_        structs.HostLayout
+	Frontend struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	BackendAddr struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	FrontendPort uint16
+	BackendPort  uint16
+	Backend      uint32
+	Service      uint32
+	Pad          uint32
 }
 
 // Names of all BPF objects in the ELF.
