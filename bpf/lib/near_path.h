@@ -345,7 +345,7 @@ inline_fn bool near_learn(struct near_flow *n, struct pkt *p, bool reply)
 			half->e.seen_reply = 1;
 		else /* lives by its answer, as any without translation that lies where it will stay (ct_lasts) */
 			n->e.expires = now_seconds() + timeouts.tcp_established;
-	} else if (!reply && n->e.opening && n->e.seen_reply) {
+	} else if (!reply && n->e.opening && (n->e.seen_reply || (half && half->e.seen_reply))) {
 		__u32 now = now_seconds();
 
 		near_proved(&n->e, now);

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "0840409a55163cb6595ea43965487b14ba237d5fc39eb30c9de41837d0b585d7"
+const ObjectsHash = "184740c65e29b9d696f47b7fbf6c44577a3cc6bfc22a8c946cc34e6deb1e9df1"

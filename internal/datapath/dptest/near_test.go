@@ -148,6 +148,24 @@ func TestASynOfALivingFlowDoesNotBeginItAnew(t *testing.T) {
 	})
 }
 
+// The answer may have taken the long way, which tells its own half alone.
+func TestAFlowIsProvedByAnAnswerOfTheLongWay(t *testing.T) {
+	eachPair(t, func(t *testing.T, s scene, to netip.AddrPort) {
+		s.c = s.from(2000)
+		s.sees(s.send(s.client, s.c, to, syn), s.server, s.c, s.b)
+		s.net.flowsChanged(t)
+		s.sees(s.send(s.server, s.b, s.c, syn|ack), s.client, to, s.c)
+		s.sees(s.send(s.client, s.c, to, syn), s.server, s.c, s.b) // once more: the answer was late
+		s.sees(s.send(s.client, s.c, to, ack), s.server, s.c, s.b)
+		role := uint8(bpfgen.CTDirect)
+		if to == s.vip {
+			role = bpfgen.CTPreNAT
+			s.wantFlow(s.c, s.b, bpfgen.CTPostNAT, true, 86400)
+		}
+		s.wantFlow(s.c, to, role, true, 86400)
+	})
+}
+
 // A place is that of tuples whose ports and addresses come to the same: those of its flows here
 // are made of a client's port and the server's, both moved by the same bits.
 func (s scene) neighbour(i uint16) (from, to netip.AddrPort) {
