@@ -301,7 +301,7 @@ inline_fn void near_proved(struct ct_entry *e, __u32 now)
 {
 	e->seen_reply = 1;
 	e->opening = CT_ANSWERED;
-	e->expires = now + timeouts.tcp_established;
+	e->expires = now + ct_lifetime(e, IPPROTO_TCP, true);
 }
 
 inline_fn void near_closing(struct ct_entry *e, __u8 how, bool reply, __u32 now)
@@ -344,7 +344,7 @@ inline_fn bool near_learn(struct near_flow *n, struct pkt *p, bool reply)
 		if (half)
 			half->e.seen_reply = 1;
 		else /* lives by its answer, as any without translation that lies where it will stay (ct_lasts) */
-			n->e.expires = now_seconds() + timeouts.tcp_established;
+			n->e.expires = now_seconds() + ct_lifetime(&n->e, IPPROTO_TCP, true);
 	} else if (!reply && n->e.opening && (n->e.seen_reply || (half && half->e.seen_reply))) {
 		__u32 now = now_seconds();
 

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "184740c65e29b9d696f47b7fbf6c44577a3cc6bfc22a8c946cc34e6deb1e9df1"
+const ObjectsHash = "3494cda7e756d489455742e9d02e412705b285e7e039eb235af2e91f4d583a86"

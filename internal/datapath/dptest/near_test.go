@@ -166,6 +166,19 @@ func TestAFlowIsProvedByAnAnswerOfTheLongWay(t *testing.T) {
 	})
 }
 
+// One that is proved while it closes lives no longer for it.
+func TestAFlowThatClosesBeforeItIsProved(t *testing.T) {
+	eachPair(t, func(t *testing.T, s scene, to netip.AddrPort) {
+		s.c = s.from(2000)
+		s.sees(s.send(s.client, s.c, to, syn), s.server, s.c, s.b)
+		s.sees(s.send(s.server, s.b, s.c, fin|ack), s.client, to, s.c)
+		s.sees(s.send(s.client, s.c, to, ack), s.server, s.c, s.b)
+		if f := s.flow(s.c, to); f == nil || f.Left() > 121 {
+			t.Errorf("entry %+v, want it to live for 120 s", f)
+		}
+	})
+}
+
 // A place is that of tuples whose ports and addresses come to the same: those of its flows here
 // are made of a client's port and the server's, both moved by the same bits.
 func (s scene) neighbour(i uint16) (from, to netip.AddrPort) {

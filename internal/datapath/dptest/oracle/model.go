@@ -404,6 +404,14 @@ func (w *World) longest(c *Conn) int64 {
 	return w.life(c)
 }
 
+// leaves says whether a connection may have left its room to another: between two
+// pods of the node, TCP that is over keeps it for a moment only.
+func (w *World) leaves(c *Conn) bool {
+	_, from := w.Pods[c.Post.Src.Addr()]
+	_, to := w.Pods[c.Post.Dst.Addr()]
+	return c.Pre.Proto == TCP && c.over() && from && to && w.Now > c.ClosedAt
+}
+
 // Pass lets time pass. What has expired is forgotten; what may have is doubtful.
 func (w *World) Pass(seconds int64) {
 	w.Now += seconds
@@ -414,7 +422,7 @@ func (w *World) Pass(seconds int64) {
 			since = c.ClosedAt // later packets refresh one half only
 		}
 		switch {
-		case w.Now-since <= w.life(c)-blur:
+		case w.Now-since <= w.life(c)-blur && !w.leaves(c):
 			alive = append(alive, c)
 		case w.Now-c.Last <= w.longest(c)+blur:
 			w.Doubtful = append(w.Doubtful, c)
