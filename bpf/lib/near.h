@@ -79,15 +79,15 @@ inline_fn void near_void(struct near_flow *n)
  * near_elsewhere - a flow that a pod of this node opened lies in a table for all flows until @expires
  *
  * Who begins a flow near must know of two kinds: of a Service's flow that was given a backend, which
- * another SYN of it must find; and of one to a pod of this node, whose answers a connection of its own
- * with the tuple that the backend sees would take.
+ * another SYN of it must find; and of one to a pod, on whatever node, whose answers a connection of its
+ * own with the tuple that the backend sees would take.
  */
 global_fn int near_elsewhere(const struct ct_key *key, const struct ct_entry *e, __u32 expires)
 {
 	struct near_place *place;
 
 	if (!key || !e || e->near || !e->opener.endpoint ||
-	    !(e->role == CT_PRE_NAT ? e->opening : e->role == CT_POST_NAT && e->responder.endpoint))
+	    !(e->role == CT_PRE_NAT ? e->opening : e->role == CT_POST_NAT && e->responder.generation))
 		return 0;
 	place = near_place_for(key);
 	if (place && (__s32)(expires - place->flows[0].others) > 0)

@@ -105,8 +105,8 @@ func (d *Datapath) fillNear() error {
 			err := bindTable[ctKey, ctEntry](d, name).eachChunk(func(keys []ctKey, values []ctEntry) error {
 				for i := range keys {
 					k, e := &keys[i], &values[i]
-					local := e.Role == bpfgen.CTPreNAT || e.Role == bpfgen.CTPostNAT && e.Responder.Endpoint != 0
-					if k.Proto == uint8(state.TCP) && k.Scope == bpfgen.CTScopeFlow && e.Opener.Endpoint != 0 && local {
+					told := e.Role == bpfgen.CTPreNAT || e.Role == bpfgen.CTPostNAT && e.Responder.Generation != 0
+					if k.Proto == uint8(state.TCP) && k.Scope == bpfgen.CTScopeFlow && e.Opener.Endpoint != 0 && told {
 						atomic.StoreUint32(&places[nearPlaceOf(k)].Flows[0].Others, until)
 					}
 				}

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "3494cda7e756d489455742e9d02e412705b285e7e039eb235af2e91f4d583a86"
+const ObjectsHash = "fa174bfacfa44b8526f34d2f9bf7f9477835246c64b026742d3205b65ee13b7a"

@@ -341,3 +341,48 @@ func TestAWayHoldsForAMoment(t *testing.T) {
 		giveRoutes(t, link)
 	}
 }
+
+// A connection by pod address, on the port of one by Service to the same pod of another node, though its
+// pair was judged: beside an open one it takes another port, after a closed one the answers are its own.
+func TestAConnectionOfItsOwnToAnotherNodesPod(t *testing.T) {
+	n := newWireNode(t, false, false)
+	pod := n.Pods[1]
+	eachFamily(t, func(t *testing.T, v6 bool) {
+		onOneCPU(t)
+		far, vip := netip.AddrPortFrom(farPod(9, v6), 80), netip.AddrPortFrom(VIP(1, v6), 443)
+		n.SetService(t, oracle.TCP, vip, far)
+		out := func(port uint16, to netip.AddrPort, flags uint8) (src netip.AddrPort) {
+			t.Helper()
+			r := n.send(t, Eth(pod.MAC, pod.NodeMAC).IP(pod.IP(v6), to.Addr()).TCP(port, to.Port(), flags), Context{})
+			h, fault := oracle.Parse(r.Packet)
+			if got := TupleOf(h); r.Verdict == Drop || fault != "" || got.Dst != far {
+				t.Fatalf("%v %v %s, want it on its way to the far pod", r, got, fault)
+			}
+			return TupleOf(h).Src
+		}
+		in := func(port uint16, seen netip.AddrPort, flags uint8) {
+			t.Helper()
+			own := netip.AddrPortFrom(pod.IP(v6), port)
+			frame := Eth([6]byte{2, 1}, [6]byte{}).IP(far.Addr(), own.Addr()).TCP(far.Port(), port, flags).Frame()
+			n.enters(t, n.fromNetdev(t, frame), pod, seen, own)
+		}
+		open := func(port uint16, to netip.AddrPort) {
+			t.Helper()
+			out(port, to, syn)
+			in(port, to, syn|ack)
+			out(port, to, ack)
+			in(port, to, ack)
+		}
+		open(4000, far)
+		open(5000, vip)
+		if src := out(5000, far, syn); src.Port() == 5000 {
+			t.Error("it took the port of the Service's flow, whose answers would be its own")
+		}
+		in(5000, vip, ack)
+		open(5001, vip)
+		out(5001, vip, fin|ack)
+		in(5001, vip, fin|ack)
+		out(5001, vip, ack)
+		open(5001, far)
+	})
+}
