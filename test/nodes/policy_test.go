@@ -4,6 +4,7 @@ package nodes_test
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -49,7 +50,7 @@ func (w *world) policy(ingress string) {
 // shutOut wants no connection to come to be within what several tries take.
 func (w *world) shutOut(at netip.AddrPort) {
 	w.t.Helper()
-	if c, err := w.dialWithin("tcp", at, slow(1200*time.Millisecond)); err == nil {
+	if c, err := w.dialWith(net.Dialer{Timeout: slow(1200 * time.Millisecond)}, "tcp", at); err == nil {
 		c.Close()
 		w.t.Errorf("%s came to %s", w.from.name, at)
 	}

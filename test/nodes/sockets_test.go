@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -85,12 +86,12 @@ func plain(a net.Addr) netip.AddrPort {
 }
 
 func (w *world) dial(network string, to netip.AddrPort) (net.Conn, error) {
-	return w.dialWithin(network, to, patience)
+	return w.dialWith(net.Dialer{Timeout: patience}, network, to)
 }
 
-func (w *world) dialWithin(network string, to netip.AddrPort, limit time.Duration) (c net.Conn, err error) {
+func (w *world) dialWith(d net.Dialer, network string, to netip.AddrPort) (c net.Conn, err error) {
 	err = w.from.space.Do(func() (err error) {
-		c, err = (&net.Dialer{Timeout: limit}).Dial(network, to.String())
+		c, err = d.Dial(network, to.String())
 		return err
 	})
 	if err == nil {
@@ -121,6 +122,51 @@ func (w *world) tcp(to *lab.Pod, at netip.AddrPort) {
 	name, client, err := greeting(c)
 	if err != nil || name != to.Name || client != w.seen(to, at).String() {
 		w.t.Errorf("%q answered, who sees %q, %v; want %s and %s", name, client, err, to.Name, w.seen(to, at))
+	}
+}
+
+// onePort connects by a Service and by the pod's own address from one source port, at once and in turn.
+func (w *world) onePort(to *lab.Pod, at netip.AddrPort) {
+	w.t.Helper()
+	d := net.Dialer{
+		Timeout:   patience,
+		LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(w.me(), 20001)),
+		Control: func(_, _ string, c syscall.RawConn) (err error) {
+			c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+			return err
+		},
+	}
+	for turn := range 6 {
+		by := [2]netip.AddrPort{at, w.direct(to)}
+		if turn%2 == 1 {
+			by[0], by[1] = by[1], by[0]
+		}
+		var conns [2]net.Conn
+		for i := range conns {
+			c, err := w.dialWith(d, "tcp", by[i])
+			if err != nil {
+				w.t.Fatalf("turn %d, to %s: %v", turn, by[i], err)
+			}
+			defer c.Close()
+			w.must(c.(*net.TCPConn).SetLinger(0)) // nobody keeps the port
+			conns[i] = c
+		}
+		for i, c := range conns {
+			name, _, err := greeting(c)
+			if err != nil || name != to.Name {
+				w.t.Errorf("turn %d, to %s: %q answered, %v, want %s", turn, by[i], name, err, to.Name)
+			}
+			said, heard := noise(100), make([]byte, 100)
+			if _, err = c.Write(said); err == nil {
+				_, err = io.ReadFull(c, heard)
+			}
+			if !bytes.Equal(said, heard) {
+				w.t.Errorf("turn %d, to %s: what came back is not what was said, %v", turn, by[i], err)
+			}
+		}
+		for _, c := range conns {
+			w.must(c.Close())
+		}
 	}
 }
 

@@ -138,19 +138,20 @@ func (w *world) table() {
 			name string
 			run  func(*world, *lab.Pod, netip.AddrPort)
 			by   served
-			pod  bool // by pod address only
+			not  string // by which address it is not asked: "pod", or "service" for all others
 		}{
-			{"tcp", (*world).tcp, echoed, false},
-			{"bulk", (*world).bulk, echoed, false},
-			{"udp", (*world).udp, echoed, false},
-			{"datagrams", (*world).datagrams, echoed, false},
-			{"iperf3", (*world).measure, measured, false},
-			{"ab", (*world).browse, browsed, false},
-			{"refused", (*world).refused, echoed, true},
-			{"ping", (*world).ping, echoed, true},
+			{"tcp", (*world).tcp, echoed, ""},
+			{"one port", (*world).onePort, echoed, "pod"},
+			{"bulk", (*world).bulk, echoed, ""},
+			{"udp", (*world).udp, echoed, ""},
+			{"datagrams", (*world).datagrams, echoed, ""},
+			{"iperf3", (*world).measure, measured, ""},
+			{"ab", (*world).browse, browsed, ""},
+			{"refused", (*world).refused, echoed, "service"},
+			{"ping", (*world).ping, echoed, "service"},
 		} {
 			for by, at := range w.at(to, c.by) {
-				if c.pod && by != "pod" {
+				if c.not == "pod" && by == "pod" || c.not == "service" && by != "pod" {
 					continue
 				}
 				w.t.Run(fmt.Sprintf("%s/%s/%s", to.Name, by, c.name), func(t *testing.T) {
