@@ -54,6 +54,7 @@ func halves(opening uint8) (keys []ctKey, entries []ctEntry) {
 	}{{nearFront, nearBackend, bpfgen.CTPreNAT}, {nearBackend, nearFront, bpfgen.CTPostNAT}} {
 		e := ctEntry{Expires: programSecond() + 60, Role: h.role, Backend: 7, Opening: opening, Near: 1}
 		e.Opener.Endpoint, e.Responder.Endpoint = 1, 2
+		e.Opener.Generation, e.Responder.Generation = 11, 12
 		c, dst, o := endOf(nearClient), endOf(h.dst), endOf(h.other)
 		e.Other.Src, e.Other.Sport, e.Other.Dst, e.Other.Dport = c.addr, c.port, o.addr, o.port
 		keys = append(keys, ctKey{Lo: c.addr, LoPort: c.port, Hi: dst.addr, HiPort: dst.port, Proto: uint8(state.TCP)})
@@ -147,10 +148,16 @@ func TestNearFlowsOfABackendThatLeft(t *testing.T) {
 
 // Programs that knew of no places entered flows elsewhere; a SYN that is entered at once must know.
 func TestAnUpgradeTellsThePlacesOfOlderFlows(t *testing.T) {
+	for where, responder := range map[string]uint32{"this node": 2, "another node": 0} {
+		t.Run(where, func(t *testing.T) { olderFlows(t, responder) })
+	}
+}
+
+func olderFlows(t *testing.T, responder uint32) {
 	d := nearWorld(t)
 	keys, entries := halves(bpfgen.CTAnswered)
 	for i := range keys {
-		entries[i].Near = 0
+		entries[i].Near, entries[i].Responder.Endpoint = 0, responder
 		if err := d.maps[bpfgen.PodMapMstCtV1].Put(keys[i], entries[i]); err != nil {
 			t.Fatal(err)
 		}
