@@ -163,8 +163,12 @@ global_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct endpoin
 		unvouch(skb);
 		return verdict;
 	}
-	if (e->near && to)
-		near_known(p, at, self, to);
+	if (e->near && remote && e->role == CT_DIRECT) {
+		skb->cb[CB_WAY] = near_keep(&p->t, p->tables);
+		return send_out(skb, p, self, remote);
+	}
+	if (e->near && (to || remote))
+		near_known(p, self, to);
 	else if (!(reply && to_edge(e)))
 		keep_known(skb, p, e, at, reply, translated ? &t : NULL, to ? FAST_DELIVER : 0);
 	else if (edge_way(e) == EDGE_SEND)
@@ -226,7 +230,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		reason = admit(p, &plan, 0);
 	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
 	plan.near = p->shape && p->proto == IPPROTO_TCP && scope == CT_SCOPE_FLOW &&
-		    (to ? alike(self, to) : plan.role == CT_DIRECT && plan.responder.generation);
+		    (to ? alike(self, to) : !!plan.responder.generation);
 	if (!reason && plan.role == CT_PRE_NAT)
 		reason = nat_port(&plan, p->proto, now);
 	if (!reason && plan.near)
@@ -237,8 +241,8 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	event_opened(skb, p, &plan, DIR_FROM_POD, now);
-	if (plan.near && to)
-		near_new(p, &plan.post);
+	if (plan.near)
+		near_new(skb, p, &plan);
 	else
 		keep_new(skb, p, &plan, to ? FAST_DELIVER : 0);
 	if (plan.role == CT_PRE_NAT)
@@ -321,9 +325,8 @@ int from_pod(struct __sk_buff *skb)
 		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
 	p.shape = glance(skb, &p);
 	verdict = near_way(skb, &p, self);
-	if (verdict != FAST_NO)
-		return verdict;
-	verdict = fast_path(skb, &p, self, DIR_FROM_POD);
+	if (verdict == FAST_NO)
+		verdict = fast_path(skb, &p, self, DIR_FROM_POD);
 	if (to_send_out(verdict))
 		return sent_out(skb, &p, self);
 	if (verdict != FAST_NO)
@@ -372,6 +375,7 @@ int from_pod(struct __sk_buff *skb)
 slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 now)
 {
 	struct plan plan = { .post = p->t, .role = CT_DIRECT, .flags = in_pod || from_wire ? 0 : CT_VIA_STACK };
+	__u32 asked = from_wire ? nobody_generation() : 0;
 	int reason = 0;
 
 	if (from_node(skb, &p->t.src, self))
@@ -389,13 +393,18 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 	if (!reason)
 		reason = admit(p, &plan, skb->cb[CB_ENDPOINT]);
 	plan.near = from_wire && p->shape && p->proto == IPPROTO_TCP;
+	if (!reason && plan.near)
+		pair_keep(&plan, p, asked);
 	if (!reason)
 		reason = create_flow(p, &plan, now);
 	fast_forget_plan(p, &plan);
 	if (reason)
 		return drop(skb, reason, DIR_TO_POD);
 	event_opened(skb, p, &plan, DIR_TO_POD, now);
-	keep_new(skb, p, &plan, FAST_TO_POD);
+	if (plan.near)
+		near_keep(&p->t, p->tables);
+	else
+		keep_new(skb, p, &plan, FAST_TO_POD);
 	return into_pod(skb, p, self, skb->cb[CB_ENDPOINT]);
 }
 
@@ -440,7 +449,10 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 		tuple_reverse(&t, &e->other);
 		translated = true;
 	}
-	keep_known(skb, p, e, &f->key, f->reply, translated ? &t : NULL, FAST_TO_POD);
+	if (from_wire && e->near)
+		near_keep(&p->t, p->tables);
+	else
+		keep_known(skb, p, e, &f->key, f->reply, translated ? &t : NULL, FAST_TO_POD);
 	if (translated) {
 		reason = translate(skb, p, &t);
 		if (reason)

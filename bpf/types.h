@@ -277,11 +277,13 @@ struct ct_entry {
 	struct ct_end opener;
 	struct ct_end responder;
 	__u32 backend;      /* id, or enum backend_id */
-	struct tuple other; /* the other half's tuple in the flow's original direction */
+	/* The other half's tuple in the flow's original direction. Of a flow without translation that lies near,
+	 * between a pod of this node and one of another: a struct way_kept. */
+	struct tuple other;
 };
 _Static_assert(sizeof(struct ct_entry) == 72, "ct_entry");
 
-/* Room for one TCP flow between pods of this node, or for one half of it (lib/near.h). */
+/* Room for one TCP flow between pods, or for one half of it (lib/near.h). */
 struct near_flow {
 	struct ct_key key;
 	struct ct_entry e;
@@ -305,13 +307,13 @@ struct pair {
 	struct addr dst;
 	__be16 dport;
 	__u16 direct; /* 1: at that port of that address is no Service; else that is not known */
-	__u32 opener; /* endpoint */
+	__u32 opener; /* endpoint; 0: a pod of the node that opener_generation is */
 	__u32 opener_generation;
-	__u32 responder;
+	__u32 responder; /* the same */
 	__u32 responder_generation;
 	__u32 generation; /* of the tables, mixed */
 	__u32 until;      /* in the kernel's ticks */
-	__u32 pad2;
+	__u32 last;       /* to or from another node: where its last flow's way is kept (lib/way.h), or 0 */
 };
 _Static_assert(sizeof(struct pair) == 64, "pair");
 
@@ -327,14 +329,23 @@ enum fast_flag {
 	FAST_BY_EDGE = 128,   /* from a pod: to a client at the edge */
 };
 
-/* What was decided about a flow's packets at one hook, and what must still be so for it to hold.
- * All that is compared lies in the first 64 bytes. */
+/* The way that packets have just left the node by (lib/way.h). */
+struct way_kept {
+	__u32 until;   /* in the kernel's ticks */
+	__u32 ifindex;
+	__u32 mtu;     /* bytes, without the link header; 0: none is kept */
+	__u8 macs[12]; /* destination and source */
+};
+_Static_assert(sizeof(struct way_kept) <= sizeof(struct tuple), "an entry has room for a way");
+
 /* Both hashes of a voucher, as far as they have come. */
 struct voucher_sum {
 	__u64 a;
 	__u64 b;
 };
 
+/* What was decided about a flow's packets at one hook, and what must still be so for it to hold.
+ * All that is compared lies in the first 64 bytes. */
 struct fast_flow {
 	struct tuple t;        /* as packets show it; pad is the hook: endpoint << 1 | direction */
 	__u32 until;           /* in the kernel's ticks; then the flow's entry is looked at again */
@@ -345,14 +356,8 @@ struct fast_flow {
 	__u8 proto;
 	__u8 flags;            /* enum fast_flag */
 	struct tuple to;       /* what the packet's tuple becomes */
-	/* Where packets with that tuple left the node (lib/way.h). */
-	__u32 way_until;       /* a time of its own, in ticks */
-	__u32 way_ifindex;
 	union {
-		struct {
-			__u32 mtu;     /* bytes, without the link header */
-			__u8 macs[12]; /* destination and source */
-		} way;
+		struct way_kept way; /* of packets with that tuple; has a time of its own */
 		struct voucher_sum vouched; /* inside a pod: what their vouchers have in common, or zero */
 	} at;
 };
@@ -723,7 +728,7 @@ enum cb_word {
 	CB_ANSWER = 4, /* answer_key on an answer that goes out of the host end */
 	CB_VOUCHER_REST = 4,
 	CB_REMOTE = 4, /* of a packet from the wire: the node that sent it by the tunnel, or 0 */
-	CB_WAY = 4,    /* of a packet from a pod or at the edge: 1 + the slot where what is kept of its flow lies, or 0 */
+	CB_WAY = 4,    /* of a packet from a pod or at the edge: where the way of its flow's packets is kept (lib/way.h), or 0 */
 };
 
 /* Slots of the program table that entry programs call. */

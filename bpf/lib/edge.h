@@ -48,17 +48,17 @@ inline_fn struct edge_config *edge_config(__u32 side)
 global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 {
 	struct bpf_fib_lookup fib = {};
-	struct fast_flow *kept;
+	struct way_kept *kept;
 	struct way way = {};
 
 	if (!p)
 		return TC_ACT_SHOT;
 	kept = way_slot(skb);
 	if (kept && way_holds(kept, wire_length(skb, p))) {
-		if (!link_write(skb, kept->at.way.macs))
+		if (!link_write(skb, kept->macs))
 			return drop(skb, REASON_DELIVER, DIR_EDGE);
-		redirect_note(skb, kept->way_ifindex, REDIRECT_NEIGH);
-		return bpf_redirect(kept->way_ifindex, 0);
+		redirect_note(skb, kept->ifindex, REDIRECT_NEIGH);
+		return bpf_redirect(kept->ifindex, 0);
 	}
 	fib.l4_protocol = p->proto;
 	fib.sport = p->t.sport;

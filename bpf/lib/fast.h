@@ -370,7 +370,7 @@ slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct c
 	if (!fast || (void *)(eth + 1) > packet_end(skb) || (from_wire && peer->endpoint))
 		return 0;
 	if (!fast_is(fast, p, hook) || (to && !tuple_equal(&fast->to, to)))
-		fast->way_until = now_ticks() - 1; /* it was another flow's */
+		fast->at.way.mtu = 0; /* it was another flow's */
 	fast->t = p->t;
 	fast->t.pad = hook;
 	fast->until = now_ticks() + FAST_LIFETIME;

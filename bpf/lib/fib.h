@@ -66,7 +66,7 @@ inline_fn bool fib_route(struct __sk_buff *skb, struct bpf_fib_lookup *fib, stru
 /* Out of the device, to the neighbour: the kernel finds its link address. */
 inline_fn int way_out(struct __sk_buff *skb, struct way *way)
 {
-	struct fast_flow *kept = way_slot(skb);
+	struct way_kept *kept = way_slot(skb);
 
 	if (kept)
 		way_keep(kept, way);
@@ -76,15 +76,15 @@ inline_fn int way_out(struct __sk_buff *skb, struct way *way)
 
 /* Out of the device, to the link address that is known. The tunnel's family may be another than
  * that of the packet inside. */
-inline_fn int way_out_again(struct __sk_buff *skb, const struct fast_flow *kept, bool ipv6)
+inline_fn int way_out_again(struct __sk_buff *skb, const struct way_kept *kept, bool ipv6)
 {
 	struct ethhdr *eth = packet(skb);
 
-	if (!link_write(skb, kept->at.way.macs) || (void *)(eth + 1) > packet_end(skb))
+	if (!link_write(skb, kept->macs) || (void *)(eth + 1) > packet_end(skb))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
 	eth->h_proto = ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
-	redirect_note(skb, kept->way_ifindex, REDIRECT_NEIGH);
-	return bpf_redirect(kept->way_ifindex, 0);
+	redirect_note(skb, kept->ifindex, REDIRECT_NEIGH);
+	return bpf_redirect(kept->ifindex, 0);
 }
 
 inline_fn void fib_addrs(struct bpf_fib_lookup *fib, const struct addr *src, const struct addr *dst)
@@ -184,7 +184,7 @@ inline_fn void tunnel_to(struct tunnel *t, struct __sk_buff *skb, const struct p
 /* Through the tunnel, the way that its flow's packets have just gone or another. */
 slow_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const struct node_config *n, const struct remote *r)
 {
-	struct fast_flow *kept = way_slot(skb);
+	struct way_kept *kept = way_slot(skb);
 	struct way way;
 	struct tunnel t;
 	__u32 length;
@@ -213,7 +213,7 @@ slow_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const struct
 global_fn int to_wire(struct __sk_buff *skb, struct pkt *p)
 {
 	struct node_config *n = node_config();
-	struct fast_flow *kept;
+	struct way_kept *kept;
 	struct remote *r;
 	struct way way;
 	__u32 length;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Where TCP flows between pods lie, as long as there is room: those between two of
- * this node, and those without translation between one of it and another node's:
- * an array, in which a flow's place is arithmetic on its tuple, and has room for
- * two. An entry there is as any other (conntrack.h), and stays where it is for as
+ * Where TCP flows between pods lie, as long as there is room, those with other nodes'
+ * pods too: an array, in which a flow's place is arithmetic on its tuple, and has
+ * room for two. An entry there is as any other (conntrack.h), and stays where it is for as
  * long as its flow lives. A flow that finds no room goes to the tables of all flows.
  *
  * What decides is cold code and cold memory: a connection that opens and closes
@@ -13,18 +12,22 @@
 
 #include "common.h"
 
-/* Of both directions of a flow the same. Ports that follow one another lie side by side. */
-inline_fn struct near_place *near_place(const struct addr *a, const struct addr *b, __be16 port_a, __be16 port_b)
+/* The number of a place: of both directions of a flow the same. Ports that follow one another lie side by side. */
+inline_fn __u32 near_number(const struct addr *a, const struct addr *b, __be16 port_a, __be16 port_b)
 {
 	__u32 mixed = (a->words[3] ^ b->words[3]) * 0x9e3779b1u;
-	__u32 place = (mixed >> 16 ^ bpf_ntohs(port_a ^ port_b)) & (NEAR_PLACES - 1);
 
-	return bpf_map_lookup_elem(&mst_ct_near_v1, &place);
+	return (mixed >> 16 ^ bpf_ntohs(port_a ^ port_b)) & (NEAR_PLACES - 1);
+}
+
+inline_fn struct near_place *near_place(__u32 number)
+{
+	return bpf_map_lookup_elem(&mst_ct_near_v1, &number);
 }
 
 inline_fn struct near_place *near_place_of(const struct tuple *t)
 {
-	return near_place(&t->src, &t->dst, t->sport, t->dport);
+	return near_place(near_number(&t->src, &t->dst, t->sport, t->dport));
 }
 
 /* Whether flows under this key may lie here. `mustang why` asks about new flows alone. */
@@ -32,7 +35,7 @@ inline_fn struct near_place *near_place_for(const struct ct_key *key)
 {
 	if (dry_run || key->proto != IPPROTO_TCP || key->scope != CT_SCOPE_FLOW)
 		return NULL;
-	return near_place(&key->lo, &key->hi, key->lo_port, key->hi_port);
+	return near_place(near_number(&key->lo, &key->hi, key->lo_port, key->hi_port));
 }
 
 /* Return: 0 when the flow that lies there is the key's. */
@@ -67,6 +70,12 @@ inline_fn void near_renew(struct near_flow *n, __u32 tables)
 	n->tables = tables;
 	barrier();
 	n->until = now_ticks() + FAST_LIFETIME;
+}
+
+/* Whether the flow's packets may go its way, as far as the tables go. */
+inline_fn bool near_holds(const struct near_flow *n, __u32 tables)
+{
+	return (__s32)(n->until - now_ticks()) >= 0 && n->tables == tables;
 }
 
 /* Each packet of the flow takes the long way, until one renews it. */

@@ -116,9 +116,13 @@ inline_fn bool tunnel_find(struct __sk_buff *skb, const struct outer *o, struct 
 			   struct wire_way *w)
 {
 	__u32 before = ETH_HLEN + o->length + __builtin_offsetof(struct tunnel_tail, eth);
+	struct remote *from;
 
 	p->shape = glance_frame(skb, p, &tail->eth, skb->len - before);
-	return wire_find(p, w) && w->from->flags & REMOTE_TUNNEL && addr_equal(&w->from->addr, &o->src);
+	if (!wire_find(p, w))
+		return false;
+	from = remote_of(w->ref);
+	return from && from->flags & REMOTE_TUNNEL && addr_equal(&from->addr, &o->src);
 }
 
 /* What is in a plain tunnel to here: @tail is where the outer network header ends. Return: a tc verdict. */
@@ -126,30 +130,25 @@ inline_fn int tunnel_take(struct __sk_buff *skb, const struct outer *o, struct t
 			  const struct node_config *n)
 {
 	struct wire_way w = {};
-	__u32 id, ref = 0;
 	struct pkt p = {};
 	int verdict;
 	__be16 proto;
-	bool near;
+	bool known;
 
 	if ((void *)(tail + 1) > packet_end(skb) || !plain_tunnel(o, tail, n))
 		return NEXT;
 	proto = tail->eth.h_proto;
-	near = tunnel_find(skb, o, tail, &p, &w);
-	if (near) {
-		id = w.fast->peer;
-		ref = w.fast->peer_generation;
-	} else {
-		id = tunnel_judge(skb, o, tail, &ref);
-	}
-	if (!id || tunnel_strip(skb, o, proto))
+	known = tunnel_find(skb, o, tail, &p, &w);
+	if (!known)
+		w.id = tunnel_judge(skb, o, tail, &w.ref);
+	if (!w.id || tunnel_strip(skb, o, proto))
 		return NEXT;
-	if (near) {
-		verdict = wire_go(skb, &p, &w, ref);
+	if (known) {
+		verdict = wire_go(skb, &p, &w, w.ref);
 		if (verdict != FAST_NO)
 			return verdict;
 	}
-	return enter_pod(skb, id, ref);
+	return enter_pod(skb, w.id, w.ref);
 }
 
 /**

@@ -46,32 +46,68 @@ inline_fn void way_slot_note(struct __sk_buff *skb, __u32 slot)
 	skb->cb[CB_WAY] = slot + 1;
 }
 
-/* Return: what is kept of the packet's flow, or NULL. */
-inline_fn struct fast_flow *way_slot(struct __sk_buff *skb)
+/* What cb[CB_WAY] says of a flow without translation that lies near: its entry has room for its way. */
+#define WAY_NEAR (1u << 24)
+inline_fn __u32 way_near_code(__u32 place, bool second)
+{
+	return WAY_NEAR | place << 1 | second;
+}
+
+inline_fn struct way_kept *way_near(struct near_flow *n)
+{
+	return (struct way_kept *)&n->e.other;
+}
+
+/* Return: the flow whose way has this code, or NULL. */
+inline_fn struct near_flow *way_near_flow(__u32 code)
+{
+	__u32 key = (code & ~WAY_NEAR) >> 1;
+	struct near_place *place = code & WAY_NEAR ? bpf_map_lookup_elem(&mst_ct_near_v1, &key) : NULL;
+
+	if (!place)
+		return NULL;
+	opaque(place); /* else the compiler adds before it asks */
+	return &place->flows[code & 1];
+}
+
+/* Return: where the way of the packet's flow is kept, or NULL. */
+inline_fn struct way_kept *way_slot(struct __sk_buff *skb)
 {
 	__u32 slot = skb->cb[CB_WAY];
+	struct near_flow *n;
+	struct fast_flow *fast;
 
-	return slot ? fast_slot(slot - 1) : NULL;
+	if (!slot)
+		return NULL;
+	if (slot & WAY_NEAR) {
+		n = way_near_flow(slot);
+		return n ? way_near(n) : NULL;
+	}
+	fast = fast_slot(slot - 1);
+	if (!fast)
+		return NULL;
+	opaque(fast);
+	return &fast->at.way;
 }
 
 /**
  * way_holds - whether a packet of the flow may go the way that its packets have just gone
  * @length: bytes of the longest IP packet that goes out
  */
-inline_fn bool way_holds(const struct fast_flow *kept, __u32 length)
+inline_fn bool way_holds(const struct way_kept *kept, __u32 length)
 {
-	return (__s32)(kept->way_until - now_ticks()) >= 0 && length <= kept->at.way.mtu;
+	return (__s32)(kept->until - now_ticks()) >= 0 && length <= kept->mtu;
 }
 
 /**
  * way_keep - keep the way of a packet for those of its flow that follow
  */
-inline_fn void way_keep(struct fast_flow *kept, const struct way *way)
+inline_fn void way_keep(struct way_kept *kept, const struct way *way)
 {
 	if (!way->mtu || !(*(__u32 *)way->macs | *(__u16 *)(way->macs + 4)))
 		return;
-	kept->way_ifindex = way->ifindex;
-	kept->at.way.mtu = way->mtu;
-	__builtin_memcpy(kept->at.way.macs, way->macs, sizeof(kept->at.way.macs));
-	kept->way_until = now_ticks() + WAY_LIFETIME;
+	kept->ifindex = way->ifindex;
+	kept->mtu = way->mtu;
+	__builtin_memcpy(kept->macs, way->macs, sizeof(kept->macs));
+	kept->until = now_ticks() + WAY_LIFETIME;
 }

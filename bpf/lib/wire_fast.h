@@ -1,31 +1,68 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The short way (fast.h) from the NIC into a pod: whose packet it is lies in what
- * is kept of its flow, so that neither its receiver nor its sender is looked for.
+ * The short way (near.h, fast.h) from the NIC into a pod: whose packet it is lies
+ * in its flow's entry, or in what is kept of the flow, so that neither its receiver
+ * nor its sender is looked for. A SYN of a pair that has just been judged is
+ * entered at once.
  */
 #pragma once
 
 #include "common.h"
 #include "conntrack.h"
 #include "fast.h"
+#include "near_flow.h"
 #include "remote.h"
 #include "wire.h"
 
-/* Where a packet from the wire goes, as what is kept of its flow says. */
+/* Where a packet from the wire goes, as its flow's entry says, what is kept of the flow, or (neither) of its pair. */
 struct wire_way {
+	struct near_flow *near;
 	struct fast_flow *fast;
-	struct endpoint *to;
-	struct remote *from; /* the node that its sender is on */
+	__u32 id;   /* of the endpoint that gets it */
+	__u32 ref;  /* of the node that its sender is on */
+	bool reply; /* of a flow that lies near */
 };
 
-/**
- * wire_find - what is kept of a packet's flow at the NIC, and holds
- * @p: as glance leaves it, of the packet inside the tunnel if there is one
- *
- * Return: whether anything is. Whether that node may send it so, is left to the caller.
- */
-inline_fn bool wire_find(struct pkt *p, struct wire_way *w)
+/* Both ends of the packet's flow. @generation: of the endpoint */
+inline_fn bool wire_ends(struct wire_way *w, __u32 id, __u32 generation, __u32 ref)
 {
+	struct endpoint *to = endpoint_slot(id);
+
+	w->id = id;
+	w->ref = ref;
+	return to && to->generation == generation;
+}
+
+/* Of a SYN: its pair has just been judged. */
+inline_fn bool wire_find_pair(const struct pkt *p, struct wire_way *w)
+{
+	struct pair *pair = pair_of(&p->t, 0);
+
+	return pair && wire_ends(w, pair->responder, pair->responder_generation, pair->opener_generation);
+}
+
+/* Its flow lies near, and holds. */
+inline_fn bool wire_find_near(const struct pkt *p, struct wire_way *w)
+{
+	struct near_place *place = near_place_of(&p->t);
+	const struct ct_end *to, *from;
+	struct near_flow *n;
+
+	w->near = n = place ? near_find(place, &p->t, &w->reply) : NULL;
+	if (!n)
+		return false;
+	w->reply ^= n->e.flags & CT_ORIGIN_IS_HI;
+	to = w->reply ? &n->e.opener : &n->e.responder;
+	from = w->reply ? &n->e.responder : &n->e.opener;
+	return near_holds(n, tables_generation()) && !from->endpoint &&
+	       (n->e.role == CT_DIRECT || (n->e.role == CT_POST_NAT && w->reply)) &&
+	       wire_ends(w, to->endpoint, to->generation, from->generation);
+}
+
+/* Something is kept of its flow. */
+inline_fn bool wire_find_fast(struct pkt *p, struct wire_way *w)
+{
+	struct endpoint *to;
 	__u32 hash, slot;
 
 	if (!fast_shape(p))
@@ -34,12 +71,65 @@ inline_fn bool wire_find(struct pkt *p, struct wire_way *w)
 	w->fast = fast_at(p, FAST_WIRE_HOOK, &slot);
 	if (!w->fast)
 		return false;
-	w->to = endpoint_slot(w->fast->peer);
-	w->from = remote_of(w->fast->peer_generation);
-	if (!w->to || !w->from)
+	w->id = w->fast->peer;
+	w->ref = w->fast->peer_generation;
+	to = endpoint_slot(w->id);
+	if (!to)
 		return false;
-	p->generation = fast_generation(hash, w->to);
+	p->generation = fast_generation(hash, to);
 	return fast_holds(w->fast, p);
+}
+
+/**
+ * wire_find - what is known of a packet's flow at the NIC, and holds
+ * @p: as glance leaves it, of the packet inside the tunnel if there is one
+ * @w: zeroed
+ *
+ * Return: whether anything is. Whether that node may send it so, is left to the caller.
+ */
+inline_fn bool wire_find(struct pkt *p, struct wire_way *w)
+{
+	if (p->proto == IPPROTO_TCP && p->shape) {
+		if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+			return p->shape == SHAPE_OPENS && wire_find_pair(p, w);
+		if (wire_find_near(p, w))
+			return true;
+		w->near = NULL;
+	}
+	return wire_find_fast(p, w);
+}
+
+/* Begin the flow of a SYN. Return: whether there is room for it, near. */
+slow_fn bool wire_open(const struct pkt *p)
+{
+	__u32 now = now_seconds(), tables = tables_generation();
+	__u32 number = near_number(&p->t.src, &p->t.dst, p->t.sport, p->t.dport);
+	struct near_place *place = near_place(number);
+	struct pair *pair = pair_of(&p->t, 0);
+	struct near_flow *n;
+
+	if (!place || !pair || observed(now) || shadows_exist() || near_known_elsewhere(place, &p->t, now))
+		return false;
+	n = near_room_again(place, &p->t, now);
+	if (!n)
+		return false;
+	near_begin(n, &p->t, pair, CT_DIRECT, BACKEND_NONE);
+	near_way_of_last(n, pair, way_near_code(number, n != &place->flows[0]));
+	near_live(n, now, tables);
+	return true;
+}
+
+/* A packet of a flow that lies near; a Service's answer is turned back. Return: enum drop_reason, or FAST_NO. */
+slow_fn int wire_pass(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply)
+{
+	struct tuple t;
+
+	if (!near_passes(n, p, reply))
+		return FAST_NO;
+	if (n->e.role == CT_DIRECT)
+		return REASON_NONE;
+	tuple_reverse(&t, &n->e.other);
+	return translate(skb, p, &t);
 }
 
 /**
@@ -51,23 +141,39 @@ inline_fn bool wire_find(struct pkt *p, struct wire_way *w)
  */
 inline_fn int wire_go(struct __sk_buff *skb, struct pkt *p, struct wire_way *w, __u32 ref)
 {
-	int reason;
+	struct endpoint *to = endpoint_slot(w->id);
+	int reason = REASON_NONE;
 
-	if (!fast_seen(w->fast, p))
+	if (!to)
 		return FAST_NO;
+	if (w->near) {
+		reason = wire_pass(skb, p, w->near, w->reply);
+		if (reason == FAST_NO)
+			return FAST_NO;
+	} else if (!w->fast) {
+		if (!wire_open(p))
+			return FAST_NO;
+	} else if (!fast_seen(w->fast, p)) {
+		return FAST_NO;
+	} else if (w->fast->flags & FAST_TRANSLATE) {
+		reason = translate(skb, p, &w->fast->to);
+	}
 	skb->cb[CB_REMOTE] = ref;
-	reason = w->fast->flags & FAST_TRANSLATE ? translate(skb, p, &w->fast->to) : REASON_NONE;
-	return reason ? drop(skb, reason, DIR_TO_POD) : wire_into_pod(skb, p, w->to, w->fast->peer);
+	return reason ? drop(skb, reason, DIR_TO_POD) : wire_into_pod(skb, p, to, w->id);
 }
 
 /* A packet that came without tunnel. Return: a tc verdict or FAST_NO. */
 slow_fn int wire_fast(struct __sk_buff *skb)
 {
+	struct wire_way w = {};
+	struct remote *from;
 	struct pkt p = {};
-	struct wire_way w;
 
 	p.shape = glance(skb, &p);
-	if (!wire_find(&p, &w) || w.from->flags & REMOTE_TUNNEL)
+	if (!wire_find(&p, &w))
+		return FAST_NO;
+	from = remote_of(w.ref);
+	if (!from || from->flags & REMOTE_TUNNEL)
 		return FAST_NO;
 	return wire_go(skb, &p, &w, 0);
 }

@@ -2,9 +2,9 @@
 
 package datapath
 
-// The flows between pods of this node that lie at places of their own
-// (bpf/lib/near.h). Programs take and leave room there at any time, so what is
-// written here is a word of an entry, never the whole of it.
+// The flows between pods that lie at places of their own (bpf/lib/near.h).
+// Programs take and leave room there at any time, so what is written here is a
+// word of an entry, never the whole of it.
 
 import (
 	"encoding/binary"

@@ -211,7 +211,7 @@ const (
 	CbAnswer          = 4 // answer_key on an answer that goes out of the host end
 	CbVoucherRest     = 4
 	CbRemote          = 4 // of a packet from the wire: the node that sent it by the tunnel, or 0
-	CbWay             = 4 // of a packet from a pod or at the edge: 1 + the slot where what is kept of its flow lies, or 0
+	CbWay             = 4 // of a packet from a pod or at the edge: where the way of its flow's packets is kept (lib/way.h), or 0
 )
 
 // enum pod_program

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "fa174bfacfa44b8526f34d2f9bf7f9477835246c64b026742d3205b65ee13b7a"
+const ObjectsHash = "0f4f7ab58565553c6710482b95deab2296b72e92f8b013a51052d4ffc73784cc"

@@ -232,14 +232,14 @@ type PodFastFlow struct {
 		Dport uint16
 		Pad   uint32
 	}
-	WayUntil   uint32
-	WayIfindex uint32
-	At         struct {
+	At struct {
 		_   structs.HostLayout
 		Way struct {
-			_    structs.HostLayout
-			Mtu  uint32
-			Macs [12]uint8
+			_       structs.HostLayout
+			Until   uint32
+			Ifindex uint32
+			Mtu     uint32
+			Macs    [12]uint8
 		}
 	}
 }
@@ -358,7 +358,7 @@ type PodPair struct {
 	ResponderGeneration uint32
 	Generation          uint32
 	Until               uint32
-	Pad2                uint32
+	Last                uint32
 }
 
 type PodParent struct {

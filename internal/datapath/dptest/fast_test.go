@@ -113,6 +113,7 @@ func TestWhatIsKeptOfAFlowGoesWithWhatItRestsOn(t *testing.T) {
 // ageKept lets what is kept of flows end.
 func ageKept(t *testing.T, net *Network) {
 	t.Helper()
+	net.eachNear(t, func(n *bpfgen.PodNearFlow) { n.Until -= bpfgen.FastLifetime + 1 })
 	for slot := range net.MstFastV1.MaxEntries() {
 		var each []bpfgen.PodFastFlow
 		check(t, net.MstFastV1.Lookup(slot, &each))

@@ -94,16 +94,7 @@ func TestWhatAPairRestsOn(t *testing.T) {
 			meta.NextService++
 			check(t, s.net.MstMetaV1.Put(uint32(0), meta))
 		},
-		"time": func(t *testing.T, s scene) {
-			for slot := range s.net.MstPairsV1.MaxEntries() {
-				var each []bpfgen.PodPair
-				check(t, s.net.MstPairsV1.Lookup(slot, &each))
-				for i := range each {
-					each[i].Until -= bpfgen.PairLifetime + 1
-				}
-				check(t, s.net.MstPairsV1.Put(slot, each))
-			}
-		},
+		"time": func(t *testing.T, s scene) { s.net.agePairs(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachPair(t, func(t *testing.T, s scene, to netip.AddrPort) {
@@ -285,4 +276,17 @@ func TestAFloodLeavesTheNearFlowsAlone(t *testing.T) {
 		t.Error("a living flow lost its room")
 	}
 	s.talk(to, s.c, s.b)
+}
+
+// agePairs lets what was judged of pairs be over.
+func (n *Network) agePairs(t *testing.T) {
+	t.Helper()
+	for slot := range n.MstPairsV1.MaxEntries() {
+		var each []bpfgen.PodPair
+		check(t, n.MstPairsV1.Lookup(slot, &each))
+		for i := range each {
+			each[i].Until -= bpfgen.PairLifetime + 1
+		}
+		check(t, n.MstPairsV1.Put(slot, each))
+	}
 }

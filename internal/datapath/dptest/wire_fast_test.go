@@ -12,7 +12,8 @@ import (
 )
 
 // The short way from the NIC into a pod (bpf/lib/wire_fast.h). That a packet took
-// it shows when the flow's entries are gone, nobody said so, and it enters none.
+// it shows when the pod's address is gone, and nobody said so: who looks for the
+// receiver finds none, and leaves the packet to the stack.
 
 // nearWire is a flow of a far pod with one of the node's, direct or through the tunnel.
 type nearWire struct {
@@ -59,25 +60,27 @@ func (w *nearWire) anew() {
 
 var flowsOpened uint16 // no test runs beside another
 
+// answer lets the pod send to the far end.
+func (w *nearWire) answer(flags uint8) {
+	w.t.Helper()
+	p := Eth(w.pod.MAC, w.pod.NodeMAC).IP(w.own.Addr(), w.seen.Addr()).TCP(w.own.Port(), w.seen.Port(), flags)
+	if r := w.send(w.t, p, Context{}); r.Verdict == Drop {
+		w.t.Fatal(r)
+	}
+}
+
 // open establishes it: by the far pod, or by the node's through a Service.
 func (w *nearWire) open(service bool) {
 	w.t.Helper()
-	out := func(flags uint8) {
-		w.t.Helper()
-		p := Eth(w.pod.MAC, w.pod.NodeMAC).IP(w.own.Addr(), w.seen.Addr()).TCP(w.own.Port(), w.seen.Port(), flags)
-		if r := w.send(w.t, p, Context{}); r.Verdict == Drop {
-			w.t.Fatal(r)
-		}
-	}
 	if service {
 		w.seen = netip.AddrPortFrom(VIP(1, w.v6), 443)
 		w.SetService(w.t, oracle.TCP, w.seen, w.far)
-		out(syn)
+		w.answer(syn)
 		w.enters(w.arrive(syn | ack))
-		out(ack)
+		w.answer(ack)
 	} else {
 		w.enters(w.arrive(syn))
-		out(syn | ack)
+		w.answer(syn | ack)
 		w.enters(w.arrive(ack))
 	}
 	w.enters(w.arrive(ack))
@@ -110,42 +113,146 @@ func (w *nearWire) entry() *Flow {
 	return w.Flow(w.t, Tuple{oracle.TCP, w.own, w.far}, bpfgen.CTScopeFlow)
 }
 
+// forgetPod takes the pod's addresses from the table of endpoints until the test ends or anew.
+func (w *nearWire) forgetPod() {
+	w.t.Helper()
+	for _, a := range []netip.Addr{w.pod.IP4, w.pod.IP6} {
+		check(w.t, w.MstEndpointAddrsV1.Delete(toAddr(a)))
+		w.t.Cleanup(func() { check(w.t, w.MstEndpointAddrsV1.Put(toAddr(a), w.pod.ID)) })
+	}
+}
+
+// away fails unless the packet is left to the stack.
+func (w *nearWire) away(r Result, after string) {
+	w.t.Helper()
+	if r.Verdict == Redirect && r.RedirectKind == bpfgen.RedirectPeer {
+		w.t.Errorf("after %s changed it goes the short way: %v", after, r)
+	}
+}
+
 func TestPacketsFromTheWireTakeTheShortWay(t *testing.T) {
 	eachNearWire(t, func(w nearWire) {
-		w.Network.loseFlows(t)
+		w.forgetPod()
 		before := counted(w.t, w.Network, w.pod)
 		w.enters(w.arrive(ack))
-		if f := w.entry(); f != nil {
-			w.t.Errorf("it took the long way: %+v", f)
-		}
 		if after := counted(w.t, w.Network, w.pod); after.ToPod.Packets != before.ToPod.Packets+1 {
 			w.t.Errorf("counted %+v, then %+v", before.ToPod, after.ToPod)
 		}
 	})
 }
 
-func TestTheShortWayFromTheWireEndsWithWhatItRestsOn(t *testing.T) {
+// Connections that follow one another, from the SYN to the last ACK, once their pair was judged.
+func TestConnectionsFromTheWireTakeTheShortWay(t *testing.T) {
 	eachNearWire(t, func(w nearWire) {
-		for name, change := range map[string]func(){
-			"the pod's endpoint": func() { w.SetPod(w.t, w.pod) },
-			"the tables":         func() { w.flowsChanged(w.t) },
-			"time":               func() { ageKept(w.t, w.Network) },
-		} {
-			if w.service {
-				break // without its flow, an answer is of no Service's
+		if w.service {
+			w.t.Skip("the pod opens them")
+		}
+		w.forgetPod()
+		for i := range uint16(3) {
+			w.far = netip.AddrPortFrom(w.far.Addr(), 100+i)
+			w.seen = w.far
+			w.open(false)
+			if f := w.entry(); f == nil || !f.near || !f.Established {
+				w.t.Fatalf("its entry is %+v", f)
 			}
-			w.anew()
-			w.Network.loseFlows(w.t)
-			change()
+			w.enters(w.arrive(fin | ack))
+			w.answer(fin | ack)
 			w.enters(w.arrive(ack))
-			if w.entry() == nil {
-				w.t.Errorf("after %s changed its flow is not looked for", name)
+			if f := w.entry(); f == nil || f.Left() > 121 {
+				w.t.Errorf("closed, its entry is %+v", f)
 			}
 		}
+	})
+}
+
+// eachWireChange runs fn with whatever the short way rests on changed, in a flow of its own each.
+func (w *nearWire) eachWireChange(fn func(name string)) {
+	w.t.Helper()
+	for name, change := range map[string]func(){
+		"the pod's endpoint": func() { w.SetPod(w.t, w.pod) },
+		"the tables":         func() { w.flowsChanged(w.t) },
+		"time": func() {
+			ageKept(w.t, w.Network)
+			w.agePairs(w.t)
+		},
+		"its node": func() {
+			const anew = thereRef + 1<<16
+			check(w.t, w.MstRemotesV1.Put(uint32(thereRef&0xffff), bpfgen.PodRemote{Ref: anew}))
+		},
+	} {
+		w.t.Run(name, func(t *testing.T) {
+			outer := w.t
+			w.t = t
+			defer func() { w.t = outer }()
+			w.anew()
+			change()
+			w.forgetPod()
+			fn(name)
+			w.join(t, w.tunnel != nil, w.tunnel != nil && w.tunnel.src.Is6())
+		})
+	}
+}
+
+func TestTheShortWayFromTheWireEndsWithWhatItRestsOn(t *testing.T) {
+	eachNearWire(t, func(w nearWire) {
+		w.eachWireChange(func(name string) { w.away(w.arrive(ack), name) })
 		w.anew()
 		check(w.t, w.MstRemotesV1.Put(uint32(thereRef&0xffff), bpfgen.PodRemote{}))
 		if r := w.arrive(ack); r.Verdict == Redirect {
 			w.t.Errorf("its node is gone: %v", r)
+		}
+	})
+}
+
+func TestAPairFromTheWireEndsWithWhatItRestsOn(t *testing.T) {
+	eachNearWire(t, func(w nearWire) {
+		if w.service {
+			w.t.Skip("the pod opens them")
+		}
+		next := func() Result {
+			w.far = netip.AddrPortFrom(w.far.Addr(), 99)
+			return w.arrive(syn)
+		}
+		w.eachWireChange(func(name string) { w.away(next(), name) })
+		w.t.Run("a Service", func(t *testing.T) {
+			outer := w.t
+			w.t = t
+			defer func() { w.t = outer }()
+			w.anew()
+			var meta bpfgen.PodMeta
+			check(t, w.MstMetaV1.Lookup(uint32(0), &meta))
+			meta.NextService++
+			check(t, w.MstMetaV1.Put(uint32(0), meta))
+			w.forgetPod()
+			w.away(next(), "a Service")
+		})
+		w.anew()
+		w.forgetPod()
+		w.own = netip.AddrPortFrom(w.own.Addr(), w.own.Port()+1000)
+		w.away(w.arrive(syn), "the port")
+	})
+}
+
+// Nobody else opens a connection by a pair that was judged.
+func TestAPairFromTheWireIsTheSendersAlone(t *testing.T) {
+	eachNearWire(t, func(w nearWire) {
+		if w.service {
+			w.t.Skip("the pod opens them")
+		}
+		w.forgetPod()
+		w.far = netip.AddrPortFrom(w.far.Addr(), 98)
+		frame := w.frame(syn)
+		if w.tunnel == nil {
+			wrapped := fromThere(w.v6).wrap(frame)
+			passes(w.t, w.fromNetdev(w.t, wrapped), wrapped)
+		} else {
+			passes(w.t, w.fromNetdev(w.t, frame), frame)
+			other := *w.tunnel
+			other.src = wireAddr(3, other.src.Is6())
+			w.away(w.fromNetdev(w.t, other.wrap(frame)), "the tunnel's other end")
+		}
+		if f := w.entry(); f != nil {
+			w.t.Errorf("it was entered: %+v", f)
 		}
 	})
 }

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The life of a flow that lies near (near.h): how it begins at once, between two
+ * ends that have just been judged, what its packets tell it, and how it closes.
+ */
+#pragma once
+
+#include "common.h"
+#include "conntrack.h"
+#include "events.h"
+#include "near.h"
+#include "nobody.h"
+#include "way.h"
+
+inline_fn struct pair *pair_slot(const struct tuple *t, __u32 opener)
+{
+	__u32 slot = (opener ^ t->dport ^ t->dport >> 8 ^ t->dst.bytes[15]) & (PAIR_SLOTS - 1);
+
+	return bpf_map_lookup_elem(&mst_pairs_v1, &slot);
+}
+
+/**
+ * pair_of - what was judged of a SYN's pair, if it holds
+ * @t: as the responder sees it
+ * @id: the opener's endpoint; 0: a pod of another node
+ *
+ * Whether both ends are what they were, is left to the caller.
+ */
+inline_fn struct pair *pair_of(const struct tuple *t, __u32 id)
+{
+	struct pair *pair = pair_slot(t, id);
+
+	if (pair && pair->opener == id && pair->dport == t->dport && addr_equal(&pair->dst, &t->dst) &&
+	    addr_equal(&pair->src, &t->src) && pair->generation == nobody_generation() &&
+	    (__s32)(pair->until - now_ticks()) >= 0)
+		return pair;
+	return NULL;
+}
+
+/* Return: whether the tuple's flow lies there. @src_is_hi: whether then its source is the key's `hi` end */
+inline_fn bool near_is(const struct near_flow *n, const struct tuple *t, bool *src_is_hi)
+{
+	*src_is_hi = n->key.hi_port == t->sport && n->key.lo_port == t->dport && addr_equal(&n->key.hi, &t->src) &&
+		     addr_equal(&n->key.lo, &t->dst);
+	return *src_is_hi || (n->key.lo_port == t->sport && n->key.hi_port == t->dport &&
+			      addr_equal(&n->key.lo, &t->src) && addr_equal(&n->key.hi, &t->dst));
+}
+
+/* The room that the tuple's flow has, or had last, at its place; NULL: none. It has no other. */
+inline_fn struct near_flow *near_find(struct near_place *place, const struct tuple *t, bool *src_is_hi)
+{
+	if (near_is(&place->flows[0], t, src_is_hi))
+		return &place->flows[0];
+	return near_is(&place->flows[1], t, src_is_hi) ? &place->flows[1] : NULL;
+}
+
+/* The room for a new flow of a tuple at its place; NULL: none, or its last flow does not leave it yet. */
+inline_fn struct near_flow *near_room_for(struct near_place *place, const struct tuple *t, __u32 now)
+{
+	bool hi;
+	struct near_flow *own = near_find(place, t, &hi);
+
+	if (!own)
+		return near_room(place, now);
+	return near_leaves(own, own->e.expires, now) ? own : NULL;
+}
+
+/* The same of a flow without translation, whose last one may be closing still: then it ends. The room is taken. */
+inline_fn struct near_flow *near_room_again(struct near_place *place, const struct tuple *t, __u32 now)
+{
+	bool hi;
+	struct near_flow *n = near_find(place, t, &hi);
+
+	if (n && ct_alive(&n->e, now)) {
+		if (n->e.role != CT_DIRECT || !(n->e.closing_orig | n->e.closing_reply))
+			return NULL;
+		n->e.expires = now - 1;
+	}
+	if (!n)
+		n = near_room(place, now);
+	return n && near_take(n, now) ? n : NULL;
+}
+
+/* Whether a living flow lies under the tuple in a table for all flows. */
+global_fn int near_lives_elsewhere(const struct tuple *t, __u32 now)
+{
+	struct ct_key key;
+
+	if (!t)
+		return 1;
+	ct_key_of(&key, t, IPPROTO_TCP, CT_SCOPE_FLOW);
+	return ct_alive(bpf_map_lookup_elem(&mst_ct_v1, &key), now) ||
+	       ct_alive(bpf_map_lookup_elem(&mst_ct_new_v1, &key), now);
+}
+
+/* The same of what a SYN must know of (near_elsewhere). */
+inline_fn bool near_known_elsewhere(const struct near_place *place, const struct tuple *t, __u32 now)
+{
+	return (__s32)(place->flows[0].others - now) >= 0 && near_lives_elsewhere(t, now);
+}
+
+/* Enter a new flow, or a half of one, where room was taken. */
+inline_fn void near_begin(struct near_flow *n, const struct tuple *t, const struct pair *pair, __u8 role, __u32 backend)
+{
+	n->e.flags = ct_key_of(&n->key, t, IPPROTO_TCP, CT_SCOPE_FLOW) ? CT_ORIGIN_IS_HI : 0;
+	n->e.role = role;
+	n->e.seen_reply = 0;
+	n->e.shadow = 0;
+	n->e.closing_orig = 0;
+	n->e.closing_reply = 0;
+	n->e.opening = CT_OPENING_IN_PLACE;
+	n->e.near = 1;
+	n->e.opener.endpoint = pair->opener;
+	n->e.opener.generation = pair->opener_generation;
+	n->e.responder.endpoint = pair->responder;
+	n->e.responder.generation = pair->responder_generation;
+	n->e.backend = backend;
+	way_near(n)->mtu = 0;
+	barrier();
+}
+
+/**
+ * near_way_of_last - a new flow without translation goes the way of its pair's last one, as long as that holds
+ * @n: begun, not yet living
+ * @code: of its way
+ */
+inline_fn void near_way_of_last(struct near_flow *n, struct pair *pair, __u32 code)
+{
+	struct near_flow *last = way_near_flow(pair->last);
+
+	if (last && last->e.role == CT_DIRECT && addr_equal(&last->key.lo, &n->key.lo) &&
+	    addr_equal(&last->key.hi, &n->key.hi))
+		*way_near(n) = *way_near(last);
+	pair->last = code;
+}
+
+/* From here on it is a flow like any other. */
+inline_fn void near_live(struct near_flow *n, __u32 now, __u32 tables)
+{
+	n->e.expires = now + timeouts.tcp_half_open;
+	near_renew(n, tables);
+}
+
+/* The other half of a Service's flow, if it lies near. */
+slow_fn struct near_flow *near_half(const struct near_flow *n)
+{
+	const struct tuple *t = &n->e.other;
+	struct near_place *place = near_place_of(t);
+	struct tuple mine = {};
+	bool hi;
+	struct near_flow *half = place ? near_find(place, t, &hi) : NULL;
+
+	ct_tuple(&mine, &n->key, &n->e);
+	return half && ct_is_half(&half->e, &n->e, &mine) ? half : NULL;
+}
+
+inline_fn void near_proved(struct ct_entry *e, __u32 now)
+{
+	e->seen_reply = 1;
+	e->opening = CT_ANSWERED;
+	e->expires = now + ct_lifetime(e, IPPROTO_TCP, true);
+}
+
+inline_fn void near_closing(struct ct_entry *e, __u8 how, bool reply, __u32 now)
+{
+	if (reply)
+		e->closing_reply |= how;
+	else
+		e->closing_orig |= how;
+	e->expires = now + ct_lifetime(e, IPPROTO_TCP, true);
+}
+
+/* An end of a flow closes. */
+slow_fn int near_close(struct near_flow *n, struct near_flow *half, const struct pkt *p, bool reply)
+{
+	__u8 how = p->tcp_flags & TCP_RST ? CT_RST : CT_FIN;
+	bool closed = ct_closed(&n->e);
+	__u32 now = now_seconds();
+
+	near_closing(&n->e, how, reply, now);
+	if (half)
+		near_closing(&half->e, how, reply, now);
+	if (!closed && ct_closed(&n->e) && observed(now))
+		event_closed(&n->key, &n->e, IPPROTO_TCP, p->tcp_flags, now);
+	return 0;
+}
+
+/* The flow learns of a packet that answers, proves or closes it, both halves at once. Return: false when one lies
+ * elsewhere. */
+slow_fn bool near_learn(struct near_flow *n, struct pkt *p, bool reply)
+{
+	struct near_flow *half = NULL;
+
+	if (n->e.role != CT_DIRECT) {
+		half = near_half(n);
+		if (!half)
+			return false;
+	}
+	if (reply && !n->e.seen_reply) {
+		n->e.seen_reply = 1;
+		if (half)
+			half->e.seen_reply = 1;
+		else /* lives by its answer, as any without translation that lies where it will stay (ct_lasts) */
+			n->e.expires = now_seconds() + ct_lifetime(&n->e, IPPROTO_TCP, true);
+	} else if (!reply && n->e.opening && (n->e.seen_reply || (half && half->e.seen_reply))) {
+		__u32 now = now_seconds();
+
+		near_proved(&n->e, now);
+		if (half)
+			near_proved(&half->e, now);
+	}
+	if (p->shape == SHAPE_ENDS)
+		near_close(n, half, p, reply);
+	return true;
+}
+
+/**
+ * near_passes - whether a packet may go its flow's way; what it tells of the flow is noted
+ * @n: a flow that holds
+ */
+inline_fn bool near_passes(struct near_flow *n, struct pkt *p, bool reply)
+{
+	struct ct_entry *e = &n->e;
+
+	if (p->shape == SHAPE_USUAL && (reply ? e->seen_reply : !e->opening) && (e->role == CT_DIRECT || !ct_closed(e)))
+		return true;
+	if (p->tcp_flags & TCP_SYN && (!reply || p->shape != SHAPE_OPENS))
+		return false;
+	return near_learn(n, p, reply);
+}
