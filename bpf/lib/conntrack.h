@@ -546,7 +546,8 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 			fast_forget_flow(&f->key, e);
 	}
 	expires = f->now + ct_lifetime(e, p->proto, !e->opening || ct_lasts(e, p->proto));
-	if (expires - e->expires + CT_REFRESH - 1 >= 2 * CT_REFRESH - 1) {
+	/* Of one that closes it says to the second when: by that its room is left to others (near_leaves). */
+	if (p->tcp_flags & (TCP_FIN | TCP_RST) || expires - e->expires + CT_REFRESH - 1 >= 2 * CT_REFRESH - 1) {
 		e->expires = expires;
 		near_elsewhere(&f->key, e, expires);
 		if (e->role != CT_DIRECT)

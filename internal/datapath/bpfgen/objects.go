@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "0f4f7ab58565553c6710482b95deab2296b72e92f8b013a51052d4ffc73784cc"
+const ObjectsHash = "41733ff3ec26292cd1d6014f0159bb6a5c29b4ecab8e656cd39012e458f367f1"

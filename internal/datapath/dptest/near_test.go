@@ -218,6 +218,30 @@ func TestAClosedFlowLeavesItsRoomAfterAMoment(t *testing.T) {
 	})
 }
 
+// It is a moment since its end, not since its last packet but that.
+func TestAFlowThatClosesLateKeepsItsRoomForAMoment(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.TCP)
+		for i := range uint16(2) {
+			from, to := s.neighbour(i)
+			s.sees(s.send(s.client, from, to, syn), s.server, from, to)
+			s.sees(s.send(s.server, to, from, syn|ack), s.client, to, from)
+			s.sees(s.send(s.client, from, to, fin|ack), s.server, from, to)
+		}
+		net.Age(t, bpfgen.CTNearClosed+1)
+		net.flowsChanged(t) // the long way
+		for i := range uint16(2) {
+			from, to := s.neighbour(i)
+			s.sees(s.send(s.server, to, from, fin|ack), s.client, to, from)
+		}
+		from, to := s.neighbour(2)
+		s.sees(s.send(s.client, from, to, syn), s.server, from, to)
+		if s.lies(from, to) {
+			t.Error("a flow took the room of one that has just closed")
+		}
+	})
+}
+
 // What is left of a Service's flow must not lead its late packets into the next one, whose
 // tuple is the same to the backend.
 func TestALatePacketWhoseOtherHalfIsAnothersIsRefused(t *testing.T) {
