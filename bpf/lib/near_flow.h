@@ -141,6 +141,29 @@ inline_fn void near_live(struct near_flow *n, __u32 now, __u32 tables)
 	near_renew(n, tables);
 }
 
+/**
+ * near_enter_pair - begin the flow of a SYN without translation, whose pair holds
+ * Return: its way's code; 0: there is no room for it, or it lies elsewhere.
+ */
+inline_fn __u32 near_enter_pair(const struct tuple *t, struct pair *pair, __u32 now, __u32 tables)
+{
+	__u32 number = near_number(&t->src, &t->dst, t->sport, t->dport), code;
+	struct near_place *place = near_place(number);
+	struct near_flow *n;
+
+	if (!place || near_known_elsewhere(place, t, now))
+		return 0;
+	n = near_room_again(place, t, now);
+	if (!n)
+		return 0;
+	code = way_near_code(number, n != &place->flows[0]);
+	near_begin(n, t, pair, CT_DIRECT, BACKEND_NONE);
+	if (!pair->opener || !pair->responder)
+		near_way_of_last(n, pair, code);
+	near_live(n, now, tables);
+	return code;
+}
+
 /* The other half of a Service's flow, if it lies near. */
 slow_fn struct near_flow *near_half(const struct near_flow *n)
 {

@@ -174,33 +174,23 @@ global_fn int near_serve(struct __sk_buff *skb, struct pkt *p, struct endpoint *
  */
 global_fn int near_open(struct __sk_buff *skb, struct pkt *p, struct endpoint *self)
 {
-	__u32 id = skb->cb[CB_ENDPOINT], now = now_seconds(), tables = tables_generation(), number;
-	struct pair *pair;
-	struct near_place *place;
-	struct near_flow *n;
+	__u32 id = skb->cb[CB_ENDPOINT], now = now_seconds(), tables = tables_generation(), code;
 	struct endpoint *to;
+	struct pair *pair;
 
 	if (!p || !self || !from_own_mac(skb, self) || observed(now) || shadows_exist())
 		return FAST_NO;
 	pair = pair_of(&p->t, id);
 	if (!pair || !pair->direct)
 		return NEAR_SERVE;
-	number = near_number(&p->t.src, &p->t.dst, p->t.sport, p->t.dport);
-	place = near_place(number);
-	if (!place || !pair_holds(pair, self, &to) || near_known_elsewhere(place, &p->t, now))
+	code = pair_holds(pair, self, &to) ? near_enter_pair(&p->t, pair, now, tables) : 0;
+	if (!code)
 		return FAST_NO;
-	n = near_room_again(place, &p->t, now);
-	if (!n)
-		return FAST_NO;
-	near_begin(n, &p->t, pair, CT_DIRECT, BACKEND_NONE);
-	if (!to) {
-		skb->cb[CB_WAY] = way_near_code(number, n != &place->flows[0]);
-		near_way_of_last(n, pair, skb->cb[CB_WAY]);
-	}
-	near_live(n, now, tables);
 	count_from_pod(id, skb->len);
-	return to ? deliver(skb, p, self, to, pair->responder, NULL) :
-		    send_out(skb, p, self, pair->responder_generation);
+	if (to)
+		return deliver(skb, p, self, to, pair->responder, NULL);
+	skb->cb[CB_WAY] = code;
+	return send_out(skb, p, self, pair->responder_generation);
 }
 
 /* The tuple's flow, which lies near, has just been judged. Return: its way's code. */

@@ -103,20 +103,9 @@ inline_fn bool wire_find(struct pkt *p, struct wire_way *w)
 slow_fn bool wire_open(const struct pkt *p)
 {
 	__u32 now = now_seconds(), tables = tables_generation();
-	__u32 number = near_number(&p->t.src, &p->t.dst, p->t.sport, p->t.dport);
-	struct near_place *place = near_place(number);
 	struct pair *pair = pair_of(&p->t, 0);
-	struct near_flow *n;
 
-	if (!place || !pair || observed(now) || shadows_exist() || near_known_elsewhere(place, &p->t, now))
-		return false;
-	n = near_room_again(place, &p->t, now);
-	if (!n)
-		return false;
-	near_begin(n, &p->t, pair, CT_DIRECT, BACKEND_NONE);
-	near_way_of_last(n, pair, way_near_code(number, n != &place->flows[0]));
-	near_live(n, now, tables);
-	return true;
+	return pair && !observed(now) && !shadows_exist() && near_enter_pair(&p->t, pair, now, tables);
 }
 
 /* A packet of a flow that lies near; a Service's answer is turned back. Return: enum drop_reason, or FAST_NO. */

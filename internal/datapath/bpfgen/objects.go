@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "41733ff3ec26292cd1d6014f0159bb6a5c29b4ecab8e656cd39012e458f367f1"
+const ObjectsHash = "6aa35753ec0e4dee5bbc5dad4fd97c5c922ba45f1198be48880a25d4e108d829"

@@ -270,12 +270,8 @@ func TestAConnectionOfItsOwnKeepsOutOfAServicesFlow(t *testing.T) {
 					net.fillNear(t)
 				}
 				s.open(s.vip, s.b)
-				if !room { // there is some now
-					net.eachNear(t, func(n *bpfgen.PodNearFlow) {
-						if n.Key == (bpfgen.PodCtKey{}) {
-							n.E.Expires = 0
-						}
-					})
+				if !room {
+					net.freeNear(t)
 				}
 				a := s.send(s.client, s.c, s.b, syn)
 				if a.Dropped != "" || a.Pod != s.server.ID || a.Tuple().Src == s.c {
@@ -300,6 +296,16 @@ func TestAFloodLeavesTheNearFlowsAlone(t *testing.T) {
 		t.Error("a living flow lost its room")
 	}
 	s.talk(to, s.c, s.b)
+}
+
+// freeNear gives back the room that fillNear took.
+func (n *Network) freeNear(t *testing.T) {
+	t.Helper()
+	n.eachNear(t, func(f *bpfgen.PodNearFlow) {
+		if f.Key == (bpfgen.PodCtKey{}) {
+			f.E.Expires = 0
+		}
+	})
 }
 
 // agePairs lets what was judged of pairs be over.

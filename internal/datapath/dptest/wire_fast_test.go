@@ -28,12 +28,15 @@ type nearWire struct {
 }
 
 // eachNearWire runs fn for such flows of both families, by a Service and without, each of its own.
-func eachNearWire(t *testing.T, fn func(w nearWire)) {
+func eachNearWire(t *testing.T, fn func(w nearWire)) { eachWireFlow(t, []bool{false, true}, fn) }
+
+// eachWireFlow is eachNearWire for flows that the pod opens by a Service (true), or the far one (false).
+func eachWireFlow(t *testing.T, services []bool, fn func(w nearWire)) {
 	for _, tunnel := range []string{"direct", "over IPv4", "over IPv6"} {
 		over6 := tunnel == "over IPv6"
 		n := newWireNode(t, tunnel != "direct", over6)
-		for i := range 4 {
-			v6, service := i&1 != 0, i&2 != 0
+		for i := range 2 * len(services) {
+			v6, service := i&1 != 0, services[i/2]
 			t.Run(fmt.Sprintf("%s/IPv6 %t/Service %t", tunnel, v6, service), func(t *testing.T) {
 				onOneCPU(t)
 				w := nearWire{wireNode: n, t: t, v6: v6, pod: n.Pods[1], service: service}
@@ -113,7 +116,7 @@ func (w *nearWire) entry() *Flow {
 	return w.Flow(w.t, Tuple{oracle.TCP, w.own, w.far}, bpfgen.CTScopeFlow)
 }
 
-// forgetPod takes the pod's addresses from the table of endpoints until the test ends or anew.
+// forgetPod takes the pod's addresses from the table of endpoints until the test ends.
 func (w *nearWire) forgetPod() {
 	w.t.Helper()
 	for _, a := range []netip.Addr{w.pod.IP4, w.pod.IP6} {
@@ -143,10 +146,7 @@ func TestPacketsFromTheWireTakeTheShortWay(t *testing.T) {
 
 // Connections that follow one another, from the SYN to the last ACK, once their pair was judged.
 func TestConnectionsFromTheWireTakeTheShortWay(t *testing.T) {
-	eachNearWire(t, func(w nearWire) {
-		if w.service {
-			w.t.Skip("the pod opens them")
-		}
+	eachWireFlow(t, []bool{false}, func(w nearWire) {
 		w.forgetPod()
 		for i := range uint16(3) {
 			w.far = netip.AddrPortFrom(w.far.Addr(), 100+i)
@@ -205,10 +205,7 @@ func TestTheShortWayFromTheWireEndsWithWhatItRestsOn(t *testing.T) {
 }
 
 func TestAPairFromTheWireEndsWithWhatItRestsOn(t *testing.T) {
-	eachNearWire(t, func(w nearWire) {
-		if w.service {
-			w.t.Skip("the pod opens them")
-		}
+	eachWireFlow(t, []bool{false}, func(w nearWire) {
 		next := func() Result {
 			w.far = netip.AddrPortFrom(w.far.Addr(), 99)
 			return w.arrive(syn)
@@ -235,10 +232,7 @@ func TestAPairFromTheWireEndsWithWhatItRestsOn(t *testing.T) {
 
 // Nobody else opens a connection by a pair that was judged.
 func TestAPairFromTheWireIsTheSendersAlone(t *testing.T) {
-	eachNearWire(t, func(w nearWire) {
-		if w.service {
-			w.t.Skip("the pod opens them")
-		}
+	eachWireFlow(t, []bool{false}, func(w nearWire) {
 		w.forgetPod()
 		w.far = netip.AddrPortFrom(w.far.Addr(), 98)
 		frame := w.frame(syn)
