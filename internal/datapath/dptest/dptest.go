@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 )
@@ -55,6 +56,17 @@ type Datapath struct {
 	fragID         uint16
 	out            []byte
 	aged           uint32
+	near           []byte // the table of flows that lie near, mapped; nil: not yet
+}
+
+// Close frees the programs and the tables.
+func (d *Datapath) Close() error {
+	var err error
+	if d.near != nil {
+		err = unix.Munmap(d.near)
+		d.near = nil
+	}
+	return errors.Join(err, d.PodObjects.Close())
 }
 
 // New loads the programs for one test and closes them at its end.

@@ -132,17 +132,19 @@ func (d *Datapath) DeleteFlow(t testing.TB, tuple Tuple, scope uint8) {
 // eachNear calls fn for each entry that lies near, and each place that remembers something.
 func (d *Datapath) eachNear(t testing.TB, fn func(n *bpfgen.PodNearFlow)) {
 	t.Helper()
-	places := int(d.MstCtNearV1.MaxEntries())
-	raw, err := unix.Mmap(d.MstCtNearV1.FD(), 0, places*int(unsafe.Sizeof(bpfgen.PodNearPlace{})),
-		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	check(t, err)
-	flows := unsafe.Slice((*bpfgen.PodNearFlow)(unsafe.Pointer(&raw[0])), 2*places)
+	if d.near == nil {
+		places := int(d.MstCtNearV1.MaxEntries())
+		raw, err := unix.Mmap(d.MstCtNearV1.FD(), 0, places*int(unsafe.Sizeof(bpfgen.PodNearPlace{})),
+			unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+		check(t, err)
+		d.near = raw
+	}
+	flows := unsafe.Slice((*bpfgen.PodNearFlow)(unsafe.Pointer(&d.near[0])), len(d.near)/int(unsafe.Sizeof(bpfgen.PodNearFlow{})))
 	for i := range flows {
 		if n := &flows[i]; n.E.Expires != 0 || n.Others != 0 {
 			fn(n)
 		}
 	}
-	check(t, unix.Munmap(raw))
 }
 
 // fillNear leaves no room at any place, so that flows go to the tables for all.

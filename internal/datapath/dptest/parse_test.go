@@ -31,6 +31,7 @@ func eachHook(t *testing.T, f func(t *testing.T, h hook)) {
 			h := hook{net: net, prog: prog, dir: uint32(dir)}
 			h.name = map[bool]string{false: "host", true: "inner"}[inPod] +
 				map[int]string{0: "_from_pod", 1: "_to_pod"}[dir]
+			net.ClearFlows(t)
 			t.Run(h.name, func(t *testing.T) { f(t, h) })
 		}
 	}
@@ -148,7 +149,9 @@ func TestEveryTruncationIsDroppedAndCounted(t *testing.T) {
 // expectFault: dropped, counted and under the right name; or, without a fault, not for a parse reason.
 func (h hook) expectFault(t *testing.T, what string, frame []byte, fault oracle.Fault) {
 	t.Helper()
-	h.net.ClearFlows(t)
+	if fault == "" {
+		defer h.net.ClearFlows(t)
+	}
 	var before uint64
 	number := reasonNumber(string(fault))
 	if fault != "" {
@@ -164,6 +167,7 @@ func (h hook) expectFault(t *testing.T, what string, frame []byte, fault oracle.
 		t.Errorf("%s: dropped, but not counted", what)
 	case fault != "" && len(h.net.Flows(t)) != 0:
 		t.Errorf("%s: dropped, but it left a flow entry", what)
+		h.net.ClearFlows(t)
 	}
 }
 

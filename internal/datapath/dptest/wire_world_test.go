@@ -56,7 +56,6 @@ type wireNode struct {
 func newWireNode(t *testing.T, tunnel, over6 bool) *wireNode {
 	t.Helper()
 	n := &wireNode{Network: NewNetwork(t, Options{}, 2)}
-	w := New(t, Options{FromWire: true})
 	replacements := map[string]*ebpf.Map{
 		"mst_ct_v1": n.MstCtV1, "mst_ct_near_v1": n.MstCtNearV1, "mst_ct_new_v1": n.MstCtNewV1, "mst_frags_v1": n.MstFragsV1,
 		"mst_endpoints_v1": n.MstEndpointsV1, "mst_endpoint_addrs_v1": n.MstEndpointAddrsV1,
@@ -66,7 +65,6 @@ func newWireNode(t *testing.T, tunnel, over6 bool) *wireNode {
 		"mst_fast_v1": n.MstFastV1, "mst_fast_front_v1": n.MstFastFrontV1, "mst_fast_generations_v1": n.MstFastGenerationsV1,
 		"mst_meta_v1": n.MstMetaV1, "mst_pairs_v1": n.MstPairsV1, "mst_node_programs_v1": n.MstNodeProgramsV1,
 	}
-	w.Close()
 	spec, err := Spec(Options{FromWire: true})
 	check(t, err)
 	delete(spec.Programs, bpfgen.PodProgFromPod)
