@@ -56,15 +56,16 @@ type Datapath struct {
 	fragID         uint16
 	out            []byte
 	aged           uint32
-	near           []byte // the table of flows that lie near, mapped; nil: not yet
+	mapped         []byte               // the table of flows that lie near; nil: not yet
+	near           []bpfgen.PodNearFlow // what is in it
 }
 
 // Close frees the programs and the tables.
 func (d *Datapath) Close() error {
 	var err error
-	if d.near != nil {
-		err = unix.Munmap(d.near)
-		d.near = nil
+	if d.mapped != nil {
+		err = unix.Munmap(d.mapped)
+		d.mapped, d.near = nil, nil
 	}
 	return errors.Join(err, d.PodObjects.Close())
 }

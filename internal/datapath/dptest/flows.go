@@ -132,27 +132,34 @@ func (d *Datapath) DeleteFlow(t testing.TB, tuple Tuple, scope uint8) {
 // eachNear calls fn for each entry that lies near, and each place that remembers something.
 func (d *Datapath) eachNear(t testing.TB, fn func(n *bpfgen.PodNearFlow)) {
 	t.Helper()
+	for i := range d.nearTable(t) {
+		if n := &d.near[i]; n.E.Expires != 0 || n.Others != 0 {
+			fn(n)
+		}
+	}
+}
+
+// nearTable is the table of flows that lie near, mapped.
+func (d *Datapath) nearTable(t testing.TB) []bpfgen.PodNearFlow {
+	t.Helper()
 	if d.near == nil {
 		places := int(d.MstCtNearV1.MaxEntries())
 		raw, err := unix.Mmap(d.MstCtNearV1.FD(), 0, places*int(unsafe.Sizeof(bpfgen.PodNearPlace{})),
 			unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
 		check(t, err)
-		d.near = raw
+		d.mapped = raw
+		d.near = unsafe.Slice((*bpfgen.PodNearFlow)(unsafe.Pointer(&raw[0])), 2*places)
 	}
-	flows := unsafe.Slice((*bpfgen.PodNearFlow)(unsafe.Pointer(&d.near[0])), len(d.near)/int(unsafe.Sizeof(bpfgen.PodNearFlow{})))
-	for i := range flows {
-		if n := &flows[i]; n.E.Expires != 0 || n.Others != 0 {
-			fn(n)
-		}
-	}
+	return d.near
 }
 
 // fillNear leaves no room at any place, so that flows go to the tables for all.
 func (d *Datapath) fillNear(t testing.TB) {
 	t.Helper()
 	taken := bpfgen.PodNearFlow{E: bpfgen.PodCtEntry{Expires: Now() + 1<<20}}
-	for place := range uint32(d.MstCtNearV1.MaxEntries()) {
-		check(t, d.MstCtNearV1.Put(place, bpfgen.PodNearPlace{Flows: [2]bpfgen.PodNearFlow{taken, taken}}))
+	near := d.nearTable(t)
+	for i := range near {
+		near[i] = taken
 	}
 }
 
