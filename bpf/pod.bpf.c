@@ -424,6 +424,15 @@ inline_fn int wire_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, _
 	return wire_sender(f->reply ? &f->e->responder : &f->e->opener, skb->cb[CB_REMOTE]);
 }
 
+/* What comes of a known flow's packet that does not go on from here. The stack's are left to it for a while
+ * without asking. */
+slow_fn int wire_known_verdict(struct __sk_buff *skb, struct pkt *p, struct flow *f, int judged)
+{
+	if (judged == WIRE_TO_STACK && f->e && !skb->cb[CB_REMOTE])
+		keep_known(skb, p, f->e, &f->key, f->reply, NULL, FAST_TO_POD | FAST_VIA_STACK);
+	return wire_verdict(skb, p, judged);
+}
+
 /**
  * accept_known - a packet to a pod that belongs to a known flow
  *
@@ -537,7 +546,7 @@ int to_pod(struct __sk_buff *skb)
 	if (from_wire) {
 		reason = wire_known(skb, &p, &f, skb->cb[CB_ENDPOINT]);
 		if (reason)
-			return wire_verdict(skb, &p, reason);
+			return wire_known_verdict(skb, &p, &f, reason);
 	}
 	ct_touch(&f, &p);
 	return accept_known(skb, &p, &f, self);

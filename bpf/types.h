@@ -324,7 +324,7 @@ enum fast_flag {
 	FAST_DELIVER = 4,     /* to the endpoint at the other end; else they are left to the kernel */
 	FAST_TRANSLATE = 8,
 	FAST_CLOSING = 16,    /* the flow is closing: its slot may be taken, but holds until then */
-	FAST_VIA_STACK = 32,  /* it came through the host's stack */
+	FAST_VIA_STACK = 32,  /* it came through the host's stack; at the NIC: it is the stack's */
 	FAST_AT_EDGE = 64,    /* the hook is a device at the edge (lib/edge.h) */
 	FAST_BY_EDGE = 128,   /* from a pod: to a client at the edge */
 };

@@ -161,6 +161,8 @@ slow_fn int wire_fast(struct __sk_buff *skb)
 	p.shape = glance(skb, &p);
 	if (!wire_find(&p, &w))
 		return FAST_NO;
+	if (w.fast && w.fast->flags & FAST_VIA_STACK) /* which judges it at the pod's own hook */
+		return NEXT;
 	from = remote_of(w.ref);
 	if (!from || from->flags & REMOTE_TUNNEL)
 		return FAST_NO;

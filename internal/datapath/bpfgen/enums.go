@@ -110,7 +110,7 @@ const (
 	FastDeliver   = 4 // to the endpoint at the other end; else they are left to the kernel
 	FastTranslate = 8
 	FastClosing   = 16  // the flow is closing: its slot may be taken, but holds until then
-	FastViaStack  = 32  // it came through the host's stack
+	FastViaStack  = 32  // it came through the host's stack; at the NIC: it is the stack's
 	FastAtEdge    = 64  // the hook is a device at the edge (lib/edge.h)
 	FastByEdge    = 128 // from a pod: to a client at the edge
 )

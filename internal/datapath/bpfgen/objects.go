@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "6aa35753ec0e4dee5bbc5dad4fd97c5c922ba45f1198be48880a25d4e108d829"
+const ObjectsHash = "bf49b489fe74f0c7fd1e9d02a637482c27fc18163206d882829cd10e6df2e4b3"

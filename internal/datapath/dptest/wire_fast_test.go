@@ -7,6 +7,9 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
 )
@@ -314,5 +317,70 @@ func TestANodeItselfReachesAPodPastTheStack(t *testing.T) {
 			stranger := Eth([6]byte{2, 1}, [6]byte{}).IP(wireAddr(77, v6), dst.Addr()).TCP(5000, 80, syn).Frame()
 			passes(t, n.fromNetdev(t, stranger), stranger)
 		}
+	}
+}
+
+// A flow with somebody outside is the stack's: packets that follow one are left to it before anything is asked.
+// That one took the short way shows when nobody else would let it pass.
+func TestPacketsForTheStackTakeTheShortWay(t *testing.T) {
+	n := newWireNode(t, false, false)
+	wall, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, int32(Drop)), asm.Return()}})
+	check(t, err)
+	t.Cleanup(func() { wall.Close() })
+	port := uint16(5000)
+	for name, proto := range map[string]uint8{"TCP": oracle.TCP, "UDP": oracle.UDP} {
+		eachFamily(t, func(t *testing.T, v6 bool) {
+			onOneCPU(t)
+			pod := n.Pods[1]
+			port++
+			packet := func(to [6]byte, src, dst netip.Addr, sport, dport uint16, flags uint8) *Packet {
+				p := Eth(pod.MAC, to).IP(src, dst)
+				if proto == oracle.UDP {
+					return p.UDP(sport, dport).Payload(40)
+				}
+				return p.TCP(sport, dport, flags).Payload(40)
+			}
+			for opener, open := range map[string]func(flags uint8){
+				"the pod": func(flags uint8) {
+					n.send(t, packet(pod.NodeMAC, pod.IP(v6), External(1, v6), port, 443, flags), Context{})
+				},
+				"outside": func(flags uint8) {
+					_, err := n.ToPod(pod, packet(pod.MAC, External(1, v6), pod.IP(v6), 443, port, flags).Frame())
+					check(t, err)
+				},
+			} {
+				t.Run(name+" by "+opener, func(t *testing.T) {
+					n.ClearFlows(t)
+					open(syn)
+					arrives := func(flags uint8) Result {
+						return n.fromNetdev(t, packet([6]byte{}, External(1, v6), pod.IP(v6), 443, port, flags).Frame())
+					}
+					first := syn | ack
+					if opener == "outside" {
+						first = ack
+					}
+					if r := arrives(uint8(first)); r.Verdict != Next {
+						t.Fatalf("the first: %v", r)
+					}
+					var toPod *ebpf.Program
+					check(t, n.MstProgramsV1.Lookup(uint32(bpfgen.ProgToPodWire), &toPod))
+					t.Cleanup(func() {
+						check(t, n.MstProgramsV1.Put(uint32(bpfgen.ProgToPodWire), toPod))
+						check(t, toPod.Close())
+					})
+					check(t, n.MstProgramsV1.Put(uint32(bpfgen.ProgToPodWire), wall))
+					for range 2 {
+						if r := arrives(ack); r.Verdict != Next {
+							t.Errorf("the next: %v", r)
+						}
+					}
+					n.SetPod(t, pod)
+					if r := arrives(ack); r.Verdict != Drop {
+						t.Errorf("after the pod was changed: %v", r)
+					}
+				})
+			}
+		})
 	}
 }
