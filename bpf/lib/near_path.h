@@ -236,7 +236,7 @@ inline_fn void near_known(const struct pkt *p, const struct endpoint *self, cons
  * @n: its entry, which holds for this end
  * @code: of its way
  */
-slow_fn int near_out(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply, __u32 code)
+inline_fn int near_out(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply, __u32 code)
 {
 	__u32 ref = reply ? n->e.opener.generation : n->e.responder.generation;
 	struct way_kept *way = way_near(n);

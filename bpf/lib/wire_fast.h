@@ -18,6 +18,7 @@
 struct wire_way {
 	struct near_flow *near;
 	struct fast_flow *fast;
+	struct endpoint *to;
 	__u32 id;   /* of the endpoint that gets it */
 	__u32 ref;  /* of the node that its sender is on */
 	bool reply; /* of a flow that lies near */
@@ -26,11 +27,10 @@ struct wire_way {
 /* Both ends of the packet's flow. @generation: of the endpoint */
 inline_fn bool wire_ends(struct wire_way *w, __u32 id, __u32 generation, __u32 ref)
 {
-	struct endpoint *to = endpoint_slot(id);
-
+	w->to = endpoint_slot(id);
 	w->id = id;
 	w->ref = ref;
-	return to && to->generation == generation;
+	return w->to && w->to->generation == generation;
 }
 
 /* Of a SYN: its pair has just been judged. */
@@ -62,7 +62,6 @@ inline_fn bool wire_find_near(const struct pkt *p, struct wire_way *w)
 /* Something is kept of its flow. */
 inline_fn bool wire_find_fast(struct pkt *p, struct wire_way *w)
 {
-	struct endpoint *to;
 	__u32 hash, slot;
 
 	if (!fast_shape(p))
@@ -73,10 +72,10 @@ inline_fn bool wire_find_fast(struct pkt *p, struct wire_way *w)
 		return false;
 	w->id = w->fast->peer;
 	w->ref = w->fast->peer_generation;
-	to = endpoint_slot(w->id);
-	if (!to)
+	w->to = endpoint_slot(w->id);
+	if (!w->to)
 		return false;
-	p->generation = fast_generation(hash, to);
+	p->generation = fast_generation(hash, w->to);
 	return fast_holds(w->fast, p);
 }
 
@@ -108,15 +107,11 @@ slow_fn bool wire_open(const struct pkt *p)
 	return pair && !observed(now) && !shadows_exist() && near_enter_pair(&p->t, pair, now, tables);
 }
 
-/* A packet of a flow that lies near; a Service's answer is turned back. Return: enum drop_reason, or FAST_NO. */
-slow_fn int wire_pass(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply)
+/* A Service's answer is turned back. Return: enum drop_reason. */
+slow_fn int wire_turn(struct __sk_buff *skb, struct pkt *p, const struct near_flow *n)
 {
 	struct tuple t;
 
-	if (!near_passes(n, p, reply))
-		return FAST_NO;
-	if (n->e.role == CT_DIRECT)
-		return REASON_NONE;
 	tuple_reverse(&t, &n->e.other);
 	return translate(skb, p, &t);
 }
@@ -124,21 +119,22 @@ slow_fn int wire_pass(struct __sk_buff *skb, struct pkt *p, struct near_flow *n,
 /**
  * wire_go - into the pod
  * @w: as wire_find leaves it
+ * @to: the endpoint that it says
  * @ref: the node that sent it by the tunnel, 0: it came without
  *
  * Return: a tc verdict or FAST_NO.
  */
-inline_fn int wire_go(struct __sk_buff *skb, struct pkt *p, struct wire_way *w, __u32 ref)
+inline_fn int wire_go(struct __sk_buff *skb, struct pkt *p, struct wire_way *w, struct endpoint *to, __u32 ref)
 {
-	struct endpoint *to = endpoint_slot(w->id);
 	int reason = REASON_NONE;
 
 	if (!to)
 		return FAST_NO;
 	if (w->near) {
-		reason = wire_pass(skb, p, w->near, w->reply);
-		if (reason == FAST_NO)
+		if (!near_passes(w->near, p, w->reply))
 			return FAST_NO;
+		if (w->near->e.role != CT_DIRECT)
+			reason = wire_turn(skb, p, w->near);
 	} else if (!w->fast) {
 		if (!wire_open(p))
 			return FAST_NO;
@@ -166,5 +162,5 @@ slow_fn int wire_fast(struct __sk_buff *skb)
 	from = remote_of(w.ref);
 	if (!from || from->flags & REMOTE_TUNNEL)
 		return FAST_NO;
-	return wire_go(skb, &p, &w, 0);
+	return wire_go(skb, &p, &w, w.to, 0);
 }

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "bf49b489fe74f0c7fd1e9d02a637482c27fc18163206d882829cd10e6df2e4b3"
+const ObjectsHash = "6cb49f11220c9f3788fbce3c615c638e96a4f957e469826d36f2ed889b88ebc7"
