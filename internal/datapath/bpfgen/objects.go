@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "6cb49f11220c9f3788fbce3c615c638e96a4f957e469826d36f2ed889b88ebc7"
+const ObjectsHash = "b5c3cfe1cfbf1561f993a8fbaca401ce0246ba0df21687d078e47d1ed85d2cb1"
