@@ -298,6 +298,17 @@ struct {
 	__type(value, struct sock_peer);
 } mst_sock_peers_v1 SEC(".maps");
 
+/* What most TCP sockets were told, instead of there. Written at connect(), freed at close(), read by getpeername(),
+ * the tc programs, and who removes a backend. Size: TCP sockets connected to Services, open at once; those
+ * whose slot is taken have it in mst_sock_peers. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, SOCK_SLOTS);
+	__type(key, __u32);
+	__type(value, struct sock_slot);
+} mst_sock_slots_v1 SEC(".maps");
+
 /* Unconnected UDP sockets: the choice made for a frontend, and the way back from the
  * backend. Written and read at sendmsg(), read at recvmsg(). Two entries for each pair of
  * socket and Service; LRU. Connected ones: one entry each, written at connect(), read by who

@@ -7,6 +7,7 @@
 #include "lib/common.h"
 #include "lib/events.h"
 #include "lib/lb.h"
+#include "lib/sock_slot.h"
 
 #define ECONNREFUSED 111
 #define EHOSTUNREACH 113
@@ -155,6 +156,8 @@ slow_fn int forget_peer(struct bpf_sock_addr *ctx)
 
 	if (!sk)
 		return 0;
+	if (ctx->protocol == IPPROTO_TCP)
+		sock_slot_free(bpf_get_socket_cookie(ctx));
 	if (ctx->protocol == IPPROTO_UDP) {
 		peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
 		if (peer) {
@@ -183,6 +186,11 @@ slow_fn int remember_peer(struct bpf_sock_addr *ctx, const struct sock_peer *pee
 
 	if (!sk)
 		return 0;
+	if (ctx->protocol == IPPROTO_TCP &&
+	    sock_slot_take(bpf_get_socket_cookie(ctx), bpf_get_netns_cookie(ctx), peer)) {
+		bpf_sk_storage_delete(&mst_sock_peers_v1, sk); /* of an earlier connect() */
+		return 0;
+	}
 	if (ctx->protocol == IPPROTO_UDP) {
 		forget_peer(ctx);
 		connected_key(&key, ctx, peer);
@@ -264,11 +272,14 @@ inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 inline_fn bool peer_frontend(struct bpf_sock_addr *ctx, struct dest *d)
 {
 	struct bpf_sock *sk = ctx->sk;
-	struct sock_peer *peer;
+	struct sock_peer *peer = NULL;
 
 	if (!sk)
 		return false;
-	peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
+	if (ctx->protocol == IPPROTO_TCP)
+		peer = sock_slot_peer(bpf_get_socket_cookie(ctx));
+	if (!peer)
+		peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
 	if (!peer || !addr_equal(&peer->backend_addr, &d->addr) || peer->backend_port != d->port)
 		return false;
 	d->addr = peer->frontend;
@@ -452,6 +463,15 @@ int mst_getpeername6(struct bpf_sock_addr *ctx)
 	dest_load6(&d, ctx);
 	if (peer_frontend(ctx, &d))
 		dest_store6(ctx, &d);
+	return ALLOW;
+}
+
+/* A socket is closed: nobody asks it anything any more. */
+SEC("cgroup/sock_release")
+int mst_release(struct bpf_sock *sk)
+{
+	if (sk->protocol == IPPROTO_TCP)
+		sock_slot_free(bpf_get_socket_cookie(sk));
 	return ALLOW;
 }
 

@@ -518,6 +518,17 @@ struct sock_peer {
 };
 _Static_assert(sizeof(struct sock_peer) == 48, "sock_peer");
 
+/* The same of a TCP socket, in a slot by its cookie, while no other socket that is open has it: connect() then
+ * allocates nothing. */
+#define SOCK_SLOTS 8192
+struct sock_slot {
+	__u64 cookie; /* 0: free */
+	__u64 netns_cookie;
+	struct sock_peer peer;
+};
+_Static_assert(sizeof(struct sock_slot) == 64, "sock_slot");
+#define SOCK_SLOT_TAKEN (~0ull) /* somebody writes it */
+
 /* A socket of mst_sock_peers as the iterator writes it: enough to name it to sock_diag(7). */
 struct sock_seen {
 	__u64 netns_cookie;

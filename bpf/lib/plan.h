@@ -12,6 +12,7 @@
 #include "lb.h"
 #include "parse.h"
 #include "policy.h"
+#include "sock_slot.h"
 
 /* What a new flow is to become. */
 struct plan {
@@ -170,17 +171,19 @@ slow_fn int fast_forget_plan(struct pkt *p, const struct plan *plan)
  */
 inline_fn void socket_service(struct __sk_buff *skb, const struct pkt *p, struct event *e)
 {
-	struct sock_flow_key key = { .addr = p->t.dst, .port = p->t.dport, .kind = SOCK_FLOW_BACK };
-	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
-	struct sock_peer *peer = sk ? bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0) : NULL;
+	struct sock_flow_key key = { .cookie = bpf_get_socket_cookie(skb), .addr = p->t.dst, .port = p->t.dport, .kind = SOCK_FLOW_BACK };
+	struct sock_peer *peer = p->proto == IPPROTO_TCP ? sock_slot_peer(key.cookie) : NULL;
+	struct bpf_sock *sk = peer || !skb->sk ? NULL : bpf_sk_fullsock(skb->sk);
 	struct sock_flow *flow;
+
+	if (sk)
+		peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
 
 	if (peer && peer->backend_port == p->t.dport && addr_equal(&peer->backend_addr, &p->t.dst)) {
 		e->frontend = peer->frontend;
 		e->frontend_port = peer->frontend_port;
 		e->backend = peer->backend;
 	} else {
-		key.cookie = bpf_get_socket_cookie(skb);
 		flow = key.cookie ? bpf_map_lookup_elem(&mst_sock_flows_v1, &key) : NULL;
 		if (!flow)
 			return;

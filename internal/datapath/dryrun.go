@@ -71,6 +71,7 @@ var sharedTables = []string{
 	bpfgen.PodMapMstSlotsV1,
 	bpfgen.PodMapMstSockFlowsV1,
 	bpfgen.PodMapMstSockPeersV1,
+	bpfgen.PodMapMstSockSlotsV1,
 	bpfgen.PodMapMstSourcesV1,
 	bpfgen.PodMapMstTunnelPeersV1,
 	bpfgen.PodMapMstVoucherV1,

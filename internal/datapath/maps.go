@@ -307,6 +307,7 @@ var tableNames = []string{
 	bpfgen.PodMapMstSlotsV1,
 	bpfgen.PodMapMstSockFlowsV1,
 	bpfgen.PodMapMstSockPeersV1,
+	bpfgen.PodMapMstSockSlotsV1,
 	bpfgen.PodMapMstSourcesV1,
 	bpfgen.PodMapMstStoppedV1,
 	bpfgen.PodMapMstTunnelPeersV1,

@@ -19,7 +19,9 @@ type sockHook struct {
 	attach ebpf.AttachType
 }
 
+// What frees comes first, before what takes.
 var sockHooks = []sockHook{
+	{"release", ebpf.AttachCgroupInetSockRelease},
 	{"connect4", ebpf.AttachCGroupInet4Connect},
 	{"connect6", ebpf.AttachCGroupInet6Connect},
 	{"sendmsg4", ebpf.AttachCGroupUDP4Sendmsg},

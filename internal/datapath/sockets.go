@@ -15,6 +15,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"path/filepath"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -49,17 +50,20 @@ type Connection struct{ Local, Remote netip.AddrPort }
 // Socket names one socket to the kernel: by its cookie, so never another.
 type Socket struct {
 	NetnsCookie uint64
-	family      uint8
+	family      uint8 // 0: only the cookie is known, and where it was connected to
 	proto       uint8
 	id          [diagIDSize]byte
+	cookie      uint64
+	back        end
 }
 
 // ErrNoDestroy is a kernel that cannot end sockets from outside.
 var ErrNoDestroy = errors.New("this kernel cannot end sockets (CONFIG_INET_DIAG_DESTROY); applications keep theirs until they close them")
 
 // Sockets lists the sockets, of all namespaces, that connect() led to a backend
-// that has departed, and that are still connected to it. The error is
-// ErrNoIterator where each namespace has to be asked (SocketsHere).
+// that has departed, and that are still connected to it, or were when they were
+// told of it. The error is ErrNoIterator where each namespace has to be asked
+// (SocketsHere).
 func (d *Datapath) Sockets(dep *Departures) ([]Socket, error) {
 	if !dep.Has(state.UDP) && !dep.Has(state.TCP) {
 		return nil, nil
@@ -80,6 +84,74 @@ func (d *Datapath) Sockets(dep *Departures) ([]Socket, error) {
 		now := end{Addr(seen.Remote), seen.RemotePort} // it may have been connected elsewhere since
 		if now == back && dep.fate(front, back, seen.Proto) == ends {
 			out = append(out, socketOf(&seen))
+		}
+	}
+	more, err := d.slotSockets(dep)
+	return append(out, more...), err
+}
+
+// slotTaken is SOCK_SLOT_TAKEN of bpf/types.h.
+const slotTaken = ^uint64(0)
+
+// slotSockets are those of Sockets that have a slot (bpf/lib/sock_slot.h).
+func (d *Datapath) slotSockets(dep *Departures) (out []Socket, err error) {
+	if !dep.Has(state.TCP) {
+		return nil, nil
+	}
+	m, err := d.table(bpfgen.SockMapMstSockSlotsV1)
+	if err != nil {
+		return nil, err
+	}
+	n := int(m.MaxEntries())
+	raw, err := unix.Mmap(m.FD(), 0, n*int(unsafe.Sizeof(sockSlot{})), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map table %s: %w", bpfgen.SockMapMstSockSlotsV1, err)
+	}
+	slots := unsafe.Slice((*sockSlot)(unsafe.Pointer(&raw[0])), n)
+	for i := range slots {
+		cookie := atomic.LoadUint64(&slots[i].Cookie)
+		if cookie == 0 || cookie == slotTaken {
+			continue
+		}
+		was := slots[i]
+		front := end{Addr(was.Peer.Frontend), was.Peer.FrontendPort}
+		back := end{Addr(was.Peer.BackendAddr), was.Peer.BackendPort}
+		// Another socket may have come meanwhile: then the rest is not of one and the same.
+		if atomic.LoadUint64(&slots[i].Cookie) == cookie && dep.fate(front, back, uint8(state.TCP)) == ends {
+			out = append(out, Socket{NetnsCookie: was.NetnsCookie, proto: uint8(state.TCP), cookie: cookie, back: back})
+		}
+	}
+	if err := unix.Munmap(raw); err != nil {
+		return nil, fmt.Errorf("unmap table %s: %w", bpfgen.SockMapMstSockSlotsV1, err)
+	}
+	return out, nil
+}
+
+// name finds those of list of which only the cookie is known among the sockets of
+// the calling thread's namespace; one that has closed, or is connected elsewhere
+// by now, is left out.
+func name(list []Socket) ([]Socket, error) {
+	cookies := make(map[uint64]end)
+	out := list[:0:0]
+	for _, s := range list {
+		if s.family == 0 {
+			cookies[s.cookie] = s.back
+		} else {
+			out = append(out, s)
+		}
+	}
+	if len(cookies) == 0 {
+		return list, nil
+	}
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		err := eachTCP(family, func(id []byte) {
+			back, wanted := cookies[binary.NativeEndian.Uint64(id[diagIDCookie:])]
+			if wanted && endOf(connectionOf(family, id).Remote) == back {
+				out = append(out, Socket{family: family, proto: uint8(state.TCP), id: [diagIDSize]byte(id)})
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list TCP sockets: %w", err)
 		}
 	}
 	return out, nil
@@ -227,6 +299,10 @@ func connectionOf(family uint8, id []byte) Connection {
 // EndSockets destroys sockets of the calling thread's namespace; the
 // application gets ECONNABORTED. One that has closed meanwhile is no error.
 func EndSockets(list []Socket) error {
+	list, err := name(list)
+	if err != nil {
+		return err
+	}
 	for _, s := range list {
 		req := nl.NewNetlinkRequest(sockDestroy, unix.NLM_F_ACK)
 		req.AddRawData(diagRequest(s.family, s.proto, 0, s.id[:]))

@@ -32,7 +32,10 @@ const (
 	udpConnected    = 1 << 1 // as a TCP socket that is ESTABLISHED
 )
 
-type sockPeer = bpfgen.SockSockPeer
+type (
+	sockPeer = bpfgen.SockSockPeer
+	sockSlot = bpfgen.SockSockSlot
+)
 
 // ErrNoIterator is a kernel that runs no iterator over sockets: they have to be
 // asked for in each namespace (SocketsHere).
@@ -44,7 +47,14 @@ func (d *Datapath) SocketsHere(dep *Departures) ([]Socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []Socket
+	slots, err := d.slotSockets(dep)
+	if err != nil {
+		return nil, err
+	}
+	out, err := name(slots) // of all namespaces those that are here
+	if err != nil {
+		return nil, err
+	}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		look := func(p state.Protocol, id []byte, front, back end) {
 			// It may have been connected elsewhere since.

@@ -472,7 +472,7 @@ func TestOnlySocketsConnectedThroughTheServiceEnd(t *testing.T) {
 // pendingError is what the socket's next operation would fail with.
 func pendingError(t *testing.T, c net.Conn) error {
 	t.Helper()
-	raw, err := c.(*net.UDPConn).SyscallConn()
+	raw, err := c.(syscall.Conn).SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}

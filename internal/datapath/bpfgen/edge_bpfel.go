@@ -75,6 +75,7 @@ const (
 	EdgeMapMstSlotsV1            = "mst_slots_v1"
 	EdgeMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	EdgeMapMstSockPeersV1        = "mst_sock_peers_v1"
+	EdgeMapMstSockSlotsV1        = "mst_sock_slots_v1"
 	EdgeMapMstSourcesV1          = "mst_sources_v1"
 	EdgeMapMstStoppedV1          = "mst_stopped_v1"
 	EdgeMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
@@ -192,6 +193,7 @@ type EdgeMapSpecs struct {
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
@@ -277,6 +279,7 @@ type EdgeMaps struct {
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
@@ -328,6 +331,7 @@ func (m *EdgeMaps) Close() error {
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSockSlotsV1,
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,

@@ -331,6 +331,7 @@ const (
 	PairSlots           = 64
 	FastFront           = 64
 	NobodySlots         = 64
+	SockSlots           = 8192
 	VoucherWords        = 12
 	MstLayout           = 2
 	SecondShift         = 30

@@ -7,7 +7,7 @@
 package bpfgen
 
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -type near_flow -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Pod ../../../bpf/pod.bpf.c
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -type sock_flow_key -type sock_flow -type sock_peer -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Sock ../../../bpf/sock.bpf.c
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -type sock_flow_key -type sock_flow -type sock_peer -type sock_slot -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Sock ../../../bpf/sock.bpf.c
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Entry ../../../bpf/entry.bpf.c
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Netdev ../../../bpf/netdev.bpf.c
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Overlay ../../../bpf/overlay.bpf.c

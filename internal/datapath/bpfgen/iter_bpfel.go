@@ -96,6 +96,7 @@ const (
 	IterMapMstSlotsV1            = "mst_slots_v1"
 	IterMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	IterMapMstSockPeersV1        = "mst_sock_peers_v1"
+	IterMapMstSockSlotsV1        = "mst_sock_slots_v1"
 	IterMapMstSourcesV1          = "mst_sources_v1"
 	IterMapMstStoppedV1          = "mst_stopped_v1"
 	IterMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
@@ -205,6 +206,7 @@ type IterMapSpecs struct {
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
@@ -290,6 +292,7 @@ type IterMaps struct {
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
@@ -341,6 +344,7 @@ func (m *IterMaps) Close() error {
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSockSlotsV1,
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,

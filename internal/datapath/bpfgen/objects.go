@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "b5c3cfe1cfbf1561f993a8fbaca401ce0246ba0df21687d078e47d1ed85d2cb1"
+const ObjectsHash = "b4bd0eaaa4dd0f827eee38c9660fad2fd9d47797fc205511956d4ad95d7f2b35"

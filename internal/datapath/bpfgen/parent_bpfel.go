@@ -74,6 +74,7 @@ const (
 	ParentMapMstSlotsV1            = "mst_slots_v1"
 	ParentMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	ParentMapMstSockPeersV1        = "mst_sock_peers_v1"
+	ParentMapMstSockSlotsV1        = "mst_sock_slots_v1"
 	ParentMapMstSourcesV1          = "mst_sources_v1"
 	ParentMapMstStoppedV1          = "mst_stopped_v1"
 	ParentMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
@@ -183,6 +184,7 @@ type ParentMapSpecs struct {
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
@@ -268,6 +270,7 @@ type ParentMaps struct {
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
@@ -319,6 +322,7 @@ func (m *ParentMaps) Close() error {
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSockSlotsV1,
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,

@@ -479,6 +479,13 @@ type PodSockPeer struct {
 	Pad          uint32
 }
 
+type PodSockSlot struct {
+	_           structs.HostLayout
+	Cookie      uint64
+	NetnsCookie uint64
+	Peer        PodSockPeer
+}
+
 type PodSourceKey struct {
 	_         structs.HostLayout
 	Prefixlen uint32
@@ -539,6 +546,7 @@ const (
 	PodMapMstSlotsV1            = "mst_slots_v1"
 	PodMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	PodMapMstSockPeersV1        = "mst_sock_peers_v1"
+	PodMapMstSockSlotsV1        = "mst_sock_slots_v1"
 	PodMapMstSourcesV1          = "mst_sources_v1"
 	PodMapMstStoppedV1          = "mst_stopped_v1"
 	PodMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
@@ -650,6 +658,7 @@ type PodMapSpecs struct {
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
@@ -735,6 +744,7 @@ type PodMaps struct {
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
@@ -786,6 +796,7 @@ func (m *PodMaps) Close() error {
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSockSlotsV1,
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,

@@ -53,6 +53,13 @@ type SockSockPeer struct {
 	Pad          uint32
 }
 
+type SockSockSlot struct {
+	_           structs.HostLayout
+	Cookie      uint64
+	NetnsCookie uint64
+	Peer        SockSockPeer
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -100,6 +107,7 @@ const (
 	SockMapMstSlotsV1            = "mst_slots_v1"
 	SockMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	SockMapMstSockPeersV1        = "mst_sock_peers_v1"
+	SockMapMstSockSlotsV1        = "mst_sock_slots_v1"
 	SockMapMstSourcesV1          = "mst_sources_v1"
 	SockMapMstStoppedV1          = "mst_stopped_v1"
 	SockMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
@@ -110,6 +118,7 @@ const (
 	SockProgMstGetpeername6      = "mst_getpeername6"
 	SockProgMstRecvmsg4          = "mst_recvmsg4"
 	SockProgMstRecvmsg6          = "mst_recvmsg6"
+	SockProgMstRelease           = "mst_release"
 	SockProgMstSendmsg4          = "mst_sendmsg4"
 	SockProgMstSendmsg6          = "mst_sendmsg6"
 	SockVarAnswerKey             = "answer_key"
@@ -172,6 +181,7 @@ type SockProgramSpecs struct {
 	MstGetpeername6 *ebpf.ProgramSpec `ebpf:"mst_getpeername6"`
 	MstRecvmsg4     *ebpf.ProgramSpec `ebpf:"mst_recvmsg4"`
 	MstRecvmsg6     *ebpf.ProgramSpec `ebpf:"mst_recvmsg6"`
+	MstRelease      *ebpf.ProgramSpec `ebpf:"mst_release"`
 	MstSendmsg4     *ebpf.ProgramSpec `ebpf:"mst_sendmsg4"`
 	MstSendmsg6     *ebpf.ProgramSpec `ebpf:"mst_sendmsg6"`
 }
@@ -223,6 +233,7 @@ type SockMapSpecs struct {
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
@@ -308,6 +319,7 @@ type SockMaps struct {
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
@@ -359,6 +371,7 @@ func (m *SockMaps) Close() error {
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSockSlotsV1,
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
@@ -392,6 +405,7 @@ type SockPrograms struct {
 	MstGetpeername6 *ebpf.Program `ebpf:"mst_getpeername6"`
 	MstRecvmsg4     *ebpf.Program `ebpf:"mst_recvmsg4"`
 	MstRecvmsg6     *ebpf.Program `ebpf:"mst_recvmsg6"`
+	MstRelease      *ebpf.Program `ebpf:"mst_release"`
 	MstSendmsg4     *ebpf.Program `ebpf:"mst_sendmsg4"`
 	MstSendmsg6     *ebpf.Program `ebpf:"mst_sendmsg6"`
 }
@@ -404,6 +418,7 @@ func (p *SockPrograms) Close() error {
 		p.MstGetpeername6,
 		p.MstRecvmsg4,
 		p.MstRecvmsg6,
+		p.MstRelease,
 		p.MstSendmsg4,
 		p.MstSendmsg6,
 	)

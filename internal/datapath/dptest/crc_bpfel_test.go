@@ -59,6 +59,7 @@ const (
 	crcMapMstSlotsV1            = "mst_slots_v1"
 	crcMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	crcMapMstSockPeersV1        = "mst_sock_peers_v1"
+	crcMapMstSockSlotsV1        = "mst_sock_slots_v1"
 	crcMapMstSourcesV1          = "mst_sources_v1"
 	crcMapMstStoppedV1          = "mst_stopped_v1"
 	crcMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
@@ -168,6 +169,7 @@ type crcMapSpecs struct {
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
+	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
@@ -253,6 +255,7 @@ type crcMaps struct {
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
+	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
@@ -304,6 +307,7 @@ func (m *crcMaps) Close() error {
 		m.MstSlotsV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
+		m.MstSockSlotsV1,
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,

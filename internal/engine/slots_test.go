@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// A TCP socket that connect() led to a backend is known by its slot, or, where
+// another socket has that, by what is stored with it: to getpeername(), and to who
+// removes the backend. Closing it frees the slot.
+func TestASocketIsKnownByItsSlotOrByWhatIsStored(t *testing.T) {
+	for _, stored := range []bool{false, true} {
+		for _, v6 := range []bool{false, true} {
+			t.Run(map[bool]string{false: "slot", true: "stored"}[stored]+map[bool]string{false: " IPv4", true: " IPv6"}[v6], func(t *testing.T) {
+				testSlot(t, stored, v6)
+			})
+		}
+	}
+}
+
+func testSlot(t *testing.T, stored, v6 bool) {
+	n := newNode(t)
+	path := n.pod(2)
+	n.run("ip -n %s -6 route add default dev eth0", filepath.Base(path))
+	n.run("ip -n %s link set lo up", filepath.Base(path))
+	if _, err := n.add(path); err != nil {
+		t.Fatal(err)
+	}
+	own, front := "10.9.0.2", netip.MustParseAddrPort("10.96.0.1:80")
+	if v6 {
+		own, front = "fd09::2", netip.MustParseAddrPort("[fd50::1]:80")
+	}
+	inside := func(fn func() error) {
+		t.Helper()
+		if err := netns.Do(path, fn); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var l net.Listener
+	inside(func() (err error) {
+		l, err = net.Listen("tcp", net.JoinHostPort(own, "0"))
+		return err
+	})
+	t.Cleanup(func() { l.Close() })
+	backend := l.Addr().(*net.TCPAddr).AddrPort()
+	n.must(func(e *Engine) error { return e.AddServices(svc(front.String(), backend.String())) })
+	inCgroup(t)
+	var slots *ebpf.Map
+	n.must(func(e *Engine) (err error) {
+		slots, err = e.dp.Map(bpfgen.SockMapMstSockSlotsV1).Clone()
+		return err
+	})
+	t.Cleanup(func() { slots.Close() })
+	if stored {
+		for i := range slots.MaxEntries() {
+			if err := slots.Put(i, bpfgen.SockSockSlot{Cookie: 1<<62 + uint64(i)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	dial := func(to netip.AddrPort) (c net.Conn) {
+		t.Helper()
+		inside(func() (err error) {
+			c, err = net.Dial("tcp", to.String())
+			return err
+		})
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	first, c, direct := dial(front), dial(front), dial(backend)
+	for conn, want := range map[net.Conn]netip.AddrPort{first: front, c: front, direct: backend} {
+		if got := conn.RemoteAddr().(*net.TCPAddr).AddrPort(); got != want {
+			t.Errorf("getpeername: %v, want %v", got, want)
+		}
+	}
+	has := func(cookie uint64) bool {
+		t.Helper()
+		var slot bpfgen.SockSockSlot
+		if err := slots.Lookup(uint32(cookie%bpfgen.SockSlots), &slot); err != nil {
+			t.Fatal(err)
+		}
+		return slot.Cookie == cookie
+	}
+	cookie := cookieOf(t, first)
+	if has(cookie) == stored || has(cookieOf(t, direct)) {
+		t.Errorf("the Service's has a slot: %t, the other one: %t", has(cookie), has(cookieOf(t, direct)))
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if has(cookie) {
+		t.Error("it is closed and has its slot still")
+	}
+	n.must(func(e *Engine) error {
+		return e.BackendsGone(state.Backend{AddrPort: netip.AddrPortFrom(backend.Addr(), 0)})
+	})
+	if err := pendingError(t, c); !errors.Is(err, unix.ECONNABORTED) {
+		t.Errorf("its backend is gone: %v", err)
+	}
+	if err := pendingError(t, direct); err != nil {
+		t.Errorf("it went there by itself: %v", err)
+	}
+}
+
+func cookieOf(t *testing.T, c net.Conn) (cookie uint64) {
+	t.Helper()
+	raw, err := c.(syscall.Conn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctl := raw.Control(func(fd uintptr) { cookie, err = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE) })
+	if ctl != nil || err != nil {
+		t.Fatal(ctl, err)
+	}
+	return cookie
+}
