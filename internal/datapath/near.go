@@ -8,12 +8,7 @@ package datapath
 
 import (
 	"encoding/binary"
-	"errors"
-	"fmt"
 	"sync/atomic"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/state"
@@ -30,20 +25,7 @@ const nearFilled = 1
 
 // withNear gives fn the node's places, where they lie.
 func (d *Datapath) withNear(fn func([]nearPlace) error) error {
-	m, err := d.table(bpfgen.PodMapMstCtNearV1)
-	if err != nil {
-		return err
-	}
-	n := int(m.MaxEntries())
-	raw, err := unix.Mmap(m.FD(), 0, n*int(unsafe.Sizeof(nearPlace{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("map table %s: %w", bpfgen.PodMapMstCtNearV1, err)
-	}
-	err = fn(unsafe.Slice((*nearPlace)(unsafe.Pointer(&raw[0])), n))
-	if e := unix.Munmap(raw); e != nil {
-		err = errors.Join(err, fmt.Errorf("unmap table %s: %w", bpfgen.PodMapMstCtNearV1, e))
-	}
-	return err
+	return withMapped(d, bpfgen.PodMapMstCtNearV1, fn)
 }
 
 // eachNear calls fn for each living flow, with a copy as it was a moment ago.

@@ -98,33 +98,23 @@ func (d *Datapath) slotSockets(dep *Departures) (out []Socket, err error) {
 	if !dep.Has(state.TCP) {
 		return nil, nil
 	}
-	m, err := d.table(bpfgen.SockMapMstSockSlotsV1)
-	if err != nil {
-		return nil, err
-	}
-	n := int(m.MaxEntries())
-	raw, err := unix.Mmap(m.FD(), 0, n*int(unsafe.Sizeof(sockSlot{})), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map table %s: %w", bpfgen.SockMapMstSockSlotsV1, err)
-	}
-	slots := unsafe.Slice((*sockSlot)(unsafe.Pointer(&raw[0])), n)
-	for i := range slots {
-		cookie := atomic.LoadUint64(&slots[i].Cookie)
-		if cookie == 0 || cookie == slotTaken {
-			continue
+	err = withMapped(d, bpfgen.SockMapMstSockSlotsV1, func(slots []sockSlot) error {
+		for i := range slots {
+			cookie := atomic.LoadUint64(&slots[i].Cookie)
+			if cookie == 0 || cookie == slotTaken {
+				continue
+			}
+			was := slots[i]
+			front := end{Addr(was.Peer.Frontend), was.Peer.FrontendPort}
+			back := end{Addr(was.Peer.BackendAddr), was.Peer.BackendPort}
+			// Another socket may have come meanwhile: then the rest is not of one and the same.
+			if atomic.LoadUint64(&slots[i].Cookie) == cookie && dep.fate(front, back, uint8(state.TCP)) == ends {
+				out = append(out, Socket{NetnsCookie: was.NetnsCookie, proto: uint8(state.TCP), cookie: cookie, back: back})
+			}
 		}
-		was := slots[i]
-		front := end{Addr(was.Peer.Frontend), was.Peer.FrontendPort}
-		back := end{Addr(was.Peer.BackendAddr), was.Peer.BackendPort}
-		// Another socket may have come meanwhile: then the rest is not of one and the same.
-		if atomic.LoadUint64(&slots[i].Cookie) == cookie && dep.fate(front, back, uint8(state.TCP)) == ends {
-			out = append(out, Socket{NetnsCookie: was.NetnsCookie, proto: uint8(state.TCP), cookie: cookie, back: back})
-		}
-	}
-	if err := unix.Munmap(raw); err != nil {
-		return nil, fmt.Errorf("unmap table %s: %w", bpfgen.SockMapMstSockSlotsV1, err)
-	}
-	return out, nil
+		return nil
+	})
+	return out, err
 }
 
 // name finds those of list of which only the cookie is known among the sockets of
@@ -143,18 +133,11 @@ func name(list []Socket) ([]Socket, error) {
 	if len(cookies) == 0 {
 		return list, nil
 	}
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		err := eachTCP(family, func(id []byte) {
-			back, wanted := cookies[binary.NativeEndian.Uint64(id[diagIDCookie:])]
-			if wanted && endOf(connectionOf(family, id).Remote) == back {
-				out = append(out, Socket{family: family, proto: uint8(state.TCP), id: [diagIDSize]byte(id)})
-			}
-		})
-		if err != nil {
-			return nil, fmt.Errorf("list TCP sockets: %w", err)
-		}
-	}
-	return out, nil
+	more, err := tcpSockets(func(id []byte, c Connection) bool {
+		back, wanted := cookies[binary.NativeEndian.Uint64(id[diagIDCookie:])]
+		return wanted && endOf(c.Remote) == back
+	})
+	return append(out, more...), err
 }
 
 // readSockets runs the iterator, which writes one struct sock_seen a socket.
@@ -247,10 +230,15 @@ func socketOf(seen *sockSeen) Socket {
 // ClientSockets lists the TCP sockets in the calling thread's namespace that
 // are the clients' ends of conns.
 func ClientSockets(conns map[Connection]bool) ([]Socket, error) {
-	var out []Socket
+	return tcpSockets(func(_ []byte, c Connection) bool { return conns[c] })
+}
+
+// tcpSockets lists the TCP connections of the calling thread's namespace that fn
+// wants: it is given the struct inet_diag_sockid of each.
+func tcpSockets(fn func(id []byte, c Connection) bool) (out []Socket, err error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		err := eachTCP(family, func(id []byte) {
-			if conns[connectionOf(family, id)] {
+			if fn(id, connectionOf(family, id)) {
 				out = append(out, Socket{family: family, proto: uint8(state.TCP), id: [diagIDSize]byte(id)})
 			}
 		})

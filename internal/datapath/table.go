@@ -7,6 +7,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -195,6 +196,25 @@ func (t Table[K, V]) eachBatch(m *ebpf.Map, fn func([]K, []V) error) error {
 }
 
 func array(m *ebpf.Map) bool { return m.Type() == ebpf.Array }
+
+// withMapped gives fn the values of an array, where they lie.
+func withMapped[V any](d *Datapath, name string, fn func([]V) error) error {
+	m, err := d.table(name)
+	if err != nil {
+		return err
+	}
+	var v V
+	n := int(m.MaxEntries())
+	raw, err := unix.Mmap(m.FD(), 0, n*int(unsafe.Sizeof(v)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map table %s: %w", name, err)
+	}
+	err = fn(unsafe.Slice((*V)(unsafe.Pointer(&raw[0])), n))
+	if e := unix.Munmap(raw); e != nil {
+		err = errors.Join(err, fmt.Errorf("unmap table %s: %w", name, e))
+	}
+	return err
+}
 
 // PerCPU is a per-CPU array.
 type PerCPU[V any] struct {
