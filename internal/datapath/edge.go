@@ -29,10 +29,11 @@ type edgeHook struct {
 	parent uint32
 }
 
-var edgeHooks = []edgeHook{
-	{"in", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS},
-	{"out", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS},
-}
+var (
+	edgeIn    = edgeHook{"in", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS}
+	edgeOut   = edgeHook{"out", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS}
+	edgeHooks = []edgeHook{edgeOut, edgeIn} // who comes in is answered
+)
 
 const (
 	edgePin    = "edge-"
@@ -46,7 +47,7 @@ func (d *Datapath) edgePinOf(ifindex int, h edgeHook) string {
 }
 
 func edgeProgram(p *bpfgen.EdgePrograms, h edgeHook) *ebpf.Program {
-	if h.attach == ebpf.AttachTCXIngress {
+	if h == edgeIn {
 		return p.FromOutside
 	}
 	return p.ToOutside
@@ -69,17 +70,19 @@ func (d *Datapath) loadEdge() (*bpfgen.EdgePrograms, error) {
 	return &p, nil
 }
 
-// AttachEdge puts the edge's programs on both directions of the NIC with this
-// ifindex, in the calling thread's namespace, after what others have there; those
-// that are attached are replaced by this build's.
-func (d *Datapath) AttachEdge(ifindex int) error {
+// AttachEdge puts the edge's programs on the NIC with this ifindex, in the calling
+// thread's namespace, after what others have there; those that are attached are
+// replaced by this build's. Without turns, what leaves by the NIC meets none.
+func (d *Datapath) AttachEdge(ifindex int, turns bool) error {
 	p, err := d.loadEdge()
 	if err != nil {
 		return err
 	}
 	defer p.Close()
 	for _, h := range edgeHooks {
-		if d.AttachKind() == AttachClsact {
+		if h == edgeOut && !turns {
+			err = d.detachEdge(ifindex, h)
+		} else if d.AttachKind() == AttachClsact {
 			err = attachEdgeFilter(ifindex, h, edgeProgram(p, h))
 		} else {
 			err = d.attachEdgeLink(ifindex, h, edgeProgram(p, h))
@@ -132,28 +135,36 @@ func attachEdgeFilter(ifindex int, h edgeHook, p *ebpf.Program) error {
 
 // DetachEdge takes the edge's programs off a NIC. Absent is success.
 func (d *Datapath) DetachEdge(ifindex int) error {
+	return d.detachEdge(ifindex, edgeHooks...)
+}
+
+func (d *Datapath) detachEdge(ifindex int, hooks ...edgeHook) error {
 	var errs []error
-	for _, h := range edgeHooks {
+	for _, h := range hooks {
 		errs = append(errs, detachPin(d.edgePinOf(ifindex, h)))
 	}
-	return errors.Join(append(errs, DetachEdgeFilters(ifindex))...)
+	return errors.Join(append(errs, removeEdgeFilters(ifindex, hooks...))...)
 }
 
 // DetachEdgeFilters is DetachEdge for what kernels without tcx have.
 func DetachEdgeFilters(ifindex int) error {
-	filters, err := edgeFilters(ifindex)
+	return removeEdgeFilters(ifindex, edgeHooks...)
+}
+
+func removeEdgeFilters(ifindex int, hooks ...edgeHook) error {
+	filters, err := edgeFilters(ifindex, hooks...)
 	for _, f := range filters {
 		err = errors.Join(err, ignoreGone(netlink.FilterDel(f)))
 	}
 	return err
 }
 
-func edgeFilters(ifindex int) (out []*netlink.BpfFilter, err error) {
+func edgeFilters(ifindex int, hooks ...edgeHook) (out []*netlink.BpfFilter, err error) {
 	l, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
 		return nil, ignoreGone(err)
 	}
-	for _, h := range edgeHooks {
+	for _, h := range hooks {
 		filters, err := netns.Filters(l, h.parent)
 		if err := ignoreGone(err); err != nil {
 			return nil, fmt.Errorf("list filters of %s: %w", l.Attrs().Name, err)
@@ -168,14 +179,33 @@ func edgeFilters(ifindex int) (out []*netlink.BpfFilter, err error) {
 }
 
 // Edges are the NICs that have the edge's programs, by ifindex.
-func (d *Datapath) Edges() ([]int, error) {
-	pins, err := filepath.Glob(filepath.Join(d.dir, linksDir, edgePin+"*-in"))
+func (d *Datapath) Edges() ([]int, error) { return d.edges(edgeIn) }
+
+// Turns are the NICs of Edges where what leaves meets a program, too.
+func (d *Datapath) Turns() ([]int, error) { return d.edges(edgeOut) }
+
+// HaveTurned says whether any flow's replies were the NIC's to turn back.
+func (d *Datapath) HaveTurned() (bool, error) {
+	var facts bpfgen.PodFacts
+	table, err := d.table(bpfgen.PodMapMstFactsV1)
+	if err != nil {
+		return false, err
+	}
+	if err := table.Lookup(uint32(0), &facts); err != nil {
+		return false, fmt.Errorf("read table %s: %w", bpfgen.PodMapMstFactsV1, err)
+	}
+	return facts.EdgeTurn != 0, nil
+}
+
+func (d *Datapath) edges(h edgeHook) ([]int, error) {
+	suffix := "-" + h.name
+	pins, err := filepath.Glob(filepath.Join(d.dir, linksDir, edgePin+"*"+suffix))
 	if err != nil {
 		return nil, err
 	}
 	var out []int
 	for _, pin := range pins {
-		n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(pin), edgePin), "-in"))
+		n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(pin), edgePin), suffix))
 		if err == nil {
 			out = append(out, n)
 		}
@@ -186,7 +216,7 @@ func (d *Datapath) Edges() ([]int, error) {
 			return nil, fmt.Errorf("list interfaces: %w", err)
 		}
 		for _, l := range links {
-			filters, err := edgeFilters(l.Attrs().Index)
+			filters, err := edgeFilters(l.Attrs().Index, h)
 			if err != nil {
 				return nil, err
 			}
@@ -202,8 +232,10 @@ func (d *Datapath) Edges() ([]int, error) {
 // upgradeEdges puts this binary's programs in the place of those attached.
 func (d *Datapath) upgradeEdges() error {
 	list, err := d.Edges()
+	turns, noTurns := d.Turns()
+	err = errors.Join(err, noTurns)
 	for _, ifindex := range list {
-		err = errors.Join(err, d.AttachEdge(ifindex))
+		err = errors.Join(err, d.AttachEdge(ifindex, slices.Contains(turns, ifindex)))
 	}
 	return err
 }

@@ -68,8 +68,9 @@ func (d *Datapath) wirePin(h wireHook, ifindex int) string {
 
 // SyncWire puts the programs on exactly these devices of the calling thread's
 // namespace: those to other nodes, and the tunnel's, 0 when there is none. With
-// edge, answers to clients outside come by the tunnel, and so do clients.
-func (d *Datapath) SyncWire(netdevs []int, overlay int, edge bool) error {
+// edge, answers to clients outside come by the tunnel, and so do clients; with
+// turns, answers to those leave by it that are turned back there (AttachEdge).
+func (d *Datapath) SyncWire(netdevs []int, overlay int, edge, turns bool) error {
 	wanted := map[wirePlace]bool{}
 	for _, i := range netdevs {
 		wanted[wirePlace{netdevIn.pin, i}] = true
@@ -79,6 +80,8 @@ func (d *Datapath) SyncWire(netdevs []int, overlay int, edge bool) error {
 		wanted[wirePlace{overlayOut.pin, overlay}] = true
 		if edge {
 			wanted[wirePlace{overlayEdge.pin, overlay}] = true
+		}
+		if turns {
 			wanted[wirePlace{overlayTurn.pin, overlay}] = true
 		}
 	}

@@ -97,10 +97,18 @@ func (e *Engine) SetEdge(want Edge) error {
 		return err
 	}
 	config.Door = before.Door
+	turns, err := e.needsTurns(takes)
+	if err == nil && turns {
+		err = e.ensureTurns()
+	}
+	if err != nil {
+		return privilege(err)
+	}
 	if err := errors.Join(e.dp.Edge.Put([]uint32{bpfgen.EdgeWire}, []datapath.EdgeConfig{config}), e.services.SetNodeAddresses(takes)); err != nil {
 		return err
 	}
-	err = errors.Join(e.attachEdges(nics), e.syncTunnelEdge(), e.setHost(want.Host), e.syncDoor())
+	e.turning = turns && len(nics) > 0
+	err = errors.Join(e.attachEdges(nics, turns), e.syncTunnelEdge(), e.setHost(want.Host), e.syncDoor())
 	e.tryGather()
 	return privilege(err)
 }
@@ -173,13 +181,13 @@ func (e *Engine) warnOfPorts(want Edge) {
 		first, last, want.Ports.First, want.Ports.Last))
 }
 
-func (e *Engine) attachEdges(nics []nic) error {
+func (e *Engine) attachEdges(nics []nic, turns bool) error {
 	now, err := e.dp.Edges()
 	if err != nil {
 		return err
 	}
 	for _, n := range nics {
-		if err := e.dp.AttachEdge(n.index); err != nil {
+		if err := e.dp.AttachEdge(n.index, turns); err != nil {
 			return err
 		}
 	}

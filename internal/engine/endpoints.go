@@ -355,6 +355,11 @@ func (e *Engine) install(ep state.Endpoint) error {
 	if err := e.isolate(ep); err != nil {
 		return err
 	}
+	if ep.Placement == state.InPod {
+		if err := e.ensureTurns(); err != nil {
+			return err
+		}
+	}
 	if err := e.endpointTables().Put(ep, e.known); err != nil {
 		return err
 	}

@@ -64,6 +64,7 @@ type Engine struct {
 	policies *policy.Model // nil: not asked for yet
 	fed      bool          // by FeedPolicies, once at least
 	lender   func(string)  // its owner's Notify, while somebody else has it
+	turning  bool          // answers are turned back wherever clients outside come in (turn.go)
 	moved    time.Time     // when an endpoint last came or went, as far as this engine has seen
 
 	// ResetRemoved says that what the next changes remove from Services is

@@ -249,7 +249,11 @@ func (e *Engine) syncWire(devices []peers.Device, remotes []state.Node, set stat
 	if err != nil {
 		return err
 	}
-	return e.dp.SyncWire(netdevs, overlay.Ifindex(), len(edges) > 0)
+	turns, err := e.turns()
+	if err != nil {
+		return err
+	}
+	return e.dp.SyncWire(netdevs, overlay.Ifindex(), len(edges) > 0, turns)
 }
 
 // syncRemotes writes the tables of nodes: a node before the networks that lead

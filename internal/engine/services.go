@@ -265,6 +265,11 @@ func (e *Engine) applyServices(op operation) error {
 	if err := e.loadServices(); err != nil {
 		return err
 	}
+	if e.aboutTurns(op) {
+		if err := e.ensureTurns(); err != nil {
+			return err
+		}
+	}
 	err := e.services.Apply(op.Upserts, op.Removes)
 	if cleanup := (*reconcile.CleanupError)(nil); errors.As(err, &cleanup) {
 		e.services = nil

@@ -4,6 +4,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -177,16 +178,16 @@ func (n *node) open() *Engine {
 	return e
 }
 
-// do opens the scope as a new tool does, for one thing.
+// do opens the scope as a new tool does, for one thing, on the node: a subtest has
+// a thread of its own, which is elsewhere.
 func (n *node) do(fn func(e *Engine) error) error {
-	n.t.Helper()
-	e := n.open()
-	defer func() {
-		if err := e.Close(); err != nil {
-			n.t.Error(err)
+	return netns.Do(netns.Path(n.name), func() error {
+		e, err := Open(context.Background(), n.scope, n.opts)
+		if err != nil {
+			return err
 		}
-	}()
-	return fn(e)
+		return errors.Join(fn(e), e.Close())
+	})
 }
 
 func (n *node) must(fn func(e *Engine) error) {

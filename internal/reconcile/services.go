@@ -462,6 +462,12 @@ func (s *Services) NodeAddresses() []netip.Addr {
 	return out
 }
 
+// OfNode says whether an address is one of NodeAddresses.
+func (s *Services) OfNode(a netip.Addr) bool {
+	known := s.addresses[datapath.FromAddr(a)]
+	return known != nil && known.node
+}
+
 // BindingsOf are those of a protocol that clients need not be outside for, without
 // the ones of the node's loopback.
 func (s *Services) BindingsOf(p state.Protocol) (out []state.Binding) {
