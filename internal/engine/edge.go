@@ -107,8 +107,9 @@ func (e *Engine) SetEdge(want Edge) error {
 	if err := errors.Join(e.dp.Edge.Put([]uint32{bpfgen.EdgeWire}, []datapath.EdgeConfig{config}), e.services.SetNodeAddresses(takes)); err != nil {
 		return err
 	}
-	e.turning = turns && len(nics) > 0
+	e.turning = false // the tunnel's device goes by the NICs
 	err = errors.Join(e.attachEdges(nics, turns), e.syncTunnelEdge(), e.setHost(want.Host), e.syncDoor())
+	e.turning = turns && err == nil
 	e.tryGather()
 	return privilege(err)
 }

@@ -60,6 +60,21 @@ func (w *edgeWorld) wire(i, host int) string {
 	return netns.Path(name)
 }
 
+// childPod is an endpoint with a child of w0, whose gateway is the client.
+func (w *edgeWorld) childPod() string {
+	name := w.name + "-mv"
+	w.namespace(name)
+	w.run("ip netns exec %s sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0", name)
+	w.run("ip link add link w0 name mv0 netns %s type macvlan mode bridge", name)
+	w.run("ip -n %s link set mv0 name eth0 && ip -n %s link set eth0 up && ip -n %s link set lo up", name, name, name)
+	w.run("ip -n %s addr add 198.51.100.2/24 dev eth0 && ip -n %s addr add 2001:db8:0::2/64 dev eth0 nodad", name, name)
+	w.run("ip -n %s route add default via 198.51.100.9 && ip -n %s -6 route add default via 2001:db8:0::9", name, name)
+	if _, err := w.add(netns.Path(name)); err != nil {
+		w.t.Fatal(err)
+	}
+	return netns.Path(name)
+}
+
 // serve answers whoever comes with "NAME saw ADDRESS", over both protocols and
 // in both families, until the test ends.
 func (w *edgeWorld) serve(path, name string, port int) {
@@ -550,6 +565,13 @@ func TestEdgeByClsact(t *testing.T) {
 			t.Errorf("%q saw %v, %v", name, saw, err)
 		}
 	})
+	w.serve(w.home, "node", 8081)
+	w.replace([]string{"*198.51.100.1:8081"}, []string{"*[2001:db8::1]:8081"}, nil)
+	each(t, func(t *testing.T, network string, v6 bool) {
+		if name, saw, err := ask(w.client, network, externals[v6][0]); err != nil || name != "node" || saw != clientIP[v6] {
+			t.Errorf("%q saw %v, %v", name, saw, err)
+		}
+	})
 	w.must(func(e *Engine) error {
 		if s, err := e.Edge(); err != nil || len(s.Devices) != 2 {
 			t.Errorf("%+v, %v", s, err)
@@ -565,17 +587,7 @@ func TestEdgeByClsact(t *testing.T) {
 // own addresses.
 func TestClientsOutsideOfAPodWithItsOwnNIC(t *testing.T) {
 	w := newEdgeWorld(t)
-	name := w.name + "-mv"
-	w.namespace(name)
-	w.run("ip netns exec %s sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0", name)
-	w.run("ip link add link w0 name mv0 netns %s type macvlan mode bridge", name)
-	w.run("ip -n %s link set mv0 name eth0 && ip -n %s link set eth0 up && ip -n %s link set lo up", name, name, name)
-	w.run("ip -n %s addr add 198.51.100.2/24 dev eth0 && ip -n %s addr add 2001:db8:0::2/64 dev eth0 nodad", name, name)
-	w.run("ip -n %s route add default via 198.51.100.9 && ip -n %s -6 route add default via 2001:db8:0::9", name, name)
-	if _, err := w.add(netns.Path(name)); err != nil {
-		t.Fatal(err)
-	}
-	w.serve(netns.Path(name), "macvlan", 8080)
+	w.serve(w.childPod(), "macvlan", 8080)
 	w.replace([]string{"*198.51.100.2:8080"}, []string{"*[2001:db8:0::2]:8080"}, nil)
 	each(t, func(t *testing.T, network string, v6 bool) {
 		for _, to := range externals[v6] {

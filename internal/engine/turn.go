@@ -28,8 +28,12 @@ func (e *Engine) aboutTurns(op operation) bool {
 	return slices.ContainsFunc(op.Upserts, func(b state.Binding) bool { return answersLeave(b, e.services.OfNode) })
 }
 
-// needsTurns is about all that the node has, with these addresses of its own.
+// needsTurns is about all that the node has, with these addresses of its own; none:
+// there is no edge.
 func (e *Engine) needsTurns(own []netip.Addr) (bool, error) {
+	if len(own) == 0 {
+		return false, nil
+	}
 	if had, err := e.dp.HaveTurned(); had || err != nil {
 		return had, err
 	}

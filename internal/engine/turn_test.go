@@ -2,11 +2,7 @@
 
 package engine
 
-import (
-	"testing"
-
-	"github.com/mustang-net/mustang/internal/netns"
-)
+import "testing"
 
 // What leaves by the NIC meets a program from the moment on at which it may be an
 // answer that has to be turned back, and stays so while there are such flows.
@@ -61,13 +57,7 @@ func TestWhatLeavesMeetsAProgramOnlyWhereItMust(t *testing.T) {
 	})
 	t.Run("a child of the NIC", func(t *testing.T) {
 		w := newEdgeWorld(t)
-		name := w.name + "-mv"
-		w.namespace(name)
-		w.run("ip link add link w0 name mv0 netns %s type macvlan mode bridge", name)
-		w.run("ip -n %s link set mv0 name eth0 && ip -n %s link set eth0 up && ip -n %s addr add 198.51.100.2/24 dev eth0", name, name, name)
-		if _, err := w.add(netns.Path(name)); err != nil {
-			t.Fatal(err)
-		}
+		w.childPod()
 		turns(w, 2, "a pod with a child of the NIC")
 	})
 }
