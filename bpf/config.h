@@ -17,6 +17,9 @@ const volatile __u8 deliver_egress = 0;
 /* 1: to_pod runs at the node's NIC, for a packet of another node's pod, and delivers it. */
 const volatile __u8 from_wire = 0;
 
+/* 1: to_pod runs at the edge, for a client's packet that has just been translated there, and delivers it. */
+const volatile __u8 from_edge = 0;
+
 /* 1: from_outside runs at the tunnel's device, for answers to flows that wear its address. */
 const volatile __u8 from_tunnel = 0;
 

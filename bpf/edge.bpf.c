@@ -21,6 +21,8 @@
 
 /* Beside the verdicts, as EDGE_SEND: the packet is to be dropped, for the reason that it carries. */
 #define EDGE_DROP -4
+/* The pod's program judges the packet, and delivers it. */
+#define EDGE_INTO -6
 
 inline_fn int edge_drop(struct __sk_buff *skb, __u32 reason)
 {
@@ -30,6 +32,10 @@ inline_fn int edge_drop(struct __sk_buff *skb, __u32 reason)
 
 inline_fn int edge_done(struct __sk_buff *skb, struct pkt *p, int verdict)
 {
+	if (verdict == EDGE_INTO) {
+		bpf_tail_call(skb, &mst_programs_v1, PROG_TO_POD_EDGE);
+		verdict = edge_drop(skb, REASON_DELIVER); /* without that program nothing enters */
+	}
 	return verdict == EDGE_DROP ? drop(skb, skb->cb[CB_REASON], DIR_EDGE) : edge_sent(skb, p, verdict);
 }
 
@@ -251,20 +257,21 @@ inline_fn bool edge_turns(__u32 where)
 	return known && known->edge_turn & where;
 }
 
-/* Out of an endpoint's host end, through its own program. */
-inline_fn int edge_into(struct __sk_buff *skb, struct endpoint *to)
+/* Into the pod behind a host end, past that: its program is called here. */
+inline_fn int edge_into(struct __sk_buff *skb, const struct endpoint *to, __u32 id)
 {
 	if (too_long(skb, to) || !link_write(skb, to->mac))
 		return edge_drop(skb, REASON_DELIVER);
-	redirect_note(skb, to->ifindex, REDIRECT_EGRESS);
-	return bpf_redirect(to->ifindex, 0);
+	skb->cb[CB_ENDPOINT] = id;
+	redirect_note(skb, to->ifindex, REDIRECT_PEER);
+	return EDGE_INTO;
 }
 
 /**
  * edge_deliver - hand a translated packet on
  * @id: the endpoint that should have it, 0 for none on this node
  *
- * Return: a tc verdict, EDGE_SEND, EDGE_HOME or EDGE_DROP.
+ * Return: a tc verdict, EDGE_SEND, EDGE_HOME, EDGE_INTO or EDGE_DROP.
  */
 slow_fn int edge_deliver(struct __sk_buff *skb, struct pkt *p, __u32 id)
 {
@@ -285,7 +292,7 @@ slow_fn int edge_deliver(struct __sk_buff *skb, struct pkt *p, __u32 id)
 			return EDGE_SEND;
 		return bpf_skb_store_bytes(skb, 0, to->mac, ETH_ALEN, 0) ? edge_drop(skb, REASON_DELIVER) : NEXT;
 	}
-	return edge_into(skb, to);
+	return edge_into(skb, to, id);
 }
 
 /* Let a packet go the way that its flow's packets have just gone. Return: a verdict as edge_deliver's, or FAST_NO. */
@@ -312,7 +319,7 @@ global_fn int edge_fast(struct __sk_buff *skb, struct pkt *p)
 	if (reason)
 		return edge_drop(skb, reason);
 	if (to)
-		return edge_into(skb, to);
+		return edge_into(skb, to, fast->peer);
 	way_slot_note(skb, slot);
 	return EDGE_SEND;
 }

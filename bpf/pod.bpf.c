@@ -503,8 +503,8 @@ slow_fn int accept_orphan(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 	return reason ? drop(skb, reason, DIR_TO_POD) : into_pod(skb, p, self, id);
 }
 
-SEC("tc")
-int to_pod(struct __sk_buff *skb)
+/* Return: a tc verdict: NEXT for what may enter the pod. */
+inline_fn int judge_entering(struct __sk_buff *skb)
 {
 	struct flow f;
 	struct endpoint *self = endpoint_slot(skb->cb[CB_ENDPOINT]);
@@ -550,6 +550,15 @@ int to_pod(struct __sk_buff *skb)
 	}
 	ct_touch(&f, &p);
 	return accept_known(skb, &p, &f, self);
+}
+
+SEC("tc")
+int to_pod(struct __sk_buff *skb)
+{
+	int verdict = judge_entering(skb);
+
+	/* The edge has written the link addresses, and said whose host end it is. */
+	return from_edge && verdict == NEXT ? bpf_redirect_peer(skb->cb[CB_REDIRECT_IFINDEX], 0) : verdict;
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

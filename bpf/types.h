@@ -751,7 +751,8 @@ enum pod_program {
 	PROG_FROM_POD_NETKIT = 4,
 	PROG_TO_POD_NETKIT = 5,
 	PROG_TO_POD_WIRE = 6, /* from a NIC straight into a pod behind a host end */
-	PROG_COUNT = 7,
+	PROG_TO_POD_EDGE = 7, /* from the edge, likewise */
+	PROG_COUNT = 8,
 };
 
 /* What the small programs at the node's own devices call when there is something to do. */

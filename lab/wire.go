@@ -5,6 +5,7 @@ package lab
 // Wires: between each node and outside, and between the nodes.
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -112,9 +113,10 @@ func (l *Lab) plug(n *Node, name string, sw Space, then func() error) error {
 	})
 }
 
-// makeBridge makes a switch in the current namespace.
+// makeBridge makes a switch in the current namespace, where no firewall looks
+// at what it switches.
 func (l *Lab) makeBridge(name string) error {
-	if err := setSysctls(quickIPv6); err != nil {
+	if err := errors.Join(setSysctls(quickIPv6), setBridgeNF(false)); err != nil {
 		return err
 	}
 	attrs := netlink.NewLinkAttrs()

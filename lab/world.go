@@ -174,13 +174,19 @@ func (l *Lab) nodeSysctls() error {
 	if err != nil || l.cfg.Mode != Bridge {
 		return err
 	}
-	value := map[bool]string{false: "0", true: "1"}[l.cfg.BridgeNF]
-	err = setSysctls(map[string]string{
+	return setBridgeNF(l.cfg.BridgeNF)
+}
+
+// setBridgeNF says whether what bridges of the current namespace switch passes
+// iptables.
+func setBridgeNF(on bool) error {
+	value := map[bool]string{false: "0", true: "1"}[on]
+	err := setSysctls(map[string]string{
 		"bridge/bridge-nf-call-iptables":  value,
 		"bridge/bridge-nf-call-ip6tables": value,
 	})
 	if errors.Is(err, fs.ErrNotExist) {
-		if !l.cfg.BridgeNF {
+		if !on {
 			return nil // what is not there is off
 		}
 		return errors.New("net.bridge.bridge-nf-call-iptables does not exist: load br_netfilter, or use a kernel with CONFIG_BRIDGE_NETFILTER")

@@ -54,6 +54,9 @@ func edgeProgram(p *bpfgen.EdgePrograms, h edgeHook) *ebpf.Program {
 }
 
 func (d *Datapath) loadEdge() (*bpfgen.EdgePrograms, error) {
+	if err := d.ensureVariant(edgeVariant); err != nil {
+		return nil, err
+	}
 	parsed, err := edgeSpec()
 	if err != nil {
 		return nil, err

@@ -25,8 +25,8 @@ import (
 
 // variant is one way in which the pod programs are loaded.
 type variant struct {
-	inPod, deliverEgress, fromWire uint8  // load-time constants, bpf/config.h
-	fromPod, toPod                 uint32 // slots of mst_programs
+	inPod, deliverEgress, fromWire, fromEdge uint8  // load-time constants, bpf/config.h
+	fromPod, toPod                           uint32 // slots of mst_programs
 }
 
 // noSlot: the variant has no such direction.
@@ -37,6 +37,7 @@ var (
 	innerVariant  = variant{inPod: 1, fromPod: bpfgen.ProgFromPodInner, toPod: bpfgen.ProgToPodInner}
 	netkitVariant = variant{deliverEgress: 1, fromPod: bpfgen.ProgFromPodNetkit, toPod: bpfgen.ProgToPodNetkit}
 	wireVariant   = variant{fromWire: 1, fromPod: noSlot, toPod: bpfgen.ProgToPodWire}
+	edgeVariant   = variant{fromEdge: 1, fromPod: noSlot, toPod: bpfgen.ProgToPodEdge}
 )
 
 // variantOf is what ep's hooks call.
@@ -60,6 +61,7 @@ var programNames = [bpfgen.ProgCount]string{
 	bpfgen.ProgFromPodNetkit: "from_pod_netkit",
 	bpfgen.ProgToPodNetkit:   "to_pod_netkit",
 	bpfgen.ProgToPodWire:     "to_pod_wire",
+	bpfgen.ProgToPodEdge:     "to_pod_edge",
 }
 
 // Build identifies the programs of this binary on this kernel: a hash of the
@@ -92,7 +94,7 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 			return err
 		}
 	}
-	for _, v := range []variant{hostVariant, innerVariant, netkitVariant, wireVariant} {
+	for _, v := range []variant{hostVariant, innerVariant, netkitVariant, wireVariant, edgeVariant} {
 		filled := d.filled(v)
 		wanted := filled || v == hostVariant || v == variantOf(ep)
 		if !wanted || filled && same {
@@ -147,6 +149,14 @@ func (d *Datapath) slotFilled(slot uint32) bool {
 	return d.maps[bpfgen.PodMapMstProgramsV1].Lookup(slot, &id) == nil
 }
 
+// ensureVariant loads what a node's devices call, if it is missing.
+func (d *Datapath) ensureVariant(v variant) error {
+	if d.filled(v) {
+		return nil
+	}
+	return d.loadVariant(v)
+}
+
 // loadVariant loads both directions and puts them into their slots.
 func (d *Datapath) loadVariant(v variant) error {
 	parsed, err := podSpec()
@@ -158,6 +168,7 @@ func (d *Datapath) loadVariant(v variant) error {
 		bpfgen.PodVarInPod:         v.inPod,
 		bpfgen.PodVarDeliverEgress: v.deliverEgress,
 		bpfgen.PodVarFromWire:      v.fromWire,
+		bpfgen.PodVarFromEdge:      v.fromEdge,
 		bpfgen.PodVarAnswerKey:     rand.Uint32(),
 	}); err != nil {
 		return err

@@ -129,10 +129,7 @@ func (d *Datapath) EnsureWire() error {
 	if err := d.EnsurePrograms(state.Endpoint{}); err != nil {
 		return err
 	}
-	if d.filled(wireVariant) {
-		return nil
-	}
-	return d.loadVariant(wireVariant)
+	return d.ensureVariant(wireVariant)
 }
 
 // wirePlace is a hook at a device.
@@ -219,6 +216,11 @@ func (d *Datapath) wireAlive(h wireHook, ifindex int) (bool, error) {
 }
 
 func (d *Datapath) loadWire(h wireHook) (*ebpf.Program, error) {
+	if h.program == bpfgen.EdgeProgFromOutside {
+		if err := d.ensureVariant(edgeVariant); err != nil {
+			return nil, err
+		}
+	}
 	parsed, err := h.spec()
 	if err != nil {
 		return nil, err

@@ -89,6 +89,7 @@ const (
 	EdgeVarDeliverEgress         = "deliver_egress"
 	EdgeVarDryRun                = "dry_run"
 	EdgeVarFromDoor              = "from_door"
+	EdgeVarFromEdge              = "from_edge"
 	EdgeVarFromTunnel            = "from_tunnel"
 	EdgeVarFromWire              = "from_wire"
 	EdgeVarHasSetRetval          = "has_set_retval"
@@ -208,6 +209,7 @@ type EdgeVariableSpecs struct {
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
 	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
+	FromEdge      *ebpf.VariableSpec `ebpf:"from_edge"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -347,6 +349,7 @@ type EdgeVariables struct {
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
 	FromDoor      *ebpf.Variable `ebpf:"from_door"`
+	FromEdge      *ebpf.Variable `ebpf:"from_edge"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

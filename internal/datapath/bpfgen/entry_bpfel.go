@@ -70,6 +70,7 @@ const (
 	EntryVarDeliverEgress         = "deliver_egress"
 	EntryVarDryRun                = "dry_run"
 	EntryVarFromDoor              = "from_door"
+	EntryVarFromEdge              = "from_edge"
 	EntryVarFromTunnel            = "from_tunnel"
 	EntryVarFromWire              = "from_wire"
 	EntryVarHasSetRetval          = "has_set_retval"
@@ -186,6 +187,7 @@ type EntryVariableSpecs struct {
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
 	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
+	FromEdge      *ebpf.VariableSpec `ebpf:"from_edge"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -325,6 +327,7 @@ type EntryVariables struct {
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
 	FromDoor      *ebpf.Variable `ebpf:"from_door"`
+	FromEdge      *ebpf.Variable `ebpf:"from_edge"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

@@ -223,7 +223,8 @@ const (
 	ProgFromPodNetkit = 4
 	ProgToPodNetkit   = 5
 	ProgToPodWire     = 6 // from a NIC straight into a pod behind a host end
-	ProgCount         = 7
+	ProgToPodEdge     = 7 // from the edge, likewise
+	ProgCount         = 8
 )
 
 // enum node_program

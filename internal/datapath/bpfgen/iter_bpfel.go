@@ -106,6 +106,7 @@ const (
 	IterVarDeliverEgress         = "deliver_egress"
 	IterVarDryRun                = "dry_run"
 	IterVarFromDoor              = "from_door"
+	IterVarFromEdge              = "from_edge"
 	IterVarFromTunnel            = "from_tunnel"
 	IterVarFromWire              = "from_wire"
 	IterVarHasSetRetval          = "has_set_retval"
@@ -221,6 +222,7 @@ type IterVariableSpecs struct {
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
 	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
+	FromEdge      *ebpf.VariableSpec `ebpf:"from_edge"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -360,6 +362,7 @@ type IterVariables struct {
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
 	FromDoor      *ebpf.Variable `ebpf:"from_door"`
+	FromEdge      *ebpf.Variable `ebpf:"from_edge"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

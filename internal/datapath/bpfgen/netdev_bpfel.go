@@ -70,6 +70,7 @@ const (
 	NetdevVarDeliverEgress         = "deliver_egress"
 	NetdevVarDryRun                = "dry_run"
 	NetdevVarFromDoor              = "from_door"
+	NetdevVarFromEdge              = "from_edge"
 	NetdevVarFromTunnel            = "from_tunnel"
 	NetdevVarFromWire              = "from_wire"
 	NetdevVarHasSetRetval          = "has_set_retval"
@@ -186,6 +187,7 @@ type NetdevVariableSpecs struct {
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
 	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
+	FromEdge      *ebpf.VariableSpec `ebpf:"from_edge"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -325,6 +327,7 @@ type NetdevVariables struct {
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
 	FromDoor      *ebpf.Variable `ebpf:"from_door"`
+	FromEdge      *ebpf.Variable `ebpf:"from_edge"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

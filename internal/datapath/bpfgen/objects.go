@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "b4bd0eaaa4dd0f827eee38c9660fad2fd9d47797fc205511956d4ad95d7f2b35"
+const ObjectsHash = "a711f735ae6bd93971c38c20f86f22a5ec3c3df1323949eeff8392b10c9d86e2"

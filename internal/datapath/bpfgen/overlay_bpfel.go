@@ -70,6 +70,7 @@ const (
 	OverlayVarDeliverEgress         = "deliver_egress"
 	OverlayVarDryRun                = "dry_run"
 	OverlayVarFromDoor              = "from_door"
+	OverlayVarFromEdge              = "from_edge"
 	OverlayVarFromTunnel            = "from_tunnel"
 	OverlayVarFromWire              = "from_wire"
 	OverlayVarHasSetRetval          = "has_set_retval"
@@ -186,6 +187,7 @@ type OverlayVariableSpecs struct {
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
 	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
+	FromEdge      *ebpf.VariableSpec `ebpf:"from_edge"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -325,6 +327,7 @@ type OverlayVariables struct {
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
 	FromDoor      *ebpf.Variable `ebpf:"from_door"`
+	FromEdge      *ebpf.Variable `ebpf:"from_edge"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

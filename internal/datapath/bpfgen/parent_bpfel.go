@@ -84,6 +84,7 @@ const (
 	ParentVarDeliverEgress         = "deliver_egress"
 	ParentVarDryRun                = "dry_run"
 	ParentVarFromDoor              = "from_door"
+	ParentVarFromEdge              = "from_edge"
 	ParentVarFromTunnel            = "from_tunnel"
 	ParentVarFromWire              = "from_wire"
 	ParentVarHasSetRetval          = "has_set_retval"
@@ -199,6 +200,7 @@ type ParentVariableSpecs struct {
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
 	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
+	FromEdge      *ebpf.VariableSpec `ebpf:"from_edge"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -338,6 +340,7 @@ type ParentVariables struct {
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
 	FromDoor      *ebpf.Variable `ebpf:"from_door"`
+	FromEdge      *ebpf.Variable `ebpf:"from_edge"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

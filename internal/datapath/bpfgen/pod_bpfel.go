@@ -557,6 +557,7 @@ const (
 	PodVarDeliverEgress         = "deliver_egress"
 	PodVarDryRun                = "dry_run"
 	PodVarFromDoor              = "from_door"
+	PodVarFromEdge              = "from_edge"
 	PodVarFromTunnel            = "from_tunnel"
 	PodVarFromWire              = "from_wire"
 	PodVarHasSetRetval          = "has_set_retval"
@@ -673,6 +674,7 @@ type PodVariableSpecs struct {
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
 	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
+	FromEdge      *ebpf.VariableSpec `ebpf:"from_edge"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -812,6 +814,7 @@ type PodVariables struct {
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
 	FromDoor      *ebpf.Variable `ebpf:"from_door"`
+	FromEdge      *ebpf.Variable `ebpf:"from_edge"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

@@ -125,6 +125,7 @@ const (
 	SockVarDeliverEgress         = "deliver_egress"
 	SockVarDryRun                = "dry_run"
 	SockVarFromDoor              = "from_door"
+	SockVarFromEdge              = "from_edge"
 	SockVarFromTunnel            = "from_tunnel"
 	SockVarFromWire              = "from_wire"
 	SockVarHasSetRetval          = "has_set_retval"
@@ -248,6 +249,7 @@ type SockVariableSpecs struct {
 	DeliverEgress *ebpf.VariableSpec `ebpf:"deliver_egress"`
 	DryRun        *ebpf.VariableSpec `ebpf:"dry_run"`
 	FromDoor      *ebpf.VariableSpec `ebpf:"from_door"`
+	FromEdge      *ebpf.VariableSpec `ebpf:"from_edge"`
 	FromTunnel    *ebpf.VariableSpec `ebpf:"from_tunnel"`
 	FromWire      *ebpf.VariableSpec `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -387,6 +389,7 @@ type SockVariables struct {
 	DeliverEgress *ebpf.Variable `ebpf:"deliver_egress"`
 	DryRun        *ebpf.Variable `ebpf:"dry_run"`
 	FromDoor      *ebpf.Variable `ebpf:"from_door"`
+	FromEdge      *ebpf.Variable `ebpf:"from_edge"`
 	FromTunnel    *ebpf.Variable `ebpf:"from_tunnel"`
 	FromWire      *ebpf.Variable `ebpf:"from_wire"`
 	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`

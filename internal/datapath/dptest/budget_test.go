@@ -49,18 +49,13 @@ func TestProgramsStayWithinTheVerifierBudget(t *testing.T) {
 	for prefix, load := range map[string]func() (*ebpf.CollectionSpec, error){
 		"pod_host":  func() (*ebpf.CollectionSpec, error) { return Spec(Options{}) },
 		"pod_inner": func() (*ebpf.CollectionSpec, error) { return Spec(Options{InPod: true}) },
-		"pod_wire": func() (*ebpf.CollectionSpec, error) {
-			spec, err := Spec(Options{FromWire: true})
-			if err == nil {
-				delete(spec.Programs, bpfgen.PodProgFromPod)
-			}
-			return spec, err
-		},
-		"netdev":  bpfgen.LoadNetdev,
-		"overlay": bpfgen.LoadOverlay,
-		"entry":   bpfgen.LoadEntry,
-		"sock":    bpfgen.LoadSock,
-		"edge":    bpfgen.LoadEdge,
+		"pod_wire":  func() (*ebpf.CollectionSpec, error) { return toPodAlone(Options{FromWire: true}) },
+		"pod_edge":  func() (*ebpf.CollectionSpec, error) { return toPodAlone(Options{FromEdge: true}) },
+		"netdev":    bpfgen.LoadNetdev,
+		"overlay":   bpfgen.LoadOverlay,
+		"entry":     bpfgen.LoadEntry,
+		"sock":      bpfgen.LoadSock,
+		"edge":      bpfgen.LoadEdge,
 		"edge_door": func() (*ebpf.CollectionSpec, error) {
 			spec, err := bpfgen.LoadEdge()
 			if err == nil {

@@ -23,6 +23,7 @@ import (
 type Options struct {
 	InPod    bool                  // inside the pod instead of on the host's end
 	FromWire bool                  // to_pod at the node's NIC
+	FromEdge bool                  // to_pod behind the edge's programs
 	Timeouts *bpfgen.PodCtTimeouts // nil: as compiled
 	// Sizes overrides the entries of a table, by its name.
 	Sizes map[string]uint32
@@ -135,10 +136,39 @@ func Spec(o Options) (*ebpf.CollectionSpec, error) {
 			return nil, fmt.Errorf("set from_wire: %w", err)
 		}
 	}
+	if o.FromEdge {
+		if err := spec.Variables["from_edge"].Set(uint8(1)); err != nil {
+			return nil, fmt.Errorf("set from_edge: %w", err)
+		}
+	}
 	if o.Timeouts != nil {
 		if err := spec.Variables["timeouts"].Set(*o.Timeouts); err != nil {
 			return nil, fmt.Errorf("set timeouts: %w", err)
 		}
 	}
 	return spec, nil
+}
+
+// toPodAlone are the programs for a device of the node.
+func toPodAlone(o Options) (*ebpf.CollectionSpec, error) {
+	spec, err := Spec(o)
+	if err == nil {
+		delete(spec.Programs, bpfgen.PodProgFromPod)
+	}
+	return spec, err
+}
+
+// loadWith loads programs on these tables, by name, for one test.
+func loadWith(t testing.TB, spec *ebpf.CollectionSpec, tables map[string]*ebpf.Map) map[string]*ebpf.Program {
+	t.Helper()
+	used := map[string]*ebpf.Map{}
+	for name, m := range tables {
+		if s := spec.Maps[name]; s != nil {
+			s.MaxEntries, used[name] = m.MaxEntries(), m
+		}
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: used})
+	check(t, err)
+	t.Cleanup(coll.Close)
+	return coll.Programs
 }

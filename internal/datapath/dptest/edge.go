@@ -49,6 +49,10 @@ func NewEdge(t testing.TB, o Options, n int) *Edge {
 	e.FromOutside, e.ToOutside = programs[bpfgen.EdgeProgFromOutside], programs[bpfgen.EdgeProgToOutside]
 	e.FromTunnel = e.load(t, tables, bpfgen.EdgeVarFromTunnel)[bpfgen.EdgeProgFromOutside]
 	e.FromDoor = e.load(t, tables, bpfgen.EdgeVarFromDoor)[bpfgen.EdgeProgFromOutside]
+	o.FromEdge, o.InPod = true, false
+	spec, err := toPodAlone(o)
+	check(t, err)
+	check(t, e.MstProgramsV1.Put(uint32(bpfgen.ProgToPodEdge), loadWith(t, spec, tables)[bpfgen.PodProgToPod]))
 	e.enter(t)
 	e.Wear(t, EdgePorts.First, EdgePorts.Count)
 	for _, v6 := range []bool{false, true} {
@@ -184,15 +188,14 @@ func (e *Edge) follow(r Result) (Arrival, error) {
 			return a, fmt.Errorf("out of interface %d, want the NIC, %d", r.RedirectIfindex, e.Ifindex)
 		}
 		return a, nil
-	case bpfgen.RedirectEgress:
+	case bpfgen.RedirectPeer:
 		for _, to := range e.Pods {
 			if to.Ifindex == r.RedirectIfindex {
 				if [6]byte(r.Packet) != to.MAC {
 					return a, fmt.Errorf("link address %x, want %x", r.Packet[:6], to.MAC)
 				}
-				a, err := e.arrive(to, r)
-				a.Direct = true
-				return a, err
+				a.Pod = to.ID
+				return a, nil
 			}
 		}
 	}

@@ -65,9 +65,8 @@ func newWireNode(t *testing.T, tunnel, over6 bool) *wireNode {
 		"mst_fast_v1": n.MstFastV1, "mst_fast_front_v1": n.MstFastFrontV1, "mst_fast_generations_v1": n.MstFastGenerationsV1,
 		"mst_meta_v1": n.MstMetaV1, "mst_pairs_v1": n.MstPairsV1, "mst_node_programs_v1": n.MstNodeProgramsV1,
 	}
-	spec, err := Spec(Options{FromWire: true})
+	spec, err := toPodAlone(Options{FromWire: true})
 	check(t, err)
-	delete(spec.Programs, bpfgen.PodProgFromPod)
 	toPod := loadWith(t, spec, replacements)[bpfgen.PodProgToPod]
 	check(t, n.MstProgramsV1.Put(uint32(bpfgen.ProgToPodWire), toPod))
 	spec, err = bpfgen.LoadNetdev()
@@ -81,20 +80,6 @@ func newWireNode(t *testing.T, tunnel, over6 bool) *wireNode {
 	n.toOverlay, n.fromOverlay = overlay[bpfgen.OverlayProgToOverlay], overlay[bpfgen.OverlayProgFromOverlay]
 	n.join(t, tunnel, over6)
 	return n
-}
-
-func loadWith(t *testing.T, spec *ebpf.CollectionSpec, tables map[string]*ebpf.Map) map[string]*ebpf.Program {
-	t.Helper()
-	used := map[string]*ebpf.Map{}
-	for name, m := range tables {
-		if s := spec.Maps[name]; s != nil {
-			s.MaxEntries, used[name] = m.MaxEntries(), m
-		}
-	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: used})
-	check(t, err)
-	t.Cleanup(coll.Close)
-	return coll.Programs
 }
 
 func (n *wireNode) join(t *testing.T, tunnel, over6 bool) {
