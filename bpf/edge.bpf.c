@@ -206,11 +206,12 @@ slow_fn int edge_enter(struct pkt *p, struct edge_plan *plan, __u32 now)
 
 	if (from_door)
 		e.flags |= CT_FROM_NODE;
-
+	e.near = p->proto == IPPROTO_TCP;
 	if (ct_create(&plan->post, p->proto, CT_SCOPE_FLOW, &e, now))
 		return REASON_CT_FULL;
 	fast_forget(plan->post.src.words[3], plan->post.dst.words[3], plan->post.sport, plan->post.dport);
 	e.role = CT_PRE_NAT;
+	e.near = p->proto == IPPROTO_TCP;
 	e.other = plan->post;
 	e.responder.endpoint = plan->endpoint;
 	if (ct_create(&p->t, p->proto, CT_SCOPE_FLOW, &e, now))
@@ -640,7 +641,7 @@ int edge_in(struct __sk_buff *skb)
 			nobody_keep(&p, generation);
 		return NEXT;
 	}
-	ct_find(&f, &p, CT_SCOPE_FLOW);
+	ct_find_whole(&f, &p, CT_SCOPE_FLOW);
 	if (address && f.e && begins_anew(&f, &p))
 		ct_forget(&f);
 	if (!f.e)
@@ -672,7 +673,7 @@ int edge_out(struct __sk_buff *skb)
 	f = (struct flow){ .now = now_seconds() };
 	if (parse(skb, &p) || p.kind != PKT_FLOW || (p.frag && frag_follow(&p, f.now, false)))
 		return NEXT;
-	ct_find(&f, &p, CT_SCOPE_FLOW);
+	ct_find_whole(&f, &p, CT_SCOPE_FLOW);
 	if (!f.e || !(f.e->flags & CT_EDGE) || f.e->role != CT_POST_NAT || !f.reply)
 		return NEXT;
 	ct_touch(&f, &p);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common.h"
+#include "forget.h"
 #include "near.h"
 #include "parse.h"
 
@@ -277,6 +278,15 @@ inline_fn struct near_flow *near_room(struct near_place *place, __u32 now)
 	return near_leaves(&place->flows[1], place->flows[1].e.expires, now) ? &place->flows[1] : NULL;
 }
 
+/* The last flow's other half may outlive it, but what the edge keeps of that must not. */
+slow_fn int near_forget_half(const struct near_flow *n)
+{
+	const struct tuple *t = &n->e.other;
+
+	fast_forget_here(t->src.words[3], t->dst.words[3], t->sport, t->dport);
+	return 0;
+}
+
 /**
  * near_take - take a room, so that nobody else does, and nobody reads it until it lives
  * Return: whether it was still free.
@@ -289,12 +299,16 @@ inline_fn bool near_take(struct near_flow *n, __u32 now)
 	    __sync_val_compare_and_swap(&n->e.expires, expires, CT_TAKEN(now)) != expires)
 		return false;
 	near_void(n);
+	if (n->e.flags & CT_EDGE)
+		near_forget_half(n);
 	return true;
 }
 
 /**
  * near_enter - enter a half-open half at its place
  * @e: complete but for its place
+ *
+ * Anybody outside can begin flows at the edge: those that take a room that was not theirs do it on credit.
  *
  * Return: whether there was room.
  */
@@ -303,8 +317,11 @@ inline_fn bool near_enter(const struct ct_key *key, struct ct_entry *e, __u32 no
 	struct near_place *place = near_place_for(key);
 	struct near_flow *n = place ? near_of(key) : NULL;
 
-	if (place && !n)
+	if (place && !n) {
 		n = near_room(place, now);
+		if (n && e->flags & CT_EDGE && !credit_take())
+			return false;
+	}
 	if (!n || !near_take(n, now))
 		return false;
 	n->key = *key;

@@ -18,43 +18,12 @@
 #include "deliver.h"
 #include "drop.h"
 #include "fib.h"
+#include "forget.h"
 #include "nat.h"
 #include "parse.h"
 #include "remote.h"
 #include "way.h"
 #include "wire.h"
-
-/* Of both directions of a flow the same: @a and @b are the last words of both addresses. */
-inline_fn __u32 fast_hash(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
-{
-	__u32 mixed = a ^ b ^ ((__u32)(port_a ^ port_b) << 8);
-
-	return mixed * 0x9e3779b1u >> 22;
-}
-_Static_assert(FAST_SLOTS == 1 << 10, "fast_hash gives 10 bits");
-
-/* A flow's part of the generation under which something is kept of it. */
-inline_fn __u32 fast_mix(__u32 count)
-{
-	return count * 0x9e3779b1u;
-}
-
-/**
- * fast_forget - after an entry of this tuple, in either direction, came, went or changed its meaning
- *
- * Return: what changes with it in the generation that a packet had read before, when no other CPU was
- * in between: with that, what is kept from now on holds.
- */
-slow_fn __u32 fast_forget(__be32 a, __be32 b, __be16 port_a, __be16 port_b)
-{
-	__u32 hash = fast_hash(a, b, port_a, port_b);
-	__u32 *count = bpf_map_lookup_elem(&mst_fast_generations_v1, &hash), was;
-
-	if (!count)
-		return 0;
-	was = __sync_fetch_and_add(count, 1); /* several CPUs may be at flows of one hash: none may be lost */
-	return fast_mix(was) ^ fast_mix(was + 1);
-}
 
 /* The hook of the node's NICs: one for all pods, because whose a packet is lies in the slot. */
 #define FAST_WIRE_HOOK (1u << 31)
@@ -272,6 +241,8 @@ inline_fn bool fast_seen(struct fast_flow *fast, struct pkt *p)
 {
 	int seen;
 
+	if (from_edge) /* which has shown it to both halves */
+		return true;
 	if (p->shape != SHAPE_ENDS && !(fast->flags & FAST_OPENING))
 		return true;
 	seen = flow_seen(p);

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "a711f735ae6bd93971c38c20f86f22a5ec3c3df1323949eeff8392b10c9d86e2"
+const ObjectsHash = "a12ea112f646d3b4a02ccf2ad52e69df1b892bc53bf5855eac118b49ab79fff5"

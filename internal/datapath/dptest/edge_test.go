@@ -378,6 +378,7 @@ func TestATupleThatComesAgainWearsTheSamePort(t *testing.T) {
 		}
 		b := end(External(2, o.v6), 8080)
 		o.nodePort(0, b)
+		o.edge.setCredit(o.t, 2) // both its halves begin where they stay
 		before := len(o.edge.Flows(o.t))
 		worn := o.worn(o.arrive(o.c, o.f, syn))
 		entries := len(o.edge.Flows(o.t)) - before
