@@ -7,6 +7,7 @@ package lab
 //	10.1.0.0/16    fd00:10:1::/64    pods, from .2; .1 is the gateway (not with veth and netkit)
 //	10.2.0.0/16    fd00:10:2::/64    the wire between node (.1) and outside (.2); further nodes from .3
 //	10.3.0.0/16    fd00:10:3::/64    the wire between nodes: .1, .2, …
+//	10.4.0.0/16    fd00:10:4::/64    the wire that WireClients lays, between a node (.1) and outside (.2)
 //	10.96.0.0/12   fd00:10:96::/108  Services, by convention; outside routes them to the node
 //
 // With several nodes each has a part of the pods' networks: n1 10.1.0.0/24 and
@@ -27,6 +28,8 @@ var (
 	WireCIDR6    = netip.MustParsePrefix("fd00:10:2::/64")
 	NodesCIDR4   = netip.MustParsePrefix("10.3.0.0/16")
 	NodesCIDR6   = netip.MustParsePrefix("fd00:10:3::/64")
+	ClientsCIDR4 = netip.MustParsePrefix("10.4.0.0/16")
+	ClientsCIDR6 = netip.MustParsePrefix("fd00:10:4::/64")
 	ServiceCIDR4 = netip.MustParsePrefix("10.96.0.0/12")
 	ServiceCIDR6 = netip.MustParsePrefix("fd00:10:96::/108")
 )
@@ -36,6 +39,9 @@ const Uplink = "up0"
 
 // Wire is a node's interface to the other nodes, where there are several.
 const Wire = "wire0"
+
+// ClientWire is what WireClients lays, at both ends.
+const ClientWire = "client0"
 
 // MaxNodes is how many a lab may have.
 const MaxNodes = 16

@@ -71,6 +71,36 @@ func (l *Lab) joinNodes() error {
 	return nil
 }
 
+// WireClients lays a wire between outside and the first node, by which outside
+// reaches Services from then on: as between two nodes, no switch is in the way of
+// what is measured.
+func (l *Lab) WireClients() error {
+	n := l.Node()
+	if err := l.makeWire(n.Space, ClientWire, l.outside.Space, ClientWire, nil); err != nil {
+		return err
+	}
+	node4, node6, out4, out6 := nth(ClientsCIDR4, 1), nth(ClientsCIDR6, 1), nth(ClientsCIDR4, 2), nth(ClientsCIDR6, 2)
+	if err := n.Do(func() error { return setUp(ClientWire, addrs(node4, ClientsCIDR4, node6, ClientsCIDR6)) }); err != nil {
+		return fmt.Errorf("node %s: %w", n.Name, err)
+	}
+	err := l.outside.Do(func() error {
+		for _, p := range []netip.Prefix{ServiceCIDR4, ServiceCIDR6} {
+			if err := netlink.RouteDel(&netlink.Route{Dst: ipNet(p)}); err != nil {
+				return fmt.Errorf("remove route to %s: %w", p, err)
+			}
+		}
+		if err := setUp(ClientWire, addrs(out4, ClientsCIDR4, out6, ClientsCIDR6),
+			hop{node4, node6, []netip.Prefix{ServiceCIDR4, ServiceCIDR6}}); err != nil {
+			return err
+		}
+		return settleWire(ClientWire, out6)
+	})
+	if err != nil {
+		return fmt.Errorf("outside: %w", err)
+	}
+	return n.Do(func() error { return settleWire(ClientWire, node6) })
+}
+
 func (l *Lab) makeNodesSwitch() (sw Space, err error) {
 	ns, err := createNetNS(l.nsName(switchName))
 	if err != nil {

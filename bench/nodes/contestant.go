@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/mustang-net/mustang/bench/load"
 	"github.com/mustang-net/mustang/bench/runner"
@@ -112,11 +113,11 @@ func (c contestant) fill(ctx context.Context, o Options, l *lab.Lab, cgroup stri
 		}
 		return out, nil
 	}
-	if err := l.Join(ctx, c.join); err != nil {
-		return nil, err
-	}
 	if c.edge {
 		return c.fillEdge(ctx, o, l, cgroup, own, to)
+	}
+	if err := l.Join(ctx, c.join); err != nil {
+		return nil, err
 	}
 	client, err := first.AddPod(ctx, "client")
 	if err != nil {
@@ -160,7 +161,20 @@ type between func(name string, client, server *lab.Space, v4, v6 netip.Addr) pat
 // fillEdge is for contestants that serve a client outside: new connections to a
 // pod of the node that it uses, and of the other.
 func (c contestant) fillEdge(ctx context.Context, o Options, l *lab.Lab, cgroup string, own func(string) []path, to between) (out []path, err error) {
+	if err := l.WireClients(); err != nil {
+		return nil, err
+	}
 	first, second, outside := l.Nodes()[0], l.Nodes()[1], l.Outside()
+	nics := [][]string{{lab.Uplink, lab.Wire, lab.ClientWire}, {lab.Uplink, lab.Wire}}
+	for i, n := range l.Nodes() {
+		join := c.join
+		if !join.Kernel {
+			join.Devices = nics[i] // any of them could carry pods' packets
+		}
+		if err := n.Join(ctx, join); err != nil {
+			return nil, err
+		}
+	}
 	for i, n := range []*lab.Node{first, second} {
 		pod, err := n.AddPod(ctx, fmt.Sprintf("server%d", i+1))
 		if err != nil {
@@ -181,8 +195,8 @@ func (c contestant) fillEdge(ctx context.Context, o Options, l *lab.Lab, cgroup 
 	if !c.own {
 		return out, nil
 	}
-	for _, n := range []*lab.Node{first, second} {
-		if _, err := n.Mustang(ctx, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire, "--host"); err != nil {
+	for i, n := range l.Nodes() {
+		if _, err := n.Mustang(ctx, "edge", "set", "--dev", strings.Join(nics[i], ","), "--host"); err != nil {
 			return nil, err
 		}
 	}
