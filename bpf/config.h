@@ -60,7 +60,7 @@ const volatile struct ct_timeouts timeouts = {
 	.other = 30,
 };
 
-#define MST_LAYOUT 2
+#define MST_LAYOUT 3
 #define SECOND_SHIFT 30 /* the programs count seconds of 2^30 ns */
 #define NAT_PORT_TRIES 16
 #define NAT_PORT_FIRST 32768

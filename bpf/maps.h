@@ -192,6 +192,15 @@ struct {
 	__type(value, __u32);
 } mst_endpoint_addrs_v1 SEC(".maps");
 
+/* Addresses that some endpoint has, or once had: 64 a word, by endpoint_bit(). Written by the engine before
+ * mst_endpoint_addrs, read at the NIC for each packet that is not to the node itself. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, __u64);
+} mst_endpoint_bits_v1 SEC(".maps");
+
 /* Links whose children are pods. Written by the engine with the first and last such endpoint,
  * read for every packet that leaves by one. Size: NICs of a node, with room. */
 struct {

@@ -54,6 +54,15 @@ inline_fn bool of_this_node(const struct addr *a)
 	return n && (addr_equal(a, &n->ip4) || addr_equal(a, &n->ip6));
 }
 
+/* Whether some endpoint may have the address. */
+inline_fn bool maybe_endpoint(const struct addr *a)
+{
+	__u32 bit = endpoint_bit(a), word = bit / 64;
+	__u64 *had = bpf_map_lookup_elem(&mst_endpoint_bits_v1, &word);
+
+	return !had || *had >> (bit % 64) & 1;
+}
+
 SEC("tc")
 int from_netdev(struct __sk_buff *skb)
 {
@@ -63,7 +72,7 @@ int from_netdev(struct __sk_buff *skb)
 	if (skb->pkt_type != PACKET_HOST || skb->vlan_present || !destination(skb, &dst))
 		return NEXT;
 	ours = of_this_node(&dst);
-	if (ours && !maybe_tunnel(skb))
+	if (ours ? !maybe_tunnel(skb) : !maybe_endpoint(&dst))
 		return NEXT;
 	skb->cb[CB_TUNNEL] = ours;
 	return node_call(skb, NODE_PROG_NETDEV_IN);

@@ -189,7 +189,7 @@ func (c contestant) fillEdge(ctx context.Context, o Options, l *lab.Lab, cgroup 
 			return nil, err
 		}
 		p := path{name: c.name + fromOutside + []string{"its pod", "other node"}[i], modes: []load.Mode{load.CRR}}
-		p.target = runner.Target{ClientNS: outside.NetNS, ServerNS: pod.NetNS, Dial: netip.AddrPortFrom(vip, vipPort), Listen: backend, Cgroup: cgroup}
+		p.target = runner.Target{ClientNS: outside.NetNS, ServerNS: pod.NetNS, Dial: netip.AddrPortFrom(vip, vipPort), Listen: backend, Cgroup: cgroup, Outside: true}
 		out = append(out, p)
 	}
 	if !c.own {

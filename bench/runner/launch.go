@@ -29,6 +29,7 @@ type Target struct {
 	Dial               netip.AddrPort // where the client connects to
 	Listen             netip.AddrPort // where the server listens
 	Cgroup             string         // the environment's v2 control group, "" for none
+	Outside            bool           // the client is of another machine: not in that control group
 	Slow               float64        // load.Options.Slow
 }
 
@@ -106,9 +107,12 @@ func (l Launcher) Watch() func() (foreign float64) {
 }
 
 func (l Launcher) places(t Target) (client, server load.Place) {
-	joins := l.Group.Joins(t.Cgroup)
-	return load.Place{Netns: t.ClientNS, CPU: l.ClientCPU, Cgroups: joins},
-		load.Place{Netns: t.ServerNS, CPU: l.ServerCPU, Cgroups: joins}
+	clients := t.Cgroup
+	if t.Outside {
+		clients = ""
+	}
+	return load.Place{Netns: t.ClientNS, CPU: l.ClientCPU, Cgroups: l.Group.Joins(clients)},
+		load.Place{Netns: t.ServerNS, CPU: l.ServerCPU, Cgroups: l.Group.Joins(t.Cgroup)}
 }
 
 // ownLoad is the load program's server and client.

@@ -147,6 +147,12 @@ inline_fn __u32 endpoint_of(const struct addr *a)
 	return id ? *id : 0;
 }
 
+/* The bit of an address in mst_endpoint_bits: 16 bits of a hash. */
+inline_fn __u32 endpoint_bit(const struct addr *a)
+{
+	return ((a->words[0] ^ a->words[1] ^ a->words[2] ^ a->words[3]) * 0x9e3779b1u) >> 16;
+}
+
 /* Return: the number that the engine moves after it rewrote flows. */
 inline_fn __u32 tables_generation(void)
 {

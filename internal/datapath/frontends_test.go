@@ -8,7 +8,7 @@ import (
 )
 
 // The edge takes a port without its bit for the node's own: so each frontend's
-// has it, also of tables that were made before there were bits.
+// has it.
 func TestPortsOfFrontendsAreTold(t *testing.T) {
 	d := tables(t)
 	var keys []FrontendKey
@@ -37,18 +37,5 @@ func TestPortsOfFrontendsAreTold(t *testing.T) {
 	}
 	if n := told(d); n != len(ports) {
 		t.Errorf("%d ports are told, want %d", n, len(ports))
-	}
-	for word := range uint32(1024) {
-		if err := d.Frontends.ports.Put([]uint32{word}, []uint64{0}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	again, err := Open(d.dir, Sizes{CT: 64, CTNew: 64, Services: 64, Slots: 64, Backends: 64})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer again.Close()
-	if n := told(again); n != len(ports) {
-		t.Errorf("%d ports are told after others opened the tables, want %d", n, len(ports))
 	}
 }

@@ -63,7 +63,7 @@ type Datapath struct {
 	Sources   *Table[SourceKey, uint8]
 	Edge      *Table[uint32, EdgeConfig]
 	Endpoints *Table[uint32, EndpointSlot]
-	Addrs     *Table[Addr, uint32]
+	Addrs     AddrTable
 	Netns     *Table[uint64, NetnsInfo]
 	Parents   *Table[uint32, Parent]
 	Children  *Table[ChildKey, uint32]
@@ -121,7 +121,7 @@ func Open(dir string, sizes Sizes) (*Datapath, error) {
 		d.maps[name] = m
 	}
 	d.bind()
-	if err := errors.Join(d.checkLayout(), d.Frontends.tellAll()); err != nil {
+	if err := d.checkLayout(); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
@@ -274,6 +274,7 @@ var tableNames = []string{
 	bpfgen.PodMapMstDropsV1,
 	bpfgen.PodMapMstEdgeV2,
 	bpfgen.PodMapMstEndpointAddrsV1,
+	bpfgen.NetdevMapMstEndpointBitsV1,
 	bpfgen.PodMapMstEndpointCountersV1,
 	bpfgen.PodMapMstEndpointsV1,
 	bpfgen.PodMapMstEventRatesV1,
@@ -386,7 +387,7 @@ func (d *Datapath) bind() {
 	d.Sources = bindTable[SourceKey, uint8](d, bpfgen.PodMapMstSourcesV1)
 	d.Edge = bindTable[uint32, EdgeConfig](d, bpfgen.EdgeMapMstEdgeV2)
 	d.Endpoints = bindTable[uint32, EndpointSlot](d, bpfgen.PodMapMstEndpointsV1)
-	d.Addrs = bindTable[Addr, uint32](d, bpfgen.PodMapMstEndpointAddrsV1)
+	d.Addrs = addrTable(d)
 	d.Netns = bindTable[uint64, NetnsInfo](d, bpfgen.PodMapMstNetnsV1)
 	d.Parents = bindTable[uint32, Parent](d, bpfgen.ParentMapMstParentsV1)
 	d.Children = bindTable[ChildKey, uint32](d, bpfgen.ParentMapMstChildrenV1)

@@ -42,6 +42,7 @@ const (
 	EdgeMapMstDropsV1            = "mst_drops_v1"
 	EdgeMapMstEdgeV2             = "mst_edge_v2"
 	EdgeMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
+	EdgeMapMstEndpointBitsV1     = "mst_endpoint_bits_v1"
 	EdgeMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	EdgeMapMstEndpointsV1        = "mst_endpoints_v1"
 	EdgeMapMstEventRatesV1       = "mst_event_rates_v1"
@@ -161,6 +162,7 @@ type EdgeMapSpecs struct {
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
 	MstEdgeV2             *ebpf.MapSpec `ebpf:"mst_edge_v2"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
+	MstEndpointBitsV1     *ebpf.MapSpec `ebpf:"mst_endpoint_bits_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstEventRatesV1       *ebpf.MapSpec `ebpf:"mst_event_rates_v1"`
@@ -248,6 +250,7 @@ type EdgeMaps struct {
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
 	MstEdgeV2             *ebpf.Map `ebpf:"mst_edge_v2"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
+	MstEndpointBitsV1     *ebpf.Map `ebpf:"mst_endpoint_bits_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstEventRatesV1       *ebpf.Map `ebpf:"mst_event_rates_v1"`
@@ -300,6 +303,7 @@ func (m *EdgeMaps) Close() error {
 		m.MstDropsV1,
 		m.MstEdgeV2,
 		m.MstEndpointAddrsV1,
+		m.MstEndpointBitsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
 		m.MstEventRatesV1,

@@ -334,7 +334,7 @@ const (
 	NobodySlots         = 64
 	SockSlots           = 8192
 	VoucherWords        = 12
-	MstLayout           = 2
+	MstLayout           = 3
 	SecondShift         = 30
 	NATPortTries        = 16
 	NATPortFirst        = 32768

@@ -63,6 +63,7 @@ const (
 	IterMapMstDropsV1            = "mst_drops_v1"
 	IterMapMstEdgeV2             = "mst_edge_v2"
 	IterMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
+	IterMapMstEndpointBitsV1     = "mst_endpoint_bits_v1"
 	IterMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	IterMapMstEndpointsV1        = "mst_endpoints_v1"
 	IterMapMstEventRatesV1       = "mst_event_rates_v1"
@@ -174,6 +175,7 @@ type IterMapSpecs struct {
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
 	MstEdgeV2             *ebpf.MapSpec `ebpf:"mst_edge_v2"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
+	MstEndpointBitsV1     *ebpf.MapSpec `ebpf:"mst_endpoint_bits_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstEventRatesV1       *ebpf.MapSpec `ebpf:"mst_event_rates_v1"`
@@ -261,6 +263,7 @@ type IterMaps struct {
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
 	MstEdgeV2             *ebpf.Map `ebpf:"mst_edge_v2"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
+	MstEndpointBitsV1     *ebpf.Map `ebpf:"mst_endpoint_bits_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstEventRatesV1       *ebpf.Map `ebpf:"mst_event_rates_v1"`
@@ -313,6 +316,7 @@ func (m *IterMaps) Close() error {
 		m.MstDropsV1,
 		m.MstEdgeV2,
 		m.MstEndpointAddrsV1,
+		m.MstEndpointBitsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
 		m.MstEventRatesV1,

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "a12ea112f646d3b4a02ccf2ad52e69df1b892bc53bf5855eac118b49ab79fff5"
+const ObjectsHash = "dea162519b130a87579ab95ed6549567623cae22ea81e097dc6c37ce75d846a4"

@@ -41,6 +41,7 @@ const (
 	ParentMapMstDropsV1            = "mst_drops_v1"
 	ParentMapMstEdgeV2             = "mst_edge_v2"
 	ParentMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
+	ParentMapMstEndpointBitsV1     = "mst_endpoint_bits_v1"
 	ParentMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	ParentMapMstEndpointsV1        = "mst_endpoints_v1"
 	ParentMapMstEventRatesV1       = "mst_event_rates_v1"
@@ -152,6 +153,7 @@ type ParentMapSpecs struct {
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
 	MstEdgeV2             *ebpf.MapSpec `ebpf:"mst_edge_v2"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
+	MstEndpointBitsV1     *ebpf.MapSpec `ebpf:"mst_endpoint_bits_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstEventRatesV1       *ebpf.MapSpec `ebpf:"mst_event_rates_v1"`
@@ -239,6 +241,7 @@ type ParentMaps struct {
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
 	MstEdgeV2             *ebpf.Map `ebpf:"mst_edge_v2"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
+	MstEndpointBitsV1     *ebpf.Map `ebpf:"mst_endpoint_bits_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstEventRatesV1       *ebpf.Map `ebpf:"mst_event_rates_v1"`
@@ -291,6 +294,7 @@ func (m *ParentMaps) Close() error {
 		m.MstDropsV1,
 		m.MstEdgeV2,
 		m.MstEndpointAddrsV1,
+		m.MstEndpointBitsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
 		m.MstEventRatesV1,

@@ -74,6 +74,7 @@ const (
 	SockMapMstDropsV1            = "mst_drops_v1"
 	SockMapMstEdgeV2             = "mst_edge_v2"
 	SockMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
+	SockMapMstEndpointBitsV1     = "mst_endpoint_bits_v1"
 	SockMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	SockMapMstEndpointsV1        = "mst_endpoints_v1"
 	SockMapMstEventRatesV1       = "mst_event_rates_v1"
@@ -201,6 +202,7 @@ type SockMapSpecs struct {
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
 	MstEdgeV2             *ebpf.MapSpec `ebpf:"mst_edge_v2"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
+	MstEndpointBitsV1     *ebpf.MapSpec `ebpf:"mst_endpoint_bits_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstEventRatesV1       *ebpf.MapSpec `ebpf:"mst_event_rates_v1"`
@@ -288,6 +290,7 @@ type SockMaps struct {
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
 	MstEdgeV2             *ebpf.Map `ebpf:"mst_edge_v2"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
+	MstEndpointBitsV1     *ebpf.Map `ebpf:"mst_endpoint_bits_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstEventRatesV1       *ebpf.Map `ebpf:"mst_event_rates_v1"`
@@ -340,6 +343,7 @@ func (m *SockMaps) Close() error {
 		m.MstDropsV1,
 		m.MstEdgeV2,
 		m.MstEndpointAddrsV1,
+		m.MstEndpointBitsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
 		m.MstEventRatesV1,

@@ -26,6 +26,7 @@ const (
 	crcMapMstDropsV1            = "mst_drops_v1"
 	crcMapMstEdgeV2             = "mst_edge_v2"
 	crcMapMstEndpointAddrsV1    = "mst_endpoint_addrs_v1"
+	crcMapMstEndpointBitsV1     = "mst_endpoint_bits_v1"
 	crcMapMstEndpointCountersV1 = "mst_endpoint_counters_v1"
 	crcMapMstEndpointsV1        = "mst_endpoints_v1"
 	crcMapMstEventRatesV1       = "mst_event_rates_v1"
@@ -137,6 +138,7 @@ type crcMapSpecs struct {
 	MstDropsV1            *ebpf.MapSpec `ebpf:"mst_drops_v1"`
 	MstEdgeV2             *ebpf.MapSpec `ebpf:"mst_edge_v2"`
 	MstEndpointAddrsV1    *ebpf.MapSpec `ebpf:"mst_endpoint_addrs_v1"`
+	MstEndpointBitsV1     *ebpf.MapSpec `ebpf:"mst_endpoint_bits_v1"`
 	MstEndpointCountersV1 *ebpf.MapSpec `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.MapSpec `ebpf:"mst_endpoints_v1"`
 	MstEventRatesV1       *ebpf.MapSpec `ebpf:"mst_event_rates_v1"`
@@ -224,6 +226,7 @@ type crcMaps struct {
 	MstDropsV1            *ebpf.Map `ebpf:"mst_drops_v1"`
 	MstEdgeV2             *ebpf.Map `ebpf:"mst_edge_v2"`
 	MstEndpointAddrsV1    *ebpf.Map `ebpf:"mst_endpoint_addrs_v1"`
+	MstEndpointBitsV1     *ebpf.Map `ebpf:"mst_endpoint_bits_v1"`
 	MstEndpointCountersV1 *ebpf.Map `ebpf:"mst_endpoint_counters_v1"`
 	MstEndpointsV1        *ebpf.Map `ebpf:"mst_endpoints_v1"`
 	MstEventRatesV1       *ebpf.Map `ebpf:"mst_event_rates_v1"`
@@ -276,6 +279,7 @@ func (m *crcMaps) Close() error {
 		m.MstDropsV1,
 		m.MstEdgeV2,
 		m.MstEndpointAddrsV1,
+		m.MstEndpointBitsV1,
 		m.MstEndpointCountersV1,
 		m.MstEndpointsV1,
 		m.MstEventRatesV1,

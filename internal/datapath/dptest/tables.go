@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 )
 
@@ -99,6 +100,7 @@ func (d *Datapath) SetPod(t testing.TB, p Pod) {
 	check(t, d.MstEndpointsV1.Put(p.ID, e))
 	for _, a := range []netip.Addr{p.IP4, p.IP6} {
 		if a.IsValid() {
+			setBit(t, d.MstEndpointBitsV1, datapath.EndpointBit(toAddr(a)))
 			check(t, d.MstEndpointAddrsV1.Put(toAddr(a), p.ID))
 		}
 	}
@@ -188,10 +190,15 @@ func (d *Datapath) SetServiceWith(t testing.TB, o ServiceOptions, proto uint8, f
 // TellPort says that a frontend has the port, as datapath.FrontendTable does.
 func (d *Datapath) TellPort(t testing.TB, port uint16) {
 	t.Helper()
+	setBit(t, d.MstFrontendPortsV1, port)
+}
+
+func setBit(t testing.TB, table *ebpf.Map, bit uint16) {
+	t.Helper()
 	var had uint64
-	word := uint32(port) / 64
-	check(t, d.MstFrontendPortsV1.Lookup(word, &had))
-	check(t, d.MstFrontendPortsV1.Put(word, had|1<<(port%64)))
+	word := uint32(bit) / 64
+	check(t, table.Lookup(word, &had))
+	check(t, table.Put(word, had|1<<(bit%64)))
 }
 
 func (d *Datapath) mark(t testing.TB, a netip.Addr, flags uint16) {

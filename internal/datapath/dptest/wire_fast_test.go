@@ -324,10 +324,7 @@ func TestANodeItselfReachesAPodPastTheStack(t *testing.T) {
 // That one took the short way shows when nobody else would let it pass.
 func TestPacketsForTheStackTakeTheShortWay(t *testing.T) {
 	n := newWireNode(t, false, false)
-	wall, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, int32(Drop)), asm.Return()}})
-	check(t, err)
-	t.Cleanup(func() { wall.Close() })
+	wall := newWall(t)
 	port := uint16(5000)
 	for name, proto := range map[string]uint8{"TCP": oracle.TCP, "UDP": oracle.UDP} {
 		eachFamily(t, func(t *testing.T, v6 bool) {
@@ -383,4 +380,14 @@ func TestPacketsForTheStackTakeTheShortWay(t *testing.T) {
 			}
 		})
 	}
+}
+
+// newWall is a program that drops whatever comes.
+func newWall(t *testing.T) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, int32(Drop)), asm.Return()}})
+	check(t, err)
+	t.Cleanup(func() { check(t, p.Close()) })
+	return p
 }

@@ -58,7 +58,7 @@ func newWireNode(t *testing.T, tunnel, over6 bool) *wireNode {
 	n := &wireNode{Network: NewNetwork(t, Options{}, 2)}
 	replacements := map[string]*ebpf.Map{
 		"mst_ct_v1": n.MstCtV1, "mst_ct_near_v1": n.MstCtNearV1, "mst_ct_new_v1": n.MstCtNewV1, "mst_frags_v1": n.MstFragsV1,
-		"mst_endpoints_v1": n.MstEndpointsV1, "mst_endpoint_addrs_v1": n.MstEndpointAddrsV1,
+		"mst_endpoints_v1": n.MstEndpointsV1, "mst_endpoint_addrs_v1": n.MstEndpointAddrsV1, "mst_endpoint_bits_v1": n.MstEndpointBitsV1,
 		"mst_endpoint_counters_v1": n.MstEndpointCountersV1, "mst_drops_v1": n.MstDropsV1, "mst_programs_v1": n.MstProgramsV1,
 		"mst_node_v1": n.MstNodeV1, "mst_remotes_v1": n.MstRemotesV1, "mst_remote_nets_v1": n.MstRemoteNetsV1,
 		"mst_tunnel_peers_v1": n.MstTunnelPeersV1, "mst_facts_v1": n.MstFactsV1, "mst_backends_v1": n.MstBackendsV1,
