@@ -277,8 +277,9 @@ struct ct_entry {
 	struct ct_end opener;
 	struct ct_end responder;
 	__u32 backend;      /* id, or enum backend_id */
-	/* The other half's tuple in the flow's original direction. Of a flow without translation that lies near,
-	 * between a pod of this node and one of another: a struct way_kept. */
+	/* The other half's tuple in the flow's original direction. Of a flow without translation that lies near:
+	 * between a pod of this node and one of another a struct way_kept, between two with their programs inside
+	 * a struct voucher_sum for each direction. */
 	struct tuple other;
 };
 _Static_assert(sizeof(struct ct_entry) == 72, "ct_entry");

@@ -92,17 +92,17 @@ inline_fn bool siblings(const struct endpoint *self, const struct endpoint *to)
  * its own MAC address, which is every sibling's. Pods with a NIC each have no parent.
  */
 inline_fn int deliver_inner(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, struct endpoint *to, __u32 id,
-			    struct fast_flow *fast)
+			    struct voucher_sum *vouched)
 {
 	if ((!siblings(self, to) && to != self) || too_long(skb, to))
 		return NEXT;
 	if (!addressed_to(skb, to) && bpf_skb_store_bytes(skb, 0, to->mac, ETH_ALEN, 0))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
 	if (to != self) {
-		if (fast)
-			vouch_again(skb, fast, to->generation, p->tcp_flags);
+		if (vouched)
+			vouch_again(skb, vouched, id, to->generation, p->tcp_flags);
 		else
-			vouch(skb, id, to->generation);
+			vouch(skb, id, to->generation, NULL);
 		return NEXT;
 	}
 	redirect_note(skb, skb->ifindex, REDIRECT_INGRESS);
@@ -114,15 +114,15 @@ inline_fn int deliver_inner(struct __sk_buff *skb, struct pkt *p, struct endpoin
  * @self: the endpoint it came from
  * @to: where it goes
  * @id: of @to
- * @fast: what is kept of its flow, when it goes that way; or NULL
+ * @vouched: inside a pod, when it goes the way of its flow's packets: what their vouchers have in common; or NULL
  *
  * Return: a tc verdict; NEXT leaves the way to the kernel's routing.
  */
 inline_fn int deliver(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, struct endpoint *to, __u32 id,
-		      struct fast_flow *fast)
+		      struct voucher_sum *vouched)
 {
 	if (in_pod)
-		return deliver_inner(skb, p, self, to, id, fast);
+		return deliver_inner(skb, p, self, to, id, vouched);
 	if (!(to->flags & EP_HOST_END) || too_long(skb, to))
 		return leave(skb, self);
 	if (!link_write(skb, to->mac))
@@ -131,7 +131,7 @@ inline_fn int deliver(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
 	if (deliver_egress) {
-		vouch(skb, id, to->generation);
+		vouch(skb, id, to->generation, NULL);
 		redirect_note(skb, to->ifindex, REDIRECT_EGRESS);
 		return bpf_redirect(to->ifindex, 0);
 	}

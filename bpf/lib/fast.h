@@ -304,7 +304,7 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 		return EDGE_SEND;
 	}
 	if (peer && fast->flags & FAST_DELIVER)
-		return deliver(skb, p, self, peer, fast->peer, fast);
+		return deliver(skb, p, self, peer, fast->peer, &fast->at.vouched);
 	if (dir == DIR_FROM_POD && !in_pod)
 		way_slot_note(skb, slot);
 	return send_out(skb, p, self, fast->peer ? 0 : fast->peer_generation);

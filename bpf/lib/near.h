@@ -64,9 +64,20 @@ inline_fn struct near_flow *near_of(const struct ct_key *key)
 	return near_differs(n, key) ? NULL : n;
 }
 
+/* Inside a pod: what the vouchers of a flow without translation have in common, either way; else NULL. */
+inline_fn struct voucher_sum *near_vouched(struct near_flow *n, bool reply)
+{
+	return in_pod && n->e.role == CT_DIRECT ? (struct voucher_sum *)&n->e.other + reply : NULL;
+}
+_Static_assert(2 * sizeof(struct voucher_sum) <= sizeof(struct tuple), "both in place of the other half's tuple");
+
 /* From now on the flow's packets need not be judged for a while. @tables: read before the flow was. */
 inline_fn void near_renew(struct near_flow *n, __u32 tables)
 {
+	struct voucher_sum *sums = near_vouched(n, false);
+
+	if (sums)
+		sums[0].a = sums[1].a = 0; /* they speak of ends as they were */
 	n->tables = tables;
 	barrier();
 	n->until = now_ticks() + FAST_LIFETIME;

@@ -306,7 +306,7 @@ global_fn int near_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		if (reason)
 			return drop(skb, reason, DIR_FROM_POD);
 	}
-	return other->endpoint ? deliver(skb, p, self, to, other->endpoint, NULL) :
+	return other->endpoint ? deliver(skb, p, self, to, other->endpoint, near_vouched(n, reply)) :
 				 send_out(skb, p, self, other->generation);
 }
 

@@ -133,25 +133,32 @@ inline_fn void voucher_attach(struct __sk_buff *skb, __u64 v)
 	skb->cb[CB_VOUCHER_REST] = v >> 32;
 }
 
-/* The sender's program has nothing more to ask about a packet for the endpoint @id. */
-slow_fn int vouch(struct __sk_buff *skb, __u32 id, __u32 generation)
+/**
+ * vouch - the sender's program has nothing more to ask about a packet for the endpoint @id
+ * @common: gets what the vouchers of its flow have in common, when sealed; or NULL
+ */
+slow_fn int vouch(struct __sk_buff *skb, __u32 id, __u32 generation, struct voucher_sum *common)
 {
-	voucher_attach(skb, voucher(skb, id, generation, in_pod, NULL));
+	voucher_attach(skb, voucher(skb, id, generation, in_pod, common));
 	return 0;
 }
 
-/* As vouch, inside a pod, of a packet that goes the way of its flow's packets (lib/fast.h). */
-inline_fn void vouch_again(struct __sk_buff *skb, struct fast_flow *fast, __u32 generation, __u8 tcp_flags)
+/**
+ * vouch_again - as vouch, inside a pod, of a packet that goes the way of its flow's packets
+ * @common: of its flow and this direction, zero when nobody has vouched yet
+ */
+inline_fn void vouch_again(struct __sk_buff *skb, struct voucher_sum *common, __u32 id, __u32 generation, __u8 tcp_flags)
 {
-	struct voucher_key *key = voucher_key();
-	struct voucher_sum sum = fast->at.vouched;
+	struct voucher_sum sum = *common;
+	struct voucher_key *key;
 
-	if (!key)
-		return;
 	if (!sum.a) {
-		voucher_attach(skb, voucher(skb, fast->peer, generation, true, &fast->at.vouched));
+		vouch(skb, id, generation, common);
 		return;
 	}
+	key = voucher_key();
+	if (!key)
+		return;
 	voucher_add_flags(&sum, key, tcp_flags);
 	voucher_attach(skb, voucher_of(&sum));
 }

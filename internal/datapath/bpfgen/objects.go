@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "dea162519b130a87579ab95ed6549567623cae22ea81e097dc6c37ce75d846a4"
+const ObjectsHash = "114629af477d99d0febf34db8ba164876b5cfc2f6a0d646b3fee59db5b2ea291"

@@ -4,6 +4,7 @@ package dptest
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -163,4 +164,48 @@ func TestWhatNobodyVouchesFor(t *testing.T) {
 			t.Error("what all of them begin with does not pass")
 		}
 	}
+}
+
+// What the vouchers of a flow between two pods have in common lies in its entry, for each direction, until
+// either end is another.
+func TestVouchersOfAFlowHaveAPartInCommon(t *testing.T) {
+	net := vouchers(t)
+	eachFamily(t, func(t *testing.T, v6 bool) {
+		net.Reset(t, 4)
+		s := newScene(t, net, v6, oracle.TCP)
+		passes := func(p, to Pod, from, dst netip.AddrPort, flags uint8) bool {
+			t.Helper()
+			r, err := net.FromPod(p, s.packet(p, from, dst, flags).Payload(20).Frame())
+			check(t, err)
+			return net.passes(t, to, r.Packet, r.Left)
+		}
+		both := func(what string, flags uint8, want bool) {
+			t.Helper()
+			if got := passes(s.client, s.server, s.c, s.b, flags); got != want {
+				t.Errorf("%s, there: passes is %t", what, got)
+			}
+			if got := passes(s.server, s.client, s.b, s.c, flags); got != want {
+				t.Errorf("%s, back: passes is %t", what, got)
+			}
+		}
+		if !passes(s.client, s.server, s.c, s.b, syn) || !passes(s.server, s.client, s.b, s.c, syn|ack) {
+			t.Error("the first of each direction do not pass")
+		}
+		for range 2 {
+			both("ACK", ack, true)
+			both("PSH", ack|8, true)
+		}
+		net.eachNear(t, func(n *bpfgen.PodNearFlow) {
+			for i := range n.E.Other.Src.Bytes {
+				n.E.Other.Src.Bytes[i]++
+				n.E.Other.Dst.Bytes[i]++
+			}
+		})
+		both("after what they have in common was changed", ack, false)
+		for _, p := range []Pod{s.client, s.server} {
+			net.SetPod(t, p)
+			both(fmt.Sprintf("after pod %d was changed", p.ID), ack, true)
+			both(fmt.Sprintf("after pod %d was changed, again", p.ID), ack|8, true)
+		}
+	})
 }
