@@ -200,6 +200,12 @@ func listen(o Options, kind int) (fd int, err error) {
 	if _, _, e := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&at.buf)), at.len); e != 0 {
 		return fd, fmt.Errorf("bind %s: %w", o.Addr, e)
 	}
+	if o.Mode == Stream {
+		// The kernel's own choice falls with a connection's first packets: see streamRoom.
+		if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, streamRoom/2); err != nil {
+			return fd, fmt.Errorf("set the receive buffer: %w", err)
+		}
+	}
 	if kind == unix.SOCK_STREAM {
 		setCC(fd, o.CC)
 		// Inherited by accepted sockets.
