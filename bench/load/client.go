@@ -53,8 +53,8 @@ func newClient(o Options) (*client, error) {
 	default:
 		c.fd, c.r.CC, err = connectTCP(o)
 		c.request = c.exchange
-		if err == nil && o.Mode == Stream && o.Size > 0 {
-			rawSetNoDelay(c.fd, false) // small writes are gathered, as a program's without the option are
+		if err == nil && o.Mode == Stream {
+			rawSetNoDelay(c.fd, false) // writes are gathered into full bundles, as iperf3's and any bulk sender's are
 		}
 		switch o.Mode {
 		case Stream:
@@ -317,8 +317,6 @@ func (c *client) push(buf []byte, last byte) error {
 		return nil
 	}
 	err := c.await(c.fd, make([]byte, 1))
-	if c.o.Size > 0 {
-		rawSetNoDelay(c.fd, false)
-	}
+	rawSetNoDelay(c.fd, false)
 	return err
 }
