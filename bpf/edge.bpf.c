@@ -34,7 +34,7 @@ inline_fn int edge_done(struct __sk_buff *skb, struct pkt *p, int verdict)
 {
 	if (verdict == EDGE_INTO) {
 		bpf_tail_call(skb, &mst_programs_v1, PROG_TO_POD_EDGE);
-		verdict = edge_drop(skb, REASON_DELIVER); /* without that program nothing enters */
+		verdict = edge_drop(skb, REASON_NO_PROGRAM);
 	}
 	return verdict == EDGE_DROP ? drop(skb, skb->cb[CB_REASON], DIR_EDGE) : edge_sent(skb, p, verdict);
 }

@@ -52,6 +52,7 @@ var sharedTables = []string{
 	bpfgen.PodMapMstCtNearV1,
 	bpfgen.PodMapMstEdgeV2,
 	bpfgen.PodMapMstEndpointAddrsV1,
+	bpfgen.NetdevMapMstEndpointBitsV1,
 	bpfgen.PodMapMstEndpointsV1,
 	bpfgen.EdgeMapMstFrontendPortsV1,
 	bpfgen.PodMapMstIdentitiesV1,

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "114629af477d99d0febf34db8ba164876b5cfc2f6a0d646b3fee59db5b2ea291"
+const ObjectsHash = "e712bfe9b638453f31427bf3a50937dcf6bf3c8027249f22fe21ceaf4aca43c7"

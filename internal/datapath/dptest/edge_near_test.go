@@ -5,6 +5,8 @@ package dptest
 import (
 	"testing"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
 )
@@ -24,6 +26,23 @@ func TestAFloodFromOutsideTakesNoMoreRoomNearThanTheCredit(t *testing.T) {
 		if near, credit := len(o.edge.nearFlows(o.t)), o.edge.credit(o.t); near != 20 || credit != 0 {
 			o.t.Errorf("%d entries of a flood lie near, credit %d: want 20 and none", near, credit)
 		}
+	})
+}
+
+func TestNothingEntersAPodFromOutsideWithoutItsProgram(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		b := end(o.edge.Pods[1].IP(o.v6), 8080)
+		o.nodePort(0, b)
+		var toPod *ebpf.Program
+		check(o.t, o.edge.MstProgramsV1.Lookup(uint32(bpfgen.ProgToPodEdge), &toPod))
+		check(o.t, o.edge.MstProgramsV1.Delete(uint32(bpfgen.ProgToPodEdge)))
+		if a := o.arrive(o.c, o.f, syn); a.Dropped != ReasonName(bpfgen.ReasonNoProgram) {
+			o.t.Errorf("%v", a)
+		}
+		check(o.t, o.edge.MstProgramsV1.Put(uint32(bpfgen.ProgToPodEdge), toPod))
+		check(o.t, toPod.Close())
+		worn := o.worn(o.arrive(o.c, o.f, syn))
+		o.want("with it", o.arrive(o.c, o.f, syn), 1, worn, b)
 	})
 }
 
