@@ -328,7 +328,6 @@ func TestPacketsForTheStackTakeTheShortWay(t *testing.T) {
 	port := uint16(5000)
 	for name, proto := range map[string]uint8{"TCP": oracle.TCP, "UDP": oracle.UDP} {
 		eachFamily(t, func(t *testing.T, v6 bool) {
-			onOneCPU(t)
 			pod := n.Pods[1]
 			port++
 			packet := func(to [6]byte, src, dst netip.Addr, sport, dport uint16, flags uint8) *Packet {
@@ -348,6 +347,7 @@ func TestPacketsForTheStackTakeTheShortWay(t *testing.T) {
 				},
 			} {
 				t.Run(name+" by "+opener, func(t *testing.T) {
+					onOneCPU(t)
 					n.ClearFlows(t)
 					open(syn)
 					arrives := func(flags uint8) Result {
