@@ -558,7 +558,7 @@ int to_pod(struct __sk_buff *skb)
 	int verdict = judge_entering(skb);
 
 	/* The edge has written the link addresses, and said whose host end it is. */
-	return from_edge && verdict == NEXT ? bpf_redirect_peer(skb->cb[CB_REDIRECT_IFINDEX], 0) : verdict;
+	return verdict == NEXT && from_edge ? bpf_redirect_peer(skb->cb[CB_REDIRECT_IFINDEX], 0) : verdict;
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -241,9 +241,9 @@ inline_fn bool fast_seen(struct fast_flow *fast, struct pkt *p)
 {
 	int seen;
 
-	if (from_edge) /* which has shown it to both halves */
-		return true;
 	if (p->shape != SHAPE_ENDS && !(fast->flags & FAST_OPENING))
+		return true;
+	if (from_edge) /* which has shown it to both halves */
 		return true;
 	seen = flow_seen(p);
 	if (seen == FLOW_KNOWN)

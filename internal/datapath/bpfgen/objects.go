@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "e712bfe9b638453f31427bf3a50937dcf6bf3c8027249f22fe21ceaf4aca43c7"
+const ObjectsHash = "34ba5dc90af7df6558989748662b9f4913a8e01b2c52daa11c2ec7d4e3278a84"
