@@ -9,6 +9,7 @@
 #include "lib/deliver.h"
 #include "lib/drop.h"
 #include "lib/edge.h"
+#include "lib/edge_plan.h"
 #include "lib/enter.h"
 #include "lib/frag.h"
 #include "lib/icmp_error.h"
@@ -18,11 +19,6 @@
 #include "lib/parse.h"
 #include "lib/refuse.h"
 #include "lib/remote.h"
-
-/* Beside the verdicts, as EDGE_SEND: the packet is to be dropped, for the reason that it carries. */
-#define EDGE_DROP -4
-/* The pod's program judges the packet, and delivers it. */
-#define EDGE_INTO -6
 
 inline_fn int edge_drop(struct __sk_buff *skb, __u32 reason)
 {
@@ -37,187 +33,6 @@ inline_fn int edge_done(struct __sk_buff *skb, struct pkt *p, int verdict)
 		verdict = edge_drop(skb, REASON_NO_PROGRAM);
 	}
 	return verdict == EDGE_DROP ? drop(skb, skb->cb[CB_REASON], DIR_EDGE) : edge_sent(skb, p, verdict);
-}
-
-/* The flags of an address that has frontends or is the node's own. */
-inline_fn __u16 address_flags(const struct addr *a)
-{
-	struct service_key key = { .addr = *a };
-	struct service *mark = bpf_map_lookup_elem(&mst_services_v2, &key);
-
-	return mark ? mark->flags : 0;
-}
-
-/* Whether an address that no endpoint has is the node's own. Not all of those take node ports. */
-inline_fn bool of_node(const struct addr *a)
-{
-	struct identity *who;
-
-	if (address_flags(a) & SVC_NODE)
-		return true;
-	if (!from_door)
-		return false;
-	who = bpf_map_lookup_elem(&mst_identities_v1, a);
-	return who && who->pod == IDENTITY_NODE;
-}
-
-/* Whether a socket of the host has the port, so that a flow on it would be taken for the socket's. */
-slow_fn bool host_has_port(struct __sk_buff *skb, const struct tuple *t, const struct pkt *p)
-{
-	struct bpf_sock_tuple to = {};
-	__u32 size = sizeof(to.ipv6);
-	struct bpf_sock *sk;
-
-	if (p->proto == IPPROTO_SCTP) /* whose sockets no helper finds */
-		return false;
-	/* As the answer will look: from the backend to the node. */
-	if (p->ipv6) {
-		__builtin_memcpy(to.ipv6.saddr, &t->dst, sizeof(to.ipv6.saddr));
-		__builtin_memcpy(to.ipv6.daddr, &t->src, sizeof(to.ipv6.daddr));
-		to.ipv6.sport = t->dport;
-		to.ipv6.dport = t->sport;
-	} else {
-		to.ipv4.saddr = t->dst.words[3];
-		to.ipv4.daddr = t->src.words[3];
-		to.ipv4.sport = t->dport;
-		to.ipv4.dport = t->sport;
-		size = sizeof(to.ipv4);
-	}
-	if (p->proto == IPPROTO_TCP)
-		sk = bpf_skc_lookup_tcp(skb, &to, size, BPF_F_CURRENT_NETNS, 0);
-	else
-		sk = bpf_sk_lookup_udp(skb, &to, size, BPF_F_CURRENT_NETNS, 0);
-	if (!sk)
-		return false;
-	bpf_sk_release(sk);
-	return true;
-}
-
-/* What a new flow from outside becomes. */
-struct edge_plan {
-	struct tuple post; /* what the backend sees */
-	__u32 backend;     /* id */
-	__u32 endpoint;    /* the backend's, on this node; 0: none */
-	__u8 host;         /* 1: the backend is the node itself */
-	__u8 wear;         /* 1: the flow wears the node's address */
-	__u8 stand_in;     /* 1: only the port tells the backend's answers, to the node, from others */
-	__u8 pad[5];
-};
-
-/* The port that a flow wears when nobody else has it, as an offset: the same for a tuple that comes again, whose
- * dead entry then takes it in, and the next one for a client's next port. As hard to guess as the client's. */
-inline_fn __u32 edge_first_port(const struct pkt *p)
-{
-	__u32 ends = p->t.src.words[0] ^ p->t.src.words[1] ^ p->t.src.words[2] ^ p->t.src.words[3] ^ p->t.dst.words[3];
-
-	return (ends * 0x9e3779b1u >> 16) + p->t.dport + bpf_ntohs(p->t.sport);
-}
-
-/**
- * edge_source - the source that the backend sees: the node's address, if it is that, with a port of its own
- * Return: enum drop_reason.
- */
-global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan *plan, __u32 now)
-{
-	struct edge_config *c = edge_config(EDGE_WIRE);
-	__u32 try;
-
-	if (!p || !plan || !c)
-		return REASON_NAT_PORTS;
-	if (!plan->wear) {
-		if (!plan->stand_in && !tuple_taken(&plan->post, p->proto, now))
-			return REASON_NONE;
-	} else if (addr_is_zero(&plan->post.src)) {
-		return REASON_NAT_PORTS;
-	}
-	try = edge_first_port(p);
-	for (int i = 0; i < NAT_PORT_TRIES; i++, try = bpf_get_prandom_u32()) {
-		plan->post.sport = bpf_htons(c->port_first + try % (c->port_count ? c->port_count : 1));
-		if (plan->stand_in && plan->post.sport == 0xffff) /* for which there is no routing rule */
-			continue;
-		if (!tuple_taken(&plan->post, p->proto, now) && (!plan->wear || !host_has_port(skb, &plan->post, p)))
-			return REASON_NONE;
-	}
-	return REASON_NAT_PORTS;
-}
-
-/* The address that a flow wears, zero when there is none. A node that is reached through the tunnel takes no other
- * address of ours there, and knows by it that the answer goes back through it; any other node knows us best by the
- * one between nodes, if answers to it are seen here. */
-inline_fn void edge_wear(struct edge_plan *plan, bool ipv6)
-{
-	struct remote *r = plan->endpoint ? NULL : remote_of(remote_find(&plan->post.dst));
-	struct edge_config *c = edge_config(r && r->flags & REMOTE_TUNNEL ? EDGE_TUNNEL : EDGE_WIRE);
-	struct node_config *n = r && !(r->flags & REMOTE_TUNNEL) ? node_config() : NULL;
-	struct addr own = {};
-
-	if (n)
-		own = ipv6 ? n->ip6 : n->ip4;
-	if (n && address_flags(&own) & SVC_NODE)
-		plan->post.src = own;
-	else if (c)
-		plan->post.src = ipv6 ? c->ip6 : c->ip4;
-	else
-		__builtin_memset(&plan->post.src, 0, sizeof(plan->post.src));
-}
-
-/**
- * edge_plan_backend - pick the backend of a new flow, and say who carries the answers
- * @s: its Service
- *
- * Return: enum drop_reason.
- */
-slow_fn int edge_plan_backend(struct __sk_buff *skb, struct pkt *p, const struct service *s, struct edge_plan *plan)
-{
-	struct backend *b = backend_pick(s, &p->t.src, flow_hash(&p->t, p->proto), &plan->backend);
-	struct endpoint *ep;
-	struct addr to;
-
-	if (!b)
-		return REASON_NO_BACKEND;
-	to = b->addr;
-	plan->post.dst = to;
-	plan->post.dport = b->port;
-	plan->endpoint = endpoint_of(&to);
-	plan->host = !plan->endpoint && of_node(&to);
-	ep = plan->endpoint ? endpoint_slot(plan->endpoint) : NULL;
-	if (from_door) {
-		/* Without the address at the NIC, only a host end knows whose the answer is; the node would
-		 * answer itself past the door, but for what the Service's address stands in for. Of its own
-		 * addresses, it takes a port of the edge's, too: those lead into the door. */
-		plan->wear = !plan->host && !(ep && ep->flags & EP_HOST_END);
-		if (plan->host) {
-			plan->post.src = p->t.dst;
-			plan->stand_in = of_node(&p->t.dst);
-		}
-	} else {
-		/* A pod that a child of the NIC connects answers past the node's stack already. */
-		plan->wear = !(s->flags & SVC_KEEP_SOURCE) && !plan->host && !(ep && ep->flags & EP_IN_POD);
-	}
-	if (plan->wear)
-		edge_wear(plan, p->ipv6);
-	return REASON_NONE;
-}
-
-/* Enters both halves. Only the client's knows the endpoint: its own program judges what enters it. */
-slow_fn int edge_enter(struct pkt *p, struct edge_plan *plan, __u32 now)
-{
-	struct ct_entry e = { .role = CT_POST_NAT, .flags = CT_EDGE, .backend = plan->backend, .other = p->t };
-
-	if (from_door)
-		e.flags |= CT_FROM_NODE;
-	e.near = p->proto == IPPROTO_TCP;
-	if (ct_create(&plan->post, p->proto, CT_SCOPE_FLOW, &e, now))
-		return REASON_CT_FULL;
-	fast_forget(plan->post.src.words[3], plan->post.dst.words[3], plan->post.sport, plan->post.dport);
-	e.role = CT_PRE_NAT;
-	e.near = p->proto == IPPROTO_TCP;
-	e.other = plan->post;
-	e.responder.endpoint = plan->endpoint;
-	if (ct_create(&p->t, p->proto, CT_SCOPE_FLOW, &e, now))
-		return REASON_CT_FULL;
-	p->generation ^= fast_forget(p->t.src.words[3], p->t.dst.words[3], p->t.sport, p->t.dport);
-	return REASON_NONE;
 }
 
 /**

@@ -9,7 +9,8 @@
  * same node, because redirect_peer passes the receiver's host end by. netkit's
  * programs cannot do that: they send the packet out of the receiver's host end
  * (deliver_egress), and its own hook sees it. There, and inside pods, the sender's
- * program vouches for what it has judged for both (lib/voucher.h).
+ * program vouches for what it has judged for both (lib/voucher.h). At the node's NIC `to_pod`
+ * is called for what other nodes' pods (from_wire) and clients outside (from_edge) send.
  */
 #include "lib/common.h"
 #include "lib/conntrack.h"

@@ -28,13 +28,9 @@ func (l *Lab) makeSwitch() error {
 	}); err != nil {
 		return err
 	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = outsideSwitch, l.cfg.MTU
-	// Its own: else it has its lowest port's, and pods' neighbour entries lead nowhere when that comes or goes.
-	attrs.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, 1}
-	snoop := false
-	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snoop}); err != nil {
-		return fmt.Errorf("create switch %s: %w", outsideSwitch, err)
+	// Its own address: else it has its lowest port's, and pods' neighbour entries lead nowhere when that comes or goes.
+	if err := l.makeBridge(outsideSwitch, net.HardwareAddr{2, 0, 0, 0, 0, 1}); err != nil {
+		return err
 	}
 	if err := linkUp(outsideSwitch); err != nil {
 		return err

@@ -21,7 +21,7 @@ func (l *Lab) makeUplinks() error {
 	if len(l.nodes) == 1 {
 		return l.makeWire(l.Node().Space, Uplink, l.outside.Space, Uplink, l.widenWire)
 	}
-	if err := l.outside.Do(func() error { return l.makeBridge(Uplink) }); err != nil {
+	if err := l.outside.Do(func() error { return l.makeBridge(Uplink, nil) }); err != nil {
 		return fmt.Errorf("outside: %w", err)
 	}
 	for _, n := range l.nodes {
@@ -107,7 +107,7 @@ func (l *Lab) makeNodesSwitch() (sw Space, err error) {
 		return sw, err
 	}
 	sw = Space{ns, l.info.mark()}
-	if err := sw.Do(func() error { return l.makeBridge(Wire) }); err != nil {
+	if err := sw.Do(func() error { return l.makeBridge(Wire, nil) }); err != nil {
 		return sw, fmt.Errorf("switch: %w", err)
 	}
 	if err := sw.Do(func() error { return linkUp(Wire) }); err != nil {
@@ -144,13 +144,13 @@ func (l *Lab) plug(n *Node, name string, sw Space, then func() error) error {
 }
 
 // makeBridge makes a switch in the current namespace, where no firewall looks
-// at what it switches.
-func (l *Lab) makeBridge(name string) error {
+// at what it switches. mac nil: it has a port's.
+func (l *Lab) makeBridge(name string, mac net.HardwareAddr) error {
 	if err := errors.Join(setSysctls(quickIPv6), setBridgeNF(false)); err != nil {
 		return err
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = name, l.cfg.MTU
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = name, l.cfg.MTU, mac
 	snoop := false
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snoop}); err != nil {
 		return fmt.Errorf("create switch %s: %w", name, err)

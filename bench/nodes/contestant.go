@@ -175,7 +175,7 @@ func (c contestant) fillEdge(ctx context.Context, o Options, l *lab.Lab, cgroup 
 			return nil, err
 		}
 	}
-	for i, n := range []*lab.Node{first, second} {
+	for i, n := range l.Nodes() {
 		pod, err := n.AddPod(ctx, fmt.Sprintf("server%d", i+1))
 		if err != nil {
 			return nil, err

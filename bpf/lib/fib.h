@@ -232,12 +232,15 @@ global_fn int to_wire(struct __sk_buff *skb, struct pkt *p)
 	return pod_route(skb, p, length, &way) && hop_take(skb, p) ? way_out(skb, &way) : NEXT;
 }
 
-/* Beside the verdicts: the packet is to leave the node, by to_wire. */
-#define SEND_OUT -2
-/* The same at the edge (edge.h), by edge_send, or by edge_home. The stack of calls is too deep where
- * these turn out. */
-#define EDGE_SEND -3
-#define EDGE_HOME -5
+/* Beside the verdicts: what the program itself is to do with the packet, for the stack of calls is too deep
+ * where it turns out. */
+enum beside_verdicts {
+	SEND_OUT = -2,  /* out of the node, by to_wire */
+	EDGE_SEND = -3, /* the same at the edge, by edge_send (edge.h) */
+	EDGE_HOME = -4, /* to the node's own socket, by edge_home */
+	EDGE_INTO = -5, /* into a pod of the node, by that one's program */
+	EDGE_DROP = -6, /* dropped, for the reason that it carries */
+};
 
 /**
  * send_out - a pod's packet leaves the node

@@ -113,18 +113,30 @@ func Open(dir string, sizes Sizes) (*Datapath, error) {
 		return nil, err
 	}
 	d := &Datapath{dir: dir, maps: make(map[string]*ebpf.Map)}
-	for name, spec := range tables {
-		m, err := openMap(filepath.Join(dir, mapsDir, name), spec, sizes.of(name))
-		if err != nil {
-			return nil, errors.Join(err, d.Close())
-		}
-		d.maps[name] = m
-	}
 	d.bind()
-	if err := d.checkLayout(); err != nil {
+	if err := d.openTables(tables, sizes); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
+	d.bind() // those of each CPU hold their map
 	return d, nil
+}
+
+// openTables opens or creates all tables: that which says their layout first, so
+// that tables of another version get none of ours beside them.
+func (d *Datapath) openTables(specs map[string]*ebpf.MapSpec, sizes Sizes) (err error) {
+	open := func(name string) {
+		if err == nil && d.maps[name] == nil {
+			d.maps[name], err = openMap(filepath.Join(d.dir, mapsDir, name), specs[name], sizes.of(name))
+		}
+	}
+	open(bpfgen.PodMapMstMetaV1)
+	if err == nil {
+		err = d.checkLayout()
+	}
+	for name := range specs {
+		open(name)
+	}
+	return err
 }
 
 // atOnce are the tables that openKnown opens; the others are opened when they

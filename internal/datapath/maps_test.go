@@ -3,11 +3,18 @@
 package datapath
 
 import (
+	"errors"
+	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 )
 
 func TestTableNamesAreThoseOfTheObjects(t *testing.T) {
@@ -17,6 +24,22 @@ func TestTableNamesAreThoseOfTheObjects(t *testing.T) {
 	}
 	if d := cmp.Diff(slices.Sorted(maps.Keys(specs)), slices.Sorted(slices.Values(tableNames))); d != "" {
 		t.Error(d)
+	}
+}
+
+// Who refuses the tables of another version leaves nothing among them: that version
+// would refuse a table that it does not know.
+func TestTablesOfAnotherLayoutGetNoneBesideThem(t *testing.T) {
+	d := tables(t)
+	pin := filepath.Join(d.dir, mapsDir, bpfgen.NetdevMapMstEndpointBitsV1)
+	if err := errors.Join(d.PutMeta(Meta{Layout: bpfgen.MstLayout - 1}), os.Remove(pin)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(d.dir, Sizes{}); err == nil || !strings.Contains(err.Error(), "mustang reset") {
+		t.Errorf("%v, want tables of another layout refused", err)
+	}
+	if _, err := os.Stat(pin); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a table was made beside them: %v", err)
 	}
 }
 

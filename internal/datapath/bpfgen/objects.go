@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "34ba5dc90af7df6558989748662b9f4913a8e01b2c52daa11c2ec7d4e3278a84"
+const ObjectsHash = "be3a65926de09b9c1f37c8af376f845d784b7d25e82c7df18da2ef0a49921f8a"
