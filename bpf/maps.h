@@ -9,6 +9,27 @@
 #include "types.h"
 #include "reasons.h"
 
+/*
+ * A table that grows: it begins with GROWS_FROM entries, and when it is full the engine puts a larger copy in its
+ * place. A table's buckets are as many as it may ever have entries, so a large one costs megabytes while it is empty.
+ * Programs look into the only slot of NAME_now (grown_find()); nobody but the engine writes such a table.
+ */
+#define GROWS_FROM 16384
+#define GROWING(name, key_type, value_type)                                    \
+	struct name##_table {                                                  \
+		__uint(type, BPF_MAP_TYPE_HASH);                               \
+		__uint(map_flags, BPF_F_NO_PREALLOC);                          \
+		__uint(max_entries, GROWS_FROM);                               \
+		__type(key, key_type);                                         \
+		__type(value, value_type);                                     \
+	} name SEC(".maps");                                                   \
+	struct {                                                               \
+		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                      \
+		__uint(max_entries, 1);                                        \
+		__type(key, __u32);                                            \
+		__array(values, struct name##_table);                          \
+	} name##_now SEC(".maps") = { .values = { [0] = &name } }
+
 /* Flows that saw packets both ways. Written by the tc programs; read by them and `status`.
  * An entry lives until `expires`, or until the table needs its room (LRU).
  * Size: connections a node carries (set at load); 160 bytes each. */
@@ -115,14 +136,8 @@ struct {
 } mst_frags_v1 SEC(".maps");
 
 /* Frontends. Written by the reconciler; read on a flow's first packet and at connect().
- * Lives as long as the Service. Size: frontends plus addresses (set at load). */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 262144);
-	__type(key, struct service_key);
-	__type(value, struct service);
-} mst_services_v2 SEC(".maps");
+ * Lives as long as the Service. Size: frontends plus addresses. */
+GROWING(mst_services_v2, struct service_key, struct service);
 
 /* Ports that some frontend has, or once had: 64 a word, by the number in the host's order. Written by the
  * engine before the frontend, read at the edge for each packet to the node itself. */
@@ -134,24 +149,12 @@ struct {
 } mst_frontend_ports_v1 SEC(".maps");
 
 /* (Service, slot) → backend id. Written by the reconciler, read after mst_services.
- * Size: endpoints over all Services (set at load). */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 524288);
-	__type(key, struct slot_key);
-	__type(value, __u32);
-} mst_slots_v1 SEC(".maps");
+ * Size: endpoints over all Services. */
+GROWING(mst_slots_v1, struct slot_key, __u32);
 
 /* Backend id → address and port. Written by the reconciler, read after mst_slots.
- * Size: distinct backends (set at load). */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 262144);
-	__type(key, __u32);
-	__type(value, struct backend);
-} mst_backends_v1 SEC(".maps");
+ * Size: distinct backends. */
+GROWING(mst_backends_v1, __u32, struct backend);
 
 /* (Client, Service) → backend, of Services with affinity. Written and read by the programs on a
  * flow's first packet and at connect(). An entry lives until `expires`, which each new flow moves;
@@ -231,14 +234,8 @@ struct {
 
 /* Address → who has it: pods of all nodes that some rule selects, single addresses in rules'
  * blocks, the node's own. Written by the reconciler, read on a flow's first packet when an end
- * is isolated. Size: such addresses (set at load). */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 262144);
-	__type(key, struct addr);
-	__type(value, struct identity);
-} mst_identities_v1 SEC(".maps");
+ * is isolated. Size: such addresses. */
+GROWING(mst_identities_v1, struct addr, struct identity);
 
 /* Prefix → prefix identity, for blocks of more than one address. Writer and reader as above;
  * read for rules with blocks only. Size: distinct prefixes (set at load). */
@@ -251,24 +248,12 @@ struct {
 } mst_prefixes_v1 SEC(".maps");
 
 /* (Policy set, identity) → what is allowed. Writer and reader as above. Size: peers over all
- * sets (set at load). */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 262144);
-	__type(key, struct peer_key);
-	__type(value, struct peer_rules);
-} mst_peers_v1 SEC(".maps");
+ * sets. */
+GROWING(mst_peers_v1, struct peer_key, struct peer_rules);
 
 /* (List of ports, protocol, port prefix) → rule. Writer and reader as above; a list never
- * changes. Size: ports over all distinct lists (set at load). */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 262144);
-	__type(key, struct port_key);
-	__type(value, __u32);
-} mst_ports_v1 SEC(".maps");
+ * changes. Size: ports over all distinct lists. */
+GROWING(mst_ports_v1, struct port_key, __u32);
 
 /* The judgment under way on each CPU. Written and read by the programs; valid from a question to
  * the end of the packet. */

@@ -295,7 +295,7 @@ inline_fn bool flow_backend(const struct sock_flow_key *key, struct dest *d)
 
 	if (!flow)
 		return false;
-	b = bpf_map_lookup_elem(&mst_backends_v1, &flow->backend);
+	b = grown_find(&mst_backends_v1_now, &flow->backend);
 	if (!b || b->port != flow->port || !addr_equal(&b->addr, &flow->addr))
 		return false;
 	d->addr = flow->addr;

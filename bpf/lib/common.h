@@ -132,6 +132,15 @@ inline_fn void tuple_reverse(struct tuple *to, const struct tuple *from)
 	to->dport = from->sport;
 }
 
+/* Return: the value of @key in a table that grows, @now being what holds it; NULL when there is none. */
+inline_fn void *grown_find(void *now, const void *key)
+{
+	static const __u32 only = 0; /* not on the stack, where chains of calls have little room */
+	void *table = bpf_map_lookup_elem(now, &only);
+
+	return table ? bpf_map_lookup_elem(table, key) : NULL;
+}
+
 /* Return: the slot of endpoint @id; its generation is 0 when the slot is free. */
 inline_fn struct endpoint *endpoint_slot(__u32 id)
 {

@@ -324,7 +324,7 @@ inline_fn bool ct_reopens(const struct flow *f, const struct pkt *p)
  * half tells: a SYN on the other one's tuple is of another flow. */
 slow_fn bool backend_gone(const struct ct_entry *e)
 {
-	return e->role == CT_PRE_NAT && e->backend && !bpf_map_lookup_elem(&mst_backends_v1, &e->backend);
+	return e->role == CT_PRE_NAT && e->backend && !grown_find(&mst_backends_v1_now, &e->backend);
 }
 
 inline_fn bool begins_anew(const struct flow *f, const struct pkt *p)

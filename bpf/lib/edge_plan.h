@@ -17,7 +17,7 @@
 inline_fn __u16 address_flags(const struct addr *a)
 {
 	struct service_key key = { .addr = *a };
-	struct service *mark = bpf_map_lookup_elem(&mst_services_v2, &key);
+	struct service *mark = grown_find(&mst_services_v2_now, &key);
 
 	return mark ? mark->flags : 0;
 }
@@ -31,7 +31,7 @@ inline_fn bool of_node(const struct addr *a)
 		return true;
 	if (!from_door)
 		return false;
-	who = bpf_map_lookup_elem(&mst_identities_v1, a);
+	who = grown_find(&mst_identities_v1_now, a);
 	return who && who->pod == IDENTITY_NODE;
 }
 

@@ -16,11 +16,11 @@ inline_fn struct service *service_at(struct service_key *key, __u8 scope)
 	struct service *s;
 
 	key->scope = scope == SCOPE_OUTSIDE ? SCOPE_ANY : scope;
-	s = bpf_map_lookup_elem(&mst_services_v2, key);
+	s = grown_find(&mst_services_v2_now, key);
 	if (!s || scope != SCOPE_OUTSIDE || !(s->flags & SVC_SPLIT))
 		return s;
 	key->scope = SCOPE_OUTSIDE;
-	return bpf_map_lookup_elem(&mst_services_v2, key);
+	return grown_find(&mst_services_v2_now, key);
 }
 
 /**
@@ -30,7 +30,7 @@ inline_fn struct service *service_at(struct service_key *key, __u8 scope)
 inline_fn struct service *service_of_address(struct service_key *key, __u8 scope, __u16 *address)
 {
 	struct service_key whole = { .addr = key->addr };
-	struct service *mark = bpf_map_lookup_elem(&mst_services_v2, &whole);
+	struct service *mark = grown_find(&mst_services_v2_now, &whole);
 
 	if (!mark)
 		return NULL;
@@ -106,10 +106,10 @@ slow_fn struct backend *affinity_find(const struct service *s, const struct affi
 	if (!mine || (__s32)(mine->expires - now) < 0)
 		return NULL;
 	member.slot = SLOT_MEMBER | mine->backend;
-	if (!bpf_map_lookup_elem(&mst_slots_v1, &member))
+	if (!grown_find(&mst_slots_v1_now, &member))
 		return NULL;
 	*id = mine->backend;
-	b = bpf_map_lookup_elem(&mst_backends_v1, id);
+	b = grown_find(&mst_backends_v1_now, id);
 	if (b)
 		mine->expires = affinity_end(s, now);
 	return b;
@@ -118,17 +118,17 @@ slow_fn struct backend *affinity_find(const struct service *s, const struct affi
 slow_fn struct backend *slot_backend(const struct service *s, __u32 slot, __u32 *id)
 {
 	struct slot_key key = { .service = s->id, .slot = slot };
-	__u32 *found = bpf_map_lookup_elem(&mst_slots_v1, &key);
+	__u32 *found = grown_find(&mst_slots_v1_now, &key);
 
 	/* One can be missing for the instant in which the set shrinks; slot 0 is the last to go. */
 	if (!found && slot) {
 		key.slot = 0;
-		found = bpf_map_lookup_elem(&mst_slots_v1, &key);
+		found = grown_find(&mst_slots_v1_now, &key);
 	}
 	if (!found)
 		return NULL;
 	*id = *found;
-	return bpf_map_lookup_elem(&mst_backends_v1, id);
+	return grown_find(&mst_backends_v1_now, id);
 }
 
 /**

@@ -54,7 +54,7 @@ global_fn int port_rule(void)
 			continue;
 		j->ports.length = length;
 		j->ports.port = j->port & ~(0xffff >> length);
-		rule = bpf_map_lookup_elem(&mst_ports_v1, &j->ports);
+		rule = grown_find(&mst_ports_v1_now, &j->ports);
 		if (rule)
 			return *rule;
 	}
@@ -67,7 +67,7 @@ inline_fn __u32 peer_rule(struct judgment *j, __u64 identity)
 	struct peer_rules *rules;
 
 	j->peer.identity = identity;
-	rules = bpf_map_lookup_elem(&mst_peers_v1, &j->peer);
+	rules = grown_find(&mst_peers_v1_now, &j->peer);
 	if (!rules)
 		return 0;
 	if (rules->rule)
@@ -107,7 +107,7 @@ slow_fn __u32 set_rule(struct judgment *j, __u32 flags, const struct addr *peer)
 	}
 	if (!(flags & (SET_ANY_POD | SET_PODS | SET_PREFIXES)))
 		return 0;
-	who = bpf_map_lookup_elem(&mst_identities_v1, peer);
+	who = grown_find(&mst_identities_v1_now, peer);
 	if (who && who->pod >= IDENTITY_FIRST) {
 		rule = flags & SET_ANY_POD ? peer_rule(j, IDENTITY_ANY_POD) : 0;
 		if (!rule && flags & SET_PODS)
@@ -179,7 +179,7 @@ inline_fn struct identity *identity_of(const struct addr *a)
 {
 	struct addr key = *a;
 
-	return bpf_map_lookup_elem(&mst_identities_v1, &key);
+	return grown_find(&mst_identities_v1_now, &key);
 }
 
 /**

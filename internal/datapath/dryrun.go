@@ -48,6 +48,7 @@ var scratchTables = []string{
 // sharedTables are those that no program writes, or none that is test-run.
 var sharedTables = []string{
 	bpfgen.PodMapMstBackendsV1,
+	bpfgen.PodMapMstBackendsV1Now,
 	bpfgen.PodMapMstChildrenV1,
 	bpfgen.PodMapMstCtNearV1,
 	bpfgen.PodMapMstEdgeV2,
@@ -56,20 +57,25 @@ var sharedTables = []string{
 	bpfgen.PodMapMstEndpointsV1,
 	bpfgen.EdgeMapMstFrontendPortsV1,
 	bpfgen.PodMapMstIdentitiesV1,
+	bpfgen.PodMapMstIdentitiesV1Now,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
 	bpfgen.NetdevMapMstNodeProgramsV1,
 	bpfgen.PodMapMstNodeV1,
 	bpfgen.PodMapMstParentsV1,
 	bpfgen.PodMapMstPeersV1,
+	bpfgen.PodMapMstPeersV1Now,
 	bpfgen.PodMapMstPoliciesV1,
 	bpfgen.PodMapMstPortsV1,
+	bpfgen.PodMapMstPortsV1Now,
 	bpfgen.PodMapMstPrefixesV1,
 	bpfgen.PodMapMstProgramsV1,
 	bpfgen.PodMapMstRemoteNetsV1,
 	bpfgen.PodMapMstRemotesV1,
 	bpfgen.PodMapMstServicesV2,
+	bpfgen.PodMapMstServicesV2Now,
 	bpfgen.PodMapMstSlotsV1,
+	bpfgen.PodMapMstSlotsV1Now,
 	bpfgen.PodMapMstSockFlowsV1,
 	bpfgen.PodMapMstSockPeersV1,
 	bpfgen.PodMapMstSockSlotsV1,
@@ -80,7 +86,10 @@ var sharedTables = []string{
 
 // choiceTables hold the choice of a backend: a dry run that chooses has these of
 // its own, too.
-var choiceTables = []string{bpfgen.PodMapMstServicesV2, bpfgen.PodMapMstSlotsV1}
+var choiceTables = []string{
+	bpfgen.PodMapMstServicesV2, bpfgen.PodMapMstServicesV2Now,
+	bpfgen.PodMapMstSlotsV1, bpfgen.PodMapMstSlotsV1Now,
+}
 
 const scratchFlows = 1024 // entries of the flow tables: one packet needs a few
 
@@ -137,12 +146,19 @@ func (r *DryRun) makeTables(names []string) error {
 	}
 	for _, name := range names {
 		spec := specs[name].Copy()
-		spec.MaxEntries = r.d.maps[name].MaxEntries()
+		spec.MaxEntries, spec.Contents = r.d.maps[name].MaxEntries(), nil
 		if spec.Type == ebpf.LRUHash || spec.Type == ebpf.Hash {
 			spec.MaxEntries = min(spec.MaxEntries, scratchFlows)
 		}
 		if r.scratch[name], err = ebpf.NewMap(spec); err != nil {
 			return fmt.Errorf("make a scratch copy of table %s: %w", name, err)
+		}
+	}
+	for name, holder := range growing {
+		if now := r.scratch[holder]; now != nil {
+			if err := now.Put(uint32(0), r.scratch[name]); err != nil {
+				return fmt.Errorf("put the scratch copy of table %s in force: %w", name, err)
+			}
 		}
 	}
 	// What is known of all flows decides whether some tables are looked at.

@@ -19,8 +19,8 @@ type TableInfo struct {
 	Name    string `json:"name"`
 	Type    string `json:"type"`
 	Entries int    `json:"entries"` // -1 when it cannot be counted, or cannot be full
-	Max     uint32 `json:"max"`
-	Memory  uint64 `json:"memory"` // bytes, as the kernel accounts them
+	Max     uint32 `json:"max"`     // how many it may have; a table that grows has room for fewer at first
+	Memory  uint64 `json:"memory"`  // bytes, as the kernel accounts them
 }
 
 // Tables describes every table, by name.
@@ -44,7 +44,7 @@ func (d *Datapath) Tables() ([]TableInfo, error) {
 		if err != nil {
 			return nil, fmt.Errorf("count table %s: %w", name, err)
 		}
-		out = append(out, TableInfo{name, m.Type().String(), entries, m.MaxEntries(), memory})
+		out = append(out, TableInfo{name, m.Type().String(), entries, d.limit(name, m), memory})
 	}
 	return out, nil
 }

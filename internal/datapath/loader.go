@@ -193,7 +193,7 @@ func (d *Datapath) loadVariant(v variant) error {
 		if err := table.Put(slot, prog); err != nil {
 			return fmt.Errorf("install %s: %w", programNames[slot], err)
 		}
-		if err := replacePin(prog, filepath.Join(d.dir, programsDir, programNames[slot])); err != nil {
+		if err := replacePin(d, prog, filepath.Join(d.dir, programsDir, programNames[slot])); err != nil {
 			return err
 		}
 	}
@@ -226,10 +226,18 @@ func loadError(what string, err error) error {
 	return fmt.Errorf("load %s: %w", what, err)
 }
 
+// pinnable is a program or a table.
+type pinnable[T any] interface {
+	Clone() (T, error)
+	Pin(path string) error
+	Close() error
+}
+
 // replacePin pins p at path whatever was there: beside, then renamed, so that
-// the path always names a program.
-func replacePin(p *ebpf.Program, path string) error {
-	beside := path + "-new" // bpffs allows no dots
+// the path always names one of them. bpffs allows no dots, and what is pinned
+// beside a table would be taken for one: so both lie in programsDir.
+func replacePin[T pinnable[T]](d *Datapath, p T, path string) error {
+	beside := filepath.Join(d.dir, programsDir, filepath.Base(path)+"-new")
 	if err := removePin(beside); err != nil {
 		return err
 	}
@@ -239,10 +247,10 @@ func replacePin(p *ebpf.Program, path string) error {
 	}
 	defer clone.Close()
 	if err := clone.Pin(beside); err != nil {
-		return fmt.Errorf("pin program: %w", err)
+		return fmt.Errorf("pin %s: %w", filepath.Base(path), err)
 	}
 	if err := os.Rename(beside, path); err != nil {
-		return fmt.Errorf("pin program: %w", err)
+		return fmt.Errorf("pin %s: %w", filepath.Base(path), err)
 	}
 	return nil
 }
@@ -278,7 +286,7 @@ func (d *Datapath) filterProgram(slot uint32) (*os.File, error) {
 		return nil, err
 	}
 	defer p.Close()
-	if err := replacePin(p, pin); err != nil {
+	if err := replacePin(d, p, pin); err != nil {
 		return nil, err
 	}
 	return openPin(pin)

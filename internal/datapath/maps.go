@@ -16,8 +16,9 @@ import (
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 )
 
-// Sizes are the numbers of entries of tables when they are created; 0 is the
-// size that bpf/maps.h gives. Tables that exist keep theirs.
+// Sizes are the numbers of entries of tables when they are created, or of those
+// that grow, the most that they may have; 0 is the size that bpf/maps.h gives, or
+// 4,194,304. Tables that exist keep theirs.
 type Sizes struct {
 	CT, CTNew, Services, Slots, Backends uint32
 	Identities, Prefixes, Peers, Ports   uint32
@@ -50,6 +51,9 @@ type Datapath struct {
 	dir  string
 	open sync.Mutex // held while maps is looked at
 	maps map[string]*ebpf.Map
+	// looking: somebody else owns the tables, and may put a larger one in a table's place.
+	looking bool
+	sizes   Sizes
 	// sockets is the iterator over sockets, loaded at its first use.
 	sockets *ebpf.Program
 	// noIterator is why there is none.
@@ -98,6 +102,7 @@ func Exists(dir string) bool {
 // Open opens the tables pinned under dir, and creates those that are missing.
 func Open(dir string, sizes Sizes) (*Datapath, error) {
 	if d := openKnown(dir); d != nil {
+		d.sizes = sizes
 		return d, nil
 	}
 	for _, sub := range []string{mapsDir, programsDir, linksDir} {
@@ -112,9 +117,9 @@ func Open(dir string, sizes Sizes) (*Datapath, error) {
 	if err := refuseOtherLayouts(dir, tables); err != nil {
 		return nil, err
 	}
-	d := &Datapath{dir: dir, maps: make(map[string]*ebpf.Map)}
+	d := &Datapath{dir: dir, maps: make(map[string]*ebpf.Map), sizes: sizes}
 	d.bind()
-	if err := d.openTables(tables, sizes); err != nil {
+	if err := d.openTables(tables); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	d.bind() // those of each CPU hold their map
@@ -123,11 +128,16 @@ func Open(dir string, sizes Sizes) (*Datapath, error) {
 
 // openTables opens or creates all tables: that which says their layout first, so
 // that tables of another version get none of ours beside them.
-func (d *Datapath) openTables(specs map[string]*ebpf.MapSpec, sizes Sizes) (err error) {
+func (d *Datapath) openTables(specs map[string]*ebpf.MapSpec) (err error) {
 	open := func(name string) {
-		if err == nil && d.maps[name] == nil {
-			d.maps[name], err = openMap(filepath.Join(d.dir, mapsDir, name), specs[name], sizes.of(name))
+		if err != nil || d.maps[name] != nil {
+			return
 		}
+		size := d.sizes.of(name)
+		if growing[name] != "" && size > 0 {
+			size = min(size, specs[name].MaxEntries)
+		}
+		d.maps[name], err = openMap(filepath.Join(d.dir, mapsDir, name), specs[name], size)
 	}
 	open(bpfgen.PodMapMstMetaV1)
 	if err == nil {
@@ -135,6 +145,11 @@ func (d *Datapath) openTables(specs map[string]*ebpf.MapSpec, sizes Sizes) (err 
 	}
 	for name := range specs {
 		open(name)
+	}
+	for name := range growing {
+		if err == nil {
+			err = d.putInForce(name, d.maps[name])
+		}
 	}
 	return err
 }
@@ -150,6 +165,25 @@ var atOnce = []string{
 func (d *Datapath) table(name string) (*ebpf.Map, error) {
 	d.open.Lock()
 	defer d.open.Unlock()
+	known := d.maps[name]
+	if known != nil && d.looking && growing[name] != "" {
+		same, err := d.isInForce(name, known)
+		if err != nil {
+			return nil, err
+		}
+		if !same {
+			delete(d.maps, name)
+		}
+	}
+	m, err := d.opened(name)
+	if err == nil && known == nil && !d.looking {
+		err = d.putInForce(name, m)
+	}
+	return m, err
+}
+
+// opened is the same, with open held.
+func (d *Datapath) opened(name string) (*ebpf.Map, error) {
 	if m := d.maps[name]; m != nil {
 		return m, nil
 	}
@@ -200,7 +234,7 @@ var ErrNoNode = errors.New("no node is set up here")
 // OpenPinned opens a node's tables for looking, without the scope's lock: it
 // creates nothing, and whoever holds the lock goes on.
 func OpenPinned(dir string) (*Datapath, error) {
-	d := &Datapath{dir: dir, maps: make(map[string]*ebpf.Map)}
+	d := &Datapath{dir: dir, maps: make(map[string]*ebpf.Map), looking: true}
 	err := d.openAll()
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && !Exists(dir):
@@ -278,6 +312,7 @@ func (d *Datapath) openAtOnce() error {
 var tableNames = []string{
 	bpfgen.PodMapMstAffinityV1,
 	bpfgen.PodMapMstBackendsV1,
+	bpfgen.PodMapMstBackendsV1Now,
 	bpfgen.PodMapMstChildrenV1,
 	bpfgen.PodMapMstCtNewV1,
 	bpfgen.PodMapMstCtNearV1,
@@ -299,6 +334,7 @@ var tableNames = []string{
 	bpfgen.PodMapMstFastGenerationsV1,
 	bpfgen.PodMapMstFragsV1,
 	bpfgen.PodMapMstIdentitiesV1,
+	bpfgen.PodMapMstIdentitiesV1Now,
 	bpfgen.EdgeMapMstFrontendPortsV1,
 	bpfgen.PodMapMstJudgmentV1,
 	bpfgen.PodMapMstMetaV1,
@@ -308,8 +344,10 @@ var tableNames = []string{
 	bpfgen.PodMapMstNodeV1,
 	bpfgen.PodMapMstParentsV1,
 	bpfgen.PodMapMstPeersV1,
+	bpfgen.PodMapMstPeersV1Now,
 	bpfgen.PodMapMstPoliciesV1,
 	bpfgen.PodMapMstPortsV1,
+	bpfgen.PodMapMstPortsV1Now,
 	bpfgen.PodMapMstPrefixesV1,
 	bpfgen.PodMapMstProgramsV1,
 	bpfgen.PodMapMstReadersV1,
@@ -317,7 +355,9 @@ var tableNames = []string{
 	bpfgen.PodMapMstRemoteNetsV1,
 	bpfgen.PodMapMstRemotesV1,
 	bpfgen.PodMapMstServicesV2,
+	bpfgen.PodMapMstServicesV2Now,
 	bpfgen.PodMapMstSlotsV1,
+	bpfgen.PodMapMstSlotsV1Now,
 	bpfgen.PodMapMstSockFlowsV1,
 	bpfgen.PodMapMstSockPeersV1,
 	bpfgen.PodMapMstSockSlotsV1,
@@ -330,6 +370,7 @@ var tableNames = []string{
 // openMap opens a pinned map, or creates it with size entries.
 func openMap(path string, spec *ebpf.MapSpec, size uint32) (*ebpf.Map, error) {
 	spec = spec.Copy()
+	spec.Contents = nil // what a table that holds another begins with, named only
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
 		spec.MaxEntries = m.MaxEntries()
@@ -483,12 +524,12 @@ func (d *Datapath) Close() error {
 }
 
 // replacements are the node's tables for the maps that spec names, whose sizes
-// in spec are adapted to the real ones.
+// in spec are adapted to the real ones, and whose contents stay what they are.
 func (d *Datapath) replacements(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	out := make(map[string]*ebpf.Map)
 	for name, s := range spec.Maps {
 		if m := d.Map(name); m != nil {
-			s.MaxEntries = m.MaxEntries()
+			s.MaxEntries, s.Contents = m.MaxEntries(), nil
 			out[name] = m
 		}
 	}

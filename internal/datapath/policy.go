@@ -42,7 +42,7 @@ func NextGeneration(old uint32) uint32 {
 	return next
 }
 
-// PolicySizes are the sizes of the tables of policy.
+// PolicySizes are how many entries the tables of policy may have.
 func (d *Datapath) PolicySizes() (identities, prefixes, peers, ports int, err error) {
 	for _, t := range []struct {
 		name string
@@ -52,7 +52,7 @@ func (d *Datapath) PolicySizes() (identities, prefixes, peers, ports int, err er
 		if err != nil {
 			return 0, 0, 0, 0, err
 		}
-		*t.to = int(m.MaxEntries())
+		*t.to = int(d.limit(t.name, m))
 	}
 	return identities, prefixes, peers, ports, nil
 }

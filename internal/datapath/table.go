@@ -20,7 +20,7 @@ const (
 	batchMin = 16
 )
 
-// FullError is a table that takes no more entries.
+// FullError is a table that takes no more entries, and cannot grow.
 type FullError struct {
 	Table string
 	Max   uint32
@@ -44,41 +44,48 @@ func NewTable[K, V comparable](name string, m *ebpf.Map) *Table[K, V] {
 
 func (t Table[K, V]) open() (*ebpf.Map, error) { return t.d.table(t.name) }
 
-// Put writes all pairs; keys and values correspond by position. When it fails,
-// some may have been written.
+// Put writes all pairs; keys and values correspond by position. A table that is
+// full grows, where it can. When it fails, some may have been written.
 func (t Table[K, V]) Put(keys []K, values []V) error {
 	m, err := t.open()
 	if err != nil {
 		return err
 	}
-	if len(keys) < batchMin {
-		return t.putEach(m, keys, values)
-	}
-	for len(keys) > 0 {
-		n := min(len(keys), batch)
-		done, err := m.BatchUpdate(keys[:n], values[:n], nil)
-		if errors.Is(err, ebpf.ErrNotSupported) {
-			return t.putEach(m, keys, values)
+	for {
+		done, err := t.put(m, keys, values)
+		if full := (*FullError)(nil); !errors.As(err, &full) {
+			return err
 		}
-		if err != nil {
-			// Batches report some errors less exactly than single updates do.
-			return t.putEach(m, keys[min(done, n):], values[min(done, n):])
+		keys, values = keys[done:], values[done:]
+		if m, err = t.grow(m, len(keys)); err != nil {
+			return err
 		}
-		keys, values = keys[n:], values[n:]
 	}
-	return nil
 }
 
-func (t Table[K, V]) putEach(m *ebpf.Map, keys []K, values []V) error {
-	for i := range keys {
-		if err := m.Put(keys[i], values[i]); err != nil {
-			if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
-				return &FullError{t.name, m.MaxEntries()}
+// put writes pairs to m in their order. It answers how many it has written.
+func (t Table[K, V]) put(m *ebpf.Map, keys []K, values []V) (done int, err error) {
+	if len(keys) >= batchMin {
+		for err == nil && done < len(keys) {
+			n := min(done+batch, len(keys))
+			var written int
+			written, err = m.BatchUpdate(keys[done:n], values[done:n], nil)
+			if err == nil {
+				written = n - done
 			}
-			return fmt.Errorf("write table %s: %w", t.name, err)
+			done = min(done+written, n)
 		}
 	}
-	return nil
+	// Where there are no batches, or they report less exactly than single updates do.
+	for ; done < len(keys); done++ {
+		if err := m.Put(keys[done], values[done]); err != nil {
+			if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
+				return done, &FullError{t.name, m.MaxEntries()}
+			}
+			return done, fmt.Errorf("write table %s: %w", t.name, err)
+		}
+	}
+	return done, nil
 }
 
 // Delete removes keys; an absent one is success.

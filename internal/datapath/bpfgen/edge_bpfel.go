@@ -34,6 +34,7 @@ type EdgeEdgeConfig struct {
 const (
 	EdgeMapMstAffinityV1         = "mst_affinity_v1"
 	EdgeMapMstBackendsV1         = "mst_backends_v1"
+	EdgeMapMstBackendsV1Now      = "mst_backends_v1_now"
 	EdgeMapMstChildrenV1         = "mst_children_v1"
 	EdgeMapMstCreditV1           = "mst_credit_v1"
 	EdgeMapMstCtNearV1           = "mst_ct_near_v1"
@@ -55,6 +56,7 @@ const (
 	EdgeMapMstFragsV1            = "mst_frags_v1"
 	EdgeMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	EdgeMapMstIdentitiesV1       = "mst_identities_v1"
+	EdgeMapMstIdentitiesV1Now    = "mst_identities_v1_now"
 	EdgeMapMstJudgmentV1         = "mst_judgment_v1"
 	EdgeMapMstMetaV1             = "mst_meta_v1"
 	EdgeMapMstNetnsV1            = "mst_netns_v1"
@@ -64,8 +66,10 @@ const (
 	EdgeMapMstPairsV1            = "mst_pairs_v1"
 	EdgeMapMstParentsV1          = "mst_parents_v1"
 	EdgeMapMstPeersV1            = "mst_peers_v1"
+	EdgeMapMstPeersV1Now         = "mst_peers_v1_now"
 	EdgeMapMstPoliciesV1         = "mst_policies_v1"
 	EdgeMapMstPortsV1            = "mst_ports_v1"
+	EdgeMapMstPortsV1Now         = "mst_ports_v1_now"
 	EdgeMapMstPrefixesV1         = "mst_prefixes_v1"
 	EdgeMapMstProgramsV1         = "mst_programs_v1"
 	EdgeMapMstReadersV1          = "mst_readers_v1"
@@ -73,7 +77,9 @@ const (
 	EdgeMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	EdgeMapMstRemotesV1          = "mst_remotes_v1"
 	EdgeMapMstServicesV2         = "mst_services_v2"
+	EdgeMapMstServicesV2Now      = "mst_services_v2_now"
 	EdgeMapMstSlotsV1            = "mst_slots_v1"
+	EdgeMapMstSlotsV1Now         = "mst_slots_v1_now"
 	EdgeMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	EdgeMapMstSockPeersV1        = "mst_sock_peers_v1"
 	EdgeMapMstSockSlotsV1        = "mst_sock_slots_v1"
@@ -154,6 +160,7 @@ type EdgeProgramSpecs struct {
 type EdgeMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
+	MstBackendsV1Now      *ebpf.MapSpec `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
 	MstCtNearV1           *ebpf.MapSpec `ebpf:"mst_ct_near_v1"`
@@ -175,6 +182,7 @@ type EdgeMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -184,8 +192,10 @@ type EdgeMapSpecs struct {
 	MstPairsV1            *ebpf.MapSpec `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
+	MstPeersV1Now         *ebpf.MapSpec `ebpf:"mst_peers_v1_now"`
 	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
 	MstPortsV1            *ebpf.MapSpec `ebpf:"mst_ports_v1"`
+	MstPortsV1Now         *ebpf.MapSpec `ebpf:"mst_ports_v1_now"`
 	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
@@ -193,7 +203,9 @@ type EdgeMapSpecs struct {
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
+	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
+	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
@@ -242,6 +254,7 @@ func (o *EdgeObjects) Close() error {
 type EdgeMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
+	MstBackendsV1Now      *ebpf.Map `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
 	MstCtNearV1           *ebpf.Map `ebpf:"mst_ct_near_v1"`
@@ -263,6 +276,7 @@ type EdgeMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -272,8 +286,10 @@ type EdgeMaps struct {
 	MstPairsV1            *ebpf.Map `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
+	MstPeersV1Now         *ebpf.Map `ebpf:"mst_peers_v1_now"`
 	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
 	MstPortsV1            *ebpf.Map `ebpf:"mst_ports_v1"`
+	MstPortsV1Now         *ebpf.Map `ebpf:"mst_ports_v1_now"`
 	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
@@ -281,7 +297,9 @@ type EdgeMaps struct {
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
+	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
+	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
@@ -295,6 +313,7 @@ func (m *EdgeMaps) Close() error {
 	return _EdgeClose(
 		m.MstAffinityV1,
 		m.MstBackendsV1,
+		m.MstBackendsV1Now,
 		m.MstChildrenV1,
 		m.MstCreditV1,
 		m.MstCtNearV1,
@@ -316,6 +335,7 @@ func (m *EdgeMaps) Close() error {
 		m.MstFragsV1,
 		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
+		m.MstIdentitiesV1Now,
 		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
@@ -325,8 +345,10 @@ func (m *EdgeMaps) Close() error {
 		m.MstPairsV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
+		m.MstPeersV1Now,
 		m.MstPoliciesV1,
 		m.MstPortsV1,
+		m.MstPortsV1Now,
 		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstReadersV1,
@@ -334,7 +356,9 @@ func (m *EdgeMaps) Close() error {
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
 		m.MstServicesV2,
+		m.MstServicesV2Now,
 		m.MstSlotsV1,
+		m.MstSlotsV1Now,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,

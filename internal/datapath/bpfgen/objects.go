@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "be3a65926de09b9c1f37c8af376f845d784b7d25e82c7df18da2ef0a49921f8a"
+const ObjectsHash = "0f0b3af50cc4a84899ec559140755da9426d4836fa019d4323434ca31303b740"

@@ -33,6 +33,7 @@ type ParentParent struct {
 const (
 	ParentMapMstAffinityV1         = "mst_affinity_v1"
 	ParentMapMstBackendsV1         = "mst_backends_v1"
+	ParentMapMstBackendsV1Now      = "mst_backends_v1_now"
 	ParentMapMstChildrenV1         = "mst_children_v1"
 	ParentMapMstCreditV1           = "mst_credit_v1"
 	ParentMapMstCtNearV1           = "mst_ct_near_v1"
@@ -54,6 +55,7 @@ const (
 	ParentMapMstFragsV1            = "mst_frags_v1"
 	ParentMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	ParentMapMstIdentitiesV1       = "mst_identities_v1"
+	ParentMapMstIdentitiesV1Now    = "mst_identities_v1_now"
 	ParentMapMstJudgmentV1         = "mst_judgment_v1"
 	ParentMapMstMetaV1             = "mst_meta_v1"
 	ParentMapMstNetnsV1            = "mst_netns_v1"
@@ -63,8 +65,10 @@ const (
 	ParentMapMstPairsV1            = "mst_pairs_v1"
 	ParentMapMstParentsV1          = "mst_parents_v1"
 	ParentMapMstPeersV1            = "mst_peers_v1"
+	ParentMapMstPeersV1Now         = "mst_peers_v1_now"
 	ParentMapMstPoliciesV1         = "mst_policies_v1"
 	ParentMapMstPortsV1            = "mst_ports_v1"
+	ParentMapMstPortsV1Now         = "mst_ports_v1_now"
 	ParentMapMstPrefixesV1         = "mst_prefixes_v1"
 	ParentMapMstProgramsV1         = "mst_programs_v1"
 	ParentMapMstReadersV1          = "mst_readers_v1"
@@ -72,7 +76,9 @@ const (
 	ParentMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	ParentMapMstRemotesV1          = "mst_remotes_v1"
 	ParentMapMstServicesV2         = "mst_services_v2"
+	ParentMapMstServicesV2Now      = "mst_services_v2_now"
 	ParentMapMstSlotsV1            = "mst_slots_v1"
+	ParentMapMstSlotsV1Now         = "mst_slots_v1_now"
 	ParentMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	ParentMapMstSockPeersV1        = "mst_sock_peers_v1"
 	ParentMapMstSockSlotsV1        = "mst_sock_slots_v1"
@@ -145,6 +151,7 @@ type ParentProgramSpecs struct {
 type ParentMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
+	MstBackendsV1Now      *ebpf.MapSpec `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
 	MstCtNearV1           *ebpf.MapSpec `ebpf:"mst_ct_near_v1"`
@@ -166,6 +173,7 @@ type ParentMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -175,8 +183,10 @@ type ParentMapSpecs struct {
 	MstPairsV1            *ebpf.MapSpec `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
+	MstPeersV1Now         *ebpf.MapSpec `ebpf:"mst_peers_v1_now"`
 	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
 	MstPortsV1            *ebpf.MapSpec `ebpf:"mst_ports_v1"`
+	MstPortsV1Now         *ebpf.MapSpec `ebpf:"mst_ports_v1_now"`
 	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
@@ -184,7 +194,9 @@ type ParentMapSpecs struct {
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
+	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
+	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
@@ -233,6 +245,7 @@ func (o *ParentObjects) Close() error {
 type ParentMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
+	MstBackendsV1Now      *ebpf.Map `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
 	MstCtNearV1           *ebpf.Map `ebpf:"mst_ct_near_v1"`
@@ -254,6 +267,7 @@ type ParentMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -263,8 +277,10 @@ type ParentMaps struct {
 	MstPairsV1            *ebpf.Map `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
+	MstPeersV1Now         *ebpf.Map `ebpf:"mst_peers_v1_now"`
 	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
 	MstPortsV1            *ebpf.Map `ebpf:"mst_ports_v1"`
+	MstPortsV1Now         *ebpf.Map `ebpf:"mst_ports_v1_now"`
 	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
@@ -272,7 +288,9 @@ type ParentMaps struct {
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
+	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
+	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
@@ -286,6 +304,7 @@ func (m *ParentMaps) Close() error {
 	return _ParentClose(
 		m.MstAffinityV1,
 		m.MstBackendsV1,
+		m.MstBackendsV1Now,
 		m.MstChildrenV1,
 		m.MstCreditV1,
 		m.MstCtNearV1,
@@ -307,6 +326,7 @@ func (m *ParentMaps) Close() error {
 		m.MstFragsV1,
 		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
+		m.MstIdentitiesV1Now,
 		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
@@ -316,8 +336,10 @@ func (m *ParentMaps) Close() error {
 		m.MstPairsV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
+		m.MstPeersV1Now,
 		m.MstPoliciesV1,
 		m.MstPortsV1,
+		m.MstPortsV1Now,
 		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstReadersV1,
@@ -325,7 +347,9 @@ func (m *ParentMaps) Close() error {
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
 		m.MstServicesV2,
+		m.MstServicesV2Now,
 		m.MstSlotsV1,
+		m.MstSlotsV1Now,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,

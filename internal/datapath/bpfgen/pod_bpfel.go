@@ -505,6 +505,7 @@ type PodVoucherKey struct {
 const (
 	PodMapMstAffinityV1         = "mst_affinity_v1"
 	PodMapMstBackendsV1         = "mst_backends_v1"
+	PodMapMstBackendsV1Now      = "mst_backends_v1_now"
 	PodMapMstChildrenV1         = "mst_children_v1"
 	PodMapMstCreditV1           = "mst_credit_v1"
 	PodMapMstCtNearV1           = "mst_ct_near_v1"
@@ -526,6 +527,7 @@ const (
 	PodMapMstFragsV1            = "mst_frags_v1"
 	PodMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	PodMapMstIdentitiesV1       = "mst_identities_v1"
+	PodMapMstIdentitiesV1Now    = "mst_identities_v1_now"
 	PodMapMstJudgmentV1         = "mst_judgment_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
@@ -535,8 +537,10 @@ const (
 	PodMapMstPairsV1            = "mst_pairs_v1"
 	PodMapMstParentsV1          = "mst_parents_v1"
 	PodMapMstPeersV1            = "mst_peers_v1"
+	PodMapMstPeersV1Now         = "mst_peers_v1_now"
 	PodMapMstPoliciesV1         = "mst_policies_v1"
 	PodMapMstPortsV1            = "mst_ports_v1"
+	PodMapMstPortsV1Now         = "mst_ports_v1_now"
 	PodMapMstPrefixesV1         = "mst_prefixes_v1"
 	PodMapMstProgramsV1         = "mst_programs_v1"
 	PodMapMstReadersV1          = "mst_readers_v1"
@@ -544,7 +548,9 @@ const (
 	PodMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	PodMapMstRemotesV1          = "mst_remotes_v1"
 	PodMapMstServicesV2         = "mst_services_v2"
+	PodMapMstServicesV2Now      = "mst_services_v2_now"
 	PodMapMstSlotsV1            = "mst_slots_v1"
+	PodMapMstSlotsV1Now         = "mst_slots_v1_now"
 	PodMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	PodMapMstSockPeersV1        = "mst_sock_peers_v1"
 	PodMapMstSockSlotsV1        = "mst_sock_slots_v1"
@@ -619,6 +625,7 @@ type PodProgramSpecs struct {
 type PodMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
+	MstBackendsV1Now      *ebpf.MapSpec `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
 	MstCtNearV1           *ebpf.MapSpec `ebpf:"mst_ct_near_v1"`
@@ -640,6 +647,7 @@ type PodMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -649,8 +657,10 @@ type PodMapSpecs struct {
 	MstPairsV1            *ebpf.MapSpec `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
+	MstPeersV1Now         *ebpf.MapSpec `ebpf:"mst_peers_v1_now"`
 	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
 	MstPortsV1            *ebpf.MapSpec `ebpf:"mst_ports_v1"`
+	MstPortsV1Now         *ebpf.MapSpec `ebpf:"mst_ports_v1_now"`
 	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
@@ -658,7 +668,9 @@ type PodMapSpecs struct {
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
+	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
+	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
@@ -707,6 +719,7 @@ func (o *PodObjects) Close() error {
 type PodMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
+	MstBackendsV1Now      *ebpf.Map `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
 	MstCtNearV1           *ebpf.Map `ebpf:"mst_ct_near_v1"`
@@ -728,6 +741,7 @@ type PodMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -737,8 +751,10 @@ type PodMaps struct {
 	MstPairsV1            *ebpf.Map `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
+	MstPeersV1Now         *ebpf.Map `ebpf:"mst_peers_v1_now"`
 	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
 	MstPortsV1            *ebpf.Map `ebpf:"mst_ports_v1"`
+	MstPortsV1Now         *ebpf.Map `ebpf:"mst_ports_v1_now"`
 	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
@@ -746,7 +762,9 @@ type PodMaps struct {
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
+	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
+	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
@@ -760,6 +778,7 @@ func (m *PodMaps) Close() error {
 	return _PodClose(
 		m.MstAffinityV1,
 		m.MstBackendsV1,
+		m.MstBackendsV1Now,
 		m.MstChildrenV1,
 		m.MstCreditV1,
 		m.MstCtNearV1,
@@ -781,6 +800,7 @@ func (m *PodMaps) Close() error {
 		m.MstFragsV1,
 		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
+		m.MstIdentitiesV1Now,
 		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
@@ -790,8 +810,10 @@ func (m *PodMaps) Close() error {
 		m.MstPairsV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
+		m.MstPeersV1Now,
 		m.MstPoliciesV1,
 		m.MstPortsV1,
+		m.MstPortsV1Now,
 		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstReadersV1,
@@ -799,7 +821,9 @@ func (m *PodMaps) Close() error {
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
 		m.MstServicesV2,
+		m.MstServicesV2Now,
 		m.MstSlotsV1,
+		m.MstSlotsV1Now,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,

@@ -66,6 +66,7 @@ type SockSockSlot struct {
 const (
 	SockMapMstAffinityV1         = "mst_affinity_v1"
 	SockMapMstBackendsV1         = "mst_backends_v1"
+	SockMapMstBackendsV1Now      = "mst_backends_v1_now"
 	SockMapMstChildrenV1         = "mst_children_v1"
 	SockMapMstCreditV1           = "mst_credit_v1"
 	SockMapMstCtNearV1           = "mst_ct_near_v1"
@@ -87,6 +88,7 @@ const (
 	SockMapMstFragsV1            = "mst_frags_v1"
 	SockMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	SockMapMstIdentitiesV1       = "mst_identities_v1"
+	SockMapMstIdentitiesV1Now    = "mst_identities_v1_now"
 	SockMapMstJudgmentV1         = "mst_judgment_v1"
 	SockMapMstMetaV1             = "mst_meta_v1"
 	SockMapMstNetnsV1            = "mst_netns_v1"
@@ -96,8 +98,10 @@ const (
 	SockMapMstPairsV1            = "mst_pairs_v1"
 	SockMapMstParentsV1          = "mst_parents_v1"
 	SockMapMstPeersV1            = "mst_peers_v1"
+	SockMapMstPeersV1Now         = "mst_peers_v1_now"
 	SockMapMstPoliciesV1         = "mst_policies_v1"
 	SockMapMstPortsV1            = "mst_ports_v1"
+	SockMapMstPortsV1Now         = "mst_ports_v1_now"
 	SockMapMstPrefixesV1         = "mst_prefixes_v1"
 	SockMapMstProgramsV1         = "mst_programs_v1"
 	SockMapMstReadersV1          = "mst_readers_v1"
@@ -105,7 +109,9 @@ const (
 	SockMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	SockMapMstRemotesV1          = "mst_remotes_v1"
 	SockMapMstServicesV2         = "mst_services_v2"
+	SockMapMstServicesV2Now      = "mst_services_v2_now"
 	SockMapMstSlotsV1            = "mst_slots_v1"
+	SockMapMstSlotsV1Now         = "mst_slots_v1_now"
 	SockMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	SockMapMstSockPeersV1        = "mst_sock_peers_v1"
 	SockMapMstSockSlotsV1        = "mst_sock_slots_v1"
@@ -194,6 +200,7 @@ type SockProgramSpecs struct {
 type SockMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
+	MstBackendsV1Now      *ebpf.MapSpec `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
 	MstCtNearV1           *ebpf.MapSpec `ebpf:"mst_ct_near_v1"`
@@ -215,6 +222,7 @@ type SockMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -224,8 +232,10 @@ type SockMapSpecs struct {
 	MstPairsV1            *ebpf.MapSpec `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
+	MstPeersV1Now         *ebpf.MapSpec `ebpf:"mst_peers_v1_now"`
 	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
 	MstPortsV1            *ebpf.MapSpec `ebpf:"mst_ports_v1"`
+	MstPortsV1Now         *ebpf.MapSpec `ebpf:"mst_ports_v1_now"`
 	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
@@ -233,7 +243,9 @@ type SockMapSpecs struct {
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
+	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
+	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
@@ -282,6 +294,7 @@ func (o *SockObjects) Close() error {
 type SockMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
+	MstBackendsV1Now      *ebpf.Map `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
 	MstCtNearV1           *ebpf.Map `ebpf:"mst_ct_near_v1"`
@@ -303,6 +316,7 @@ type SockMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -312,8 +326,10 @@ type SockMaps struct {
 	MstPairsV1            *ebpf.Map `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
+	MstPeersV1Now         *ebpf.Map `ebpf:"mst_peers_v1_now"`
 	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
 	MstPortsV1            *ebpf.Map `ebpf:"mst_ports_v1"`
+	MstPortsV1Now         *ebpf.Map `ebpf:"mst_ports_v1_now"`
 	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
@@ -321,7 +337,9 @@ type SockMaps struct {
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
+	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
+	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
@@ -335,6 +353,7 @@ func (m *SockMaps) Close() error {
 	return _SockClose(
 		m.MstAffinityV1,
 		m.MstBackendsV1,
+		m.MstBackendsV1Now,
 		m.MstChildrenV1,
 		m.MstCreditV1,
 		m.MstCtNearV1,
@@ -356,6 +375,7 @@ func (m *SockMaps) Close() error {
 		m.MstFragsV1,
 		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
+		m.MstIdentitiesV1Now,
 		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
@@ -365,8 +385,10 @@ func (m *SockMaps) Close() error {
 		m.MstPairsV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
+		m.MstPeersV1Now,
 		m.MstPoliciesV1,
 		m.MstPortsV1,
+		m.MstPortsV1Now,
 		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstReadersV1,
@@ -374,7 +396,9 @@ func (m *SockMaps) Close() error {
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
 		m.MstServicesV2,
+		m.MstServicesV2Now,
 		m.MstSlotsV1,
+		m.MstSlotsV1Now,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,

@@ -18,6 +18,7 @@ import (
 const (
 	crcMapMstAffinityV1         = "mst_affinity_v1"
 	crcMapMstBackendsV1         = "mst_backends_v1"
+	crcMapMstBackendsV1Now      = "mst_backends_v1_now"
 	crcMapMstChildrenV1         = "mst_children_v1"
 	crcMapMstCreditV1           = "mst_credit_v1"
 	crcMapMstCtNearV1           = "mst_ct_near_v1"
@@ -39,6 +40,7 @@ const (
 	crcMapMstFragsV1            = "mst_frags_v1"
 	crcMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	crcMapMstIdentitiesV1       = "mst_identities_v1"
+	crcMapMstIdentitiesV1Now    = "mst_identities_v1_now"
 	crcMapMstJudgmentV1         = "mst_judgment_v1"
 	crcMapMstMetaV1             = "mst_meta_v1"
 	crcMapMstNetnsV1            = "mst_netns_v1"
@@ -48,8 +50,10 @@ const (
 	crcMapMstPairsV1            = "mst_pairs_v1"
 	crcMapMstParentsV1          = "mst_parents_v1"
 	crcMapMstPeersV1            = "mst_peers_v1"
+	crcMapMstPeersV1Now         = "mst_peers_v1_now"
 	crcMapMstPoliciesV1         = "mst_policies_v1"
 	crcMapMstPortsV1            = "mst_ports_v1"
+	crcMapMstPortsV1Now         = "mst_ports_v1_now"
 	crcMapMstPrefixesV1         = "mst_prefixes_v1"
 	crcMapMstProgramsV1         = "mst_programs_v1"
 	crcMapMstReadersV1          = "mst_readers_v1"
@@ -57,7 +61,9 @@ const (
 	crcMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	crcMapMstRemotesV1          = "mst_remotes_v1"
 	crcMapMstServicesV2         = "mst_services_v2"
+	crcMapMstServicesV2Now      = "mst_services_v2_now"
 	crcMapMstSlotsV1            = "mst_slots_v1"
+	crcMapMstSlotsV1Now         = "mst_slots_v1_now"
 	crcMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	crcMapMstSockPeersV1        = "mst_sock_peers_v1"
 	crcMapMstSockSlotsV1        = "mst_sock_slots_v1"
@@ -130,6 +136,7 @@ type crcProgramSpecs struct {
 type crcMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
+	MstBackendsV1Now      *ebpf.MapSpec `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.MapSpec `ebpf:"mst_credit_v1"`
 	MstCtNearV1           *ebpf.MapSpec `ebpf:"mst_ct_near_v1"`
@@ -151,6 +158,7 @@ type crcMapSpecs struct {
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
+	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
@@ -160,8 +168,10 @@ type crcMapSpecs struct {
 	MstPairsV1            *ebpf.MapSpec `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.MapSpec `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.MapSpec `ebpf:"mst_peers_v1"`
+	MstPeersV1Now         *ebpf.MapSpec `ebpf:"mst_peers_v1_now"`
 	MstPoliciesV1         *ebpf.MapSpec `ebpf:"mst_policies_v1"`
 	MstPortsV1            *ebpf.MapSpec `ebpf:"mst_ports_v1"`
+	MstPortsV1Now         *ebpf.MapSpec `ebpf:"mst_ports_v1_now"`
 	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
@@ -169,7 +179,9 @@ type crcMapSpecs struct {
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
+	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
+	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
@@ -218,6 +230,7 @@ func (o *crcObjects) Close() error {
 type crcMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
+	MstBackendsV1Now      *ebpf.Map `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
 	MstCreditV1           *ebpf.Map `ebpf:"mst_credit_v1"`
 	MstCtNearV1           *ebpf.Map `ebpf:"mst_ct_near_v1"`
@@ -239,6 +252,7 @@ type crcMaps struct {
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
+	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
@@ -248,8 +262,10 @@ type crcMaps struct {
 	MstPairsV1            *ebpf.Map `ebpf:"mst_pairs_v1"`
 	MstParentsV1          *ebpf.Map `ebpf:"mst_parents_v1"`
 	MstPeersV1            *ebpf.Map `ebpf:"mst_peers_v1"`
+	MstPeersV1Now         *ebpf.Map `ebpf:"mst_peers_v1_now"`
 	MstPoliciesV1         *ebpf.Map `ebpf:"mst_policies_v1"`
 	MstPortsV1            *ebpf.Map `ebpf:"mst_ports_v1"`
+	MstPortsV1Now         *ebpf.Map `ebpf:"mst_ports_v1_now"`
 	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
@@ -257,7 +273,9 @@ type crcMaps struct {
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
+	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
+	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
@@ -271,6 +289,7 @@ func (m *crcMaps) Close() error {
 	return _CrcClose(
 		m.MstAffinityV1,
 		m.MstBackendsV1,
+		m.MstBackendsV1Now,
 		m.MstChildrenV1,
 		m.MstCreditV1,
 		m.MstCtNearV1,
@@ -292,6 +311,7 @@ func (m *crcMaps) Close() error {
 		m.MstFragsV1,
 		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
+		m.MstIdentitiesV1Now,
 		m.MstJudgmentV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
@@ -301,8 +321,10 @@ func (m *crcMaps) Close() error {
 		m.MstPairsV1,
 		m.MstParentsV1,
 		m.MstPeersV1,
+		m.MstPeersV1Now,
 		m.MstPoliciesV1,
 		m.MstPortsV1,
+		m.MstPortsV1Now,
 		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstReadersV1,
@@ -310,7 +332,9 @@ func (m *crcMaps) Close() error {
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
 		m.MstServicesV2,
+		m.MstServicesV2Now,
 		m.MstSlotsV1,
+		m.MstSlotsV1Now,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,
