@@ -322,8 +322,8 @@ func TestTunedContestants(t *testing.T) {
 	}
 	want := map[string]string{
 		"veth nft": "off0", "veth mustang-socket": "off0", "veth mustang-socket +local-mtu": "auto0",
-		"veth mustang-socket +big-tcp": "off196608", "veth mustang-socket +local-mtu +big-tcp": "auto196608",
-		"macvlan nft": "off0", "macvlan mustang-socket": "off0", "macvlan mustang-socket +big-tcp": "off196608",
+		"veth mustang-socket +big-tcp": "off524280", "veth mustang-socket +local-mtu +big-tcp": "auto524280",
+		"macvlan nft": "off0", "macvlan mustang-socket": "off0", "macvlan mustang-socket +big-tcp": "off524280",
 	}
 	if diff := cmp.Diff(want, sizes); diff != "" {
 		t.Errorf("local MTU and BIG TCP (-want +got):\n%s", diff)

@@ -18,9 +18,9 @@ import (
 // Tunes are what --tune knows.
 var Tunes = []string{report.LocalMTU, report.BigTCP}
 
-// bigTCP is the size, in bytes, of bundles with BIG TCP: three times the kernel's
-// own, as `mustang pod add --big-tcp` gives.
-const bigTCP = 3 * 65536
+// bigTCP is the size, in bytes, of bundles with BIG TCP: what `mustang pod add
+// --big-tcp` gives.
+const bigTCP = 8 * 65535
 
 func validateTunes(tunes []string) error {
 	for _, tune := range tunes {

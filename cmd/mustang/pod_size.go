@@ -25,8 +25,8 @@ type podSizeFlags struct {
 func (f *podSizeFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.localMTU, "local-mtu", "auto", fmt.Sprintf("MTU towards the node's own pods: auto (%d where it is safe and --local-cidr is given), off, or bytes", link.MaxLocalMTU))
 	fl.StringSliceVar(&f.localCIDRs, "local-cidr", nil, "where this node's own pods are; may be given several times")
-	fl.IntVar(&f.bigTCP, "big-tcp", 0, fmt.Sprintf("bundle TCP segments to this many bytes (%d without a number), as far as the node's uplink takes them", link.DefaultBigTCP))
-	fl.Lookup("big-tcp").NoOptDefVal = strconv.Itoa(link.DefaultBigTCP)
+	fl.IntVar(&f.bigTCP, "big-tcp", 0, fmt.Sprintf("bundle TCP segments to this many bytes (%d without a number), as far as the node's uplink takes them", link.MaxBigTCP))
+	fl.Lookup("big-tcp").NoOptDefVal = strconv.Itoa(link.MaxBigTCP)
 }
 
 // apply puts them into a spec that is otherwise complete.

@@ -5,12 +5,15 @@ package link
 // BIG TCP: segments are bundled to more than 64 KiB on their way through the
 // stack. The size is a property of the device, for all that leaves by it. What a
 // later device cannot send at once the kernel cuts in software, to single
-// segments, which costs several times what bundling saves: so the size never
-// exceeds what the node's way out takes. See docs/mtu.md.
+// segments, which costs several times what bundling saves. So what leaves the
+// node is never bundled to more than the node's way out takes: by the size
+// itself, or, where segments to the node's own pods are longer than to all others
+// (local MTU), by how many segments a bundle may have. See docs/mtu.md.
 
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -19,12 +22,13 @@ import (
 )
 
 const (
-	// DefaultBigTCP is three times what is possible without, in bytes.
-	DefaultBigTCP = 3 * legacyGSO
-	// MaxBigTCP is the kernel's limit (GSO_MAX_SIZE).
+	// MaxBigTCP is the kernel's limit (GSO_MAX_SIZE), in bytes, and what is given to
+	// who names no size.
 	MaxBigTCP = 8 * 65535
 
-	legacyGSO = 65536
+	legacyGSO   = 65536
+	gsoHeaders  = 321 // bytes of a bundle that TCP leaves to headers (MAX_TCP_HEADER + 1)
+	leastHeader = 40  // bytes that a packet has besides its segment, at least
 )
 
 // ErrNoBigTCP says that the kernel knows no BIG TCP, of either family.
@@ -63,47 +67,85 @@ var gsoFamilies = []gsoFamily{
 		func(a *netlink.LinkAttrs) int { return int(a.GSOIPv4MaxSize) }, "gso_ipv4_max_size"},
 }
 
-// bigTCP sets the sizes of a pod's link: of both ends where it has two.
-func (b *builder) bigTCP() (BigTCP, error) {
+// bundle sets how much the pod's link takes at once: both ends of it where it has
+// two. That a kernel has no BIG TCP is an error for who asked for it.
+func (b *builder) bundle() (BigTCP, error) {
 	var out BigTCP
-	if b.BigTCP == 0 {
+	if b.BigTCP == 0 && b.LocalMTU == 0 {
 		return out, nil
 	}
 	ends, err := b.ends()
 	if err != nil {
 		return out, err
 	}
-	ways, err := b.waysOut()
+	beyond, notes, err := b.sizesBeyond()
 	if err != nil {
 		return out, err
 	}
+	out.Notes = notes
+	device := beyond
+	if b.LocalMTU > 0 && ends[0].link.Attrs().TSOMaxSize > 0 { // which a kernel without BIG TCP does not tell
+		if err := b.limitSegments(ends[0], slices.Min(beyond)); err != nil {
+			return out, err
+		}
+		device = []int{MaxBigTCP, MaxBigTCP}
+	}
 	lacking := 0
 	for i, f := range gsoFamilies {
-		size := b.BigTCP
-		for _, w := range ways {
-			if takes := f.gsoOf(w.Attrs()); takes > 0 && takes < size {
-				size = takes
-				out.Notes = append(out.Notes, fmt.Sprintf("BIG TCP for %s: %s instead of %d bytes, because %s sends no more at once; `ip link set dev %s %s %d` raises it, up to %d",
-					f.name, sizeName(size), b.BigTCP, w.Attrs().Name, w.Attrs().Name, f.option, b.BigTCP, w.Attrs().TSOMaxSize))
-			}
-		}
-		if size <= legacyGSO {
+		if device[i] <= legacyGSO {
 			continue
 		}
-		got, err := f.set(ends, size)
+		has, err := f.set(ends, device[i], beyond[i])
 		if err != nil {
 			return out, err
 		}
-		if got == 0 {
+		switch {
+		case b.BigTCP == 0 || beyond[i] <= legacyGSO:
+		case has:
+			*[]*int{&out.IPv6, &out.IPv4}[i] = beyond[i]
+		default:
 			lacking++
 			out.Notes = append(out.Notes, fmt.Sprintf("BIG TCP for %s: off, because this kernel does not have it", f.name))
 		}
-		*[]*int{&out.IPv6, &out.IPv4}[i] = got
 	}
 	if lacking == len(gsoFamilies) {
 		return out, ErrNoBigTCP
 	}
 	return out, nil
+}
+
+// sizesBeyond are the bytes of the largest bundle for who is not on this node, by
+// gsoFamilies, and what to tell about it.
+func (b *builder) sizesBeyond() (sizes []int, notes []string, err error) {
+	if b.BigTCP == 0 {
+		return []int{legacyGSO, legacyGSO}, nil, nil
+	}
+	ways, err := b.waysOut()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, f := range gsoFamilies {
+		size := b.BigTCP
+		for _, w := range ways {
+			if takes := f.gsoOf(w.Attrs()); takes > 0 && takes < size {
+				size = takes
+				notes = append(notes, fmt.Sprintf("BIG TCP for %s: %s instead of %d bytes, because %s sends no more at once; `ip link set dev %s %s %d` raises it, up to %d",
+					f.name, sizeName(size), b.BigTCP, w.Attrs().Name, w.Attrs().Name, f.option, b.BigTCP, w.Attrs().TSOMaxSize))
+			}
+		}
+		sizes = append(sizes, size)
+	}
+	return sizes, notes, nil
+}
+
+// limitSegments keeps bundles to others than the node's pods within size bytes:
+// their segments are no longer than the pod's MTU lets them be.
+func (b *builder) limitSegments(pod linkEnd, size int) error {
+	most := (size - gsoHeaders) / (pod.link.Attrs().MTU - leastHeader)
+	if err := pod.h.LinkSetGSOMaxSegs(pod.link, max(most, 1)); err != nil {
+		return fmt.Errorf("set gso_max_segs %d of %s: %w", most, b.IfName, err)
+	}
+	return nil
 }
 
 func sizeName(size int) string {
@@ -135,29 +177,31 @@ func (b *builder) ends() ([]linkEnd, error) {
 	return ends, nil
 }
 
-// set changes all ends and returns the size that the kernel then says they have:
-// an older one ignores what it does not know, or refuses it. 0: none of it.
-func (f gsoFamily) set(ends []linkEnd, size int) (int, error) {
+// set lets all ends send gso bytes at once, and gather gro. It asks the kernel
+// what they have then: an older one ignores what it does not know, or refuses it.
+// false: it has not got it.
+func (f gsoFamily) set(ends []linkEnd, gso, gro int) (bool, error) {
 	for _, e := range ends {
 		name := e.link.Attrs().Name
-		for _, set := range []func(*netlink.Handle, netlink.Link, int) error{f.gso, f.gro} {
-			err := set(e.h, e.link, size)
-			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
-				return 0, nil
-			}
-			if err != nil {
-				return 0, fmt.Errorf("set %s %d of %s: %w", f.option, size, name, err)
-			}
+		err := f.gso(e.h, e.link, gso)
+		if err == nil && gro > legacyGSO {
+			err = f.gro(e.h, e.link, gro)
+		}
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("set %s %d of %s: %w", f.option, gso, name, err)
 		}
 		now, err := e.h.LinkByIndex(e.link.Attrs().Index)
 		if err != nil {
-			return 0, fmt.Errorf("look up %s: %w", name, err)
+			return false, fmt.Errorf("look up %s: %w", name, err)
 		}
-		if f.gsoOf(now.Attrs()) != size {
-			return 0, nil
+		if f.gsoOf(now.Attrs()) != gso {
+			return false, nil
 		}
 	}
-	return size, nil
+	return true, nil
 }
 
 // waysOut are the node's devices by which the pod's packets leave it: the uplink

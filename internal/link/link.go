@@ -67,7 +67,8 @@ type Spec struct {
 	// closed otherwise; the other modes know no such state.
 	Open bool
 	// LocalMTU, in bytes, is what the pod may send at once to pods of its node,
-	// which are in LocalCIDRs; 0: no more than MTU. Only where CanLocalMTU.
+	// which are in LocalCIDRs, in bundles as large as the kernel has them; 0: no more
+	// than MTU. Only where CanLocalMTU.
 	LocalMTU   int
 	LocalCIDRs []netip.Prefix
 	RouteMTU   int // bytes, of the default routes of a pod behind a host end; 0, or not less than MTU: none
@@ -272,7 +273,7 @@ func Add(spec Spec) (Result, error) {
 	}
 	res, err := makers[spec.Mode]()
 	if err == nil {
-		res.BigTCP, err = b.bigTCP()
+		res.BigTCP, err = b.bundle()
 	}
 	if err == nil {
 		err = b.awaitAddrs()

@@ -578,7 +578,7 @@ func TestBadSpecIsNamed(t *testing.T) {
 			s.LocalMTU, s.LocalCIDRs = 9000, []netip.Prefix{netip.MustParsePrefix("10.1.0.2/16")}
 		}},
 		{"BIG TCP that is small", "65537 to 524280", func(s *Spec) { s.BigTCP = 65536 }},
-		{"BIG TCP of a host device", "own setting", func(s *Spec) { s.Mode, s.Uplink, s.BigTCP = HostDevice, "up0", DefaultBigTCP }},
+		{"BIG TCP of a host device", "own setting", func(s *Spec) { s.Mode, s.Uplink, s.BigTCP = HostDevice, "up0", MaxBigTCP }},
 		{"multicast address", "unicast", func(s *Spec) { s.IPv4 = netip.MustParsePrefix("224.0.0.5/32") }},
 	} {
 		t.Run(c.name, func(t *testing.T) {

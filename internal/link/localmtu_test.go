@@ -50,20 +50,20 @@ func routes(t *testing.T, ns, ifname string) (out []string) {
 	return out
 }
 
-func mtuOf(t *testing.T, ns, ifname string) (mtu int) {
+func attrsOf(t *testing.T, ns, ifname string) *netlink.LinkAttrs {
 	t.Helper()
-	err := netns.Do(ns, func() error {
-		l, err := netlink.LinkByName(ifname)
-		if err == nil {
-			mtu = l.Attrs().MTU
-		}
+	var l netlink.Link
+	err := netns.Do(ns, func() (err error) {
+		l, err = netlink.LinkByName(ifname)
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return mtu
+	return l.Attrs()
 }
+
+func mtuOf(t *testing.T, ns, ifname string) int { return attrsOf(t, ns, ifname).MTU }
 
 // TestLocalMTUIsInTheRoutes: the pod's interface stays as it is; routes differ.
 func TestLocalMTUIsInTheRoutes(t *testing.T) {
@@ -104,6 +104,39 @@ func TestLocalMTUIsInTheRoutes(t *testing.T) {
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("MTUs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestBundlesOfALocalMTU: a link takes as much at once as the kernel has it, in no
+// more segments of the pod's MTU than fit into what leaves the node at once.
+func TestBundlesOfALocalMTU(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		mtu, bigTCP int
+		segs        uint32
+	}{
+		{"alone", 0, 0, 44},
+		{"jumbo frames", 9000, 0, 7},
+		{"with BIG TCP beyond the node", 0, 131072, 89},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			s := w.spec(Veth, 0)
+			s.MTU, s.LocalMTU, s.LocalCIDRs, s.BigTCP = c.mtu, MaxLocalMTU, podCIDRs, c.bigTCP
+			res := w.add(s)
+			pod, host := attrsOf(t, w.pods[0], DefaultIfName), attrsOf(t, w.node, HostName(s.Name))
+			if pod.GSOMaxSegs != c.segs || host.GSOMaxSegs != 65535 {
+				t.Errorf("%d segments at once from the pod, want %d; %d to it", pod.GSOMaxSegs, c.segs, host.GSOMaxSegs)
+			}
+			for _, a := range []*netlink.LinkAttrs{pod, host} {
+				if a.GSOMaxSize != MaxBigTCP || a.GSOIPv4MaxSize != MaxBigTCP {
+					t.Errorf("%s takes %d and %d bytes at once, want %d", a.Name, a.GSOMaxSize, a.GSOIPv4MaxSize, MaxBigTCP)
+				}
+			}
+			if res.BigTCP.IPv4 != c.bigTCP || res.BigTCP.IPv6 != c.bigTCP {
+				t.Errorf("BIG TCP is said to be %+v", res.BigTCP)
 			}
 		})
 	}

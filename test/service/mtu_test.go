@@ -119,6 +119,7 @@ func (w *world) localMTU() {
 		{"a pod without it answers what is too long", (*world).longToLegacy},
 		{"outside and node: no longer than the wire", (*world).longToOthers},
 		{"from outside and node, in fragments", (*world).longFromOthers},
+		{"bundles of long segments, and of the wire's beyond the node", (*world).bundlesFollowTheWay},
 		{"a narrower wire, by address and by Service", (*world).narrowWire},
 	} {
 		w.t.Run(c.name, func(t *testing.T) {
@@ -436,25 +437,9 @@ func TestBigTCP(t *testing.T) {
 }
 
 func (w *world) bigTCP() {
-	var uplink netlink.Link
-	w.must(w.lab.Node().Do(func() (err error) {
-		uplink, err = netlink.LinkByName(lab.Uplink)
-		return err
-	}))
-	if !w.ipv6 && uplink.Attrs().GSOIPv4MaxSize == 0 {
-		w.t.Skip("this kernel has no BIG TCP for IPv4")
-	}
+	w.needsBigTCP()
 	for _, dst := range []netip.AddrPort{w.direct(0), w.twin()} {
-		// TCP bundles what a millisecond takes: a stream that had no processor makes none.
-		longest := 0
-		for range 20 {
-			watched := w.watchLongest(w.servers[0])
-			w.bulkBy(dst, oneBunch)
-			if longest = watched(); longest > noBigTCP {
-				break
-			}
-		}
-		if longest <= noBigTCP {
+		if longest := w.longestBundle(dst, w.servers[0], noBigTCP); longest <= noBigTCP {
 			w.t.Errorf("to %s: the longest bundle had %d bytes, want more than %d", dst, longest, noBigTCP)
 		}
 	}
@@ -462,19 +447,66 @@ func (w *world) bigTCP() {
 	w.bulkBy(w.beyondService(), 2<<20)
 }
 
-// watchLongest sees what comes to a pod's interface and is longer than without
-// BIG TCP; the function that it returns ends that and says how long the longest
-// packet was. All others stay out of its socket, which holds few.
-func (w *world) watchLongest(p *lab.Pod) func() int {
+func (w *world) needsBigTCP() {
+	var uplink netlink.Link
+	w.must(w.lab.Node().Do(func() (err error) {
+		uplink, err = netlink.LinkByName(lab.Uplink)
+		return err
+	}))
+	switch a := uplink.Attrs(); {
+	case a.TSOMaxSize == 0:
+		w.t.Skip("this kernel has no BIG TCP")
+	case !w.ipv6 && a.GSOIPv4MaxSize == 0:
+		w.t.Skip("this kernel has no BIG TCP for IPv4")
+	}
+}
+
+// bundlesFollowTheWay: between pods bundles are large. Those that leave the node
+// are not, but as large as one packet may be: else the wire's device would cut them.
+func (w *world) bundlesFollowTheWay() {
+	w.needsBigTCP()
+	if longest := w.longestBundle(w.direct(0), w.servers[0], noBigTCP); longest <= noBigTCP {
+		w.t.Errorf("to a sibling: the longest bundle had %d bytes, want more than %d", longest, noBigTCP)
+	}
+	for _, dst := range []netip.AddrPort{w.beyond(), w.beyondService()} {
+		if longest := w.longestBundle(dst, w.lab.Node(), noBigTCP); longest > noBigTCP {
+			w.t.Errorf("to %s: the longest bundle had %d bytes, want no more than %d", dst, longest, noBigTCP)
+		}
+		const most = noBigTCP * 3 / 4
+		if longest := w.longestBundle(dst, w.lab.Outside(), most); longest <= most {
+			w.t.Errorf("to %s: the longest bundle that came had %d bytes, want more than %d", dst, longest, most)
+		}
+	}
+}
+
+// longestBundle streams to dst until a bundle of more than enough bytes comes by in a
+// namespace, and says how long the longest such was. TCP bundles what a
+// millisecond takes: a stream that had no processor makes none.
+func (w *world) longestBundle(dst netip.AddrPort, at space, enough uint32) (longest int) {
+	w.t.Helper()
+	for range 20 {
+		watched := w.watchLongest(at, enough)
+		w.bulkBy(dst, oneBunch)
+		if longest = watched(); longest > int(enough) {
+			break
+		}
+	}
+	return longest
+}
+
+// watchLongest sees what comes to a namespace's interfaces and is longer than enough;
+// the function that it returns ends that and says how long the longest packet was.
+// All others stay out of its socket, which holds few.
+func (w *world) watchLongest(at space, enough uint32) func() int {
 	w.t.Helper()
 	fd := -1
-	w.must(p.Do(func() (err error) {
+	w.must(at.Do(func() (err error) {
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0x0300) // ETH_P_ALL
 		return err
 	}))
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_LEN},
-		{Code: unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K, K: noBigTCP, Jf: 1},
+		{Code: unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K, K: enough, Jf: 1},
 		{Code: unix.BPF_RET | unix.BPF_K, K: math.MaxUint32},
 		{Code: unix.BPF_RET | unix.BPF_K},
 	}
@@ -510,7 +542,7 @@ func TestBigTCPEndsAtTheUplink(t *testing.T) {
 	for _, c := range []struct {
 		uplink int
 		want   int // 0: off
-	}{{0, 0}, {131072, 131072}, {262144, 196608}} {
+	}{{0, 0}, {131072, 131072}, {524280, 524280}} {
 		w.must(w.lab.Node().Do(func() error {
 			l, err := netlink.LinkByName(lab.Uplink)
 			if err != nil || c.uplink == 0 {
@@ -524,7 +556,7 @@ func TestBigTCPEndsAtTheUplink(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v: %s", err, said)
 		}
-		if told := strings.Contains(string(said), lab.Uplink); told != (c.want != 196608) {
+		if told := strings.Contains(string(said), lab.Uplink); told != (c.want != 524280) {
 			t.Errorf("uplink %d: the tool said %q", c.uplink, said)
 		}
 		out, err := exec.Command("ip", "-n", name, "-d", "link", "show", "eth0").Output()
