@@ -28,7 +28,7 @@ const (
 
 	legacyGSO   = 65536
 	gsoHeaders  = 321 // bytes of a bundle that TCP leaves to headers (MAX_TCP_HEADER + 1)
-	leastHeader = 40  // bytes that a packet has besides its segment, at least
+	leastHeader = 52  // bytes that a packet has besides its segment: of IPv4, TCP and its timestamps
 )
 
 // ErrNoBigTCP says that the kernel knows no BIG TCP, of either family.
@@ -139,7 +139,8 @@ func (b *builder) sizesBeyond() (sizes []int, notes []string, err error) {
 }
 
 // limitSegments keeps bundles to others than the node's pods within size bytes:
-// their segments are no longer than the pod's MTU lets them be.
+// their segments are no longer than the pod's MTU lets them be. Without timestamps
+// they are a little longer; but a limit for those would cost all others.
 func (b *builder) limitSegments(pod linkEnd, size int) error {
 	most := (size - gsoHeaders) / (pod.link.Attrs().MTU - leastHeader)
 	if err := pod.h.LinkSetGSOMaxSegs(pod.link, max(most, 1)); err != nil {
