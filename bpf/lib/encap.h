@@ -21,18 +21,6 @@
 #define ECN_CE 3
 #define ECN_ECT0 2
 
-/* A packet's way through the tunnel. */
-struct tunnel {
-	struct addr src;
-	struct addr dst;
-	__u32 vni;
-	__be16 port;
-	__be16 sport;
-	__u8 mac[6]; /* of the other end's device */
-	__u8 ipv6;   /* the inner packet is IPv6 */
-	__u8 pad;
-};
-
 struct vxlan {
 	__be32 flags;
 	__be32 vni; /* in the upper 24 bits */
@@ -56,9 +44,15 @@ struct tunnel6 {
 
 _Static_assert(sizeof(struct tunnel4) == 50 && sizeof(struct tunnel6) == 70, "tunnel");
 
-inline_fn __u32 tunnel_overhead(const struct tunnel *t)
+/* Whether the tunnel to a node leads over IPv6. */
+inline_fn bool tunnel_ipv6(const struct remote *r)
 {
-	return addr_is_ipv4(&t->dst) ? sizeof(struct tunnel4) : sizeof(struct tunnel6);
+	return !addr_is_ipv4(&r->addr);
+}
+
+inline_fn __u32 tunnel_overhead(const struct remote *r)
+{
+	return tunnel_ipv6(r) ? sizeof(struct tunnel6) : sizeof(struct tunnel4);
 }
 
 /* One port for each flow, so that the wire's hashes spread flows and keep each in order. */
@@ -81,89 +75,107 @@ inline_fn __u8 tunnel_ecn(struct __sk_buff *skb, bool ipv6)
 	return ecn == ECN_CE ? ECN_ECT0 : ecn;
 }
 
-/* Write headers of @size bytes, from a multiple of 8, behind the link header. Return: 0, or -1. */
-inline_fn int tunnel_write(struct __sk_buff *skb, const void *headers, __u32 size)
-{
-	void *to = packet(skb) + ETH_HLEN;
-	__u32 i;
+/*
+ * The headers are written where they will lie, in words of 8 bytes (the programs are built little-endian): from
+ * fields of a struct the compiler, which must not rely on any alignment, would go byte by byte. The UDP checksum is
+ * left to the inner packet's own (RFC 7348 5, RFC 6935).
+ */
 
-	if (to + size > packet_end(skb))
-		return -1;
-	/* By words: the compiler, which must not rely on any alignment, would go byte by byte. */
-	for (i = 0; i < size / 8; i++)
-		((__u64 *)to)[i] = ((const __u64 *)headers)[i];
-	for (i *= 4; i < size / 2; i++)
-		((__u16 *)to)[i] = ((const __u16 *)headers)[i];
-	return 0;
+/* UDP's header. @length: with what follows it */
+inline_fn __u64 tunnel_udp(const struct node_config *n, __be16 sport, __u32 length)
+{
+	return sport | (__u32)n->port << 16 | (__u64)bpf_htons(length) << 32;
 }
 
-/* The UDP checksum is left to the inner packet's own (RFC 7348 5, RFC 6935). */
-inline_fn void tunnel_tail(struct tunnel_tail *tail, const struct tunnel *t, __u32 length)
+inline_fn __u64 tunnel_vxlan(const struct node_config *n)
 {
-	tail->udp.source = t->sport;
-	tail->udp.dest = t->port;
-	tail->udp.len = bpf_htons(length);
-	tail->vxlan.flags = bpf_htonl(VXLAN_HAS_VNI);
-	tail->vxlan.vni = bpf_htonl(t->vni << 8);
-	__builtin_memcpy(tail->eth.h_dest, t->mac, ETH_ALEN);
-	tail->eth.h_source[0] = 0x02; /* locally administered; nobody learns from it */
-	tail->eth.h_proto = t->ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
+	return bpf_htonl(VXLAN_HAS_VNI) | (__u64)bpf_htonl(n->vni << 8) << 32;
 }
 
-inline_fn int tunnel_push4(struct __sk_buff *skb, const struct tunnel *t, __u8 ecn)
+/* The link header's first 8 bytes: to the other end's device, from a locally administered address, of which nobody
+ * learns, and which ends in zeroes. */
+inline_fn __u64 tunnel_link(const struct remote *r)
 {
-	__u32 length = skb->len - ETH_HLEN + sizeof(struct tunnel4);
-	struct iphdr ip = { .version = 4, .ihl = 5, .tos = ecn, .ttl = TUNNEL_TTL, .protocol = IPPROTO_UDP };
-	struct tunnel4 h __attribute__((aligned(8))) = {};
-	__u32 sum = 0;
+	return *(const __u32 *)r->mac | (__u64)*(const __u16 *)(r->mac + 4) << 32 | 0x02ULL << 48;
+}
 
-	ip.tot_len = bpf_htons(length);
-	ip.frag_off = bpf_htons(0x4000);
-	ip.saddr = t->src.words[3];
-	ip.daddr = t->dst.words[3];
-	for (int i = 0; i < (int)sizeof(ip) / 2; i++)
-		sum += ((__u16 *)&ip)[i];
+inline_fn __be16 ethertype(bool ipv6)
+{
+	return ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
+}
+
+inline_fn int tunnel_push4(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, __be16 sport,
+			   bool ipv6, __u8 ecn)
+{
+	__u32 length = skb->len - ETH_HLEN + sizeof(struct tunnel4), src = n->ip4.words[3], dst = r->addr.words[3], sum;
+	__u32 first = 0x45 | ecn << 8 | (__u32)bpf_htons(length) << 16;         /* version and length, TOS; total length */
+	__u32 second = (__u32)bpf_htons(0x4000) << 16;                   /* no id; not to be cut */
+	__u16 third = TUNNEL_TTL | IPPROTO_UDP << 8;
+	__u64 *to;
+
+	sum = (first & 0xffff) + (first >> 16) + (second >> 16) + third + (src & 0xffff) + (src >> 16) + (dst & 0xffff) +
+	      (dst >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
-	ip.check = ~(sum + (sum >> 16));
-	h.ip = ip;
-	tunnel_tail(&h.tail, t, length - sizeof(h.ip));
-	if (bpf_skb_adjust_room(skb, sizeof(h), BPF_ADJ_ROOM_MAC,
+	sum = (__u16)~(sum + (sum >> 16));
+	if (bpf_skb_adjust_room(skb, sizeof(struct tunnel4), BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP |
 					BPF_F_ADJ_ROOM_ENCAP_L2(ETH_HLEN) | BPF_F_ADJ_ROOM_ENCAP_L2_ETH))
 		return -1;
-	return tunnel_write(skb, &h, sizeof(h));
+	to = packet(skb) + ETH_HLEN;
+	if ((void *)to + sizeof(struct tunnel4) > packet_end(skb))
+		return -1;
+	to[0] = first | (__u64)second << 32;
+	to[1] = third | sum << 16 | (__u64)src << 32;
+	to[2] = dst | tunnel_udp(n, sport, 0) << 32;
+	to[3] = tunnel_udp(n, sport, length - sizeof(struct iphdr)) >> 32 | tunnel_vxlan(n) << 32;
+	to[4] = tunnel_vxlan(n) >> 32 | tunnel_link(r) << 32;
+	to[5] = tunnel_link(r) >> 32;
+	*(__be16 *)(to + 6) = ethertype(ipv6);
+	return 0;
 }
 
-inline_fn int tunnel_push6(struct __sk_buff *skb, const struct tunnel *t, __u8 ecn)
+inline_fn int tunnel_push6(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, __be16 sport,
+			   bool ipv6, __u8 ecn)
 {
-	__u32 length = skb->len - ETH_HLEN + sizeof(struct tunnel6);
-	struct tunnel6 h __attribute__((aligned(8))) = {};
+	__u32 length = skb->len - ETH_HLEN + sizeof(struct tunnel6) - sizeof(struct ipv6hdr);
+	__u64 *to;
 
-	h.ip.version = 6;
-	h.ip.flow_lbl[0] = ecn << 4;
-	h.ip.payload_len = bpf_htons(length - sizeof(h.ip));
-	h.ip.nexthdr = IPPROTO_UDP;
-	h.ip.hop_limit = TUNNEL_TTL;
-	__builtin_memcpy(&h.ip.saddr, &t->src, sizeof(h.ip.saddr));
-	__builtin_memcpy(&h.ip.daddr, &t->dst, sizeof(h.ip.daddr));
-	tunnel_tail(&h.tail, t, length - sizeof(h.ip));
-	if (bpf_skb_adjust_room(skb, sizeof(h), BPF_ADJ_ROOM_MAC,
+	if (bpf_skb_adjust_room(skb, sizeof(struct tunnel6), BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP |
 					BPF_F_ADJ_ROOM_ENCAP_L2(ETH_HLEN) | BPF_F_ADJ_ROOM_ENCAP_L2_ETH))
 		return -1;
-	return tunnel_write(skb, &h, sizeof(h));
+	to = packet(skb) + ETH_HLEN;
+	if ((void *)to + sizeof(struct tunnel6) > packet_end(skb))
+		return -1;
+	/* Version, traffic class; length, next header, hop limit. */
+	to[0] = 0x60 | ecn << 12 | (__u64)(bpf_htons(length) | IPPROTO_UDP << 16 | TUNNEL_TTL << 24) << 32;
+	to[1] = n->ip6.quads[0];
+	to[2] = n->ip6.quads[1];
+	to[3] = r->addr.quads[0];
+	to[4] = r->addr.quads[1];
+	to[5] = tunnel_udp(n, sport, length);
+	to[6] = tunnel_vxlan(n);
+	to[7] = tunnel_link(r);
+	*(__u32 *)(to + 8) = 0;
+	((__be16 *)(to + 8))[2] = ethertype(ipv6);
+	return 0;
 }
 
 /**
  * tunnel_push - put the tunnel's headers before a frame's network header
+ * @n: this node
+ * @r: the one it goes to
+ * @sport: tunnel_port()'s
+ * @ipv6: the packet, which will be the inner one, is
+ *
  * Return: 0, or -1 when the packet is to be dropped.
  */
-slow_fn int tunnel_push(struct __sk_buff *skb, const struct tunnel *t)
+slow_fn int tunnel_push(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, __be16 sport, bool ipv6)
 {
 	__u8 ecn;
 
-	if (!t)
+	if (!n || !r)
 		return -1;
-	ecn = tunnel_ecn(skb, t->ipv6);
-	return addr_is_ipv4(&t->dst) ? tunnel_push4(skb, t, ecn) : tunnel_push6(skb, t, ecn);
+	ecn = tunnel_ecn(skb, ipv6);
+	return tunnel_ipv6(r) ? tunnel_push6(skb, n, r, sport, ipv6, ecn) : tunnel_push4(skb, n, r, sport, ipv6, ecn);
 }

@@ -82,7 +82,7 @@ inline_fn int way_out_again(struct __sk_buff *skb, const struct way_kept *kept, 
 
 	if (!link_write(skb, kept->macs) || (void *)(eth + 1) > packet_end(skb))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
-	eth->h_proto = ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
+	eth->h_proto = ethertype(ipv6);
 	redirect_note(skb, kept->ifindex, REDIRECT_NEIGH);
 	return bpf_redirect(kept->ifindex, 0);
 }
@@ -156,52 +156,38 @@ slow_fn bool pod_route(struct __sk_buff *skb, const struct pkt *p, __u32 length,
 }
 
 /* To the other end of the tunnel. */
-slow_fn bool tunnel_route(struct __sk_buff *skb, const struct tunnel *t, __u32 length, struct way *way)
+slow_fn bool tunnel_route(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, __u32 ports_and_length,
+			  struct way *way)
 {
-	struct bpf_fib_lookup fib = { .l4_protocol = IPPROTO_UDP, .tot_len = length };
+	struct bpf_fib_lookup fib = { .l4_protocol = IPPROTO_UDP, .tot_len = ports_and_length & 0xffff };
 
-	if (!t || !way || length > MAX_IP_LENGTH)
+	if (!n || !r || !way)
 		return false;
-	fib_addrs(&fib, &t->src, &t->dst);
-	fib.sport = t->sport;
-	fib.dport = t->port;
+	fib_addrs(&fib, tunnel_ipv6(r) ? &n->ip6 : &n->ip4, &r->addr);
+	fib.sport = ports_and_length >> 16;
+	fib.dport = n->port;
 	return fib_route(skb, &fib, way);
-}
-
-inline_fn void tunnel_to(struct tunnel *t, struct __sk_buff *skb, const struct pkt *p, const struct node_config *n,
-			 const struct remote *r)
-{
-	t->vni = n->vni;
-	t->port = n->port;
-	t->dst = r->addr;
-	t->src = addr_is_ipv4(&r->addr) ? n->ip4 : n->ip6;
-	t->sport = tunnel_port(skb);
-	__builtin_memcpy(t->mac, r->mac, ETH_ALEN);
-	t->ipv6 = p->ipv6;
-	t->pad = 0;
 }
 
 /* Through the tunnel, the way that its flow's packets have just gone or another. */
 slow_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const struct node_config *n, const struct remote *r)
 {
 	struct way_kept *kept = way_slot(skb);
+	__u32 overhead = tunnel_overhead(r), length = wire_length(skb, p) + overhead;
+	__be16 sport = tunnel_port(skb);
 	struct way way;
-	struct tunnel t;
-	__u32 length;
-	bool again;
+	bool again = kept && way_holds(kept, length);
 
-	tunnel_to(&t, skb, p, n, r);
-	length = wire_length(skb, p) + tunnel_overhead(&t);
-	again = kept && way_holds(kept, length);
-	if (skb->len + tunnel_overhead(&t) > 65535)
+	if (skb->len + overhead > 65535)
 		return NEXT;
-	if (!again && (!tunnel_route(skb, &t, length, &way) || way.ifindex == n->overlay))
+	if (!again && (length > MAX_IP_LENGTH || !tunnel_route(skb, n, r, (__u32)sport << 16 | length, &way) ||
+		       way.ifindex == n->overlay))
 		return NEXT;
 	if (!hop_take(skb, p))
 		return NEXT;
-	if (tunnel_push(skb, &t))
+	if (tunnel_push(skb, n, r, sport, p->ipv6))
 		return drop(skb, REASON_ENCAP, DIR_FROM_POD);
-	return again ? way_out_again(skb, kept, !addr_is_ipv4(&t.dst)) : way_out(skb, &way);
+	return again ? way_out_again(skb, kept, tunnel_ipv6(r)) : way_out(skb, &way);
 }
 
 /**

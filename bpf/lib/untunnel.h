@@ -30,31 +30,31 @@ inline_fn __u32 tunnel_headers(const struct __sk_buff *skb)
 /* Where the outer headers of a packet in the tunnel end, and whose they are. */
 struct outer {
 	struct addr src;
-	struct addr dst;
 	__u32 length; /* bytes before UDP, without the link header */
-	__u8 ecn;
 	bool ipv6;
 };
 
-inline_fn bool outer_parse4(const struct iphdr *ip, struct outer *o)
+/* Whether UDP to this node follows. The congestion mark that a router set outside is to be carried inside: the kernel's
+ * device does. */
+inline_fn bool outer_parse4(const struct iphdr *ip, const struct node_config *n, struct outer *o)
 {
-	if (*(__u8 *)ip != 0x45 || ip->protocol != IPPROTO_UDP || ip->frag_off & bpf_htons(0x3fff))
+	if (*(__u8 *)ip != 0x45 || ip->protocol != IPPROTO_UDP || ip->frag_off & bpf_htons(0x3fff) ||
+	    ip->daddr != n->ip4.words[3] || (ip->tos & ECN_MASK) == ECN_CE)
 		return false;
 	addr_from_ipv4(&o->src, ip->saddr);
-	addr_from_ipv4(&o->dst, ip->daddr);
-	o->ecn = ip->tos & ECN_MASK;
 	o->length = sizeof(*ip);
 	o->ipv6 = false;
 	return true;
 }
 
-inline_fn bool outer_parse6(const struct ipv6hdr *ip, struct outer *o)
+inline_fn bool outer_parse6(const struct ipv6hdr *ip, const struct node_config *n, struct outer *o)
 {
-	if (ip->nexthdr != IPPROTO_UDP)
+	struct addr dst;
+
+	__builtin_memcpy(&dst, &ip->daddr, sizeof(dst));
+	if (ip->nexthdr != IPPROTO_UDP || !addr_equal(&dst, &n->ip6) || (ip->flow_lbl[0] >> 4 & ECN_MASK) == ECN_CE)
 		return false;
 	__builtin_memcpy(&o->src, &ip->saddr, sizeof(o->src));
-	__builtin_memcpy(&o->dst, &ip->daddr, sizeof(o->dst));
-	o->ecn = ip->flow_lbl[0] >> 4 & ECN_MASK;
 	o->length = sizeof(*ip);
 	o->ipv6 = true;
 	return true;
@@ -78,11 +78,12 @@ inline_fn bool inner_destination(struct __sk_buff *skb, const void *ip, __be16 p
 	return true;
 }
 
-/* The congestion mark that a router set outside is to be carried inside: the kernel's device does. */
-inline_fn bool plain_tunnel(const struct outer *o, const struct tunnel_tail *tail, const struct node_config *n)
+/* Whether it is our tunnel, as we write it (encap.h), in words as there. */
+inline_fn bool plain_tunnel(const struct tunnel_tail *tail, const struct node_config *n)
 {
-	return tail->udp.dest == n->port && o->ecn != ECN_CE && tail->vxlan.flags == bpf_htonl(VXLAN_HAS_VNI) &&
-	       tail->vxlan.vni == bpf_htonl(n->vni << 8) && addr_equal(&o->dst, o->ipv6 ? &n->ip6 : &n->ip4);
+	const void *at = tail;
+
+	return ((const __be16 *)at)[1] == n->port && ((const __u64 *)at)[1] == tunnel_vxlan(n);
 }
 
 inline_fn int tunnel_strip(struct __sk_buff *skb, const struct outer *o, __be16 proto)
@@ -135,9 +136,9 @@ inline_fn int tunnel_take(struct __sk_buff *skb, const struct outer *o, struct t
 	__be16 proto;
 	bool known;
 
-	if ((void *)(tail + 1) > packet_end(skb) || !plain_tunnel(o, tail, n))
+	if ((void *)(tail + 1) > packet_end(skb) || !plain_tunnel(tail, n))
 		return NEXT;
-	proto = tail->eth.h_proto;
+	proto = ((const __be16 *)(tail + 1))[-1];
 	known = tunnel_find(skb, o, tail, &p, &w);
 	if (!known)
 		w.id = tunnel_judge(skb, o, tail, &w.ref);
@@ -172,9 +173,9 @@ slow_fn int untunnel(struct __sk_buff *skb)
 		bpf_skb_pull_data(skb, need);
 	ip = packet(skb) + ETH_HLEN;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if (ip + sizeof(struct iphdr) <= packet_end(skb) && outer_parse4(ip, &o))
+		if (ip + sizeof(struct iphdr) <= packet_end(skb) && outer_parse4(ip, n, &o))
 			return tunnel_take(skb, &o, ip + sizeof(struct iphdr), n);
-	} else if (ip + sizeof(struct ipv6hdr) <= packet_end(skb) && outer_parse6(ip, &o)) {
+	} else if (ip + sizeof(struct ipv6hdr) <= packet_end(skb) && outer_parse6(ip, n, &o)) {
 		return tunnel_take(skb, &o, ip + sizeof(struct ipv6hdr), n);
 	}
 	return NEXT;

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "0f0b3af50cc4a84899ec559140755da9426d4836fa019d4323434ca31303b740"
+const ObjectsHash = "670e8c627f7a1007087977dba306591d86910fc8870e1699e4b886c3228c4707"
