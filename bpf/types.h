@@ -290,7 +290,9 @@ struct near_flow {
 	struct ct_entry e;
 	__u32 until;  /* in the kernel's ticks: its packets take the short way; then the entry is looked at */
 	__u32 tables; /* the tables' generation under which they may */
-	__u32 others; /* of a place's first: as ct_entry.expires, until then a flow of this place may lie elsewhere */
+	/* As ct_entry.expires: until then a flow of this place may lie in a table for all flows. Of a place's second any
+	 * flow, of its first one that who begins a flow near must know of (near_elsewhere). */
+	__u32 others;
 	__u32 pad;
 };
 _Static_assert(sizeof(struct near_flow) == 128, "near_flow");

@@ -40,8 +40,10 @@ global_fn int ct_repair(const struct ct_key *at, struct ct_entry *e, __u32 now)
 		return 0;
 	other = ct_half(at, e, now, &key, &mine);
 	if (other) {
-		if ((__s32)(e->expires - other->expires) > 0 && !(other->closing_orig | other->closing_reply))
+		if ((__s32)(e->expires - other->expires) > 0 && !(other->closing_orig | other->closing_reply)) {
+			near_elsewhere(&key, other, e->expires);
 			other->expires = e->expires;
+		}
 		return 0;
 	}
 	if (ct_alive(ct_lookup(&key, now), now))
@@ -72,12 +74,16 @@ global_fn int ct_close(const struct ct_key *at, struct ct_entry *e, __u32 now)
 		return 0;
 	other->closing_orig |= e->closing_orig;
 	other->closing_reply |= e->closing_reply;
+	near_elsewhere(&key, other, now + ct_lifetime(other, key.proto, true));
 	other->expires = now + ct_lifetime(other, key.proto, true);
 	return 0;
 }
 
 /**
  * ct_answered - a half-open half becomes an answered one: where it lies, or it moves
+ *
+ * That it lives longer, its caller has told (near_elsewhere).
+ *
  * Return: whether it moved.
  */
 global_fn int ct_answered(const struct ct_key *at, struct ct_entry *e, __u32 now)
@@ -100,7 +106,6 @@ global_fn int ct_answered(const struct ct_key *at, struct ct_entry *e, __u32 now
 	copy.seen_reply = 1;
 	copy.opening = CT_ANSWERED;
 	copy.expires = now + ct_lifetime(&copy, key.proto, true);
-	near_elsewhere(&key, &copy, copy.expires);
 	if (bpf_map_update_elem(&mst_ct_v1, &key, &copy, BPF_ANY))
 		return 0;
 	bpf_map_delete_elem(&mst_ct_new_v1, &key);
@@ -125,11 +130,13 @@ global_fn int ct_promote(const struct ct_key *at, struct ct_entry *e, __u32 now)
 		other = ct_lookup(&key, now);
 		if (!ct_alive(other, now) || !(other->seen_reply | e->seen_reply))
 			return 0;
+		near_elsewhere(&key, other, now + ct_lifetime(other, at->proto, true));
 		if (other->opening && ct_answered(&key, other, now))
 			ct_referenced(&key);
 	} else if (!e->seen_reply) {
 		return 0;
 	}
+	near_elsewhere(at, e, now + ct_lifetime(e, at->proto, true));
 	return ct_answered(at, e, now);
 }
 
@@ -216,8 +223,8 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 	expires = f->now + ct_lifetime(e, p->proto, !e->opening || ct_lasts(e, p->proto));
 	/* Of one that closes it says to the second when: by that its room is left to others (near_leaves). */
 	if (p->tcp_flags & (TCP_FIN | TCP_RST) || expires - e->expires + CT_REFRESH - 1 >= 2 * CT_REFRESH - 1) {
-		e->expires = expires;
 		near_elsewhere(&f->key, e, expires);
+		e->expires = expires;
 		if (e->role != CT_DIRECT)
 			ct_repair(&f->key, e, f->now);
 	}
@@ -262,7 +269,7 @@ global_fn int ct_end_both(const struct ct_key *at, struct ct_entry *e, __u32 now
 	if (e->role != CT_DIRECT) {
 		ct_key_of(&u.key, &e->other, at->proto, other_scope(e));
 		half = ct_lookup(&u.key, now);
-		n = near_of(&u.key);
+		n = half && half->near ? near_of(&u.key) : NULL;
 		ct_tuple(&u.mine, at, e);
 		if (ct_alive(half, now) && ct_is_half(half, e, &u.mine))
 			ct_end(half, n, e->other.src.words[3], e->other.dst.words[3], e->other.sport, e->other.dport, now);
@@ -358,7 +365,7 @@ global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
 	if (!t)
 		return true;
 	f.src_is_hi = ct_key_of(&f.key, t, proto, CT_SCOPE_FLOW);
-	ct_find_key(&f);
+	ct_find_by_key(&f);
 	if (f.e && !ct_closed(f.e))
 		return true;
 	ct_forget(&f);

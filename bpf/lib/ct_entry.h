@@ -60,11 +60,14 @@ inline_fn bool ct_alive(const struct ct_entry *e, __u32 now)
  * at most one living entry, near or there. */
 inline_fn struct ct_entry *ct_lookup(const struct ct_key *key, __u32 now)
 {
-	struct near_flow *n = near_of(key);
+	struct near_place *place = near_place_for(key);
+	struct near_flow *n = place ? near_in(place, key) : NULL;
 	struct ct_entry *e;
 
 	if (n && ct_alive(&n->e, now))
 		return &n->e;
+	if (place && !near_others(place, now))
+		return NULL;
 	e = bpf_map_lookup_elem(&mst_ct_v1, key);
 	return e ? e : bpf_map_lookup_elem(&mst_ct_new_v1, key);
 }

@@ -128,6 +128,47 @@ slow_fn int translate_sctp(struct __sk_buff *skb, struct pkt *p, const struct tu
 	return old == new || nat_sctp_ports(skb, p, old, new) ? REASON_NONE : REASON_NAT_FAILED;
 }
 
+/* The checksum at @off; -1 when it does not lie where programs can read. */
+inline_fn int csum_read(struct __sk_buff *skb, __u32 off)
+{
+	__sum16 *at;
+
+	opaque(off);
+	off &= L4_OFF_MASK;
+	at = packet(skb) + off;
+	return (void *)(at + 1) <= packet_end(skb) ? *at : -1;
+}
+
+/**
+ * csum_is_partial - whether a checksum is the device's to fill in: so it has the addresses in it, but not the ports
+ * @before: as csum_read() has it, before bpf_l4_csum_replace() put @diff in
+ * @after: the same, afterwards
+ *
+ * Nobody tells programs which it is. But a sum that is to be filled in becomes more by the difference, a complete one,
+ * which is a complement, less.
+ */
+inline_fn bool csum_is_partial(int before, int after, __u32 diff)
+{
+	diff = (diff & 0xffff) + (diff >> 16);
+	diff = (diff & 0xffff) + (diff >> 16);
+	before += diff;
+	return diff && diff != 0xffff && after == (before & 0xffff) + (before >> 16);
+}
+
+/* The checksum of TCP or UDP follows addresses and ports. Return: whether the packet has one. */
+slow_fn bool nat_csum(struct __sk_buff *skb, const struct pkt *p, __u32 diff, __be32 old, __be32 new)
+{
+	bool udp = p->proto == IPPROTO_UDP;
+	__u32 csum = p->l4_off + (udp ? 6 : 16);
+	__u64 zero_is_none = udp ? BPF_F_MARK_MANGLED_0 : 0;
+	int before = csum_read(skb, csum);
+
+	if (bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR | zero_is_none))
+		return false;
+	return old == new || csum_is_partial(before, csum_read(skb, csum), diff) ||
+	       !bpf_l4_csum_replace(skb, csum, old, new, zero_is_none | sizeof(new));
+}
+
 /**
  * translate - rewrite addresses and ports of a packet
  * @p: the packet; its tuple becomes @to
@@ -137,17 +178,12 @@ slow_fn int translate_sctp(struct __sk_buff *skb, struct pkt *p, const struct tu
  */
 global_fn int translate(struct __sk_buff *skb, struct pkt *p, const struct tuple *to)
 {
-	__u64 zero_is_none;
 	__be32 old, new;
-	__u32 csum, diff;
-	bool udp;
+	__u32 diff;
 
 	if (!p || !to)
 		return REASON_NAT_FAILED;
-	udp = p->proto == IPPROTO_UDP;
-	csum = p->l4_off + (udp ? 6 : 16);
-	zero_is_none = udp ? BPF_F_MARK_MANGLED_0 : 0;
-	if (!udp && p->proto != IPPROTO_TCP)
+	if (p->proto != IPPROTO_UDP && p->proto != IPPROTO_TCP)
 		return translate_sctp(skb, p, to);
 	if (p->ipv6 ? !nat_addrs_ipv6(skb, &p->t, to, &diff) : !nat_addrs_ipv4(skb, &p->t, to, &diff))
 		return REASON_NAT_FAILED;
@@ -158,9 +194,7 @@ global_fn int translate(struct __sk_buff *skb, struct pkt *p, const struct tuple
 		return REASON_NONE;
 	if (old != new && !nat_ports(skb, p->l4_off, new))
 		return REASON_NAT_FAILED;
-	/* Apart: where the device fills the checksum in, it does not hold the ports yet. */
-	if (bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR | zero_is_none) ||
-	    (old != new && bpf_l4_csum_replace(skb, csum, old, new, zero_is_none | sizeof(new))))
+	if (!nat_csum(skb, p, diff, old, new))
 		return REASON_NAT_FAILED;
 	if (p->ipv6) /* the sum of the whole packet is what it was, which the helper above knows of IPv4 alone */
 		bpf_csum_update(skb, diff);

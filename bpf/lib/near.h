@@ -53,15 +53,18 @@ inline_fn __u64 near_second(__u64 differs)
 }
 
 /* The room that the key's flow has or had last at its place; NULL: none. */
+inline_fn struct near_flow *near_in(struct near_place *place, const struct ct_key *key)
+{
+	struct near_flow *n = &place->flows[near_second(near_differs(&place->flows[0], key))];
+
+	return near_differs(n, key) ? NULL : n;
+}
+
 inline_fn struct near_flow *near_of(const struct ct_key *key)
 {
 	struct near_place *place = near_place_for(key);
-	struct near_flow *n;
 
-	if (!place)
-		return NULL;
-	n = &place->flows[near_second(near_differs(&place->flows[0], key))];
-	return near_differs(n, key) ? NULL : n;
+	return place ? near_in(place, key) : NULL;
 }
 
 /* Inside a pod: what the vouchers of a flow without translation have in common, either way; else NULL. */
@@ -95,22 +98,43 @@ inline_fn void near_void(struct near_flow *n)
 	n->until = now_ticks() - 1;
 }
 
+/* Whether a flow of a place may lie in a table for all flows. */
+inline_fn bool near_others(const struct near_place *place, __u32 now)
+{
+	return (__s32)(place->flows[1].others - now) >= 0;
+}
+
+/* Others must not lose what one CPU tells to what another does at the same moment: a flow would be looked for in vain. */
+inline_fn void near_tell(__u32 *until, __u32 expires)
+{
+	for (int i = 0; i < 4; i++) {
+		__u32 told = *until;
+
+		if ((__s32)(expires - told) <= 0 || __sync_val_compare_and_swap(until, told, expires) == told)
+			return;
+	}
+}
+
 /**
- * near_elsewhere - a flow that a pod of this node opened lies in a table for all flows until @expires
+ * near_elsewhere - a flow lies in a table for all flows until @expires
  *
- * Who begins a flow near must know of two kinds: of a Service's flow that was given a backend, which
+ * To be told before it does, and whenever it is to live longer: who looks for a flow looks into those tables only where
+ * this was told. Who begins a flow near must know of two kinds: of a Service's flow that was given a backend, which
  * another SYN of it must find; and of one to a pod, on whatever node, whose answers a connection of its
- * own with the tuple that the backend sees would take.
+ * own with the tuple that the backend sees would take. Both are of flows that a pod of this node opened.
  */
 global_fn int near_elsewhere(const struct ct_key *key, const struct ct_entry *e, __u32 expires)
 {
 	struct near_place *place;
 
-	if (!key || !e || e->near || !e->opener.endpoint ||
-	    !(e->role == CT_PRE_NAT ? e->opening : e->role == CT_POST_NAT && e->responder.generation))
+	if (!key || !e || e->near)
 		return 0;
 	place = near_place_for(key);
-	if (place && (__s32)(expires - place->flows[0].others) > 0)
-		place->flows[0].others = expires;
+	if (!place)
+		return 0;
+	near_tell(&place->flows[1].others, expires);
+	if (e->opener.endpoint &&
+	    (e->role == CT_PRE_NAT ? e->opening : e->role == CT_POST_NAT && e->responder.generation))
+		near_tell(&place->flows[0].others, expires);
 	return 0;
 }

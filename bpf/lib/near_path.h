@@ -137,7 +137,7 @@ global_fn int near_serve(struct __sk_buff *skb, struct pkt *p, struct endpoint *
 	here = near_place_of(&p->t);
 	there = near_place_of(&t);
 	if (!pair || !pair_holds(pair, self, &to) || !here || !there || here == there ||
-	    near_known_elsewhere(here, &p->t, now) || near_lives_elsewhere(&t, now))
+	    near_known_elsewhere(here, &p->t, now) || (near_others(there, now) && near_lives_elsewhere(&t, now)))
 		return FAST_NO;
 	pre = near_room_for(here, &p->t, now);
 	post = near_room_for(there, &t, now);

@@ -299,6 +299,7 @@ slow_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id, b
 		return REASON_NONE;
 	e->opener.endpoint = CT_END_CUT;
 	e->responder.endpoint = CT_END_CUT;
+	near_elsewhere(at, e, now_seconds() + CT_CUT_LIFETIME);
 	e->expires = now_seconds() + CT_CUT_LIFETIME;
 	return reason;
 }

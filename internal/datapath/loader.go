@@ -94,6 +94,11 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 			return err
 		}
 	}
+	if fresh := meta.Build == [32]byte{}; !same && !fresh {
+		if err := d.lookElsewhere(); err != nil {
+			return err
+		}
+	}
 	for _, v := range []variant{hostVariant, innerVariant, netkitVariant, wireVariant, edgeVariant} {
 		filled := d.filled(v)
 		wanted := filled || v == hostVariant || v == variantOf(ep)

@@ -103,6 +103,26 @@ func (d *Datapath) fillNear() error {
 	})
 }
 
+// lookElsewhere makes programs look for flows in the tables for all, whatever
+// their place was told, for as long as any of these may live: older programs,
+// which told no places, or other kinds of flows only, may have entered them. To be
+// called before those are replaced by this binary's.
+func (d *Datapath) lookElsewhere() error {
+	until := programSecond() + nearMemory
+	return d.withNear(func(places []nearPlace) error {
+		for i := range places {
+			others := &places[i].Flows[1].Others
+			for {
+				told := atomic.LoadUint32(others)
+				if int32(until-told) <= 0 || atomic.CompareAndSwapUint32(others, told, until) {
+					break
+				}
+			}
+		}
+		return nil
+	})
+}
+
 // nearMemory is how long flows of older programs are remembered, in the
 // programs' seconds: an established flow lives no longer without a packet.
 const nearMemory = 86400

@@ -191,3 +191,42 @@ func olderFlows(t *testing.T, responder uint32) {
 		t.Errorf("told again: %d places, %v", marked(), err)
 	}
 }
+
+// Programs of another build may have entered flows without telling their places: each is looked for everywhere. Where
+// no programs have been yet, there are none.
+func TestFlowsOfAnotherBuildAreLookedForEverywhere(t *testing.T) {
+	d := tables(t)
+	told := func() (n int) {
+		err := d.withNear(func(places []nearPlace) error {
+			for i := range places {
+				if int32(places[i].Flows[1].Others-programSecond()) > nearMemory-10 {
+					n++
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for _, x := range []struct {
+		build [32]byte
+		want  int
+	}{{[32]byte{}, 0}, {Build(), 0}, {[32]byte{1}, bpfgen.NearPlaces}} {
+		meta, err := d.GetMeta()
+		if err != nil {
+			t.Fatal(err)
+		}
+		meta.Build = x.build
+		if err := d.PutMeta(meta); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.EnsurePrograms(state.Endpoint{}); err != nil {
+			t.Fatal(err)
+		}
+		if got := told(); got != x.want {
+			t.Errorf("after build %x: %d places are told, want %d", x.build[:2], got, x.want)
+		}
+	}
+}

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "670e8c627f7a1007087977dba306591d86910fc8870e1699e4b886c3228c4707"
+const ObjectsHash = "ef7aacf8ade3f4ebfe24740eaf84b2777a50219ab10f5a183981bf71adb93815"

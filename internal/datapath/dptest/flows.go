@@ -163,6 +163,15 @@ func (d *Datapath) fillNear(t testing.TB) {
 	}
 }
 
+// lookElsewhere makes the programs look for flows in the tables for all at each place.
+func (d *Datapath) lookElsewhere(t testing.TB) {
+	t.Helper()
+	near := d.nearTable(t)
+	for i := range near {
+		near[i].Others = Now() + 1<<20
+	}
+}
+
 // nearFlow is what lies near under a key, living or not; nil when nothing does.
 func (d *Datapath) nearFlow(t testing.TB, key bpfgen.PodCtKey) *Flow {
 	t.Helper()

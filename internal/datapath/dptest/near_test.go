@@ -283,6 +283,37 @@ func TestAConnectionOfItsOwnKeepsOutOfAServicesFlow(t *testing.T) {
 	}
 }
 
+// A flow that found no room near is looked for elsewhere for as long as it lives, not only for as long as it had to
+// when it was entered.
+func TestAnIdleFlowElsewhereIsFound(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.TCP)
+		net.fillNear(t)
+		flows := []struct{ c, to netip.AddrPort }{{s.c, s.vip}, {s.from(2000), s.b}}
+		for _, f := range flows {
+			s.c = f.c
+			s.open(f.to, s.b)
+		}
+		net.freeNear(t)
+		for _, idle := range []uint32{70, 3600, 80_000} { // a half-open flow lives for 60, an established one for 86,400
+			net.Age(t, idle)
+			for _, f := range flows {
+				s.c = f.c
+				s.talk(f.to, f.c, s.b)
+			}
+		}
+	})
+}
+
+// What has never lain elsewhere is not looked for there.
+func TestNobodyLooksWhereNothingWasTold(t *testing.T) {
+	net := NewNetwork(t, Options{}, 4)
+	s := newScene(t, net, false, oracle.TCP)
+	key := keyOf(Tuple{s.proto, s.c, s.b}, 0)
+	check(t, net.MstCtV1.Put(key, bpfgen.PodCtEntry{Expires: Now() + 1000, Role: bpfgen.CTPostNAT, SeenReply: 1}))
+	s.open(s.b, s.b)
+}
+
 func TestAFloodLeavesTheNearFlowsAlone(t *testing.T) {
 	net := NewNetwork(t, Options{}, 4)
 	s, to := judged(t, net, false, true)

@@ -276,6 +276,7 @@ func TestNoFreeSourcePort(t *testing.T) {
 		ports = append(ports, uint16(bpfgen.NATPortFirst+i))
 	}
 	alive := bpfgen.PodCtEntry{Expires: Now() + 1000}
+	net.lookElsewhere(t)
 	for _, p := range ports {
 		key := keyOf(Tuple{s.proto, end(s.c.Addr(), p), s.b}, 0)
 		check(t, net.MstCtV1.Put(key, alive))
