@@ -38,9 +38,31 @@ inline_fn struct edge_config *edge_config(__u32 side)
 	return bpf_map_lookup_elem(&mst_edge_v2, &key);
 }
 
+#define WAY_OF_ENDS 0xff     /* no flow's protocol: a slot of the short way that keeps a way for all of two ends' */
+#define WAY_HOOK (1u << 29)  /* and no hook of its own */
+
+/* Where the way between two addresses is kept, from one device on: a connection's first packet goes the way that others
+ * of these ends have just gone. */
+slow_fn struct way_kept *edge_way_of_ends(struct __sk_buff *skb, const struct pkt *p)
+{
+	struct tuple ends = { .src = p->t.src, .dst = p->t.dst, .pad = WAY_HOOK | skb->ifindex };
+	struct fast_flow *fast = fast_slot(BACK_SLOT(fast_place(tuple_hash(&ends), skb->ifindex)));
+
+	if (!fast)
+		return NULL;
+	if (fast->proto != WAY_OF_ENDS || fast->t.pad != ends.pad || !tuple_equal(&fast->t, &ends)) {
+		fast->proto = WAY_OF_ENDS;
+		fast->t = ends;
+		fast->flags = 0;
+		fast->until = now_ticks() - 1;
+		fast->at.way.mtu = 0;
+	}
+	return &fast->at.way;
+}
+
 /**
- * edge_send - out to wherever the kernel's routing table says, or by the way that its flow's packets
- * have just gone
+ * edge_send - out to wherever the kernel's routing table says, or by the way that its flow's packets, or others
+ * between the same ends, have just gone
  * @p: as it leaves
  *
  * Return: a tc verdict.
@@ -48,13 +70,23 @@ inline_fn struct edge_config *edge_config(__u32 side)
 global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 {
 	struct bpf_fib_lookup fib = {};
-	struct way_kept *kept;
+	struct way_kept *kept, *ends = NULL;
 	struct way way = {};
+	__u32 length;
 
 	if (!p)
 		return TC_ACT_SHOT;
+	length = wire_length(skb, p);
 	kept = way_slot(skb);
-	if (kept && way_holds(kept, wire_length(skb, p))) {
+	if (!kept || !way_holds(kept, length)) {
+		ends = edge_way_of_ends(skb, p);
+		if (ends && way_holds(ends, length)) {
+			if (kept)
+				*kept = *ends;
+			kept = ends;
+		}
+	}
+	if (kept && way_holds(kept, length)) {
 		if (!link_write(skb, kept->macs))
 			return drop(skb, REASON_DELIVER, DIR_EDGE);
 		redirect_note(skb, kept->ifindex, REDIRECT_NEIGH);
@@ -66,6 +98,8 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 	fib_addrs(&fib, &p->t.src, &p->t.dst);
 	if (!fib_route(skb, &fib, &way))
 		return drop(skb, REASON_NO_ROUTE, DIR_EDGE);
+	if (ends)
+		way_keep(ends, &way);
 	return way_out(skb, &way);
 }
 

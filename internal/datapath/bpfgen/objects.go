@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "ef7aacf8ade3f4ebfe24740eaf84b2777a50219ab10f5a183981bf71adb93815"
+const ObjectsHash = "6029da246324848702e3024f212449cd74084f19c3cf0a6299b8e44976384c51"

@@ -3,9 +3,12 @@
 package dptest
 
 import (
+	"bytes"
+	"net"
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
@@ -85,5 +88,36 @@ func TestALateClientIsNotTakenForTheNext(t *testing.T) {
 			o.t.Errorf("the first client's, late: %v, want it left to the node", a)
 		}
 		o.edge.Wear(o.t, EdgePorts.First, EdgePorts.Count)
+	})
+}
+
+// A client's next connection goes the way that was found for its last one, by its address alone: from the answer to its
+// SYN on.
+func TestAClientsConnectionsGoTheWayOfItsLast(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		onOneCPU(o.t)
+		router := net.HardwareAddr{2, 0xab, 0, 0, 0, 1}
+		check(o.t, netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: int(o.edge.Ifindex), IP: o.c.Addr().AsSlice(), HardwareAddr: router, State: netlink.NUD_PERMANENT}))
+		pod := o.edge.Pods[1]
+		b := end(pod.IP(o.v6), 8080)
+		o.nodePort(0, b)
+		want := append(append([]byte{}, router...), o.edge.MAC[:]...)
+		var answers [2]Arrival
+		for port := range uint16(20) { // on a machine that has other work, the moment may be over before
+			for i := range answers {
+				c := end(o.c.Addr(), 5000+2*port+uint16(i))
+				worn := o.worn(o.arrive(c, o.f, syn))
+				answers[i] = o.answer(pod, b, worn, syn|ack)
+				o.want("the answer", answers[i], 0, o.f, c)
+			}
+			if bytes.Equal(answers[1].Frame[:12], want) {
+				break
+			}
+		}
+		if got := answers[1].Frame[:12]; !bytes.Equal(got, want) {
+			o.t.Errorf("the second connection's answer goes as %x, want %x", got, want)
+		}
+		check(o.t, netlink.NeighDel(&netlink.Neigh{LinkIndex: int(o.edge.Ifindex), IP: o.c.Addr().AsSlice()}))
 	})
 }
