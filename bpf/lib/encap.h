@@ -170,7 +170,7 @@ inline_fn int tunnel_push6(struct __sk_buff *skb, const struct node_config *n, c
  *
  * Return: 0, or -1 when the packet is to be dropped.
  */
-slow_fn int tunnel_push(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, __be16 sport, bool ipv6)
+inline_fn int tunnel_push(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, __be16 sport, bool ipv6)
 {
 	__u8 ecn;
 

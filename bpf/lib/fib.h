@@ -170,7 +170,7 @@ slow_fn bool tunnel_route(struct __sk_buff *skb, const struct node_config *n, co
 }
 
 /* Through the tunnel, the way that its flow's packets have just gone or another. */
-slow_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const struct node_config *n, const struct remote *r)
+inline_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const struct node_config *n, const struct remote *r)
 {
 	struct way_kept *kept = way_slot(skb);
 	__u32 overhead = tunnel_overhead(r), length = wire_length(skb, p) + overhead;

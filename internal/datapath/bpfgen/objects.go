@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "6029da246324848702e3024f212449cd74084f19c3cf0a6299b8e44976384c51"
+const ObjectsHash = "7041e8f81c32696dc2b6608d0655f0a006d2f07f7cbc308be688343ee3c418dd"
