@@ -30,7 +30,7 @@ var growing = map[string]string{
 
 const (
 	growsBy = 4       // times, at least
-	growsTo = 1 << 22 // entries, where Sizes says nothing
+	growsTo = 1 << 20 // entries, where Sizes says nothing
 )
 
 // limit is how many entries the table called name, which is m, may come to have.
@@ -86,6 +86,13 @@ func (t Table[K, V]) grow(m *ebpf.Map, more int) (*ebpf.Map, error) {
 	limit := t.d.limit(t.name, m)
 	if m.MaxEntries() >= limit {
 		return nil, &FullError{t.name, limit}
+	}
+	meta, err := t.d.GetMeta()
+	if err != nil {
+		return nil, err
+	}
+	if meta.Build != [32]byte{} && !isBuild(meta.Build) { // an older build's programs may know this very table
+		return nil, &FullError{t.name, m.MaxEntries()}
 	}
 	specs, err := tableSpecs()
 	if err != nil {

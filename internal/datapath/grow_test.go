@@ -79,6 +79,22 @@ func TestATableThatMayNotGrowFurtherIsFull(t *testing.T) {
 	hasBackends(t, d, 100)
 }
 
+// Programs of another build may look into the table itself.
+func TestATableOfOtherProgramsDoesNotGrow(t *testing.T) {
+	d := tables(t)
+	d.sizes = Sizes{}
+	meta, err := d.GetMeta()
+	if err != nil {
+		t.Fatal(err)
+	}
+	meta.Build = [32]byte{1}
+	err = errors.Join(d.PutMeta(meta), fill(d, 1, 65))
+	if full := (*FullError)(nil); !errors.As(err, &full) || full.Max != 64 {
+		t.Errorf("%v, want full with 64", err)
+	}
+	hasBackends(t, d, 64)
+}
+
 // A process that dies between a table's two places leaves the next one to finish.
 func TestATableHalfPutInForceIsFinished(t *testing.T) {
 	for _, open := range []func(dir string) (*Datapath, error){
