@@ -72,12 +72,18 @@ func (d *Datapath) isInForce(name string, m *ebpf.Map) (bool, error) {
 		}
 		return false, fmt.Errorf("read which table %s is in force: %w", name, err)
 	}
-	info, err := m.Info()
-	if err != nil {
-		return false, fmt.Errorf("describe table %s: %w", name, err)
+	if _, known := d.ids[m]; !known { // to ask the kernel takes as long as many look-ups
+		info, err := m.Info()
+		if err != nil {
+			return false, fmt.Errorf("describe table %s: %w", name, err)
+		}
+		if d.ids == nil {
+			d.ids = make(map[*ebpf.Map]uint32)
+		}
+		have, _ := info.ID()
+		d.ids[m] = uint32(have)
 	}
-	have, _ := info.ID()
-	return uint32(have) == id, nil
+	return d.ids[m] == id, nil
 }
 
 // grow puts a larger table with the entries of m in its place: one that takes
@@ -130,6 +136,7 @@ func (d *Datapath) replace(name string, m *ebpf.Map) error {
 	if err := d.putInForce(name, m); err != nil {
 		return errors.Join(err, replacePin(d, d.maps[name], filepath.Join(d.dir, mapsDir, name)))
 	}
+	delete(d.ids, d.maps[name])
 	d.maps[name] = m
 	return nil
 }

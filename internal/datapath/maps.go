@@ -53,6 +53,7 @@ type Datapath struct {
 	maps map[string]*ebpf.Map
 	// looking: somebody else owns the tables, and may put a larger one in a table's place.
 	looking bool
+	ids     map[*ebpf.Map]uint32 // the kernel's numbers of tables that grow
 	sizes   Sizes
 	// sockets is the iterator over sockets, loaded at its first use.
 	sockets *ebpf.Program
@@ -173,6 +174,7 @@ func (d *Datapath) table(name string) (*ebpf.Map, error) {
 		}
 		if !same {
 			delete(d.maps, name)
+			delete(d.ids, known)
 		}
 	}
 	m, err := d.opened(name)
