@@ -67,6 +67,10 @@ func eachChain(t *testing.T, fn func(t *testing.T, n *node, kind string)) {
 			warm.del()
 			before := n.pods()
 			fn(t, n, kind)
+			// With a namespace its devices go, when the kernel gets to it: nobody's DEL waits for that.
+			for deadline := time.Now().Add(10 * time.Second); !cmp.Equal(before, n.pods()) && time.Now().Before(deadline); {
+				time.Sleep(50 * time.Millisecond)
+			}
 			if !t.Failed() {
 				n.same(before, n.pods())
 			}
