@@ -28,10 +28,17 @@ var growing = map[string]string{
 	bpfgen.PodMapMstPortsV1:      bpfgen.PodMapMstPortsV1Now,
 }
 
-const (
-	growsBy = 4       // times, at least
-	growsTo = 1 << 20 // entries, where Sizes says nothing
-)
+// growsBy is how many times larger the next table is, at least.
+const growsBy = 4
+
+// growsTo is how many entries a table may come to have where Sizes says nothing:
+// each takes some hundred bytes of the agent's memory. A Service has several slots.
+func growsTo(name string) uint32 {
+	if name == bpfgen.PodMapMstSlotsV1 {
+		return 1 << 19
+	}
+	return 1 << 18
+}
 
 // limit is how many entries the table called name, which is m, may come to have.
 func (d *Datapath) limit(name string, m *ebpf.Map) uint32 {
@@ -41,7 +48,7 @@ func (d *Datapath) limit(name string, m *ebpf.Map) uint32 {
 	if size := d.sizes.of(name); size > 0 {
 		return max(size, m.MaxEntries())
 	}
-	return max(growsTo, m.MaxEntries())
+	return max(growsTo(name), m.MaxEntries())
 }
 
 // putInForce lets the programs look into m, the table called name, if it grows.

@@ -18,7 +18,7 @@ import (
 
 // Sizes are the numbers of entries of tables when they are created, or of those
 // that grow, the most that they may have; 0 is the size that bpf/maps.h gives, or
-// 1,048,576. Tables that exist keep theirs.
+// what growsTo does. Tables that exist keep theirs.
 type Sizes struct {
 	CT, CTNew, Services, Slots, Backends uint32
 	Identities, Prefixes, Peers, Ports   uint32
