@@ -14,14 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const maxBigTCP = 8 * 65535 // the kernel's GSO_MAX_SIZE
+// MaxBigTCP is the kernel's GSO_MAX_SIZE, in bytes: what `mustang pod add --big-tcp` gives.
+const MaxBigTCP = 8 * 65535
 
 func (c Config) validateSizes() error {
 	if n, err := strconv.Atoi(c.LocalMTU); c.LocalMTU != "" && c.LocalMTU != "auto" && c.LocalMTU != "off" && (err != nil || n <= 0) {
 		return fmt.Errorf("local MTU %q is unknown: use auto, off or a number of bytes", c.LocalMTU)
 	}
-	if c.BigTCP != 0 && (c.BigTCP <= 65536 || c.BigTCP > maxBigTCP) {
-		return fmt.Errorf("big TCP size %d is out of range: use 65537 to %d", c.BigTCP, maxBigTCP)
+	if c.BigTCP != 0 && (c.BigTCP <= 65536 || c.BigTCP > MaxBigTCP) {
+		return fmt.Errorf("big TCP size %d is out of range: use 65537 to %d", c.BigTCP, MaxBigTCP)
 	}
 	return nil
 }

@@ -18,10 +18,6 @@ import (
 // Tunes are what --tune knows.
 var Tunes = []string{report.LocalMTU, report.BigTCP}
 
-// bigTCP is the size, in bytes, of bundles with BIG TCP: what `mustang pod add
-// --big-tcp` gives.
-const bigTCP = 8 * 65535
-
 func validateTunes(tunes []string) error {
 	for _, tune := range tunes {
 		for _, part := range strings.Split(tune, "+") {
@@ -54,7 +50,7 @@ func (p pods) applyTune(cfg *lab.Config) {
 	for _, part := range p.tunes() {
 		switch part {
 		case report.BigTCP:
-			cfg.BigTCP = bigTCP
+			cfg.BigTCP = lab.MaxBigTCP
 		case report.LocalMTU:
 			cfg.LocalMTU = "auto"
 			if p.by == lab.MustangTC {

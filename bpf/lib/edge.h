@@ -50,13 +50,8 @@ slow_fn struct way_kept *edge_way_of_ends(struct __sk_buff *skb, const struct pk
 
 	if (!fast)
 		return NULL;
-	if (fast->proto != WAY_OF_ENDS || fast->t.pad != ends.pad || !tuple_equal(&fast->t, &ends)) {
-		fast->proto = WAY_OF_ENDS;
-		fast->t = ends;
-		fast->flags = 0;
-		fast->until = now_ticks() - 1;
-		fast->at.way.mtu = 0;
-	}
+	if (fast->proto != WAY_OF_ENDS || fast->t.pad != ends.pad || !tuple_equal(&fast->t, &ends))
+		fast_claim_way(fast, &ends, ends.pad, WAY_OF_ENDS);
 	return &fast->at.way;
 }
 
@@ -79,14 +74,15 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 	length = wire_length(skb, p);
 	kept = way_slot(skb);
 	if (!kept || !way_holds(kept, length)) {
+		bool hold;
+
 		ends = edge_way_of_ends(skb, p);
-		if (ends && way_holds(ends, length)) {
-			if (kept)
-				*kept = *ends;
-			kept = ends;
-		}
+		hold = ends && way_holds(ends, length);
+		if (kept && hold)
+			*kept = *ends;
+		kept = hold ? ends : NULL;
 	}
-	if (kept && way_holds(kept, length)) {
+	if (kept) {
 		if (!link_write(skb, kept->macs))
 			return drop(skb, REASON_DELIVER, DIR_EDGE);
 		redirect_note(skb, kept->ifindex, REDIRECT_NEIGH);

@@ -108,8 +108,8 @@ inline_fn int tunnel_push4(struct __sk_buff *skb, const struct node_config *n, c
 			   bool ipv6, __u8 ecn)
 {
 	__u32 length = skb->len - ETH_HLEN + sizeof(struct tunnel4), src = n->ip4.words[3], dst = r->addr.words[3], sum;
-	__u32 first = 0x45 | ecn << 8 | (__u32)bpf_htons(length) << 16;         /* version and length, TOS; total length */
-	__u32 second = (__u32)bpf_htons(0x4000) << 16;                   /* no id; not to be cut */
+	__u32 first = 0x45 | ecn << 8 | (__u32)bpf_htons(length) << 16; /* version and length, TOS; total length */
+	__u32 second = (__u32)bpf_htons(0x4000) << 16;           /* no id; not to be cut */
 	__u16 third = TUNNEL_TTL | IPPROTO_UDP << 8;
 	__u64 *to;
 
@@ -165,17 +165,14 @@ inline_fn int tunnel_push6(struct __sk_buff *skb, const struct node_config *n, c
  * tunnel_push - put the tunnel's headers before a frame's network header
  * @n: this node
  * @r: the one it goes to
- * @sport: tunnel_port()'s
  * @ipv6: the packet, which will be the inner one, is
  *
  * Return: 0, or -1 when the packet is to be dropped.
  */
-inline_fn int tunnel_push(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, __be16 sport, bool ipv6)
+inline_fn int tunnel_push(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, bool ipv6)
 {
-	__u8 ecn;
+	__u8 ecn = tunnel_ecn(skb, ipv6);
+	__be16 sport = tunnel_port(skb);
 
-	if (!n || !r)
-		return -1;
-	ecn = tunnel_ecn(skb, ipv6);
 	return tunnel_ipv6(r) ? tunnel_push6(skb, n, r, sport, ipv6, ecn) : tunnel_push4(skb, n, r, sport, ipv6, ecn);
 }

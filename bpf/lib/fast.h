@@ -227,6 +227,17 @@ inline_fn struct fast_flow *fast_find(const struct pkt *p, __u32 hook, __u32 *sl
 	return fast && fast_holds(fast, p) ? fast : NULL;
 }
 
+/* From now on a slot keeps a way of its owner's, not yet known, and nothing else. */
+inline_fn void fast_claim_way(struct fast_flow *fast, const struct tuple *t, __u32 hook, __u8 proto)
+{
+	fast->t = *t;
+	fast->t.pad = hook;
+	fast->proto = proto;
+	fast->flags = 0;
+	fast->until = now_ticks() - 1;
+	fast->at.way.mtu = 0;
+}
+
 /* Whether packets of that shape may go a way that is kept. */
 inline_fn bool fast_shape(const struct pkt *p)
 {

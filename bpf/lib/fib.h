@@ -156,15 +156,15 @@ slow_fn bool pod_route(struct __sk_buff *skb, const struct pkt *p, __u32 length,
 }
 
 /* To the other end of the tunnel. */
-slow_fn bool tunnel_route(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, __u32 ports_and_length,
+slow_fn bool tunnel_route(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, __u32 length,
 			  struct way *way)
 {
-	struct bpf_fib_lookup fib = { .l4_protocol = IPPROTO_UDP, .tot_len = ports_and_length & 0xffff };
+	struct bpf_fib_lookup fib = { .l4_protocol = IPPROTO_UDP, .tot_len = length };
 
-	if (!n || !r || !way)
+	if (!n || !r || !way || length > MAX_IP_LENGTH)
 		return false;
 	fib_addrs(&fib, tunnel_ipv6(r) ? &n->ip6 : &n->ip4, &r->addr);
-	fib.sport = ports_and_length >> 16;
+	fib.sport = tunnel_port(skb);
 	fib.dport = n->port;
 	return fib_route(skb, &fib, way);
 }
@@ -174,18 +174,16 @@ inline_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const stru
 {
 	struct way_kept *kept = way_slot(skb);
 	__u32 overhead = tunnel_overhead(r), length = wire_length(skb, p) + overhead;
-	__be16 sport = tunnel_port(skb);
 	struct way way;
 	bool again = kept && way_holds(kept, length);
 
 	if (skb->len + overhead > 65535)
 		return NEXT;
-	if (!again && (length > MAX_IP_LENGTH || !tunnel_route(skb, n, r, (__u32)sport << 16 | length, &way) ||
-		       way.ifindex == n->overlay))
+	if (!again && (!tunnel_route(skb, n, r, length, &way) || way.ifindex == n->overlay))
 		return NEXT;
 	if (!hop_take(skb, p))
 		return NEXT;
-	if (tunnel_push(skb, n, r, sport, p->ipv6))
+	if (tunnel_push(skb, n, r, p->ipv6))
 		return drop(skb, REASON_ENCAP, DIR_FROM_POD);
 	return again ? way_out_again(skb, kept, tunnel_ipv6(r)) : way_out(skb, &way);
 }

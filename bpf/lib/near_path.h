@@ -90,12 +90,7 @@ inline_fn void near_way_claim(struct __sk_buff *skb, const struct pkt *p)
 		fast = fast_slot(slot);
 		if (!fast)
 			return;
-		fast->t = p->t;
-		fast->t.pad = hook;
-		fast->proto = p->proto;
-		fast->flags = 0;
-		fast->until = now_ticks() - 1;
-		fast->at.way.mtu = 0;
+		fast_claim_way(fast, &p->t, hook, p->proto);
 	}
 	way_slot_note(skb, slot);
 }

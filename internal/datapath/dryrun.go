@@ -21,7 +21,7 @@ import (
 )
 
 // Tables that a dry run has of its own, empty: what the programs write. All
-// others are the node's; a test holds that each table is in one of the lists.
+// others are the node's; a test holds that each table is in one of the lists, once.
 var scratchTables = []string{
 	bpfgen.PodMapMstAffinityV1,
 	bpfgen.PodMapMstCtNewV1,

@@ -104,7 +104,7 @@ func (t Table[K, V]) grow(m *ebpf.Map, more int) (*ebpf.Map, error) {
 	if err != nil {
 		return nil, err
 	}
-	if meta.Build != [32]byte{} && !isBuild(meta.Build) { // an older build's programs may know this very table
+	if ofAnother(meta.Build) { // its programs may know this very table
 		return nil, &FullError{t.name, m.MaxEntries()}
 	}
 	specs, err := tableSpecs()

@@ -78,6 +78,9 @@ func isBuild(build [32]byte) bool {
 	return build == buildWith(true) || build == buildWith(false)
 }
 
+// ofAnother says whether a node has programs, and they are not this binary's.
+func ofAnother(build [32]byte) bool { return build != [32]byte{} && !isBuild(build) }
+
 // EnsurePrograms loads the shared programs that are missing, and replaces all
 // of them in place when another build left its own: entry programs call by
 // slot, so a replaced slot is the whole upgrade, and no packet meets a gap.
@@ -94,7 +97,7 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 			return err
 		}
 	}
-	if fresh := meta.Build == [32]byte{}; !same && !fresh {
+	if ofAnother(meta.Build) {
 		if err := d.lookElsewhere(); err != nil {
 			return err
 		}

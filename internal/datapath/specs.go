@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"weak"
@@ -61,60 +62,4 @@ func tableSpecs() (map[string]*ebpf.MapSpec, error) {
 }
 
 // tableNames are the keys of tableSpecs, known without parsing anything.
-var tableNames = []string{
-	bpfgen.PodMapMstAffinityV1,
-	bpfgen.PodMapMstBackendsV1,
-	bpfgen.PodMapMstBackendsV1Now,
-	bpfgen.PodMapMstChildrenV1,
-	bpfgen.PodMapMstCtNewV1,
-	bpfgen.PodMapMstCtNearV1,
-	bpfgen.PodMapMstPairsV1,
-	bpfgen.PodMapMstCtV1,
-	bpfgen.PodMapMstDropsV1,
-	bpfgen.PodMapMstEdgeV2,
-	bpfgen.PodMapMstEndpointAddrsV1,
-	bpfgen.NetdevMapMstEndpointBitsV1,
-	bpfgen.PodMapMstEndpointCountersV1,
-	bpfgen.PodMapMstEndpointsV1,
-	bpfgen.PodMapMstEventRatesV1,
-	bpfgen.PodMapMstEventRoomV1,
-	bpfgen.PodMapMstEventsV1,
-	bpfgen.PodMapMstFactsV1,
-	bpfgen.PodMapMstCreditV1,
-	bpfgen.PodMapMstFastFrontV1,
-	bpfgen.PodMapMstFastV1,
-	bpfgen.PodMapMstFastGenerationsV1,
-	bpfgen.PodMapMstFragsV1,
-	bpfgen.PodMapMstIdentitiesV1,
-	bpfgen.PodMapMstIdentitiesV1Now,
-	bpfgen.EdgeMapMstFrontendPortsV1,
-	bpfgen.PodMapMstJudgmentV1,
-	bpfgen.PodMapMstMetaV1,
-	bpfgen.PodMapMstNetnsV1,
-	bpfgen.EdgeMapMstNobodyV1,
-	bpfgen.NetdevMapMstNodeProgramsV1,
-	bpfgen.PodMapMstNodeV1,
-	bpfgen.PodMapMstParentsV1,
-	bpfgen.PodMapMstPeersV1,
-	bpfgen.PodMapMstPeersV1Now,
-	bpfgen.PodMapMstPoliciesV1,
-	bpfgen.PodMapMstPortsV1,
-	bpfgen.PodMapMstPortsV1Now,
-	bpfgen.PodMapMstPrefixesV1,
-	bpfgen.PodMapMstProgramsV1,
-	bpfgen.PodMapMstReadersV1,
-	bpfgen.PodMapMstRefusalsV1,
-	bpfgen.PodMapMstRemoteNetsV1,
-	bpfgen.PodMapMstRemotesV1,
-	bpfgen.PodMapMstServicesV2,
-	bpfgen.PodMapMstServicesV2Now,
-	bpfgen.PodMapMstSlotsV1,
-	bpfgen.PodMapMstSlotsV1Now,
-	bpfgen.PodMapMstSockFlowsV1,
-	bpfgen.PodMapMstSockPeersV1,
-	bpfgen.PodMapMstSockSlotsV1,
-	bpfgen.PodMapMstSourcesV1,
-	bpfgen.PodMapMstStoppedV1,
-	bpfgen.PodMapMstTunnelPeersV1,
-	bpfgen.PodMapMstVoucherV1,
-}
+var tableNames = slices.Concat(scratchTables, sharedTables)

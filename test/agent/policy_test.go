@@ -82,7 +82,7 @@ type kubePod struct {
 // kubePod is a pod with a namespace that nothing is in yet.
 func (w *world) kubePod(namespace, name string) *kubePod {
 	w.t.Helper()
-	ns := w.lab.Name() + "-" + namespace + "-" + name
+	ns := "mst-" + w.lab.Name() + "-" + namespace + "-" + name // so that who is killed leaves it to the next lab to clear away
 	if out, err := exec.Command("ip", "netns", "add", ns).CombinedOutput(); err != nil {
 		w.t.Fatalf("%v: %s", err, out)
 	}

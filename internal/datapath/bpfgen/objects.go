@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "7041e8f81c32696dc2b6608d0655f0a006d2f07f7cbc308be688343ee3c418dd"
+const ObjectsHash = "c3ce5cbf5690acdb479bcdfe5d1e4dc25e686a4089bb92a6906f992649a2edb2"
