@@ -28,6 +28,10 @@ var growing = map[string]string{
 	bpfgen.PodMapMstPortsV1:      bpfgen.PodMapMstPortsV1Now,
 }
 
+// growsFrom is how many entries a table begins with, GROWS_FROM in bpf/maps.h. One
+// that has less was made so on purpose, and keeps its size where Sizes says nothing.
+const growsFrom = 16384
+
 // growsBy is how many times larger the next table is, at least.
 const growsBy = 4
 
@@ -47,6 +51,9 @@ func (d *Datapath) limit(name string, m *ebpf.Map) uint32 {
 	}
 	if size := d.sizes.of(name); size > 0 {
 		return max(size, m.MaxEntries())
+	}
+	if m.MaxEntries() < growsFrom {
+		return m.MaxEntries()
 	}
 	return max(growsTo(name), m.MaxEntries())
 }

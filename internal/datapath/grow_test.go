@@ -46,7 +46,7 @@ func hasBackends(t *testing.T, d *Datapath, n int) {
 // one entry or by many.
 func TestATableGrowsForAllWhoSeeIt(t *testing.T) {
 	d := tables(t)
-	d.sizes = Sizes{}
+	d.sizes.Backends = 1 << 18
 	looking, err := OpenPinned(d.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -79,10 +79,21 @@ func TestATableThatMayNotGrowFurtherIsFull(t *testing.T) {
 	hasBackends(t, d, 100)
 }
 
+// Nobody but its maker gives a table less than all begin with.
+func TestATableMadeSmallerKeepsItsSize(t *testing.T) {
+	d := tables(t)
+	d.sizes = Sizes{}
+	err := fill(d, 1, 65)
+	if full := (*FullError)(nil); !errors.As(err, &full) || full.Max != 64 {
+		t.Errorf("%v, want full with 64", err)
+	}
+	hasBackends(t, d, 64)
+}
+
 // Programs of another build may look into the table itself.
 func TestATableOfOtherProgramsDoesNotGrow(t *testing.T) {
 	d := tables(t)
-	d.sizes = Sizes{}
+	d.sizes.Backends = 1 << 18
 	meta, err := d.GetMeta()
 	if err != nil {
 		t.Fatal(err)
@@ -150,6 +161,9 @@ func TestTablesOfANodeTakeNoMoreThanTheyMay(t *testing.T) {
 		sum += x.Memory
 		if x.Name == bpfgen.PodMapMstCtV1 && x.Max < 128_000 {
 			t.Errorf("room for %d connections", x.Max)
+		}
+		if growing[x.Name] != "" && d.maps[x.Name].MaxEntries() != growsFrom {
+			t.Errorf("%s begins with %d entries, want %d", x.Name, d.maps[x.Name].MaxEntries(), growsFrom)
 		}
 	}
 	if mib := float64(sum) / (1 << 20); mib > 48 {

@@ -27,7 +27,7 @@ func TestServicesBeyondTheFirstTables(t *testing.T) {
 			last = netip.AddrPortFrom(last.Addr().Next(), 80)
 			many = append(many, plain(state.TCP, last, netip.AddrPortFrom(server.IP4, serverPort)))
 		}
-		e, err := engine.Open(context.Background(), w.scope, engine.Options{Sizes: datapath.Sizes{CT: 4096, CTNew: 4096}, Notify: func(s string) { t.Log(s) }})
+		e, err := engine.Open(context.Background(), w.scope, engine.Options{Sizes: datapath.Sizes{Services: 1 << 18, Slots: 1 << 19, Backends: 1 << 18}, Notify: func(s string) { t.Log(s) }})
 		w.check(err)
 		w.check(e.AddServices(many...))
 		w.check(e.Close())

@@ -36,10 +36,12 @@ type stream struct {
 
 // A new connection is to be answered within trafficPatience. A time-out that
 // comes later than that by halted is this process's: it did not run, as on a
-// machine that stops it to measure something.
+// machine that stops it to measure something. New connections are connectPause
+// apart: each keeps its port for a minute, and there are 28,000.
 const (
 	trafficPatience = 5 * time.Second
 	halted          = 300 * time.Millisecond
+	connectPause    = 3 * time.Millisecond
 )
 
 // traffic starts; names are those who may answer.
@@ -65,6 +67,7 @@ func (w *world) traffic(to netip.AddrPort, names ...string) *stream {
 			if err != nil || !slices.Contains(names, name) {
 				s.fault(fmt.Sprintf("a new connection to %s: %q, %v", to, name, err))
 			}
+			time.Sleep(connectPause)
 		}
 	})
 	return s
