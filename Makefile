@@ -71,12 +71,15 @@ connectivity: build ## who reaches whom on that cluster, in a table
 generate: ## recompile the BPF programs and what is generated from them
 	$(GO) generate ./internal/...
 
+# Whole nodes, pods and plugins: minutes of real packets, and of waits.
+SLOW_TESTS := /(test/(cni|nodes|service)|internal/(engine|observe))$$
+
 .PHONY: check
 check: test-deps ## quick: formatting, vet, generated code, unit tests, packets through the programs
 	@scripts/check-format
 	$(GO) vet ./...
 	@scripts/check-generated
-	$(GO) test -short ./...
+	$(GO) test -short $$($(GO) list ./... | grep -vE '$(SLOW_TESTS)')
 
 .PHONY: test
 test: test-deps ## everything, on this kernel; on 6.1 and 6.12, that programs load, attach and cost what they did

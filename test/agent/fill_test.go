@@ -119,6 +119,9 @@ func TestFilledServicesAreAsPosted(t *testing.T) {
 // TestBenchBesideTheRealKubeProxy measures Services of kube-proxy by iptables-legacy: filled,
 // in force, in their places, and answering.
 func TestBenchBesideTheRealKubeProxy(t *testing.T) {
+	if testing.Short() {
+		t.Skip("an API server, kube-proxy and a bench take minutes: not in short mode")
+	}
 	if missing, err := kube.MissingAPIServer(); err != nil || missing != "" {
 		t.Skipf("not built yet: %s (%v); to build: test/kube/kube build", missing, err)
 	}
