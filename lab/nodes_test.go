@@ -48,8 +48,8 @@ func TestNodesAreJoined(t *testing.T) {
 	}
 }
 
-func TestWiresOfNodesHaveTheMTU(t *testing.T) {
-	l := build(t, Config{Name: name("m"), Nodes: 3, Mode: Veth, MTU: 1400}, 0)
+func TestWiresOfNodesHaveTheirSizes(t *testing.T) {
+	l := build(t, Config{Name: name("m"), Nodes: 3, Mode: Veth, MTU: 1400, BigTCP: 100_000}, 0)
 	for _, n := range l.Nodes() {
 		if err := n.Do(func() error {
 			for _, name := range []string{Uplink, Wire} {
@@ -59,6 +59,9 @@ func TestWiresOfNodesHaveTheMTU(t *testing.T) {
 				}
 				if link.Attrs().MTU != 1400 {
 					t.Errorf("%s of %s has MTU %d", name, n.Name, link.Attrs().MTU)
+				}
+				if a := link.Attrs(); a.GSOMaxSize != 100_000 || a.GSOIPv4MaxSize != 100_000 {
+					t.Errorf("%s of %s sends %d bytes at once, %d of IPv4", name, n.Name, a.GSOMaxSize, a.GSOIPv4MaxSize)
 				}
 			}
 			return nil

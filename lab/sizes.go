@@ -48,25 +48,25 @@ func (c Config) sizeArgs(pods ...netip.Prefix) []string {
 	return args
 }
 
-// widenWire makes the node's uplink, which is in the current namespace, one that
+// widenWire makes an end of a wire, which is in the current namespace, one that
 // sends as much at once as pods do.
-func (l *Lab) widenWire() error {
+func (l *Lab) widenWire(name string) error {
 	if l.cfg.BigTCP == 0 {
 		return nil
 	}
-	wire, err := netlink.LinkByName(Uplink)
+	wire, err := netlink.LinkByName(name)
 	if err != nil {
-		return fmt.Errorf("look up %s: %w", Uplink, err)
+		return fmt.Errorf("look up %s: %w", name, err)
 	}
 	for _, set := range []func(netlink.Link, int) error{
 		netlink.LinkSetGSOMaxSize, netlink.LinkSetGROMaxSize, netlink.LinkSetGSOIPv4MaxSize, netlink.LinkSetGROIPv4MaxSize,
 	} {
 		err := set(wire, l.cfg.BigTCP)
 		if errors.Is(err, unix.EINVAL) {
-			return fmt.Errorf("make %s send %d bytes at once: this kernel has no BIG TCP (%w)", Uplink, l.cfg.BigTCP, errors.ErrUnsupported)
+			return fmt.Errorf("make %s send %d bytes at once: this kernel has no BIG TCP (%w)", name, l.cfg.BigTCP, errors.ErrUnsupported)
 		}
 		if err != nil {
-			return fmt.Errorf("make %s send %d bytes at once: %w", Uplink, l.cfg.BigTCP, err)
+			return fmt.Errorf("make %s send %d bytes at once: %w", name, l.cfg.BigTCP, err)
 		}
 	}
 	return nil

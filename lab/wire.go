@@ -19,13 +19,13 @@ import (
 // plugged into a switch there, which is outside's interface.
 func (l *Lab) makeUplinks() error {
 	if len(l.nodes) == 1 {
-		return l.makeWire(l.Node().Space, Uplink, l.outside.Space, Uplink, l.widenWire)
+		return l.makeWire(l.Node().Space, Uplink, l.outside.Space, Uplink)
 	}
 	if err := l.outside.Do(func() error { return l.makeBridge(Uplink, nil) }); err != nil {
 		return fmt.Errorf("outside: %w", err)
 	}
 	for _, n := range l.nodes {
-		if err := l.plug(n, Uplink, l.outside.Space, l.widenWire); err != nil {
+		if err := l.plug(n, Uplink, l.outside.Space); err != nil {
 			return err
 		}
 	}
@@ -40,7 +40,7 @@ func (l *Lab) joinNodes() error {
 	case 1:
 		return nil
 	case 2:
-		if err := l.makeWire(l.nodes[0].Space, Wire, l.nodes[1].Space, Wire, nil); err != nil {
+		if err := l.makeWire(l.nodes[0].Space, Wire, l.nodes[1].Space, Wire); err != nil {
 			return err
 		}
 	default:
@@ -76,7 +76,7 @@ func (l *Lab) joinNodes() error {
 // what is measured.
 func (l *Lab) WireClients() error {
 	n := l.Node()
-	if err := l.makeWire(n.Space, ClientWire, l.outside.Space, ClientWire, nil); err != nil {
+	if err := l.makeWire(n.Space, ClientWire, l.outside.Space, ClientWire); err != nil {
 		return err
 	}
 	node4, node6, out4, out6 := nth(ClientsCIDR4, 1), nth(ClientsCIDR6, 1), nth(ClientsCIDR4, 2), nth(ClientsCIDR6, 2)
@@ -114,7 +114,7 @@ func (l *Lab) makeNodesSwitch() (sw Space, err error) {
 		return sw, fmt.Errorf("switch: %w", err)
 	}
 	for _, n := range l.nodes {
-		if err := l.plug(n, Wire, sw, nil); err != nil {
+		if err := l.plug(n, Wire, sw); err != nil {
 			return sw, err
 		}
 	}
@@ -123,8 +123,8 @@ func (l *Lab) makeNodesSwitch() (sw Space, err error) {
 
 // plug lays a wire from a node's interface name to the switch of that name in
 // another space. Its port there has the node's name.
-func (l *Lab) plug(n *Node, name string, sw Space, then func() error) error {
-	if err := l.makeWire(n.Space, name, sw, n.Name, then); err != nil {
+func (l *Lab) plug(n *Node, name string, sw Space) error {
+	if err := l.makeWire(n.Space, name, sw, n.Name); err != nil {
 		return err
 	}
 	return sw.Do(func() error {
@@ -158,26 +158,25 @@ func (l *Lab) makeBridge(name string, mac net.HardwareAddr) error {
 	return nil
 }
 
-// makeWire lays a veth pair, each end created where it belongs. then, if any,
-// goes on at the first end.
-func (l *Lab) makeWire(from Space, name string, to Space, peer string, then func() error) error {
+// makeWire lays a veth pair, each end created where it belongs.
+func (l *Lab) makeWire(from Space, name string, to Space, peer string) error {
 	far, err := vns.GetFromPath(to.NetNS)
 	if err != nil {
 		return err
 	}
 	defer far.Close()
-	return from.Do(func() error {
+	if err := from.Do(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = name, l.cfg.MTU
 		err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: peer, PeerMTU: uint32(l.cfg.MTU), PeerNamespace: netlink.NsFd(far)})
 		if err != nil {
 			return fmt.Errorf("create wire %s: %w", name, err)
 		}
-		if then == nil {
-			return nil
-		}
-		return then()
-	})
+		return l.widenWire(name)
+	}); err != nil {
+		return err
+	}
+	return to.Do(func() error { return l.widenWire(peer) })
 }
 
 // hop is a next hop of each family, and what is reached by it.

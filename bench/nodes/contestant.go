@@ -79,7 +79,7 @@ func (c contestant) up(ctx context.Context, o Options, i int, cgroup string) (l 
 		by = lab.NoServices
 	}
 	l, err = lab.New(ctx, lab.Config{
-		Name: fmt.Sprintf("bw%d", i), Nodes: 2, Mode: cmp.Or(c.mode, lab.Mode(o.Mode)), Services: by, MTU: o.MTU, Binary: o.Binary, CgroupRoot: cgroup,
+		Name: fmt.Sprintf("bw%d", i), Nodes: 2, Mode: cmp.Or(c.mode, lab.Mode(o.Mode)), Services: by, MTU: o.MTU, BigTCP: o.BigTCP, Binary: o.Binary, CgroupRoot: cgroup,
 	})
 	if err != nil {
 		return nil, nil, err

@@ -47,6 +47,17 @@ func TestBarsAreJudgedByRatiosWithinRounds(t *testing.T) {
 	}
 }
 
+// Bars are for the kernel's own bundles: a run with larger ones says so, and judges none.
+func TestLargerBundlesAreSaidAndNotJudged(t *testing.T) {
+	r := made(map[string]float64{Base: 1, BaseAgain: 1, "mustang direct, pod IP": 0.97}, 15)
+	r.Options.BigTCP = 196608
+	var out bytes.Buffer
+	r.Render(&out)
+	if s := out.String(); !strings.Contains(s, "MTU 1500, bundles of 196608 bytes on the wire and in pods;") || strings.Contains(s, "PASS") {
+		t.Error(s)
+	}
+}
+
 func TestAControlThatFailsIsSaid(t *testing.T) {
 	var out bytes.Buffer
 	made(map[string]float64{Base: 1, BaseAgain: 0.9}, 15).Render(&out)

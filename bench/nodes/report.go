@@ -110,9 +110,13 @@ func (r *Report) Render(w io.Writer) {
 	if r.Options.IPv6 {
 		family = "IPv6"
 	}
-	fmt.Fprintf(w, "Pods (%s) on two nodes, ratios to two bare namespaces on the same wire. Linux %s, %d CPUs, %s core, %s, %s, MTU %d;\n"+
+	bundles := ""
+	if r.Options.BigTCP > 0 {
+		bundles = fmt.Sprintf(", bundles of %d bytes on the wire and in pods", r.Options.BigTCP)
+	}
+	fmt.Fprintf(w, "Pods (%s) on two nodes, ratios to two bare namespaces on the same wire. Linux %s, %d CPUs, %s core, %s, %s, MTU %d%s;\n"+
 		"%d rounds, interleaved; medians of per-round ratios, 95 %% intervals. Load average before: %s, after: %s.\n\n",
-		r.Options.Mode, r.Kernel, r.CPUs, r.Options.Cores, family, r.CC, r.Options.MTU, r.rounds(), r.Load[0], r.Load[1])
+		r.Options.Mode, r.Kernel, r.CPUs, r.Options.Cores, family, r.CC, r.Options.MTU, bundles, r.rounds(), r.Load[0], r.Load[1])
 	figures := r.Options.figures()
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(t, "path")
@@ -133,10 +137,10 @@ func (r *Report) Render(w io.Writer) {
 		fmt.Fprintln(t)
 	}
 	t.Flush()
-	if slices.ContainsFunc(figures, func(f figure) bool { return f.name == titles[load.RR] }) {
+	if r.Options.BigTCP == 0 && slices.ContainsFunc(figures, func(f figure) bool { return f.name == titles[load.RR] }) {
 		renderBars(w, r, figures)
 	} else {
-		fmt.Fprintln(w, "\nBars are for one connection and the loads' own sizes.")
+		fmt.Fprintln(w, "\nBars are for one connection, the loads' own sizes and the kernel's own bundles.")
 	}
 	control := slices.IndexFunc(figures, func(f figure) bool { return strings.HasPrefix(f.name, titles[load.RR]) })
 	if aa := r.ratio(BaseAgain, Base, figures[control]); !stats.ControlHolds(aa) {

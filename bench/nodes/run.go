@@ -28,6 +28,7 @@ type Options struct {
 	Seed     uint64
 	IPv6     bool
 	MTU      int
+	BigTCP   int    // bytes that wires and pods send at once; 0: the kernel's 65536
 	Cores    string // same or cross
 	Sizes    []int  // bytes of a message, for streams and RR: a sweep. None: the loads' own, and CRR with them
 	Flows    int    // connections at once, each with a thread at either end

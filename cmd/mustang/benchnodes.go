@@ -39,6 +39,7 @@ func newBenchNodesCmd(g *globals) *cobra.Command {
 	f.IntVar(&o.Flows, "flows", o.Flows, "connections at once, each with a thread at either end")
 	f.BoolVar(&o.IPv6, "ipv6", false, "over IPv6")
 	f.IntVar(&o.MTU, "mtu", o.MTU, "of the wire and the pods, in bytes")
+	f.IntVar(&o.BigTCP, "big-tcp", 0, "bundle TCP segments to this many bytes, on all wires and in pods; 0: the kernel's 65536")
 	f.StringVar(&file, "json", "", "write every raw round to this file")
 	return cmd
 }
