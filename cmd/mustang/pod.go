@@ -131,7 +131,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	if err != nil {
 		return usageError{err}
 	}
-	if spec.RouteMTU, err = engine.PodMTU(g.scope()); err != nil {
+	if spec.RouteMTU, spec.Tunnel, err = engine.ToNodes(g.scope()); err != nil {
 		return err
 	}
 	pod, err := f.labels.spec(name)

@@ -100,7 +100,7 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 			return nil, err
 		}
 	}
-	if spec.RouteMTU, err = engine.PodMTU(p.scope()); err != nil {
+	if spec.RouteMTU, spec.Tunnel, err = engine.ToNodes(p.scope()); err != nil {
 		return nil, err
 	}
 	spec.Attach = func(ep state.Endpoint) error {

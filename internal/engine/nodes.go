@@ -176,11 +176,11 @@ func (e *Engine) applyNodes(op operation) error {
 		err = e.syncNodes(*op.Nodes)
 	}
 	if err == nil {
-		before := 0
+		before := store.Nodes{}
 		if op.NodesBefore != nil {
-			before = op.NodesBefore.PodMTU
+			before = *op.NodesBefore
 		}
-		return e.syncPodMTU(before, op.Nodes.PodMTU)
+		return e.syncPodMTU(before, *op.Nodes)
 	}
 	if op.NodesBefore == nil {
 		return err

@@ -4,15 +4,18 @@ package engine
 
 // How long a packet a pod may send off its node: what the wire takes, less the
 // tunnel's headers. It is the MTU of the pod's default routes; its interface
-// keeps its own, and so do the routes to the node's own pods.
+// keeps its own, and so do the routes to the node's own pods. And how many such
+// packets at once: a tunnel takes no bundle of more than 64 KiB.
 
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
 	peers "github.com/mustang-net/mustang/internal/node"
 	"github.com/mustang-net/mustang/internal/state"
@@ -29,19 +32,24 @@ func podMTU(n store.Nodes) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	for _, r := range remotes {
-		if r.Mode == state.NodeVXLAN {
-			return mtu - peers.Overhead(self, remotes), nil
-		}
+	if tunnels(n) {
+		mtu -= peers.Overhead(self, remotes)
 	}
 	return mtu, nil
 }
 
-// PodMTU is what a new pod's default routes are to have; 0: its interface's own.
-// Whoever makes the pod's routes asks, for they come after its endpoint.
-func PodMTU(scope Scope) (int, error) {
+// tunnels says whether pods of another node are reached by a tunnel.
+func tunnels(n store.Nodes) bool {
+	_, remotes, err := remotesOf(n.Nodes)
+	return err == nil && slices.ContainsFunc(remotes, func(r state.Node) bool { return r.Mode == state.NodeVXLAN })
+}
+
+// ToNodes says what a new pod's way to other nodes takes: the MTU of its default
+// routes (0: its interface's own), and whether it is a tunnel. Whoever makes the
+// pod's routes asks, for they come after its endpoint.
+func ToNodes(scope Scope) (mtu int, tunnel bool, err error) {
 	n, err := store.At(scope.withDefaults().StateDir).Nodes()
-	return n.PodMTU, err
+	return n.PodMTU, tunnels(n), err
 }
 
 // narrowPod gives a new pod's routes the MTU.
@@ -50,12 +58,12 @@ func (e *Engine) narrowPod(ep state.Endpoint) error {
 	if err != nil || n.PodMTU == 0 {
 		return err
 	}
-	return e.setPodMTU(ep, 0, n.PodMTU)
+	return e.setPodMTU(ep, 0, n.PodMTU, tunnels(n))
 }
 
-// syncPodMTU brings all pods' routes from one MTU to another.
-func (e *Engine) syncPodMTU(before, now int) error {
-	if before == now {
+// syncPodMTU brings all pods from what one list of nodes asks to what another does.
+func (e *Engine) syncPodMTU(before, now store.Nodes) error {
+	if before.PodMTU == now.PodMTU && (tunnels(before) || !tunnels(now)) {
 		return nil
 	}
 	if err := e.loadEndpoints(); err != nil {
@@ -63,14 +71,15 @@ func (e *Engine) syncPodMTU(before, now int) error {
 	}
 	var errs []error
 	for _, ep := range e.known {
-		errs = append(errs, e.setPodMTU(ep, before, now))
+		errs = append(errs, e.setPodMTU(ep, before.PodMTU, now.PodMTU, tunnels(now)))
 	}
 	return errors.Join(errs...)
 }
 
 // setPodMTU changes the default routes of a pod behind a host end: one that is
-// before, or none at all. Somebody else's stays. A pod that is gone is success.
-func (e *Engine) setPodMTU(ep state.Endpoint, before, now int) error {
+// before, or none at all. Somebody else's stays. In front of a tunnel its bundles
+// are kept to what that takes. A pod that is gone is success.
+func (e *Engine) setPodMTU(ep state.Endpoint, before, now int, tunnel bool) error {
 	if ep.Placement != state.HostEnd || ep.Netns == "" {
 		return nil
 	}
@@ -78,6 +87,11 @@ func (e *Engine) setPodMTU(ep state.Endpoint, before, now int) error {
 		now = 0 // the interface's own is as good
 	}
 	err := e.inPod(ep, func() error {
+		if tunnel {
+			if err := link.BundleForTunnel(&netlink.Handle{}, ep.PodIndex); err != nil {
+				return err
+			}
+		}
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 			routes, err := netns.Routes(family, &netlink.Route{LinkIndex: ep.PodIndex, Table: unix.RT_TABLE_MAIN},
 				netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
@@ -97,7 +111,7 @@ func (e *Engine) setPodMTU(ep state.Endpoint, before, now int) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("set MTU %d of the routes of endpoint %d: %w", now, ep.ID, err)
+		return fmt.Errorf("set MTU %d of the routes, and the bundles, of endpoint %d: %w", now, ep.ID, err)
 	}
 	return nil
 }

@@ -85,7 +85,7 @@ func (b *builder) bundle() (BigTCP, error) {
 	out.Notes = notes
 	device := beyond
 	if b.LocalMTU > 0 && ends[0].link.Attrs().TSOMaxSize > 0 { // which a kernel without BIG TCP does not tell
-		if err := b.limitSegments(ends[0], slices.Min(beyond)); err != nil {
+		if err := ends[0].limitSegments(slices.Min(beyond)); err != nil {
 			return out, err
 		}
 		device = []int{MaxBigTCP, MaxBigTCP}
@@ -117,8 +117,11 @@ func (b *builder) bundle() (BigTCP, error) {
 // sizesBeyond are the bytes of the largest bundle for who is not on this node, by
 // gsoFamilies, and what to tell about it.
 func (b *builder) sizesBeyond() (sizes []int, notes []string, err error) {
-	if b.BigTCP == 0 {
-		return []int{legacyGSO, legacyGSO}, nil, nil
+	if b.BigTCP > 0 && b.Tunnel {
+		notes = append(notes, "BIG TCP: off beyond this node, because pods of other nodes are reached by a tunnel, which takes no larger bundles")
+	}
+	if b.BigTCP == 0 || b.Tunnel {
+		return []int{legacyGSO, legacyGSO}, notes, nil
 	}
 	ways, err := b.waysOut()
 	if err != nil {
@@ -141,12 +144,28 @@ func (b *builder) sizesBeyond() (sizes []int, notes []string, err error) {
 // limitSegments keeps bundles to others than the node's pods within size bytes:
 // their segments are no longer than the pod's MTU lets them be. Without timestamps
 // they are a little longer; but a limit for those would cost all others.
-func (b *builder) limitSegments(pod linkEnd, size int) error {
-	most := (size - gsoHeaders) / (pod.link.Attrs().MTU - leastHeader)
-	if err := pod.h.LinkSetGSOMaxSegs(pod.link, max(most, 1)); err != nil {
-		return fmt.Errorf("set gso_max_segs %d of %s: %w", most, b.IfName, err)
+func (e linkEnd) limitSegments(size int) error {
+	most := max((size-gsoHeaders)/(e.link.Attrs().MTU-leastHeader), 1)
+	if err := e.h.LinkSetGSOMaxSegs(e.link, most); err != nil {
+		return fmt.Errorf("set gso_max_segs %d of %s: %w", most, e.link.Attrs().Name, err)
 	}
 	return nil
+}
+
+// BundleForTunnel keeps the bundles of a pod's interface within what a tunnel
+// takes; h is of the pod's namespace. What other limit there was is not known
+// afterwards: one that is lower stays, and none is lifted.
+func BundleForTunnel(h *netlink.Handle, index int) error {
+	l, err := h.LinkByIndex(index)
+	if err != nil {
+		return fmt.Errorf("look up interface %d: %w", index, err)
+	}
+	a := l.Attrs()
+	size := int(max(a.GSOMaxSize, a.GSOIPv4MaxSize))
+	if segments := int(a.GSOMaxSegs) * (a.MTU - leastHeader); min(size, segments+gsoHeaders) <= legacyGSO {
+		return nil
+	}
+	return linkEnd{h, l}.limitSegments(legacyGSO)
 }
 
 func sizeName(size int) string {

@@ -73,6 +73,9 @@ type Spec struct {
 	LocalCIDRs []netip.Prefix
 	RouteMTU   int // bytes, of the default routes of a pod behind a host end; 0, or not less than MTU: none
 	BigTCP     int // bytes of the largest bundle of segments; 0: the kernel's 65536
+	// Tunnel says that pods of other nodes are reached by one, which takes no bundle
+	// larger than the kernel's 65536.
+	Tunnel bool
 	// Lease gives the addresses, where the network does: it is called once the
 	// interface is up, and IPv4 to Gateway6 are empty. Only where CanLease. Attach
 	// is called twice then, first with an endpoint that has no addresses.

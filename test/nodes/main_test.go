@@ -129,6 +129,9 @@ func newWorld(t *testing.T, cfg lab.Config, join lab.Join) *world {
 		cfg.Services = lab.MustangTC
 	}
 	l, err := lab.New(ctx, cfg)
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

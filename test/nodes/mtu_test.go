@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/mustang-net/mustang/lab"
 )
 
@@ -52,6 +54,38 @@ func TestPodsAreToldWhatFits(t *testing.T) {
 	w.must(w.lab.Join(deadline(t), lab.Join{Mode: "direct"}))
 	if r := w.run(&late.Space, "ip route show default"); !strings.Contains(r, "mtu 1300") {
 		t.Errorf("a user's own MTU became %s", r)
+	}
+}
+
+// A tunnel takes no larger bundles than the kernel's own, whatever the wire does: pods that are there when
+// it comes, and those that come later, send none. They would be cut to single segments.
+func TestBundlesForATunnel(t *testing.T) {
+	const segments = 8 << 20 / 1398 // of what bulk sends, were each a packet of its own
+	w := newWorld(t, lab.Config{BigTCP: 196608}, lab.Join{Mode: "direct"})
+	first := w.lab.Nodes()[0]
+	sent := func() (packets uint64) {
+		w.must(first.Do(func() error {
+			wire, err := netlink.LinkByName(lab.Wire)
+			if err == nil {
+				packets = wire.Attrs().Statistics.TxPackets
+			}
+			return err
+		}))
+		return packets
+	}
+	for _, join := range []lab.Join{{Mode: "direct"}, {Mode: "vxlan"}, {Mode: "vxlan", HostRouting: "legacy"}, {Mode: "vxlan", Underlay: "ipv6"}} {
+		w.must(w.lab.Join(deadline(t), join))
+		from := []*lab.Pod{w.client, w.pod(first, fmt.Sprintf("late%d", len(first.Pods())))}
+		for _, p := range from {
+			for _, ipv6 := range families {
+				before := sent()
+				sub := w.by(podPlace(p)).on(t, ipv6)
+				sub.bulk(w.far, sub.direct(w.far))
+				if n := sent() - before; n > segments/2 {
+					t.Errorf("%s, IPv6 %t: %s sent 8 MiB in %d packets, nearly segment by segment (%d)", nameOf(join), ipv6, p.Name, n, segments)
+				}
+			}
+		}
 	}
 }
 
