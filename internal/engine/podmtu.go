@@ -77,7 +77,7 @@ func (e *Engine) syncPodMTU(before, now store.Nodes) error {
 }
 
 // setPodMTU changes the default routes of a pod behind a host end: one that is
-// before, or none at all. Somebody else's stays. In front of a tunnel its bundles
+// before, or none at all. Somebody else's stays. Over IPv6 larger bundles want room. In front of a tunnel its bundles
 // are kept to what that takes. A pod that is gone is success.
 func (e *Engine) setPodMTU(ep state.Endpoint, before, now int, tunnel bool) error {
 	if ep.Placement != state.HostEnd || ep.Netns == "" {
@@ -92,14 +92,23 @@ func (e *Engine) setPodMTU(ep state.Endpoint, before, now int, tunnel bool) erro
 				return err
 			}
 		}
+		pod, err := netlink.LinkByIndex(ep.PodIndex)
+		if err != nil {
+			return err
+		}
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 			routes, err := netns.Routes(family, &netlink.Route{LinkIndex: ep.PodIndex, Table: unix.RT_TABLE_MAIN},
 				netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 			if err != nil {
 				return err
 			}
+			now, was := now, []int{0, before}
+			if family == unix.AF_INET6 {
+				now = link.JumboRoom(pod.Attrs(), now)
+				was = append(was, link.WithJumboRoom(pod.Attrs(), before))
+			}
 			for _, r := range routes {
-				if !defaultRoute(r) || r.MTU == now || r.MTU != 0 && r.MTU != before {
+				if !defaultRoute(r) || r.MTU == now || !slices.Contains(was, r.MTU) {
 					continue
 				}
 				r.MTU = now

@@ -11,6 +11,7 @@ package link
 // (local MTU), by how many segments a bundle may have. See docs/mtu.md.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -29,6 +30,8 @@ const (
 	legacyGSO   = 65536
 	gsoHeaders  = 321 // bytes of a bundle that TCP leaves to headers (MAX_TCP_HEADER + 1)
 	leastHeader = 52  // bytes that a packet has besides its segment: of IPv4, TCP and its timestamps
+	jumboHeader = 8   // bytes of the IPv6 option that says how long a larger bundle is
+	leastMTU6   = 1280
 )
 
 // ErrNoBigTCP says that the kernel knows no BIG TCP, of either family.
@@ -99,6 +102,11 @@ func (b *builder) bundle() (BigTCP, error) {
 		if err != nil {
 			return out, err
 		}
+		if has && f.option == "gso_max_size" && CanLocalMTU(b.Mode) {
+			if err := b.leaveJumboRoom(ends[0]); err != nil {
+				return out, err
+			}
+		}
 		switch {
 		case b.BigTCP == 0 || beyond[i] <= legacyGSO:
 		case has:
@@ -129,6 +137,10 @@ func (b *builder) sizesBeyond() (sizes []int, notes []string, err error) {
 	}
 	for _, f := range gsoFamilies {
 		size := b.BigTCP
+		if f.option == "gso_max_size" && CanLocalMTU(b.Mode) && b.IPv6.IsValid() && b.toOthers() < leastMTU6+jumboHeader {
+			size = legacyGSO
+			notes = append(notes, fmt.Sprintf("BIG TCP for IPv6: off, because it needs an MTU of %d", leastMTU6+jumboHeader))
+		}
 		for _, w := range ways {
 			if takes := f.gsoOf(w.Attrs()); takes > 0 && takes < size {
 				size = takes
@@ -152,6 +164,51 @@ func (e linkEnd) limitSegments(size int) error {
 	return nil
 }
 
+// beyondNode is how many bytes a pod's interface sends at once to others than the
+// node's pods, in bundles of at most size bytes.
+func beyondNode(a *netlink.LinkAttrs, size uint32) int {
+	return min(int(size), int(a.GSOMaxSegs)*(a.MTU-leastHeader)+gsoHeaders)
+}
+
+// JumboRoom is what the MTU of a pod's IPv6 default route is to be, mtu (0: the
+// interface's) but for BIG TCP. The kernel, when it forwards a large bundle, holds
+// its segments against the MTU as if each had the header that tells the bundle's
+// length, and drops it (ip6_pkt_too_big).
+func JumboRoom(a *netlink.LinkAttrs, mtu int) int {
+	if beyondNode(a, a.GSOMaxSize) <= legacyGSO {
+		return mtu
+	}
+	return WithJumboRoom(a, mtu)
+}
+
+// WithJumboRoom is what JumboRoom makes of an MTU for bundles that are large.
+func WithJumboRoom(a *netlink.LinkAttrs, mtu int) int { return cmp.Or(mtu, a.MTU) - jumboHeader }
+
+// leaveJumboRoom shortens the pod's IPv6 default routes by this interface.
+func (b *builder) leaveJumboRoom(pod linkEnd) error {
+	l, err := must(b.pod, b.IfName) // as it is now
+	if err != nil {
+		return err
+	}
+	routes, err := pod.h.RouteListFiltered(unix.AF_INET6, &netlink.Route{LinkIndex: l.Attrs().Index, Table: unix.RT_TABLE_MAIN, Dst: nil},
+		netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+	if err != nil {
+		return fmt.Errorf("list IPv6 default routes: %w", err)
+	}
+	for _, r := range routes {
+		if r.MTU = JumboRoom(l.Attrs(), r.MTU); r.MTU == 0 {
+			continue
+		}
+		if err := pod.h.RouteReplace(&r); err != nil {
+			return fmt.Errorf("set MTU %d of the IPv6 default route: %w", r.MTU, err)
+		}
+	}
+	return nil
+}
+
+// toOthers is the MTU towards others than the node's pods.
+func (b *builder) toOthers() int { return min(b.podMTU(), cmp.Or(b.RouteMTU, b.podMTU())) }
+
 // BundleForTunnel keeps the bundles of a pod's interface within what a tunnel
 // takes; h is of the pod's namespace. What other limit there was is not known
 // afterwards: one that is lower stays, and none is lifted.
@@ -160,9 +217,7 @@ func BundleForTunnel(h *netlink.Handle, index int) error {
 	if err != nil {
 		return fmt.Errorf("look up interface %d: %w", index, err)
 	}
-	a := l.Attrs()
-	size := int(max(a.GSOMaxSize, a.GSOIPv4MaxSize))
-	if segments := int(a.GSOMaxSegs) * (a.MTU - leastHeader); min(size, segments+gsoHeaders) <= legacyGSO {
+	if a := l.Attrs(); beyondNode(a, max(a.GSOMaxSize, a.GSOIPv4MaxSize)) <= legacyGSO {
 		return nil
 	}
 	return linkEnd{h, l}.limitSegments(legacyGSO)

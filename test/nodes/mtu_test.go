@@ -57,9 +57,10 @@ func TestPodsAreToldWhatFits(t *testing.T) {
 	}
 }
 
-// A tunnel takes no larger bundles than the kernel's own, whatever the wire does: pods that are there when
-// it comes, and those that come later, send none. They would be cut to single segments.
-func TestBundlesForATunnel(t *testing.T) {
+// BIG TCP's bundles go to other nodes as they are: the host's stack refuses none, whose segments are as long
+// as the wire lets them be. A tunnel takes no larger bundles than the kernel's own: pods that are there when it
+// comes, and those that come later, send none. They would be cut to single segments.
+func TestBundlesToOtherNodes(t *testing.T) {
 	const segments = 8 << 20 / 1398 // of what bulk sends, were each a packet of its own
 	w := newWorld(t, lab.Config{BigTCP: 196608}, lab.Join{Mode: "direct"})
 	first := w.lab.Nodes()[0]
@@ -73,16 +74,24 @@ func TestBundlesForATunnel(t *testing.T) {
 		}))
 		return packets
 	}
-	for _, join := range []lab.Join{{Mode: "direct"}, {Mode: "vxlan"}, {Mode: "vxlan", HostRouting: "legacy"}, {Mode: "vxlan", Underlay: "ipv6"}} {
+	refused := func() (packets int) {
+		_, after, _ := strings.Cut(w.run(&first.Space, "cat /proc/net/snmp6"), "Ip6InTooBigErrors")
+		fmt.Sscan(after, &packets)
+		return packets
+	}
+	for _, join := range []lab.Join{{Mode: "direct"}, {Mode: "direct", HostRouting: "legacy"}, {Mode: "vxlan"},
+		{Mode: "vxlan", HostRouting: "legacy"}, {Mode: "vxlan", Underlay: "ipv6"}} {
 		w.must(w.lab.Join(deadline(t), join))
-		from := []*lab.Pod{w.client, w.pod(first, fmt.Sprintf("late%d", len(first.Pods())))}
-		for _, p := range from {
+		for _, p := range []*lab.Pod{w.client, w.pod(first, fmt.Sprintf("late%d", len(first.Pods())))} {
 			for _, ipv6 := range families {
-				before := sent()
+				before, beforeRefused := sent(), refused()
 				sub := w.by(podPlace(p)).on(t, ipv6)
 				sub.bulk(w.far, sub.direct(w.far))
 				if n := sent() - before; n > segments/2 {
 					t.Errorf("%s, IPv6 %t: %s sent 8 MiB in %d packets, nearly segment by segment (%d)", nameOf(join), ipv6, p.Name, n, segments)
+				}
+				if n := refused() - beforeRefused; n > 0 {
+					t.Errorf("%s, IPv6 %t: the stack refused %d bundles of %s", nameOf(join), ipv6, n, p.Name)
 				}
 			}
 		}
