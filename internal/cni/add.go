@@ -115,6 +115,9 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 	if err != nil {
 		return nil, linkError(*a, err)
 	}
+	for _, note := range made.BigTCP.Notes {
+		p.warn("%s", note)
+	}
 	result, err := p.finishPod(*a, spec, made, given)
 	if err != nil {
 		return nil, err
@@ -261,6 +264,7 @@ func (p *plugin) linkSpec(a attachment, g addresses, lease func() (link.Lease, e
 		return s, err
 	}
 	p.applyLocalMTU(&s)
+	s.BigTCP = p.BigTCP
 	if !link.Routed(p.Mode) {
 		s.Gateway4, s.Gateway6 = v4.Gateway, v6.Gateway
 	}

@@ -41,6 +41,7 @@ type Config struct {
 	MTU               MTU      `json:"mtu"`               // bytes, or "auto": the uplink's
 	LocalMTU          LocalMTU `json:"localMTU"`          // towards the node's own pods: bytes, "auto" or "off"
 	LocalCIDRs        []string `json:"localCIDRs"`        // where those are; mustang's own pools
+	BigTCP            int      `json:"bigTCP"`            // bytes of the largest bundle of segments; 0: the kernel's 65536
 	Uplink            string   `json:"uplink"`            // the node's interface to the network; that of its default route
 	Bridge            string   `json:"bridge"`            // mode bridge: its name
 	Masquerade        bool     `json:"masquerade"`        // towards the outside, pods wear the node's address
@@ -137,7 +138,7 @@ func (m *LocalMTU) UnmarshalJSON(text []byte) error {
 func (c *Config) fields() map[string]any {
 	return map[string]any{
 		"cniVersion": &c.CNIVersion, "name": &c.Name, "type": &c.Type, "capabilities": &c.Capabilities, "dns": &c.DNS, "ipam": &c.IPAM,
-		"mode": &c.Mode, "mtu": &c.MTU, "localMTU": &c.LocalMTU, "localCIDRs": &c.LocalCIDRs, "uplink": &c.Uplink, "bridge": &c.Bridge,
+		"mode": &c.Mode, "mtu": &c.MTU, "localMTU": &c.LocalMTU, "localCIDRs": &c.LocalCIDRs, "bigTCP": &c.BigTCP, "uplink": &c.Uplink, "bridge": &c.Bridge,
 		"masquerade": &c.Masquerade, "masqueradeExclude": &c.MasqueradeExclude, "servicePath": &c.ServicePath, "requireAgent": &c.RequireAgent,
 		"bpffs": &c.BPFFS, "stateDir": &c.StateDir, "cgroupRoot": &c.CgroupRoot,
 		"args": &c.Args, "runtimeConfig": &c.RuntimeConfig, "prevResult": &c.PrevResult,
@@ -207,6 +208,9 @@ func (c *Config) Validate() error {
 	if c.Bridge != "" && c.Mode != link.Bridge {
 		return invalid("bridge", "%q has no meaning in mode %s: drop it, or use mode bridge", c.Bridge, c.Mode)
 	}
+	if err := (link.Spec{Mode: c.Mode, BigTCP: c.BigTCP}).ValidateBigTCP(); err != nil {
+		return invalid("bigTCP", "%v", err)
+	}
 	if err := c.validateIPAM(); err != nil {
 		return err
 	}
@@ -258,7 +262,7 @@ func (c *Config) applyLocalMTU(s *link.Spec) {
 
 func (c *Config) validateChained() error {
 	for field, set := range map[string]bool{
-		"ipam": c.IPAM.Type != "", "mtu": c.MTU != 0, "localMTU": c.LocalMTU != 0, "localCIDRs": len(c.LocalCIDRs) > 0, "uplink": c.Uplink != "", "bridge": c.Bridge != "",
+		"ipam": c.IPAM.Type != "", "mtu": c.MTU != 0, "localMTU": c.LocalMTU != 0, "localCIDRs": len(c.LocalCIDRs) > 0, "bigTCP": c.BigTCP != 0, "uplink": c.Uplink != "", "bridge": c.Bridge != "",
 	} {
 		if set {
 			return invalid(field, "has no meaning in mode chained, where another plugin makes the interface: drop it, or use another mode")

@@ -43,7 +43,8 @@ type BigTCP struct {
 	Notes      []string // sentences for the user, when it is less than asked for
 }
 
-func (s Spec) validateBigTCP() error {
+// ValidateBigTCP checks the one field, for who has another name for it.
+func (s Spec) ValidateBigTCP() error {
 	if s.BigTCP != 0 && s.Mode == HostDevice {
 		return errors.New("big TCP is a device's own setting: with host-device, set it on the device (`ip link set … gso_max_size`)")
 	}

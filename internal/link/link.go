@@ -214,7 +214,7 @@ func (s Spec) Validate() error {
 	if s.MTU != 0 && (s.MTU < low || s.MTU > 65535) {
 		return fmt.Errorf("MTU %d is out of range: use %d to 65535", s.MTU, low)
 	}
-	return errors.Join(s.validateLocalMTU(), s.validateBigTCP())
+	return errors.Join(s.validateLocalMTU(), s.ValidateBigTCP())
 }
 
 func (s Spec) validateAddrs() error {

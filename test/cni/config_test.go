@@ -10,21 +10,24 @@ import (
 func TestConfig_ContradictionsFailByName(t *testing.T) {
 	n := newNode(t)
 	for says, conf := range map[string]config{
-		"mode":              n.config("veth").with("mode", "pigeon"),
-		"bridge":            n.config("veth").with("bridge", "br7"),
-		"ipam: type":        n.config("veth").with("ipam", nil),
-		"dhcp":              n.config("veth").with("ipam", map[string]any{"type": "dhcp"}),
-		"ipam.pools":        n.config("veth").with("ipam", map[string]any{"type": "mustang"}),
-		"belong to type":    n.config("veth").with("ipam", map[string]any{"type": "static", "pools": []string{"10.1.0.0/24"}}),
-		"masqueradeExclude": n.config("veth").with("masqueradeExclude", []string{"10.0.0.0/8"}),
-		"not a network":     n.config("veth").with("masquerade", true).with("masqueradeExclude", []string{"ten"}),
-		"servicePath":       n.config("veth").with("servicePath", "psychic"),
-		"MTU 20":            n.config("veth").with("mtu", 20),
-		"runtimeConfig.mac": n.config("veth").with("runtimeConfig", map[string]any{"mac": "01:00:00:00:00:01"}),
-		"runtimeConfig.ips": n.config("veth").with("runtimeConfig", map[string]any{"ips": []string{"10.9.0.3", "10.9.0.4"}}),
-		"localMTU":          n.config("macvlan").with("localMTU", 9000),
-		"localCIDRs":        n.config("veth").with("localMTU", "off").with("localCIDRs", []string{"10.9.0.0/24"}),
-		"ipam: has no":      n.config("chained").with("ipam", map[string]any{"type": "static"}),
+		"mode":                          n.config("veth").with("mode", "pigeon"),
+		"bridge":                        n.config("veth").with("bridge", "br7"),
+		"ipam: type":                    n.config("veth").with("ipam", nil),
+		"dhcp":                          n.config("veth").with("ipam", map[string]any{"type": "dhcp"}),
+		"ipam.pools":                    n.config("veth").with("ipam", map[string]any{"type": "mustang"}),
+		"belong to type":                n.config("veth").with("ipam", map[string]any{"type": "static", "pools": []string{"10.1.0.0/24"}}),
+		"masqueradeExclude":             n.config("veth").with("masqueradeExclude", []string{"10.0.0.0/8"}),
+		"not a network":                 n.config("veth").with("masquerade", true).with("masqueradeExclude", []string{"ten"}),
+		"servicePath":                   n.config("veth").with("servicePath", "psychic"),
+		"MTU 20":                        n.config("veth").with("mtu", 20),
+		"runtimeConfig.mac":             n.config("veth").with("runtimeConfig", map[string]any{"mac": "01:00:00:00:00:01"}),
+		"runtimeConfig.ips":             n.config("veth").with("runtimeConfig", map[string]any{"ips": []string{"10.9.0.3", "10.9.0.4"}}),
+		"bigTCP: big TCP size 9000":     n.config("veth").with("bigTCP", 9000),
+		"bigTCP: big TCP is a device's": n.config("host-device").with("bigTCP", 100000),
+		"bigTCP: has no meaning":        n.config("chained").with("bigTCP", 100000),
+		"localMTU":                      n.config("macvlan").with("localMTU", 9000),
+		"localCIDRs":                    n.config("veth").with("localMTU", "off").with("localCIDRs", []string{"10.9.0.0/24"}),
+		"ipam: has no":                  n.config("chained").with("ipam", map[string]any{"type": "static"}),
 	} {
 		n.refused(n.container().call("ADD", conf), 7, says)
 	}
@@ -75,4 +78,23 @@ func TestConfig_MTUIsTheUplinks(t *testing.T) {
 		t.Errorf("got %s", a.stdout)
 	}
 	c.del(n.config("veth"))
+}
+
+// As far as the uplink takes it, and a warning where it takes less.
+func TestConfig_BigTCPIsTheUplinks(t *testing.T) {
+	n := newNode(t)
+	conf := n.config("veth").with("bigTCP", 131072).with("localMTU", "off")
+	for _, takes := range []string{"65536", "131072"} {
+		run(t, "ip", "-n", n.name, "link", "set", uplink, "gso_max_size", takes)
+		c := n.container()
+		a := c.add(conf)
+		if out := run(t, "ip", "-n", c.ns, "-d", "link", "show", "eth0"); !strings.Contains(out, "gso_max_size "+takes+" ") {
+			t.Errorf("beyond an uplink that sends %s bytes at once: %s", takes, out)
+		}
+		if said := strings.Contains(a.stderr, "BIG TCP for IPv6: off instead of 131072 bytes, because "+uplink); said != (takes == "65536") {
+			t.Errorf("beyond an uplink that sends %s bytes at once, standard error: %q", takes, a.stderr)
+		}
+		c.ok(c.call("CHECK", conf.prev(a)))
+		c.del(conf)
+	}
 }
