@@ -44,8 +44,8 @@ func (e *Engine) devicesCurrent(n store.Nodes) (bool, error) {
 	if self.Name == "" {
 		return true, nil // a NIC is away: what there is waits for it
 	}
-	mtu, err := podMTU(n)
-	if err != nil || mtu != n.PodMTU {
+	mtu, tunnel, err := podMTU(n)
+	if err != nil || mtu != n.PodMTU || tunnel != n.Tunnel {
 		return false, err
 	}
 	set := settingsOf(n)

@@ -114,7 +114,7 @@ func (e *Engine) changeNodes(fn func(store.Nodes) (store.Nodes, error)) error {
 		return err
 	}
 	now.Nodes = slices.Clone(now.Nodes)
-	if now.PodMTU, err = podMTU(now); err != nil {
+	if now.PodMTU, now.Tunnel, err = podMTU(now); err != nil {
 		return err
 	}
 	slices.SortFunc(now.Nodes, func(a, b state.Node) int { return strings.Compare(a.Name, b.Name) })

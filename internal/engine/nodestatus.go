@@ -56,7 +56,7 @@ func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 			warnings = append(warnings, fmt.Sprintf("device %s leads to other nodes and does not carry mustang's program, so the host's stack forwards what comes by it; `mustang node sync` attaches it", d.Name))
 		}
 	}
-	if mtu, err := podMTU(n); err == nil && mtu != n.PodMTU {
+	if mtu, _, err := podMTU(n); err == nil && mtu != n.PodMTU {
 		warnings = append(warnings, fmt.Sprintf("the devices to other nodes leave pods %d bytes, and pods were told %d; `mustang node sync` tells them anew", mtu, n.PodMTU))
 	}
 	for _, p := range s.Wire {

@@ -22,26 +22,19 @@ import (
 	"github.com/mustang-net/mustang/internal/store"
 )
 
-// podMTU is what n's nodes are reached with; 0: there are none.
-func podMTU(n store.Nodes) (int, error) {
+// podMTU is what n's nodes are reached with (0: there are none), and whether that is a tunnel.
+func podMTU(n store.Nodes) (mtu int, tunnel bool, err error) {
 	self, remotes, err := remotesOf(n.Nodes)
 	if err != nil || len(remotes) == 0 {
-		return 0, err
+		return 0, false, err
 	}
-	mtu, err := peers.UnderlayMTU(remotes)
-	if err != nil {
-		return 0, err
+	if mtu, err = peers.UnderlayMTU(remotes); err != nil {
+		return 0, false, err
 	}
-	if tunnels(n) {
+	if tunnel = slices.ContainsFunc(remotes, func(r state.Node) bool { return r.Mode == state.NodeVXLAN }); tunnel {
 		mtu -= peers.Overhead(self, remotes)
 	}
-	return mtu, nil
-}
-
-// tunnels says whether pods of another node are reached by a tunnel.
-func tunnels(n store.Nodes) bool {
-	_, remotes, err := remotesOf(n.Nodes)
-	return err == nil && slices.ContainsFunc(remotes, func(r state.Node) bool { return r.Mode == state.NodeVXLAN })
+	return mtu, tunnel, nil
 }
 
 // ToNodes says what a new pod's way to other nodes takes: the MTU of its default
@@ -49,7 +42,7 @@ func tunnels(n store.Nodes) bool {
 // pod's routes asks, for they come after its endpoint.
 func ToNodes(scope Scope) (mtu int, tunnel bool, err error) {
 	n, err := store.At(scope.withDefaults().StateDir).Nodes()
-	return n.PodMTU, tunnels(n), err
+	return n.PodMTU, n.Tunnel, err
 }
 
 // narrowPod gives a new pod's routes the MTU.
@@ -58,12 +51,12 @@ func (e *Engine) narrowPod(ep state.Endpoint) error {
 	if err != nil || n.PodMTU == 0 {
 		return err
 	}
-	return e.setPodMTU(ep, 0, n.PodMTU, tunnels(n))
+	return e.setPodMTU(ep, 0, n.PodMTU, n.Tunnel)
 }
 
 // syncPodMTU brings all pods from what one list of nodes asks to what another does.
 func (e *Engine) syncPodMTU(before, now store.Nodes) error {
-	if before.PodMTU == now.PodMTU && (tunnels(before) || !tunnels(now)) {
+	if before.PodMTU == now.PodMTU && (before.Tunnel || !now.Tunnel) {
 		return nil
 	}
 	if err := e.loadEndpoints(); err != nil {
@@ -71,14 +64,15 @@ func (e *Engine) syncPodMTU(before, now store.Nodes) error {
 	}
 	var errs []error
 	for _, ep := range e.known {
-		errs = append(errs, e.setPodMTU(ep, before.PodMTU, now.PodMTU, tunnels(now)))
+		errs = append(errs, e.setPodMTU(ep, before.PodMTU, now.PodMTU, now.Tunnel))
 	}
 	return errors.Join(errs...)
 }
 
 // setPodMTU changes the default routes of a pod behind a host end: one that is
-// before, or none at all. Somebody else's stays. Over IPv6 larger bundles want room. In front of a tunnel its bundles
-// are kept to what that takes. A pod that is gone is success.
+// before, or none at all. Somebody else's stays. In front of a tunnel its bundles
+// are kept to what that takes; larger ones want room over IPv6. A pod that is gone
+// is success.
 func (e *Engine) setPodMTU(ep state.Endpoint, before, now int, tunnel bool) error {
 	if ep.Placement != state.HostEnd || ep.Netns == "" {
 		return nil
