@@ -47,11 +47,16 @@ func TestBundlesBeyondTheNode(t *testing.T) {
 			if r := routes(t, w.pods[0], DefaultIfName); !slices.Contains(r, c.route) {
 				t.Errorf("routes are %q, want %s", r, c.route)
 			}
-			if notes := strings.Join(res.BigTCP.Notes, "; "); !strings.Contains(notes, c.note) || (c.note == "") != (notes == "") {
+			has4 := pod.GSOIPv4MaxSize > 0 // else that is said, too
+			said := slices.DeleteFunc(res.BigTCP.Notes, func(n string) bool { return !has4 && strings.Contains(n, "for IPv4: off, because this kernel") })
+			if notes := strings.Join(said, "; "); !strings.Contains(notes, c.note) || (c.note == "") != (notes == "") {
 				t.Errorf("notes are %q, want one of %q", notes, c.note)
 			}
 			if err := netns.Do(w.pods[0], func() error { return BundleForTunnel(&netlink.Handle{}, pod.Index) }); err != nil {
 				t.Fatal(err)
+			}
+			if c.late < c.now && !has4 && c.now <= legacyGSO {
+				c.late = c.now // nothing was large
 			}
 			if a := attrsOf(t, w.pods[0], DefaultIfName); beyondNode(a, a.GSOMaxSize) != c.late {
 				t.Errorf("%d bytes at once in front of a tunnel, want %d", beyondNode(a, a.GSOMaxSize), c.late)
