@@ -5,10 +5,8 @@ package cni
 // What the plugin needs to know of its node, and to set on it.
 
 import (
-	"cmp"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -70,7 +68,7 @@ func (p *plugin) forward(v4, v6 bool) error {
 		if !wanted {
 			continue
 		}
-		file := filepath.Join(cmp.Or(p.here.Sysctls, "/proc/sys/net"), key)
+		file := p.here.Sysctl(key)
 		now, err := os.ReadFile(file)
 		if err == nil && strings.TrimSpace(string(now)) != "0" {
 			continue

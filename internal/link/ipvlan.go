@@ -29,7 +29,7 @@ func (b *builder) addIPVlan() (Result, error) {
 func (b *builder) loosenUplink() error {
 	strict := false
 	for _, name := range []string{"all", b.Uplink} { // the higher one counts
-		value, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + name + "/rp_filter")
+		value, err := os.ReadFile(b.sysctl("ipv4/conf/" + name + "/rp_filter"))
 		if err != nil {
 			return fmt.Errorf("read the reverse path filter of %s: %w", name, err)
 		}
@@ -38,7 +38,7 @@ func (b *builder) loosenUplink() error {
 	if !strict {
 		return nil
 	}
-	if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+b.Uplink+"/rp_filter", []byte("2"), 0); err != nil {
+	if err := os.WriteFile(b.sysctl("ipv4/conf/"+b.Uplink+"/rp_filter"), []byte("2"), 0); err != nil {
 		return fmt.Errorf("loosen the reverse path filter of %s: %w", b.Uplink, err)
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"runtime"
 	"strings"
 
@@ -92,6 +93,14 @@ type Here struct {
 	Sysctls string // of /proc/sys/net
 }
 
+// Sysctl is the file of one below net.
+func (h Here) Sysctl(key string) string {
+	if h.Sysctls == "" {
+		return netns.Sysctl(key)
+	}
+	return filepath.Join(h.Sysctls, key)
+}
+
 // Result is what was made, in the numbers that a datapath needs.
 type Result struct {
 	HostIfIndex   int              // of the host's end, or of the shim; host-device: 0
@@ -155,7 +164,8 @@ func KnownMode(mode string) error {
 
 func (s Spec) netnsHere() string { return cmp.Or(s.Here.NetNS, s.NetNS) }
 
-func (s Spec) sysctlsHere() string { return cmp.Or(s.Here.Sysctls, "/proc/sys/net") }
+// sysctl is the file of one below net.
+func (s Spec) sysctl(key string) string { return s.Here.Sysctl(key) }
 
 // Gateways are the next hops that the pod will have, defaults filled in.
 func (s Spec) Gateways() (v4, v6 netip.Addr) {

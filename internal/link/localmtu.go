@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -182,7 +181,7 @@ func (b *builder) findBlackHoles() error {
 		return nil
 	}
 	return b.inPod(func() error {
-		key := filepath.Join(b.sysctlsHere(), "ipv4/tcp_mtu_probing") // also IPv6's
+		key := b.sysctl("ipv4/tcp_mtu_probing") // also IPv6's
 		if was, err := os.ReadFile(key); err == nil && string(was) != "0\n" {
 			return nil
 		}

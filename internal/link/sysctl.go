@@ -10,9 +10,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // end says which side of a connection an interface is.
@@ -30,7 +31,7 @@ const (
 func ownARP(name string) error {
 	for _, s := range []struct{ key, value string }{{"arp_ignore", "1"}, {"arp_announce", "2"}} {
 		key := "ipv4/conf/" + name + "/" + s.key
-		if err := os.WriteFile(filepath.Join("/proc/sys/net", key), []byte(s.value), 0); err != nil {
+		if err := os.WriteFile(netns.Sysctl(key), []byte(s.value), 0); err != nil {
 			return fmt.Errorf("set sysctl net/%s=%s: %w", key, s.value, err)
 		}
 	}
@@ -71,7 +72,7 @@ func (s Spec) ifSysctls(name string, v6 bool, e end) error {
 		settings["ipv4/conf/"+name+"/send_redirects"] = "0"
 	}
 	for key, value := range settings {
-		err := writeSysctl(filepath.Join(s.sysctlsHere(), key), value)
+		err := writeSysctl(s.sysctl(key), value)
 		if errors.Is(err, fs.ErrNotExist) && !v6 && key == "ipv6/conf/"+name+"/disable_ipv6" {
 			continue // a kernel without IPv6 has nothing to switch off
 		}

@@ -114,7 +114,7 @@ func setUpDoor(l netlink.Link, v6 bool) error {
 		settings["ipv6/conf/"+name+"/disable_ipv6"] = "0"
 	}
 	for key, value := range settings {
-		err := os.WriteFile("/proc/sys/net/"+key, []byte(value), 0)
+		err := os.WriteFile(netns.Sysctl(key), []byte(value), 0)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
 			return fmt.Errorf("set sysctl net/%s=%s: %w", key, value, err)
 		}

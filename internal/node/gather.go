@@ -100,7 +100,7 @@ func HasGather() (bool, error) {
 
 // gatherFamilies are those that this namespace has.
 func gatherFamilies() []nftables.TableFamily {
-	off, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + GatherName + "/disable_ipv6")
+	off, err := os.ReadFile(netns.Sysctl("ipv6/conf/" + GatherName + "/disable_ipv6"))
 	if err != nil || bytes.HasPrefix(off, []byte("1")) {
 		return []nftables.TableFamily{nftables.TableFamilyIPv4}
 	}
@@ -140,7 +140,7 @@ func setUpGather(l netlink.Link) error {
 		GatherName + "/addr_gen_mode": "1", // none: nobody is to be met there
 		gatherOther + "/disable_ipv6": "1",
 	} {
-		err := os.WriteFile("/proc/sys/net/ipv6/conf/"+key, []byte(value), 0)
+		err := os.WriteFile(netns.Sysctl("ipv6/conf/"+key), []byte(value), 0)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
 			return fmt.Errorf("set sysctl net/ipv6/conf/%s=%s: %w", key, value, err)
 		}

@@ -65,6 +65,7 @@ var summary = regexp.MustCompile(`(?m)^\d+ passed, .*`)
 func TestInstalled(t *testing.T) {
 	c := install(t, "")
 	tool := buildTool(t, "mustang")
+	t.Run("the agents have nothing to complain of", func(t *testing.T) { (&testCluster{t, c.name}).nothingAmiss() })
 	t.Run("everybody who may reaches everybody", func(t *testing.T) { (&testCluster{t, c.name}).connectivity(tool) })
 	t.Run("a sysdump has every node, and no Secret", func(t *testing.T) { (&testCluster{t, c.name}).sysdump(tool) })
 	t.Run("the startup taint goes", func(t *testing.T) { (&testCluster{t, c.name}).startupTaint() })
@@ -89,8 +90,45 @@ func TestInstalledOtherwise(t *testing.T) {
 	for _, set := range []string{"agent.node-mode=vxlan", "agent.cni.mode=bridge"} {
 		t.Run(set, func(t *testing.T) {
 			c := install(t, set)
+			c.nothingAmiss()
 			c.connectivity(buildTool(t, "mustang"))
 		})
+	}
+}
+
+// nothingAmiss wants all in force that Services of each protocol need of a node, by
+// an agent that may do no more than its manifest says.
+func (c *testCluster) nothingAmiss() {
+	c.t.Helper()
+	c.apply(`
+apiVersion: v1
+kind: Service
+metadata: {name: each-protocol, namespace: default}
+spec:
+  type: NodePort
+  ipFamilyPolicy: PreferDualStack
+  selector: {app: nobody}
+  ports:
+    - {name: tcp, port: 80, protocol: TCP}
+    - {name: udp, port: 80, protocol: UDP}
+    - {name: sctp, port: 80, protocol: SCTP}
+`)
+	for _, node := range []string{"n1", "n2"} {
+		eventually(c.t, "datagrams are gathered on "+node, func() error {
+			out, err := c.try("enter", node, "--", "sh", "-c", "ip -o link show mst-gather up; nft list tables")
+			for _, part := range []string{"mst-gather@", "ip mustang-fragments", "ip6 mustang-fragments"} {
+				if err == nil && !strings.Contains(out, part) {
+					err = fmt.Errorf("there is no %s in: %s", part, out)
+				}
+			}
+			return err
+		})
+	}
+	c.run("kubectl", "delete", "service", "each-protocol", "-n", "default")
+	for _, line := range strings.Split(c.run("kubectl", "logs", "-n", "kube-system", "-l", "app.kubernetes.io/name=mustang", "-c", "agent", "--prefix", "--tail=-1"), "\n") {
+		if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
+			c.t.Errorf("%s", line)
+		}
 	}
 }
 
