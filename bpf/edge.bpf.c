@@ -377,28 +377,22 @@ inline_fn bool edge_passing(struct __sk_buff *skb)
 	       edge_turns(EDGE_TURN_IN);
 }
 
-/* Whether a fragment has come back from the stack, in order. The device that it was sent to there has
- * another link address. */
+/* Whether a fragment has been gathered: it is in order, and for the node whatever its link address. */
 slow_fn bool gathered(struct __sk_buff *skb)
 {
-	if (skb->mark != (GATHER_MARK | skb->ifindex))
+	__u8 gather[6] = GATHER_MAC, mac[6];
+
+	if (bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)) || __builtin_memcmp(mac, gather, sizeof(mac)))
 		return false;
-	skb->mark = 0;
 	return skb->pkt_type == PACKET_HOST || !bpf_skb_change_type(skb, PACKET_HOST);
 }
 
 /* A fragment that overtook its datagram's first: nobody knows yet whether it is a Service's. */
 slow_fn int edge_orphan(struct __sk_buff *skb, const struct pkt *p, __u32 now)
 {
-	struct node_config *n = node_config();
-
-	if (from_door || !n || !(n->flags & NODE_GATHERS_EDGE) || skb->ifindex & ~GATHER_IFINDEX ||
-	    skb->mark || /* somebody else's */
-	    (p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP && !p->ipv6))
+	if (from_door || (p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP && !p->ipv6))
 		return NEXT;
-	if (!frag_by_stack(p, now))
-		skb->mark = GATHER_MARK | skb->ifindex;
-	return NEXT;
+	return frag_gather(skb, p, now, skb->ifindex);
 }
 
 SEC("tc")
@@ -499,13 +493,29 @@ int edge_out(struct __sk_buff *skb)
 	return reason ? drop(skb, reason, DIR_EDGE) : NEXT;
 }
 
-/* At the egress of the device where datagrams come that the stack has put together. */
+/* Where datagrams come back that were put together. What a kernel says of itself on any device ends here. */
 SEC("tc")
 int from_gather(struct __sk_buff *skb)
 {
-	if ((skb->mark & ~GATHER_IFINDEX) != GATHER_MARK)
-		return TC_ACT_SHOT; /* what a kernel says of itself on any device */
-	return bpf_redirect(skb->mark & GATHER_IFINDEX, BPF_F_INGRESS);
+	struct node_config *n = node_config();
+	struct frag_ports *pair;
+	struct frag_key key = {};
+	struct pkt p = {};
+
+	if (!n || parse(skb, &p) || !p.frag)
+		return TC_ACT_SHOT;
+	frag_key_of(&key, &p);
+	if (p.frag == FRAG_FIRST)
+		bpf_map_delete_elem(&mst_frags_v1, &key); /* the others are behind it */
+	frag_pair_of(&key, &p);
+	pair = bpf_map_lookup_elem(&mst_frags_v1, &key);
+	if (!pair || frag_is_old(pair, now_seconds()))
+		return TC_ACT_SHOT;
+	if (!pair->back)
+		return NEXT;
+	if (pair->back == n->overlay)
+		skb->mark = n->key;
+	return bpf_redirect(pair->back, BPF_F_INGRESS);
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -80,10 +80,8 @@ int from_overlay(struct __sk_buff *skb)
 	/* Another end that does not know our link address, or the NIC's program, which leaves its own. */
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
-	if (skb->mark == (GATHER_MARK | skb->ifindex))
-		return NEXT; /* from the stack, which put it together (lib/frag.h) */
 	if (n->key && skb->mark == n->key) {
-		skb->mark = 0; /* stripped at the NIC, and judged there */
+		skb->mark = 0; /* stripped at the NIC, and judged there; or gathered, after it was here (lib/frag.h) */
 		return NEXT;
 	}
 	if (!tunnel_key(skb, &key, &ipv6))

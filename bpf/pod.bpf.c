@@ -474,31 +474,29 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 /**
  * accept_orphan - a fragment whose datagram's first one has not come, on its way into a pod
  *
- * At the NIC it is left to the node's stack, which puts datagrams together where it is told to, and
- * comes back with the first one first. Elsewhere the pod does that, and with none without the first
- * one, which is judged: what comes too early may wait for it there. But not in an isolated pod, whose
- * memory is not everybody's.
+ * It is gathered, and comes back by the host's stack behind its first. Where nothing gathers the pod
+ * puts datagrams together, and none without the first one, which is judged: what comes too early may
+ * wait for it there. But not in an isolated pod, whose memory is not everybody's.
  */
 slow_fn int accept_orphan(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 now)
 {
-	struct node_config *node = from_wire ? node_config() : NULL;
 	__u32 id = skb->cb[CB_ENDPOINT];
 	struct endpoint_policy *policy = policy_of(id);
 	struct ct_end from = {};
 	int reason = 0;
 
-	if (node && node->flags & NODE_GATHERS) {
-		frag_by_stack(p, now);
-		return wire_to_stack(skb, p);
-	}
-	if (!policy || policy->ingress)
-		return drop(skb, REASON_FRAG_NO_FIRST, DIR_TO_POD);
 	end_set_opener(&from, &p->t.src);
 	if (from_wire) {
 		reason = wire_sender(&from, skb->cb[CB_REMOTE]);
 		if (reason)
 			return wire_verdict(skb, p, reason);
 	}
+	if (!in_pod && frag_gathers())
+		return frag_gather(skb, p, now, 0);
+	if (!policy || policy->ingress)
+		return drop(skb, REASON_FRAG_NO_FIRST, DIR_TO_POD);
+	if (!from_wire)
+		count_to_pod(id, skb->len);
 	if (in_pod)
 		reason = sibling_check(skb, self, from.endpoint);
 	return reason ? drop(skb, reason, DIR_TO_POD) : into_pod(skb, p, self, id);
@@ -523,15 +521,15 @@ inline_fn int judge_entering(struct __sk_buff *skb)
 	f = (struct flow){ .now = now_seconds() };
 	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason && p.frag)
-		reason = frag_follow(&p, f.now, from_wire);
+		reason = frag_follow(&p, f.now, !in_pod);
 	if (reason && reason != REASON_FRAG_NO_FIRST)
 		return drop(skb, reason, DIR_TO_POD);
 	if (from_wire && p.kind != PKT_FLOW)
 		return wire_to_stack(skb, &p);
-	if (!from_wire)
-		count_to_pod(skb->cb[CB_ENDPOINT], skb->len);
 	if (reason)
 		return accept_orphan(skb, &p, self, f.now);
+	if (!from_wire)
+		count_to_pod(skb->cb[CB_ENDPOINT], skb->len);
 	if (p.kind == PKT_CONTROL) {
 		reason = judge_group(skb, &p, self, skb->cb[CB_ENDPOINT], false);
 		return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;

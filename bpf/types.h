@@ -392,13 +392,17 @@ struct frag_key {
 	__u8 proto;
 	__u8 pad[3];
 };
+/* In place of a protocol: not a datagram, but all of two addresses. Reserved by IANA. */
+enum frag_kind {
+	FRAG_PAIR = 255,
+};
 struct frag_ports {
 	__be16 sport;
 	__be16 dport;
 	__u32 expires;
 	__u8 proto; /* of the transport header */
-	__u8 by_stack; /* 1: nothing is known but that the node's stack puts the datagram together */
-	__u8 pad[2];
+	__u8 gathered; /* 1: nothing is known but that the datagram is put together elsewhere */
+	__u16 back;    /* of FRAG_PAIR: ifindex of where its fragments came in; 0: they are the host's stack's */
 };
 
 struct facts {
@@ -658,17 +662,8 @@ struct voucher_key {
 	__u64 words[VOUCHER_WORDS][2];
 };
 
-/* The mark of a fragment that the stack is to put together with the others, and to send back to the
- * device where it came in, whose ifindex is part of it (lib/frag.h). */
-enum gather_mark {
-	GATHER_IFINDEX = 0xffff,
-	GATHER_MARK = 0x6d730000,
-};
-
 enum node_flag {
 	NODE_EBPF = 1, /* between pods and the wire programs forward, not the host's stack */
-	NODE_GATHERS = 2, /* the host's stack puts datagrams together before it forwards them */
-	NODE_GATHERS_EDGE = 4, /* and sends those with GATHER_MARK back to the device they came by */
 };
 
 /* The one element of the node table: this node's own. */
@@ -679,7 +674,7 @@ struct node_config {
 	__be16 port;    /* UDP, of the tunnel */
 	__u16 pad;
 	__u32 key;      /* by lot: marks a packet that the tunnel's device was checked for already */
-	__u32 pad2;
+	__u32 gather;   /* ifindex of the device behind which datagrams are put together, 0: nowhere (lib/frag.h) */
 	struct addr ip4; /* on the wire between nodes; zero when it has none */
 	struct addr ip6;
 };

@@ -58,8 +58,8 @@ var (
 	// At the outer end of the door (bpf/lib/edge.h).
 	doorIn = wireHook{pin: "door-in", program: bpfgen.EdgeProgFromOutside, ingress: true, spec: edgeSpec, priority: 49000,
 		constants: map[string]any{bpfgen.EdgeVarFromDoor: uint8(1)}, calls: nodeProgram{bpfgen.EdgeProgEdgeIn, bpfgen.NodeProgEdgeInDoor}}
-	// Where datagrams go that the stack has put together for the edge (bpf/lib/frag.h).
-	gatherOut = wireHook{pin: "gather-out", program: bpfgen.EdgeProgFromGather, spec: edgeSpec, priority: 49000}
+	// Where datagrams come back that were put together (bpf/lib/frag.h).
+	gatherIn = wireHook{pin: "gather-in", program: bpfgen.EdgeProgFromGather, ingress: true, spec: edgeSpec, priority: 49000}
 )
 
 func (d *Datapath) wirePin(h wireHook, ifindex int) string {
@@ -106,9 +106,8 @@ func (d *Datapath) SyncWire(netdevs []int, overlay int, edge, turns bool) error 
 // nowhere else; 0: there is no door.
 func (d *Datapath) SyncDoor(outer int) error { return d.syncOnly(doorIn, outer) }
 
-// SyncGather is SyncDoor for the program at the device where the stack sends what
-// it has put together.
-func (d *Datapath) SyncGather(ifindex int) error { return d.syncOnly(gatherOut, ifindex) }
+// SyncGather is SyncDoor for the program at the device by which datagrams come back.
+func (d *Datapath) SyncGather(ifindex int) error { return d.syncOnly(gatherIn, ifindex) }
 
 // syncOnly puts a program at one device alone, 0: at none.
 func (d *Datapath) syncOnly(h wireHook, ifindex int) error {
@@ -263,7 +262,7 @@ func (d *Datapath) installNodeProgram(n nodeProgram, p *ebpf.Program) error {
 
 // upgradeWire puts this binary's programs behind the links that exist.
 func (d *Datapath) upgradeWire() error {
-	for _, h := range append([]wireHook{doorIn, gatherOut}, wireHooks...) {
+	for _, h := range append([]wireHook{doorIn, gatherIn}, wireHooks...) {
 		for _, at := range d.wirePlaces(h) {
 			if err := d.replaceWire(h, at); err != nil {
 				return err

@@ -65,6 +65,10 @@ func (e *Engine) devicesCurrent(n store.Nodes) (bool, error) {
 	if err != nil || !current {
 		return false, err
 	}
+	current, err = e.gatherCurrent()
+	if err != nil || !current {
+		return false, err
+	}
 	return peers.RoutesCurrent(remotes, overlay)
 }
 

@@ -2,33 +2,21 @@
 
 package engine
 
-// Fragments out of order: the node's stack puts together what the programs at the
-// NIC leave to it (bpf/lib/frag.h). Where it cannot, what they cannot do without
-// is lost.
+// Fragments out of order are put together in a namespace of their own
+// (bpf/lib/frag.h), while there are other nodes, whose pods' datagrams may come
+// so, or clients outside. Where it cannot be, what needs it is lost.
 
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 
 	"github.com/mustang-net/mustang/internal/datapath"
-	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/netns"
 	peers "github.com/mustang-net/mustang/internal/node"
 	"github.com/mustang-net/mustang/internal/state"
 )
-
-// syncNodesGather is for datagrams of other nodes' pods.
-func (e *Engine) syncNodesGather(want bool) bool {
-	change := peers.LeaveFragments
-	if want {
-		change = peers.GatherFragments
-	}
-	if err := change(); err != nil {
-		e.opts.Notify(fmt.Sprintf("of datagrams whose fragments come out of order, those to isolated pods and through Services are lost: %v", err))
-		return false
-	}
-	return want
-}
 
 // gathered are the protocols whose datagrams come in fragments.
 var gathered = []state.Protocol{state.UDP, state.SCTP}
@@ -43,13 +31,13 @@ func (e *Engine) aboutGather(op operation) bool {
 	}
 	want, err := e.wantsGather()
 	on, noTable := e.gathers()
-	return errors.Join(err, noTable) != nil || !want || !on
+	return errors.Join(err, noTable) != nil || want != (on != 0)
 }
 
-// syncGather has datagrams of clients outside put together while there is an edge
-// and a Service for them. It can be done again at any point of itself.
+// syncGather has datagrams put together while somebody may send them. It can be
+// done again at any point of itself.
 func (e *Engine) syncGather() error {
-	if err := e.loadServices(); err != nil || e.services == nil {
+	if err := e.loadServices(); err != nil {
 		return err
 	}
 	want, err := e.wantsGather()
@@ -59,69 +47,95 @@ func (e *Engine) syncGather() error {
 	if !want {
 		return e.leaveGather()
 	}
-	index, err := peers.EnsureGather(bpfgen.GatherMark, ^uint32(bpfgen.GatherIfindex))
+	index, err := peers.EnsureGather(e.holdGather)
 	if err == nil {
 		err = e.dp.SyncGather(index)
 	}
 	if err != nil {
 		return errors.Join(err, e.leaveGather())
 	}
-	return e.putGather(bpfgen.NodeGathersEdge)
+	return e.putGather(uint32(index))
 }
 
 func (e *Engine) wantsGather() (bool, error) {
-	edges, err := e.dp.Edges()
-	return len(edges) > 0 && slices.ContainsFunc(gathered, e.services.Serves), err
-}
-
-// leaveGather is the reverse, quick where there is nothing.
-func (e *Engine) leaveGather() error {
-	there, err := peers.HasGather()
+	n, err := e.store.Nodes()
 	if err != nil {
-		return err
+		return false, err
 	}
-	on, err := e.gathers()
-	if err != nil || !on && !there {
-		return err
+	if _, remotes, err := remotesOf(n.Nodes); err != nil || len(remotes) > 0 {
+		return true, err
 	}
-	// The flag goes last but for the device: either says that there may be more.
-	if err := errors.Join(peers.LeaveGather(), e.dp.SyncGather(0), e.putGather(0)); err != nil {
-		return err
-	}
-	return peers.RemoveGather()
+	edges, err := e.dp.Edges()
+	return len(edges) > 0 && e.services != nil && slices.ContainsFunc(gathered, e.services.Serves), err
 }
 
-// gathers says what the programs have been told.
-func (e *Engine) gathers() (bool, error) {
-	config, _, err := e.dp.Node.Get(0)
-	return config.Flags&bpfgen.NodeGathersEdge != 0, err
+// holdGather keeps the calling thread's namespace.
+func (e *Engine) holdGather() error {
+	err := e.dp.HoldNetns()
+	if errors.Is(err, datapath.ErrNoHold) {
+		err = errors.Join(netns.Delete(e.gatherPath()), netns.Keep(e.gatherPath()))
+	}
+	return err
 }
 
-// putGather tells the programs: with 0 what comes out of order is nobody's.
-func (e *Engine) putGather(flag uint32) error {
-	config, _, err := e.dp.Node.Get(0)
-	if err != nil || config.Flags&bpfgen.NodeGathersEdge == flag {
+// gatherPath names the namespace where nothing else can hold it.
+func (e *Engine) gatherPath() string { return filepath.Join(e.scope.StateDir, "gather") }
+
+// leaveGather is the reverse of syncGather. The namespace goes with what holds it,
+// and the device with that.
+func (e *Engine) leaveGather() error {
+	if err := errors.Join(e.putGather(0), e.dp.SyncGather(0)); err != nil {
 		return err
 	}
-	config.Flags = config.Flags&^bpfgen.NodeGathersEdge | flag
+	return e.removeGather()
+}
+
+// removeGather removes what is on the node.
+func (e *Engine) removeGather() error {
+	var held error
+	if e.dp != nil {
+		held = e.dp.ReleaseNetns()
+	}
+	return errors.Join(peers.RemoveGather(), held, netns.Delete(e.gatherPath()))
+}
+
+// gathers is the device that the programs have been told, by ifindex.
+func (e *Engine) gathers() (uint32, error) {
+	config, _, err := e.dp.Node.Get(0)
+	return config.Gather, err
+}
+
+// putGather tells the programs; 0: what comes out of order is nobody's.
+func (e *Engine) putGather(index uint32) error {
+	config, _, err := e.dp.Node.Get(0)
+	if err != nil || config.Gather == index {
+		return err
+	}
+	config.Gather = index
 	return e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{config})
 }
 
 // tryGather is syncGather beside a change that is in force without it.
 func (e *Engine) tryGather() {
 	if err := e.syncGather(); err != nil {
-		e.opts.Notify(fmt.Sprintf("of clients' datagrams to Services, those whose fragments come out of order are lost: %v", err))
+		e.opts.Notify(fmt.Sprintf("of datagrams whose fragments come out of order, those to isolated pods and to Services are lost: %v", err))
 	}
 }
 
-// followGather makes the device anew that somebody took away.
-func (e *Engine) followGather() error {
+// gatherCurrent says whether the device is there that the programs have been told.
+func (e *Engine) gatherCurrent() (bool, error) {
 	on, err := e.gathers()
-	if err != nil || !on {
-		return err
+	if err != nil || on == 0 {
+		return true, err
 	}
-	there, err := peers.HasGather()
-	if err == nil && !there {
+	l, err := peers.FindGather()
+	return l != nil && uint32(l.Attrs().Index) == on, err
+}
+
+// followGather makes anew what somebody took away.
+func (e *Engine) followGather() error {
+	current, err := e.gatherCurrent()
+	if err == nil && !current {
 		e.tryGather()
 	}
 	return err

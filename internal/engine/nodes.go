@@ -230,6 +230,7 @@ func (e *Engine) syncNodes(n store.Nodes) error {
 	for _, note := range notes {
 		e.opts.Notify(note)
 	}
+	e.tryGather()
 	return err
 }
 
@@ -267,12 +268,9 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 		config.Key = rand.Uint32() | 1
 	}
 	config.Overlay, config.Vni, config.Port = uint32(overlay.Ifindex()), set.VNI, datapath.Port(set.Port)
-	config.Flags &= bpfgen.NodeGathersEdge // gather.go's
+	config.Flags = 0
 	if set.HostRouting == state.RoutingEBPF {
 		config.Flags |= bpfgen.NodeEbpf
-	}
-	if e.syncNodesGather(len(remotes) > 0) {
-		config.Flags |= bpfgen.NodeGathers
 	}
 	config.Ip4, config.Ip6 = datapath.FromAddr(self.Addr(true)), datapath.FromAddr(self.Addr(false))
 	own := datapath.EdgeConfig{Ip4: datapath.FromAddr(overlay.Addr(true)), Ip6: datapath.FromAddr(overlay.Addr(false))}
@@ -350,5 +348,5 @@ func (e *Engine) forgetNodes() error {
 	if err == nil && len(n.Nodes) == 0 && n.Settings == nil {
 		return nil // nothing was ever made
 	}
-	return errors.Join(datapath.RemoveWireFilters(), peers.RemoveRoutes(), peers.RemoveOverlay(), peers.LeaveFragments())
+	return errors.Join(datapath.RemoveWireFilters(), peers.RemoveRoutes(), peers.RemoveOverlay())
 }

@@ -158,6 +158,19 @@ func shareDir(dir string) error {
 	return share()
 }
 
+// New makes a namespace that has no name: it is there for as long as the file is
+// open, or something else holds it.
+func New() (f *os.File, err error) {
+	err = onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("create a network namespace: %w", err)
+		}
+		f, err = Current()
+		return err
+	})
+	return f, err
+}
+
 // Create makes a new namespace and names it by a bind mount at path. A plain
 // file at path is what a killed Create left behind: it is taken over.
 func Create(path string) error {
@@ -167,19 +180,11 @@ func Create(path string) error {
 	if Is(path) {
 		return fmt.Errorf("create network namespace %s: %w", path, fs.ErrExist)
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o444)
-	if err != nil {
-		return fmt.Errorf("create network namespace %s: %w", path, err)
-	}
-	f.Close()
-	err = onThread(func() error {
+	err := onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
-		if err := unix.Mount(threadSelf, path, "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("bind mount: %w", err)
-		}
-		return nil
+		return Keep(path)
 	})
 	if err != nil {
 		return errors.Join(fmt.Errorf("create network namespace %s: %w", path, err), Delete(path))
@@ -197,6 +202,20 @@ func Delete(path string) error {
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove network namespace %s: %w", path, err)
+	}
+	return nil
+}
+
+// Keep names the calling thread's namespace by a bind mount at path, for as long as
+// the mount is there: in a container, no longer than that.
+func Keep(path string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o444)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	if err := unix.Mount(threadSelf, path, "", unix.MS_BIND, ""); err != nil {
+		return errors.Join(fmt.Errorf("bind mount: %w", err), os.Remove(path))
 	}
 	return nil
 }

@@ -10,9 +10,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"os"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -113,11 +111,8 @@ func setUpDoor(l netlink.Link, v6 bool) error {
 	if v6 {
 		settings["ipv6/conf/"+name+"/disable_ipv6"] = "0"
 	}
-	for key, value := range settings {
-		err := os.WriteFile(netns.Sysctl(key), []byte(value), 0)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
-			return fmt.Errorf("set sysctl net/%s=%s: %w", key, value, err)
-		}
+	if err := setSysctls(settings); err != nil {
+		return err
 	}
 	for _, err := range []error{netlink.LinkSetARPOff(l), netlink.LinkSetMTU(l, doorDevice), netlink.LinkSetUp(l)} {
 		if err != nil {

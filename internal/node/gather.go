@@ -2,21 +2,21 @@
 
 package node
 
-// Fragments out of order: the stack puts datagrams together for the programs,
-// which cannot hold a packet (bpf/lib/frag.h).
+// Fragments out of order: a network namespace that does nothing else puts
+// datagrams together for the programs, which cannot hold a packet
+// (bpf/lib/frag.h). To put them together is the stack's, for whoever needs whole
+// packets: the node's own would do so for each packet of the node's, for nothing.
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
-	"slices"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -24,237 +24,187 @@ import (
 	"github.com/mustang-net/mustang/internal/netns"
 )
 
-// gatherTable holds a rule that nothing ever meets. While it is there, this
-// namespace's stack puts fragments together before it routes them, which it does
-// for whoever needs whole packets (tproxy is the cheapest to want: no connection
-// tracking), and sends them on in pieces of the same size, in order. For the edge
-// there is one for each family, with a second rule that says where to.
-const gatherTable = "mustang-fragments"
-
 const (
-	// GatherName is the device by which datagrams that were put together for the
-	// edge leave the stack. Nothing ever arrives at its other end.
+	// GatherName is the device that leads to the namespace where datagrams are put
+	// together. They come back by it.
 	GatherName  = "mst-gather"
-	gatherOther = "mst-gather-end"
+	gatherOther = "mst-gather-end" // there
+	gatherTable = "mustang-fragments"
 )
 
-// gatherHop is what datagrams to that device are routed by, of each family.
-// Without ARP there, nobody asks who has it.
-var gatherHop = map[nftables.TableFamily]netip.Addr{
-	nftables.TableFamilyIPv4: netip.MustParseAddr("169.254.10.25"),
-	nftables.TableFamilyIPv6: netip.MustParseAddr("fe80::a9fe:a19"),
-}
+// gatherMAC is that of both ends, as programs write it (GATHER_MAC, bpf/lib/frag.h):
+// without ARP, the kernel takes a device's own for that of each of its neighbours.
+var gatherMAC = net.HardwareAddr{0x02, 0x6d, 0x73, 0x74, 0, 2}
 
-// gatherPriority is right behind the stack's putting together
-// (NF_IP_PRI_CONNTRACK_DEFRAG), before anybody's rules.
-var gatherPriority = nftables.ChainPriorityRef(*nftables.ChainPriorityConntrackDefrag + 1)
+// gatherAddr is the device's own: to one without an address, a reverse path filter
+// is strict that is not switched off.
+var gatherAddr = netip.MustParsePrefix("169.254.10.25/32")
 
-// GatherFragments has the stack put datagrams together. It can be done again.
-func GatherFragments() error {
-	return putGatherTable(nftables.TableFamilyINet, nil, "1")
-}
-
-// LeaveFragments is the reverse. Absent is success.
-func LeaveFragments() error {
-	return removeGatherTable(nftables.TableFamilyINet)
-}
-
-// EnsureGather has the stack put together what comes with mark, as far as mask
-// says, and send it to a device whose ifindex this answers. It can be done again.
-func EnsureGather(mark, mask uint32) (int, error) {
-	l, err := ensureGatherDevice()
+// EnsureGather makes the namespace and the device, unless they are there, and
+// answers the device's ifindex. hold is called on a thread in the new namespace,
+// which nothing else keeps. It can be done again.
+func EnsureGather(hold func() error) (int, error) {
+	l, err := FindGather()
+	if err != nil || l != nil {
+		return indexOf(l), err
+	}
+	if err := errors.Join(RemoveGather(), removeOldTables()); err != nil {
+		return 0, err
+	}
+	space, err := netns.New()
 	if err != nil {
 		return 0, err
 	}
-	index := l.Attrs().Index
-	for _, family := range gatherFamilies() {
-		if err := putGatherTable(family, gatherRule(family, index, mark, mask), fmt.Sprintf("1 %d", index)); err != nil {
-			return 0, err
-		}
+	defer space.Close()
+	if err := makeGather(space); err != nil {
+		return 0, errors.Join(fmt.Errorf("make %s: %w", GatherName, err), RemoveGather())
 	}
-	return index, nil
+	if err := netns.DoFile(space, func() error { return errors.Join(setUpGatherEnd(), hold()) }); err != nil {
+		return 0, errors.Join(fmt.Errorf("make the namespace behind %s: %w", GatherName, err), RemoveGather())
+	}
+	// What is up is whole.
+	if l, err = doorEnd(GatherName); err == nil && l == nil {
+		err = fmt.Errorf("%s is gone right after it was made", GatherName)
+	}
+	if err == nil {
+		err = netlink.LinkSetUp(l)
+	}
+	if err != nil {
+		return 0, errors.Join(err, RemoveGather())
+	}
+	return indexOf(l), nil
 }
 
-// LeaveGather removes the rules of EnsureGather, RemoveGather its device. Absent is
-// success.
-func LeaveGather() error {
-	return errors.Join(removeGatherTable(nftables.TableFamilyIPv4), removeGatherTable(nftables.TableFamilyIPv6))
+func indexOf(l netlink.Link) int {
+	if l == nil {
+		return 0
+	}
+	return l.Attrs().Index
 }
 
+// FindGather is the device when it is whole; else nil.
+func FindGather() (netlink.Link, error) {
+	l, err := doorEnd(GatherName)
+	if err != nil || l == nil {
+		return nil, err
+	}
+	a := l.Attrs()
+	// One end of two in the same namespace has no number of another.
+	if l.Type() != "veth" || a.NetNsID < 0 || a.Flags&net.FlagUp == 0 || a.HardwareAddr.String() != gatherMAC.String() {
+		return nil, nil
+	}
+	return l, nil
+}
+
+// RemoveGather removes the device, and with it its other end. Absent is success.
 func RemoveGather() error {
 	l, err := doorEnd(GatherName)
 	if err != nil || l == nil {
 		return err
 	}
-	if err := netlink.LinkDel(l); err != nil {
+	if err := netlink.LinkDel(l); err != nil && !errors.As(err, new(netlink.LinkNotFoundError)) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("remove %s: %w", GatherName, err)
 	}
 	return nil
 }
 
-// HasGather says whether the device is there.
-func HasGather() (bool, error) {
-	l, err := doorEnd(GatherName)
-	return l != nil, err
-}
-
-// gatherFamilies are those that this namespace has.
-func gatherFamilies() []nftables.TableFamily {
-	off, err := os.ReadFile(netns.Sysctl("ipv6/conf/" + GatherName + "/disable_ipv6"))
-	if err != nil || bytes.HasPrefix(off, []byte("1")) {
-		return []nftables.TableFamily{nftables.TableFamilyIPv4}
+func makeGather(space *os.File) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = GatherName, doorDevice, gatherMAC
+	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: gatherOther, PeerHardwareAddr: gatherMAC, PeerMTU: doorDevice, PeerNamespace: netlink.NsFd(space.Fd())}
+	if err := netlink.LinkAdd(pair); err != nil {
+		return err
 	}
-	return []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6}
-}
-
-func ensureGatherDevice() (netlink.Link, error) {
-	l, err := doorEnd(GatherName)
-	if err != nil {
-		return nil, err
-	}
-	if l == nil {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU, attrs.HardwareAddr = GatherName, doorDevice, []byte{0x02, 0x6d, 0x73, 0x74, 0, 2}
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: gatherOther}); err != nil {
-			return nil, fmt.Errorf("create %s: %w", GatherName, err)
-		}
-		if l, err = doorEnd(GatherName); err == nil && l == nil {
-			err = fmt.Errorf("%s is gone right after it was made", GatherName)
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	if err := setUpGather(l); err != nil {
-		return nil, fmt.Errorf("set up %s: %w", GatherName, err)
-	}
-	return l, nil
-}
-
-func setUpGather(l netlink.Link) error {
-	other, err := netlink.LinkByName(gatherOther)
+	err := setSysctls(map[string]string{
+		"ipv4/conf/" + GatherName + "/forwarding":    "1", // to pods
+		"ipv4/conf/" + GatherName + "/rp_filter":     "2", // what comes back came in elsewhere
+		"ipv6/conf/" + GatherName + "/forwarding":    "1",
+		"ipv6/conf/" + GatherName + "/addr_gen_mode": "1", // none: nobody is to be met there
+	})
 	if err != nil {
 		return err
 	}
-	for key, value := range map[string]string{
-		GatherName + "/addr_gen_mode": "1", // none: nobody is to be met there
-		gatherOther + "/disable_ipv6": "1",
-	} {
-		err := os.WriteFile(netns.Sysctl("ipv6/conf/"+key), []byte(value), 0)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
-			return fmt.Errorf("set sysctl net/ipv6/conf/%s=%s: %w", key, value, err)
-		}
-	}
-	for _, err := range []error{netlink.LinkSetARPOff(l), netlink.LinkSetMTU(l, doorDevice), netlink.LinkSetUp(other), netlink.LinkSetUp(l)} {
-		if err != nil {
-			return err
-		}
-	}
-	if len(gatherFamilies()) == 1 {
-		return nil
-	}
-	// Of IPv4 a device is enough.
-	hop := netip.PrefixFrom(gatherHop[nftables.TableFamilyIPv6], 128)
-	routes, err := netns.RoutesBy(l)
-	if err != nil || slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Dst != nil && prefixOf(r.Dst) == hop }) {
+	own := &netlink.Addr{IPNet: ipNet(gatherAddr), Scope: int(netlink.SCOPE_LINK)}
+	return errors.Join(netlink.LinkSetARPOff(pair), netlink.AddrAdd(pair, own))
+}
+
+// setUpGatherEnd makes the calling thread's namespace, which is new, one that puts
+// datagrams together and sends all back.
+func setUpGatherEnd() error {
+	err := setSysctls(map[string]string{
+		"ipv4/ip_forward":                              "1",
+		"ipv4/conf/all/rp_filter":                      "0",
+		"ipv4/conf/" + gatherOther + "/rp_filter":      "0",
+		"ipv4/conf/all/send_redirects":                 "0",
+		"ipv4/conf/" + gatherOther + "/send_redirects": "0",
+		"ipv6/conf/all/forwarding":                     "1",
+		"ipv6/conf/" + gatherOther + "/addr_gen_mode":  "1",
+	})
+	if err != nil {
 		return err
 	}
-	return netlink.RouteReplace(&netlink.Route{Dst: ipNet(hop), LinkIndex: l.Attrs().Index, Protocol: unix.RTPROT_STATIC})
-}
-
-// gatherRule takes whole datagrams whose fragments the edge's program has marked
-// to a device. What it sends is a copy.
-func gatherRule(family nftables.TableFamily, index int, mark, mask uint32) []expr.Any {
-	word := func(v uint32) []byte { return binaryutil.NativeEndian.PutUint32(v) }
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: word(mask), Xor: word(0)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: word(mark)},
-		&expr.Immediate{Register: unix.NFT_REG_1, Data: gatherHop[family].AsSlice()},
-		&expr.Immediate{Register: unix.NFT_REG_2, Data: word(uint32(index))},
-		&expr.Dup{RegAddr: unix.NFT_REG_1, RegDev: unix.NFT_REG_2, IsRegDevSet: true},
-		&expr.Verdict{Kind: expr.VerdictDrop},
+	l, err := netlink.LinkByName(gatherOther)
+	if err != nil {
+		return err
 	}
+	if err := errors.Join(netlink.LinkSetARPOff(l), netlink.LinkSetUp(l)); err != nil {
+		return err
+	}
+	for _, all := range []*net.IPNet{{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, {IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}} {
+		err := netlink.RouteAdd(&netlink.Route{Dst: all, LinkIndex: l.Attrs().Index, Scope: netlink.SCOPE_LINK})
+		if err != nil && (all.IP.To4() != nil || haveIPv6()) {
+			return fmt.Errorf("route by %s: %w", gatherOther, err)
+		}
+	}
+	return gatherHere()
 }
 
-// putGatherTable makes the table, unless it is there as version says, which its
-// rules carry.
-func putGatherTable(family nftables.TableFamily, rule []expr.Any, version string) error {
+func haveIPv6() bool {
+	_, err := os.Stat(netns.Sysctl("ipv6"))
+	return err == nil
+}
+
+// gatherHere has the calling thread's namespace put fragments together before it
+// routes them, which it does for as long as a rule wants whole packets (tproxy's is
+// the cheapest: it needs no connection tracking). Nothing ever meets the rule.
+func gatherHere() error {
 	c, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
-	t := &nftables.Table{Name: gatherTable, Family: family}
-	want := 1
-	if rule != nil {
-		want++
-	}
-	if there, err := gatherTableIs(c, t, version, want); err == nil && there {
-		return nil
-	}
-	c.AddTable(t) // so that there is one to remove
-	c.DelTable(t)
-	c.AddTable(t)
-	of := byte(family)
-	if family == nftables.TableFamilyINet {
-		of = unix.NFPROTO_UNSPEC // both
-	}
-	// In no hook: no packet passes it.
-	held := c.AddChain(&nftables.Chain{Name: "held", Table: t})
-	c.AddRule(&nftables.Rule{Table: t, Chain: held, UserData: []byte(version), Exprs: []expr.Any{
+	t := c.AddTable(&nftables.Table{Name: gatherTable, Family: nftables.TableFamilyINet})
+	held := c.AddChain(&nftables.Chain{Name: "held", Table: t}) // in no hook
+	c.AddRule(&nftables.Rule{Table: t, Chain: held, Exprs: []expr.Any{
 		&expr.Immediate{Register: 1, Data: binary.BigEndian.AppendUint16(nil, 1)},
-		&expr.TProxy{Family: of, TableFamily: byte(family), RegPort: 1},
+		&expr.TProxy{Family: unix.NFPROTO_UNSPEC, TableFamily: byte(nftables.TableFamilyINet), RegPort: 1}, // of both
 	}})
-	if rule != nil {
-		marked := c.AddChain(&nftables.Chain{Name: "marked", Table: t, Type: nftables.ChainTypeFilter,
-			Hooknum: nftables.ChainHookPrerouting, Priority: gatherPriority})
-		c.AddRule(&nftables.Rule{Table: t, Chain: marked, UserData: []byte(version), Exprs: rule})
-	}
 	if err := c.Flush(); err != nil {
 		return fmt.Errorf("add the nftables table %s: %w", gatherTable, err)
 	}
 	return nil
 }
 
-// gatherTableIs says whether the table has as many rules, each of this version.
-func gatherTableIs(c *nftables.Conn, t *nftables.Table, version string, rules int) (bool, error) {
-	n := 0
-	chains, err := c.ListChainsOfTableFamily(t.Family)
-	if err != nil {
-		return false, err
-	}
-	for _, chain := range chains {
-		if chain.Table.Name != t.Name {
-			continue
-		}
-		list, err := c.GetRules(t, chain)
-		if err != nil {
-			return false, err
-		}
-		for _, r := range list {
-			if string(r.UserData) != version {
-				return false, nil
-			}
-			n++
-		}
-	}
-	return n == rules, nil
-}
-
-func removeGatherTable(family nftables.TableFamily) error {
+// removeOldTables removes those that mustang made in the node's own namespace once.
+func removeOldTables() error {
 	c, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
-	c.DelTable(&nftables.Table{Name: gatherTable, Family: family})
-	err = c.Flush()
-	for _, absent := range []error{unix.ENOENT, unix.EINVAL, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT} { // the last of a kernel without nftables
-		if errors.Is(err, absent) {
-			return nil
+	for _, family := range []nftables.TableFamily{nftables.TableFamilyINet, nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
+		c.DelTable(&nftables.Table{Name: gatherTable, Family: family})
+		if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("remove the nftables table %s: %w", gatherTable, err)
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("remove the nftables table %s: %w", gatherTable, err)
+	return nil
+}
+
+func setSysctls(settings map[string]string) error {
+	for key, value := range settings {
+		err := os.WriteFile(netns.Sysctl(key), []byte(value), 0)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
+			return fmt.Errorf("set sysctl net/%s=%s: %w", key, value, err)
+		}
 	}
 	return nil
 }

@@ -20,9 +20,14 @@ import (
 // the same: also where the first is to be judged (the pod is isolated), and where it
 // is to be translated (the answer comes back through a Service by packet).
 func TestFragmentsWhoseFirstComesLast(t *testing.T) {
-	for _, mode := range []string{"direct", "vxlan"} {
-		t.Run(mode, func(t *testing.T) {
-			w := newWorld(t, lab.Config{}, lab.Join{Mode: mode, HostRouting: "ebpf"})
+	for _, join := range []lab.Join{{Mode: "direct", HostRouting: "ebpf"}, {Mode: "vxlan", HostRouting: "ebpf"},
+		{Mode: "direct", HostRouting: "legacy"}, {Mode: "vxlan", HostRouting: "legacy"}} {
+		t.Run(join.Mode+"/"+join.HostRouting, func(t *testing.T) {
+			w := newWorld(t, lab.Config{}, join)
+			for _, n := range w.lab.Nodes() {
+				// As many distributions have it: each device is at least this strict.
+				w.run(&n.Space, "sysctl -qw net.ipv4.conf.all.rp_filter=1")
+			}
 			for _, name := range []string{"open", "isolated"} {
 				if name == "isolated" {
 					w.policy(fmt.Sprintf("[{from: [{ipBlock: {cidr: %s/32}}, {ipBlock: {cidr: %s/128}}]}]", w.client.IPv4, w.client.IPv6))

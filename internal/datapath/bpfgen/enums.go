@@ -115,6 +115,11 @@ const (
 	FastByEdge    = 128 // from a pod: to a client at the edge
 )
 
+// enum frag_kind
+const (
+	FragPair = 255
+)
+
 // enum edge_turn
 const (
 	EdgeTurnOut = 1 // at its egress
@@ -166,17 +171,9 @@ const (
 	EventRefused   = 2 // dropped, and its sender was told
 )
 
-// enum gather_mark
-const (
-	GatherIfindex = 65535
-	GatherMark    = 1836253184
-)
-
 // enum node_flag
 const (
-	NodeEbpf        = 1 // between pods and the wire programs forward, not the host's stack
-	NodeGathers     = 2 // the host's stack puts datagrams together before it forwards them
-	NodeGathersEdge = 4 // and sends those with GATHER_MARK back to the device they came by
+	NodeEbpf = 1 // between pods and the wire programs forward, not the host's stack
 )
 
 // enum remote_flag

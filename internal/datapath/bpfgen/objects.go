@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "c3ce5cbf5690acdb479bcdfe5d1e4dc25e686a4089bb92a6906f992649a2edb2"
+const ObjectsHash = "6df43b042d07ef0f5ef69a092dc27287a94fa8c13549513ac3b0c85b1c5177c4"

@@ -259,13 +259,13 @@ type PodFragKey struct {
 }
 
 type PodFragPorts struct {
-	_       structs.HostLayout
-	Sport   uint16
-	Dport   uint16
-	Expires uint32
-	Proto   uint8
-	ByStack uint8
-	Pad     [2]uint8
+	_        structs.HostLayout
+	Sport    uint16
+	Dport    uint16
+	Expires  uint32
+	Proto    uint8
+	Gathered uint8
+	Back     uint16
 }
 
 type PodIdentity struct {
@@ -341,7 +341,7 @@ type PodNodeConfig struct {
 	Port    uint16
 	Pad     uint16
 	Key     uint32
-	Pad2    uint32
+	Gather  uint32
 	Ip4     PodAddr
 	Ip6     PodAddr
 }

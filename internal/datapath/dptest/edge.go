@@ -26,6 +26,7 @@ type Edge struct {
 	bpfgen.EdgePrograms
 	FromTunnel *ebpf.Program // FromOutside at the tunnel's device
 	FromDoor   *ebpf.Program // FromOutside at the door
+	FromGather *ebpf.Program // where datagrams come back that were put together
 	MAC        [6]byte       // of the NIC
 	Ifindex    uint32
 	Door       uint32 // ifindex of its outer end, for which the NIC's other end stands
@@ -47,6 +48,7 @@ func NewEdge(t testing.TB, o Options, n int) *Edge {
 	}
 	programs := e.load(t, tables, "")
 	e.FromOutside, e.ToOutside = programs[bpfgen.EdgeProgFromOutside], programs[bpfgen.EdgeProgToOutside]
+	e.FromGather = programs[bpfgen.EdgeProgFromGather]
 	e.FromTunnel = e.load(t, tables, bpfgen.EdgeVarFromTunnel)[bpfgen.EdgeProgFromOutside]
 	e.FromDoor = e.load(t, tables, bpfgen.EdgeVarFromDoor)[bpfgen.EdgeProgFromOutside]
 	o.FromEdge, o.InPod = true, false

@@ -123,13 +123,13 @@ func TestAFragmentThatOvertookItsFirstFromTheWire(t *testing.T) {
 	})
 }
 
-// Where the stack puts datagrams together, it gets all of one from the fragment on that overtook the
-// first; when it has sent the first one on, the program at the host end knows the others.
-func TestAFragmentThatOvertookItsFirstTakesTheOthersToTheStack(t *testing.T) {
+// Where datagrams are put together, all of one go there from the fragment on that overtook the first, also
+// those that the host's stack has routed; what the stack routes in order enters.
+func TestAFragmentThatOvertookItsFirstTakesTheOthersAlong(t *testing.T) {
 	n := newWireNode(t, false, false)
 	var config bpfgen.PodNodeConfig
 	check(t, n.MstNodeV1.Lookup(uint32(0), &config))
-	config.Flags |= bpfgen.NodeGathers
+	config.Gather = 1
 	check(t, n.MstNodeV1.Put(uint32(0), config))
 	eachFamily(t, func(t *testing.T, v6 bool) {
 		pod := n.Pods[1]
@@ -142,9 +142,17 @@ func TestAFragmentThatOvertookItsFirstTakesTheOthersToTheStack(t *testing.T) {
 			return frame(id, off).Proto(oracle.UDP).Payload(24).Frame()
 		}
 		for _, f := range [][]byte{later(9, 48), first(9), later(9, 24)} {
-			passes(t, n.fromNetdev(t, f), f)
+			if r := n.fromNetdev(t, f); !goesToGather(r) {
+				t.Errorf("at the NIC: %v", r)
+			}
+			if r, err := n.ToPod(pod, f); err != nil || !goesToGather(r) {
+				t.Errorf("at the pod: %v, %v", r, err)
+			}
 		}
-		for _, f := range [][]byte{first(9), later(9, 24), later(9, 48)} {
+		if r := n.fromNetdev(t, Eth([6]byte{2, 1}, [6]byte{}).IP(n.Pods[2].IP(v6), pod.IP(v6)).Fragment(24, false, 9).Proto(oracle.UDP).Payload(24).Frame()); r.Verdict != Drop || r.Reason != bpfgen.ReasonWireSpoofed {
+			t.Errorf("by a local pod's address: %v", r)
+		}
+		for _, f := range [][]byte{first(11), later(11, 24), later(11, 48)} {
 			r, err := n.ToPod(pod, f)
 			check(t, err)
 			passes(t, r, f)
