@@ -390,7 +390,8 @@ slow_fn bool gathered(struct __sk_buff *skb)
 /* A fragment that overtook its datagram's first: nobody knows yet whether it is a Service's. */
 slow_fn int edge_orphan(struct __sk_buff *skb, const struct pkt *p, __u32 now)
 {
-	if (from_door || (p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP && !p->ipv6))
+	if (from_door || skb->mark || /* somebody's, which would be lost */
+	    (p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP && !p->ipv6))
 		return NEXT;
 	return frag_gather(skb, p, now, skb->ifindex);
 }

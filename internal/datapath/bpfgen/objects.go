@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "6df43b042d07ef0f5ef69a092dc27287a94fa8c13549513ac3b0c85b1c5177c4"
+const ObjectsHash = "0fea5fc14d70d94dca392f3b54fdc8a56e932010ea10f3dc661db0c543a54a72"

@@ -515,6 +515,9 @@ func TestEdgeFragmentsOutOfOrder(t *testing.T) {
 		gone := later(22).Frame()
 		copy(gone, gatherMAC)
 		run("one back without its first", gone, Next, false)
+		if r, err := e.Run(e.FromOutside, later(23).Frame(), Context{Ifindex: e.Ifindex, Mark: 7}); err != nil || r.Verdict != Next || r.Mark != 7 {
+			t.Errorf("v6=%v, one that carries a mark: %v with %#x, %v", v6, r, r.Mark, err)
+		}
 		run("a later one", later(24).Frame(), Redirect, true)
 		e.Age(t, 4)
 		run("a first one that comes long after", first(24).Frame(), Redirect, false)
