@@ -121,6 +121,8 @@ func (c Config) complete() (Config, error) {
 	}
 	if c.CgroupRoot == "" {
 		c.CgroupRoot, err = cgroup2Root()
+	} else {
+		c.ownCgroups = c.Nodes > 1
 	}
 	if err != nil && c.Services.servicePath() != "" {
 		return c, err
@@ -212,8 +214,8 @@ func (l *Lab) Mustang(ctx context.Context, args ...string) ([]byte, error) {
 // scope: what Mustang runs, for those who run it themselves.
 func (n *Node) MustangArgs(args ...string) []string {
 	argv := []string{n.lab.cfg.Binary, "--bpffs", n.BPFFS(), "--state-dir", n.StateDir()}
-	if root := n.lab.cfg.CgroupRoot; root != "" {
-		argv = append(argv, "--cgroup-root", root)
+	if n.Cgroup != "" {
+		argv = append(argv, "--cgroup-root", n.Cgroup)
 	}
 	return append(argv, args...)
 }
@@ -260,7 +262,7 @@ func (n *Node) AddPod(ctx context.Context, name string, flags ...string) (*Pod, 
 		return nil, fmt.Errorf("add pod %s: %w", name, err)
 	}
 	n.nextPod++
-	p := &Pod{Space: Space{ns, n.env}, Name: name, IPv4: nth(n.PodNet4, n.nextPod+1), IPv6: nth(n.PodNet6, n.nextPod+1)}
+	p := &Pod{Space: Space{ns, n.Cgroup, n.env}, Name: name, IPv4: nth(n.PodNet4, n.nextPod+1), IPv6: nth(n.PodNet6, n.nextPod+1)}
 	if l.cfg.Mode == HostDevice {
 		p.nic = fmt.Sprintf("nic%d", n.nextPod)
 		if err := l.plugNIC(p.nic); err != nil {

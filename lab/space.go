@@ -24,8 +24,9 @@ const netnsDir = "/var/run/netns" // iproute2's place
 
 // Space is a network namespace of a lab.
 type Space struct {
-	NetNS string // path
-	env   string // the lab's mark, which its processes carry
+	NetNS  string // path
+	Cgroup string // directory whose processes are this machine's to mustang; "" outside, and where there is no cgroup v2
+	env    string // the lab's mark, which its processes carry
 }
 
 // Do runs fn on a thread in the namespace. Sockets that fn makes stay there;

@@ -106,7 +106,7 @@ func (l *Lab) makeNodesSwitch() (sw Space, err error) {
 	if err != nil {
 		return sw, err
 	}
-	sw = Space{ns, l.info.mark()}
+	sw = Space{NetNS: ns, env: l.info.mark()}
 	if err := sw.Do(func() error { return l.makeBridge(Wire, nil) }); err != nil {
 		return sw, fmt.Errorf("switch: %w", err)
 	}

@@ -29,7 +29,7 @@ func (l *Lab) makeWorld() error {
 		return err
 	}
 	out4, out6 := nth(WireCIDR4, 2), nth(WireCIDR6, 2)
-	l.outside = &Outside{Space{outNS, l.info.mark()}, out4, out6}
+	l.outside = &Outside{Space{NetNS: outNS, env: l.info.mark()}, out4, out6}
 	if err := l.outside.Do(func() error { return setSysctls(quickIPv6) }); err != nil {
 		return fmt.Errorf("outside: %w", err)
 	}
@@ -79,7 +79,11 @@ func (l *Lab) makeNode(i int) error {
 	if err != nil {
 		return err
 	}
-	n := &Node{Space: Space{ns, l.info.mark()}, Name: name, lab: l, services: map[string]bool{}}
+	cgroup, err := l.cgroupOf(name)
+	if err != nil {
+		return err
+	}
+	n := &Node{Space: Space{ns, cgroup, l.info.mark()}, Name: name, lab: l, services: map[string]bool{}}
 	n.IPv4, n.IPv6 = upAddrs(i)
 	n.PodNet4, n.PodNet6 = podNets(i, l.cfg.Nodes)
 	l.nodes = append(l.nodes, n)
@@ -87,6 +91,18 @@ func (l *Lab) makeNode(i int) error {
 		return fmt.Errorf("node %s: %w", name, err)
 	}
 	return nil
+}
+
+// cgroupOf is that of a node's processes. One that is made goes with who has made CgroupRoot.
+func (l *Lab) cgroupOf(node string) (string, error) {
+	if !l.cfg.ownCgroups {
+		return l.cfg.CgroupRoot, nil
+	}
+	dir := filepath.Join(l.cfg.CgroupRoot, node)
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", fmt.Errorf("make the control group of %s: %w", node, err)
+	}
+	return dir, nil
 }
 
 // setUpOutside finishes the current namespace, which is outside: Services' and

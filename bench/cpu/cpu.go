@@ -183,11 +183,13 @@ func (g *Group) Joins(env string) []string {
 func (g *Group) Close() error {
 	var dirs []string
 	if g.v2 != "" {
-		dirs, _ = filepath.Glob(filepath.Join(g.v2, "*", "cgroup.procs"))
-		for i := range dirs {
-			dirs[i] = filepath.Dir(dirs[i])
+		// What an environment has made of its own is below its group.
+		for _, below := range []string{"*/*", "*", "."} {
+			groups, _ := filepath.Glob(filepath.Join(g.v2, below, "cgroup.procs")) // only a bad pattern fails
+			for _, procs := range groups {
+				dirs = append(dirs, filepath.Dir(procs))
+			}
 		}
-		dirs = append(dirs, g.v2)
 	}
 	if g.Kind == Cpuacct {
 		dirs = append(dirs, g.Dir)

@@ -84,21 +84,21 @@ func (c contestant) up(ctx context.Context, o Options, i int, cgroup string) (l 
 	if err != nil {
 		return nil, nil, err
 	}
-	paths, err = c.fill(ctx, o, l, cgroup)
+	paths, err = c.fill(ctx, o, l)
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("%s: %w", c.name, err), l.Close())
 	}
 	return l, paths, nil
 }
 
-func (c contestant) fill(ctx context.Context, o Options, l *lab.Lab, cgroup string) ([]path, error) {
+func (c contestant) fill(ctx context.Context, o Options, l *lab.Lab) ([]path, error) {
 	first, second := l.Nodes()[0], l.Nodes()[1]
 	to := func(name string, client, server *lab.Space, v4, v6 netip.Addr) path {
 		at := netip.AddrPortFrom(v4, port)
 		if o.IPv6 {
 			at = netip.AddrPortFrom(v6, port)
 		}
-		return path{name: name, target: runner.Target{ClientNS: client.NetNS, ServerNS: server.NetNS, Dial: at, Listen: at, Cgroup: cgroup}}
+		return path{name: name, target: runner.Target{ClientNS: client.NetNS, ServerNS: server.NetNS, ClientCgroup: client.Cgroup, ServerCgroup: server.Cgroup, Dial: at, Listen: at}}
 	}
 	// The nodes' own traffic needs a port of its own: pods' servers share none, nodes do.
 	own := func(suffix string) []path {
@@ -114,7 +114,7 @@ func (c contestant) fill(ctx context.Context, o Options, l *lab.Lab, cgroup stri
 		return out, nil
 	}
 	if c.edge {
-		return c.fillEdge(ctx, o, l, cgroup, own, to)
+		return c.fillEdge(ctx, o, l, own, to)
 	}
 	if err := l.Join(ctx, c.join); err != nil {
 		return nil, err
@@ -160,7 +160,7 @@ type between func(name string, client, server *lab.Space, v4, v6 netip.Addr) pat
 
 // fillEdge is for contestants that serve a client outside: new connections to a
 // pod of the node that it uses, and of the other.
-func (c contestant) fillEdge(ctx context.Context, o Options, l *lab.Lab, cgroup string, own func(string) []path, to between) (out []path, err error) {
+func (c contestant) fillEdge(ctx context.Context, o Options, l *lab.Lab, own func(string) []path, to between) (out []path, err error) {
 	if err := l.WireClients(); err != nil {
 		return nil, err
 	}
@@ -189,7 +189,7 @@ func (c contestant) fillEdge(ctx context.Context, o Options, l *lab.Lab, cgroup 
 			return nil, err
 		}
 		p := path{name: c.name + fromOutside + []string{"its pod", "other node"}[i], modes: []load.Mode{load.CRR}}
-		p.target = runner.Target{ClientNS: outside.NetNS, ServerNS: pod.NetNS, Dial: netip.AddrPortFrom(vip, vipPort), Listen: backend, Cgroup: cgroup, Outside: true}
+		p.target = runner.Target{ClientNS: outside.NetNS, ServerNS: pod.NetNS, Dial: netip.AddrPortFrom(vip, vipPort), Listen: backend, ServerCgroup: pod.Cgroup}
 		out = append(out, p)
 	}
 	if !c.own {

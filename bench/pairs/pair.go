@@ -109,10 +109,10 @@ func (p Pair) Up(ctx context.Context, cgroup string) (_ run.Env, err error) {
 	}()
 	if p.Bare {
 		n := l.Nodes()
-		e.add(p, report.Loopback, p.target(cgroup, &n[0].Space, &n[1].Space, n[1].Wire4, n[1].Wire6, podPort))
+		e.add(p, report.Loopback, p.target(&n[0].Space, &n[1].Space, n[1].Wire4, n[1].Wire6, podPort))
 		return e, p.rules(ctx, l)
 	}
-	if err := p.pods(ctx, e, cgroup); err != nil {
+	if err := p.pods(ctx, e); err != nil {
 		return nil, err
 	}
 	if out, err := l.Mustang(ctx, "status", "-o", "json"); p.mustang() && err == nil && json.Valid(out) {
@@ -125,12 +125,12 @@ func (p Pair) mustang() bool {
 	return p.By == lab.MustangTC || p.By == lab.MustangSocket || p.By == lab.Mustang
 }
 
-func (p Pair) target(cgroup string, client, server *lab.Space, v4, v6 netip.Addr, port uint16) runner.Target {
+func (p Pair) target(client, server *lab.Space, v4, v6 netip.Addr, port uint16) runner.Target {
 	at := netip.AddrPortFrom(v4, port)
 	if p.IPv6 {
 		at = netip.AddrPortFrom(v6, port)
 	}
-	return runner.Target{ClientNS: client.NetNS, ServerNS: server.NetNS, Dial: at, Listen: at, Cgroup: cgroup}
+	return runner.Target{ClientNS: client.NetNS, ServerNS: server.NetNS, ClientCgroup: client.Cgroup, ServerCgroup: server.Cgroup, Dial: at, Listen: at}
 }
 
 func (e *env) add(p Pair, way string, t runner.Target) {
@@ -139,7 +139,7 @@ func (e *env) add(p Pair, way string, t runner.Target) {
 }
 
 // pods joins the nodes and adds a pod to each, and the ways between them.
-func (p Pair) pods(ctx context.Context, e *env, cgroup string) error {
+func (p Pair) pods(ctx context.Context, e *env) error {
 	if err := e.lab.Join(ctx, p.Join); err != nil {
 		return err
 	}
@@ -162,13 +162,13 @@ func (p Pair) pods(ctx context.Context, e *env, cgroup string) error {
 	for _, way := range p.Ways {
 		switch way {
 		case report.PodIP:
-			e.add(p, way, p.target(cgroup, &client.Space, &server.Space, server.IPv4, server.IPv6, podPort))
+			e.add(p, way, p.target(&client.Space, &server.Space, server.IPv4, server.IPv6, podPort))
 		case ToNode:
-			e.add(p, way, p.target(cgroup, &client.Space, &second.Space, second.Wire4, second.Wire6, nodePort))
+			e.add(p, way, p.target(&client.Space, &second.Space, second.Wire4, second.Wire6, nodePort))
 		case NodeToNode:
-			e.add(p, way, p.target(cgroup, &first.Space, &second.Space, second.Wire4, second.Wire6, nodePort))
+			e.add(p, way, p.target(&first.Space, &second.Space, second.Wire4, second.Wire6, nodePort))
 		case report.ClusterIP:
-			t := p.target(cgroup, &client.Space, &server.Space, server.IPv4, server.IPv6, backendPort)
+			t := p.target(&client.Space, &server.Space, server.IPv4, server.IPv6, backendPort)
 			if err := p.service(ctx, first, &t); err != nil {
 				return err
 			}

@@ -67,15 +67,15 @@ func (o OnWire) Up(ctx context.Context, cgroup string) (_ run.Env, err error) {
 		pods = append(pods, p)
 	}
 	p := Pair{Common: o.Common, Label: o.Label, By: o.By}
-	space := func(w wirePod) *lab.Space { return &lab.Space{NetNS: w.path()} }
-	client, server := space(pods[0]), space(pods[1])
-	e.add(p, report.PodIP, p.target(cgroup, client, server, pods[1].v4.Addr(), pods[1].v6.Addr(), podPort))
+	space := func(i int) *lab.Space { return &lab.Space{NetNS: pods[i].path(), Cgroup: l.Nodes()[i].Cgroup} }
+	client, server := space(0), space(1)
+	e.add(p, report.PodIP, p.target(client, server, pods[1].v4.Addr(), pods[1].v6.Addr(), podPort))
 	if o.By != lab.NoServices {
 		first := l.Nodes()[0]
 		if _, err := first.Mustang(ctx, "ep", "add", "--ifname=eth0", "--netns="+pods[0].path(), "--in-pod", "--service-path=both"); err != nil {
 			return nil, err
 		}
-		t := p.target(cgroup, client, server, pods[1].v4.Addr(), pods[1].v6.Addr(), backendPort)
+		t := p.target(client, server, pods[1].v4.Addr(), pods[1].v6.Addr(), backendPort)
 		if err := p.service(ctx, first, &t); err != nil {
 			return nil, err
 		}

@@ -136,7 +136,7 @@ func (c contestant) up(ctx context.Context, o Options, labName, cgroup string) (
 		return nil, err
 	}
 	at := netip.AddrPortFrom(pods[1].IPv4, port)
-	return &env{l, runner.Target{ClientNS: pods[0].NetNS, ServerNS: pods[1].NetNS, Dial: at, Listen: at, Cgroup: cgroup}}, nil
+	return &env{l, runner.Target{ClientNS: pods[0].NetNS, ServerNS: pods[1].NetNS, Dial: at, Listen: at, ClientCgroup: pods[0].Cgroup, ServerCgroup: pods[1].Cgroup}}, nil
 }
 
 func (c contestant) isolate(ctx context.Context, l *lab.Lab, pods []*lab.Pod) error {

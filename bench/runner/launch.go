@@ -25,12 +25,11 @@ import (
 // Target is a path to measure: from a client's namespace to an address, behind
 // which a server listens in its own namespace.
 type Target struct {
-	ClientNS, ServerNS string         // paths
-	Dial               netip.AddrPort // where the client connects to
-	Listen             netip.AddrPort // where the server listens
-	Cgroup             string         // the environment's v2 control group, "" for none
-	Outside            bool           // the client is of another machine: not in that control group
-	Slow               float64        // load.Options.Slow
+	ClientNS, ServerNS         string         // paths
+	ClientCgroup, ServerCgroup string         // v2 control groups whose programs their sockets pass; "": those of none
+	Dial                       netip.AddrPort // where the client connects to
+	Listen                     netip.AddrPort // where the server listens
+	Slow                       float64        // load.Options.Slow
 }
 
 // Launcher starts a server and a client for each load, each in its namespace, on
@@ -107,12 +106,8 @@ func (l Launcher) Watch() func() (foreign float64) {
 }
 
 func (l Launcher) places(t Target) (client, server load.Place) {
-	clients := t.Cgroup
-	if t.Outside {
-		clients = ""
-	}
-	return load.Place{Netns: t.ClientNS, CPU: l.ClientCPU, Cgroups: l.Group.Joins(clients)},
-		load.Place{Netns: t.ServerNS, CPU: l.ServerCPU, Cgroups: l.Group.Joins(t.Cgroup)}
+	return load.Place{Netns: t.ClientNS, CPU: l.ClientCPU, Cgroups: l.Group.Joins(t.ClientCgroup)},
+		load.Place{Netns: t.ServerNS, CPU: l.ServerCPU, Cgroups: l.Group.Joins(t.ServerCgroup)}
 }
 
 // ownLoad is the load program's server and client.

@@ -133,7 +133,7 @@ func (c conflist) Up(ctx context.Context, cgroup string) (env Env, err error) {
 	if err != nil {
 		return nil, err
 	}
-	err = c.addPaths(ctx, &e.podsEnv, runner.Target{ClientNS: client.netns(), ServerNS: server.netns(), Cgroup: cgroup}, addr)
+	err = c.addPaths(ctx, &e.podsEnv, runner.Target{ClientNS: client.netns(), ServerNS: server.netns(), ClientCgroup: cgroup, ServerCgroup: cgroup}, addr)
 	return e, err
 }
 

@@ -60,7 +60,7 @@ func (l loopback) Up(_ context.Context, cgroup string) (Env, error) {
 	at := netip.AddrPortFrom(addr, Port)
 	return &loopbackEnv{ns, Path{
 		Subject: report.Subject{ID: l.name, Contestant: l.name, Via: report.Loopback},
-		Target:  runner.Target{ClientNS: path, ServerNS: path, Dial: at, Listen: at, Cgroup: cgroup, Slow: l.slow},
+		Target:  runner.Target{ClientNS: path, ServerNS: path, Dial: at, Listen: at, ClientCgroup: cgroup, ServerCgroup: cgroup, Slow: l.slow},
 		Only:    l.only,
 	}}, nil
 }

@@ -128,7 +128,7 @@ func (p pods) Up(ctx context.Context, cgroup string) (env Env, err error) {
 		addr = server.IPv6
 	}
 	e := &podsEnv{lab: l}
-	if err := p.addPaths(ctx, e, runner.Target{ClientNS: client.NetNS, ServerNS: server.NetNS, Cgroup: cgroup}, addr); err != nil {
+	if err := p.addPaths(ctx, e, runner.Target{ClientNS: client.NetNS, ServerNS: server.NetNS, ClientCgroup: client.Cgroup, ServerCgroup: server.Cgroup}, addr); err != nil {
 		return nil, err
 	}
 	if !kernelServices(p.by) && p.by != lab.NoServices {
