@@ -115,6 +115,26 @@ func (e *Engine) putGather(index uint32) error {
 	return e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{config})
 }
 
+// gatherWarning says what is lost for want of the device.
+func (e *Engine) gatherWarning() (string, error) {
+	want, err := e.wantsGather()
+	if err != nil || !want {
+		return "", err
+	}
+	on, err := e.gathers()
+	if err != nil {
+		return "", err
+	}
+	lost := "nothing puts datagrams together whose fragments come out of order, so those to isolated pods and to Services are lost; "
+	if on == 0 {
+		return lost + "what is in the way was said when the other nodes or the edge were set, and is said again when they are set again", nil
+	}
+	if current, err := e.gatherCurrent(); err != nil || current {
+		return "", err
+	}
+	return lost + "`mustang node sync` or `mustang edge set` makes " + peers.GatherName + " anew", nil
+}
+
 // tryGather is syncGather beside a change that is in force without it.
 func (e *Engine) tryGather() {
 	if err := e.syncGather(); err != nil {

@@ -78,6 +78,13 @@ func (e *Engine) Status() (Status, error) {
 		return s, err
 	}
 	s.Nodes, s.Warnings = nodes, append(s.Warnings, warnings...)
+	warning, err := e.gatherWarning()
+	if err != nil {
+		return s, err
+	}
+	if warning != "" {
+		s.Warnings = append(s.Warnings, warning)
+	}
 	programs, current, err := e.dp.Programs()
 	if err != nil {
 		return s, err

@@ -257,6 +257,7 @@ func TestTheGatherComesAndGoes(t *testing.T) {
 	}
 	there("another node", true)
 	w.run(&first.Space, "ip link del mst-gather")
+	w.statusSays(first, "nothing puts datagrams together")
 	w.run(&first.Space, "nft add table inet mustang-fragments") // as mustang had it once
 	w.mustang(first, "node", "sync")
 	there("after it was taken", true)
