@@ -53,19 +53,20 @@ type Options struct {
 // Engine is an open scope. It holds the scope's lock, so close it soon. It is
 // not for concurrent use.
 type Engine struct {
-	scope    Scope
-	opts     Options
-	store    store.Store
-	lock     *os.File
-	dp       *datapath.Datapath // nil: read-only, and there is nothing
-	services *reconcile.Services
-	catalog  *service.Catalog
-	known    map[uint32]state.Endpoint
-	policies *policy.Model // nil: not asked for yet
-	fed      bool          // by FeedPolicies, once at least
-	lender   func(string)  // its owner's Notify, while somebody else has it
-	turning  bool          // answers are turned back wherever clients outside come in (turn.go)
-	moved    time.Time     // when an endpoint last came or went, as far as this engine has seen
+	scope       Scope
+	opts        Options
+	store       store.Store
+	lock        *os.File
+	dp          *datapath.Datapath // nil: read-only, and there is nothing
+	services    *reconcile.Services
+	catalog     *service.Catalog
+	known       map[uint32]state.Endpoint
+	policies    *policy.Model // nil: not asked for yet
+	fed         bool          // by FeedPolicies, once at least
+	lender      func(string)  // its owner's Notify, while somebody else has it
+	turning     bool          // answers are turned back wherever clients outside come in (turn.go)
+	gatherTried bool          // to make what puts datagrams together
+	moved       time.Time     // when an endpoint last came or went, as far as this engine has seen
 
 	// ResetRemoved says that what the next changes remove from Services is
 	// gone: its established TCP is reset. Otherwise it goes on, as it must for

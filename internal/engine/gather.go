@@ -37,9 +37,6 @@ func (e *Engine) aboutGather(op operation) bool {
 // syncGather has datagrams put together while somebody may send them. It can be
 // done again at any point of itself.
 func (e *Engine) syncGather() error {
-	if err := e.loadServices(); err != nil {
-		return err
-	}
 	want, err := e.wantsGather()
 	if err != nil {
 		return err
@@ -47,6 +44,7 @@ func (e *Engine) syncGather() error {
 	if !want {
 		return e.leaveGather()
 	}
+	e.gatherTried = true
 	index, err := peers.EnsureGather(e.holdGather)
 	if err == nil {
 		err = e.dp.SyncGather(index)
@@ -66,7 +64,11 @@ func (e *Engine) wantsGather() (bool, error) {
 		return true, err
 	}
 	edges, err := e.dp.Edges()
-	return len(edges) > 0 && e.services != nil && slices.ContainsFunc(gathered, e.services.Serves), err
+	if err != nil || len(edges) == 0 {
+		return false, err
+	}
+	err = e.loadServices()
+	return err == nil && e.services != nil && slices.ContainsFunc(gathered, e.services.Serves), err
 }
 
 // holdGather keeps the calling thread's namespace.
@@ -125,14 +127,11 @@ func (e *Engine) gatherWarning() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	lost := "nothing puts datagrams together whose fragments come out of order, so those to isolated pods and to Services are lost; "
-	if on == 0 {
-		return lost + "what is in the way was said when the other nodes or the edge were set, and is said again when they are set again", nil
-	}
-	if current, err := e.gatherCurrent(); err != nil || current {
+	if current, err := e.gatherCurrent(); err != nil || current && on != 0 {
 		return "", err
 	}
-	return lost + "`mustang node sync` or `mustang edge set` makes " + peers.GatherName + " anew", nil
+	return "nothing puts datagrams together whose fragments come out of order, so those to isolated pods and to Services are lost; " +
+		"`mustang node sync` or `mustang edge set` makes " + peers.GatherName + ", or says what is in the way; so does the agent, at its start", nil
 }
 
 // tryGather is syncGather beside a change that is in force without it.
@@ -142,11 +141,16 @@ func (e *Engine) tryGather() {
 	}
 }
 
-// gatherCurrent says whether the device is there that the programs have been told.
+// gatherCurrent says whether the device is there that the programs have been told,
+// where one is wanted. What could not be made is not missed again by this engine.
 func (e *Engine) gatherCurrent() (bool, error) {
 	on, err := e.gathers()
-	if err != nil || on == 0 {
-		return true, err
+	if err != nil {
+		return false, err
+	}
+	if on == 0 {
+		want, err := e.wantsGather()
+		return !want || e.gatherTried, err
 	}
 	l, err := peers.FindGather()
 	return l != nil && uint32(l.Attrs().Index) == on, err

@@ -56,6 +56,10 @@ func EnsureGather(hold func() error) (int, error) {
 		return 0, err
 	}
 	defer space.Close()
+	// First what a kernel may lack: no device comes and goes for it, which whoever follows devices would see.
+	if err := netns.DoFile(space, gatherHere); err != nil {
+		return 0, err
+	}
 	if err := makeGather(space); err != nil {
 		return 0, errors.Join(fmt.Errorf("make %s: %w", GatherName, err), RemoveGather())
 	}
@@ -128,8 +132,7 @@ func makeGather(space *os.File) error {
 	return errors.Join(netlink.LinkSetARPOff(pair), netlink.AddrAdd(pair, own))
 }
 
-// setUpGatherEnd makes the calling thread's namespace, which is new, one that puts
-// datagrams together and sends all back.
+// setUpGatherEnd has the calling thread's namespace, which is new, send all back.
 func setUpGatherEnd() error {
 	err := setSysctls(map[string]string{
 		"ipv4/ip_forward":                              "1",
@@ -156,7 +159,7 @@ func setUpGatherEnd() error {
 			return fmt.Errorf("route by %s: %w", gatherOther, err)
 		}
 	}
-	return gatherHere()
+	return nil
 }
 
 func haveIPv6() bool {

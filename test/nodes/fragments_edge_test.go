@@ -7,11 +7,15 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/lab"
 )
 
@@ -223,6 +227,18 @@ func (w *world) flood(from, to netip.AddrPort) {
 	w.raw(w.from.space, to.Addr(), packets)
 }
 
+// forgetGather leaves the node's table as a mustang does that knows no such device.
+func (w *world) forgetGather(n *lab.Node) {
+	w.t.Helper()
+	m, err := ebpf.LoadPinnedMap(filepath.Join(n.BPFFS(), "maps", "mst_node_v1"), nil)
+	w.must(err)
+	defer m.Close()
+	var config bpfgen.PodNodeConfig
+	w.must(m.Lookup(uint32(0), &config))
+	config.Gather = 0
+	w.must(m.Put(uint32(0), config))
+}
+
 // What gathers is there for as long as there are other nodes, or an edge and a
 // Service of datagrams, and is whole again after whoever took it away.
 func TestTheGatherComesAndGoes(t *testing.T) {
@@ -261,6 +277,10 @@ func TestTheGatherComesAndGoes(t *testing.T) {
 	w.run(&first.Space, "nft add table inet mustang-fragments") // as mustang had it once
 	w.mustang(first, "node", "sync")
 	there("after it was taken", true)
+	w.run(&first.Space, "ip link del mst-gather")
+	w.forgetGather(first)
+	w.mustang(first, "node", "sync")
+	there("after an older mustang", true)
 	w.mustang(first, "node", "rm", w.lab.Nodes()[1].Name)
 	there("nothing", false)
 	w.mustang(first, "edge", "set", "--dev", lab.Uplink)
