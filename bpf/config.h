@@ -72,7 +72,7 @@ const volatile struct ct_timeouts timeouts = {
 #define FAST_LIFETIME 256 /* ticks, 0.26 to 2.6 s: how long a flow's entry may go unseen */
 #define FAST_SLOTS 1024
 #define FRAG_LIFETIME 15
-#define FRAG_BY_STACK_LIFETIME 1 /* seconds, at least, since the last of a datagram's fragments that went to be put together */
+#define FRAG_GATHERED_LIFETIME 1 /* seconds, at least, since the last of a datagram's fragments that went to be put together */
 #define EVENTS_PER_ENDPOINT 1000 /* in a second, on each CPU */
 #define EVENTS_PER_CPU 8000 /* in a second */
 #define STOPPED_PER_SECOND 100 /* kept for later, on each CPU */

@@ -96,7 +96,7 @@ inline_fn bool frag_gathers(void)
  */
 slow_fn int frag_gather(struct __sk_buff *skb, const struct pkt *p, __u32 now, __u32 back)
 {
-	struct frag_ports note = { .expires = now + FRAG_BY_STACK_LIFETIME, .gathered = 1 };
+	struct frag_ports note = { .expires = now + FRAG_GATHERED_LIFETIME, .gathered = 1 };
 	struct frag_ports pair = { .expires = now + FRAG_LIFETIME, .back = back };
 	struct node_config *n = node_config();
 	__u8 mac[6] = GATHER_MAC;

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "0fea5fc14d70d94dca392f3b54fdc8a56e932010ea10f3dc661db0c543a54a72"
+const ObjectsHash = "85cee4225b2adc98f965f423e540a5e75438ebe73006cc488cb4992a266679d5"
