@@ -15,7 +15,6 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/lab"
 )
 
@@ -233,9 +232,10 @@ func (w *world) forgetGather(n *lab.Node) {
 	m, err := ebpf.LoadPinnedMap(filepath.Join(n.BPFFS(), "maps", "mst_node_v1"), nil)
 	w.must(err)
 	defer m.Close()
-	var config bpfgen.PodNodeConfig
+	config := make([]byte, m.ValueSize())
 	w.must(m.Lookup(uint32(0), &config))
-	config.Gather = 0
+	const gather = 20 // struct node_config, bpf/types.h
+	clear(config[gather : gather+4])
 	w.must(m.Put(uint32(0), config))
 }
 
