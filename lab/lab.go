@@ -66,7 +66,7 @@ type Config struct {
 	// LocalCIDRs are where pods have a local MTU to; nil means the pods' own.
 	LocalCIDRs []netip.Prefix
 	Binary     string // the mustang binary; "" means this executable
-	CgroupRoot string // whose sockets mustang serves, several nodes each by a group of its own in it; "" means the machine's cgroup v2 root for all
+	CgroupRoot string // whose sockets mustang serves, several nodes each by a group of its own beside it; "" means the machine's cgroup v2 root for all
 
 	ownCgroups bool // of each node
 }

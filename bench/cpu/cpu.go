@@ -183,13 +183,11 @@ func (g *Group) Joins(env string) []string {
 func (g *Group) Close() error {
 	var dirs []string
 	if g.v2 != "" {
-		// What an environment has made of its own is below its group.
-		for _, below := range []string{"*/*", "*", "."} {
-			groups, _ := filepath.Glob(filepath.Join(g.v2, below, "cgroup.procs")) // only a bad pattern fails
-			for _, procs := range groups {
-				dirs = append(dirs, filepath.Dir(procs))
-			}
+		dirs, _ = filepath.Glob(filepath.Join(g.v2, "*", "cgroup.procs"))
+		for i := range dirs {
+			dirs[i] = filepath.Dir(dirs[i])
 		}
+		dirs = append(dirs, g.v2)
 	}
 	if g.Kind == Cpuacct {
 		dirs = append(dirs, g.Dir)
