@@ -327,7 +327,7 @@ func (w *world) answersBy(network string, to netip.AddrPort, pods ...*lab.Pod) {
 	slices.Sort(want)
 	eventually(w.t, fmt.Sprintf("%s %s is answered by %v", network, to, want), func() error {
 		seen := map[string]bool{}
-		for range 8 * len(pods) {
+		for range 32 * len(pods) { // of two that still answer, one is met alone once in 2^32 times
 			name, err := w.ask(network, to)
 			if err != nil {
 				return err
