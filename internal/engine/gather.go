@@ -29,9 +29,11 @@ func (e *Engine) aboutGather(op operation) bool {
 	if !about {
 		return false
 	}
+	if on, err := e.gathers(); err == nil && on != 0 {
+		return !slices.ContainsFunc(gathered, e.services.Serves)
+	}
 	want, err := e.wantsGather()
-	on, noTable := e.gathers()
-	return errors.Join(err, noTable) != nil || want != (on != 0)
+	return err != nil || want
 }
 
 // syncGather has datagrams put together while somebody may send them. It can be
@@ -123,11 +125,7 @@ func (e *Engine) gatherWarning() (string, error) {
 	if err != nil || !want {
 		return "", err
 	}
-	on, err := e.gathers()
-	if err != nil {
-		return "", err
-	}
-	if current, err := e.gatherCurrent(); err != nil || current && on != 0 {
+	if _, there, err := e.findGather(); err != nil || there {
 		return "", err
 	}
 	return "nothing puts datagrams together whose fragments come out of order, so those to isolated pods and to Services are lost; " +
@@ -144,16 +142,23 @@ func (e *Engine) tryGather() {
 // gatherCurrent says whether the device is there that the programs have been told,
 // where one is wanted. What could not be made is not missed again by this engine.
 func (e *Engine) gatherCurrent() (bool, error) {
-	on, err := e.gathers()
-	if err != nil {
-		return false, err
+	told, there, err := e.findGather()
+	if err != nil || told {
+		return there, err
 	}
-	if on == 0 {
-		want, err := e.wantsGather()
-		return !want || e.gatherTried, err
+	want, err := e.wantsGather()
+	return !want || e.gatherTried, err
+}
+
+// findGather says whether the programs have been told of a device, and whether it
+// is there.
+func (e *Engine) findGather() (told, there bool, err error) {
+	on, err := e.gathers()
+	if err != nil || on == 0 {
+		return false, false, err
 	}
 	l, err := peers.FindGather()
-	return l != nil && uint32(l.Attrs().Index) == on, err
+	return true, l != nil && uint32(l.Attrs().Index) == on, err
 }
 
 // followGather makes anew what somebody took away.

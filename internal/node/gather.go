@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -48,7 +49,7 @@ func EnsureGather(hold func() error) (int, error) {
 	if err != nil || l != nil {
 		return indexOf(l), err
 	}
-	if err := errors.Join(RemoveGather(), removeOldTables()); err != nil {
+	if err := RemoveGather(); err != nil {
 		return 0, err
 	}
 	space, err := netns.New()
@@ -100,8 +101,12 @@ func FindGather() (netlink.Link, error) {
 	return l, nil
 }
 
-// RemoveGather removes the device, and with it its other end. Absent is success.
+// RemoveGather removes the device, and with it its other end; and what mustang had
+// in its place once. Absent is success.
 func RemoveGather() error {
+	if err := removeOldTables(); err != nil {
+		return err
+	}
 	l, err := doorEnd(GatherName)
 	if err != nil || l == nil {
 		return err
@@ -195,7 +200,10 @@ func removeOldTables() error {
 	}
 	for _, family := range []nftables.TableFamily{nftables.TableFamilyINet, nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
 		c.DelTable(&nftables.Table{Name: gatherTable, Family: family})
-		if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+		err := c.Flush()
+		absent := slices.ContainsFunc([]error{unix.ENOENT, unix.EINVAL, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT}, // a kernel without nftables, or without it for a family
+			func(a error) bool { return errors.Is(err, a) })
+		if err != nil && !absent {
 			return fmt.Errorf("remove the nftables table %s: %w", gatherTable, err)
 		}
 	}

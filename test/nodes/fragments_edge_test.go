@@ -316,6 +316,7 @@ func TestTheGatherComesAndGoes(t *testing.T) {
 	w.mustang(first, "edge", "set", "--dev", lab.Uplink)
 	there("with it again", true)
 	w.run(&first.Space, "ip link del mst-gather")
+	w.run(&first.Space, "nft add table ip mustang-fragments")
 	w.mustang(first, "reset")
 	there("after a reset", false)
 }
