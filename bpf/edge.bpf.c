@@ -228,13 +228,31 @@ slow_fn int edge_reply(struct __sk_buff *skb, struct pkt *p, const struct tuple 
  */
 slow_fn int edge_error_reply(struct __sk_buff *skb, struct pkt *p, struct quote *q, const struct tuple *pre)
 {
-	struct tuple t = *pre;
-	int reason = translate_error(skb, p, q, &t);
+	int reason = translate_error(skb, p, q, pre);
 
 	if (reason)
 		return edge_drop(skb, reason);
-	p->t.dst = t.src;
+	p->t.dst = pre->src;
 	return q->keep_outer ? NEXT : EDGE_SEND;
+}
+
+/**
+ * edge_back - an answer to a pod that is masqueraded
+ * @pre: the tuple that the pod uses
+ * @id: of the pod's endpoint
+ */
+slow_fn int edge_back(struct __sk_buff *skb, struct pkt *p, const struct tuple *pre, __u32 id, bool keep)
+{
+	struct tuple t;
+	int reason;
+
+	tuple_reverse(&t, pre);
+	if (!endpoint_of(&t.dst))
+		return edge_drop(skb, REASON_NO_ENDPOINT);
+	if (keep)
+		edge_keep(skb, p, &t, id, 0);
+	reason = translate(skb, p, &t);
+	return reason ? edge_drop(skb, reason) : edge_deliver(skb, p, id);
 }
 
 /* A packet of a flow from outside, either way. */
@@ -247,6 +265,8 @@ slow_fn int edge_known(struct __sk_buff *skb, struct pkt *p, struct flow *f)
 	if (!e)
 		return NEXT;
 	other = e->other;
+	if (e->role == CT_POST_NAT && f->reply && e->flags & CT_MASQUERADE)
+		return edge_back(skb, p, &other, e->opener.endpoint, !(e->closing_orig | e->closing_reply));
 	if (e->role == CT_POST_NAT && f->reply)
 		return edge_reply(skb, p, &other, edge_way(e));
 	if (e->role != CT_PRE_NAT || f->reply)
@@ -269,6 +289,13 @@ slow_fn int edge_error(struct __sk_buff *skb, struct pkt *p, __u32 now)
 		return NEXT;
 	other = f.e->other;
 	q.keep_outer = edge_way(f.e) == EDGE_HOME;
+	if (f.e->role == CT_POST_NAT && f.reply && f.e->flags & CT_MASQUERADE) {
+		reason = endpoint_of(&other.src) ? translate_error(skb, p, &q, &other) : REASON_NO_ENDPOINT;
+		if (reason)
+			return edge_drop(skb, reason);
+		p->t.dst = other.src;
+		return edge_deliver(skb, p, f.e->opener.endpoint);
+	}
 	if (f.e->role == CT_POST_NAT && f.reply)
 		return edge_error_reply(skb, p, &q, &other);
 	if (f.e->role != CT_PRE_NAT || f.reply)

@@ -283,6 +283,34 @@ struct {
 	__type(value, struct edge_config);
 } mst_edge_v2 SEC(".maps");
 
+/* Device → what pods wear behind it. Written by the engine, read on the first packet of a flow from a pod to
+ * the outside. Size: NICs of a node, with room. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 64);
+	__type(key, __u32);
+	__type(value, struct wear);
+} mst_wear_v1 SEC(".maps");
+
+/* Endpoint id → the group of those that are masqueraded alike, 0: it is not. Written by the engine before the
+ * endpoint's own slot; read as the table above. Size: that of mst_endpoints. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, __u32);
+} mst_masquerade_v1 SEC(".maps");
+
+/* (Group, destination) → 1: no masquerade. Written by the engine before the first endpoint of its group, and
+ * emptied after the last; read as the tables above. Size: some networks for each network of pods. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct inside_key);
+	__type(value, __u8);
+} mst_inside_v1 SEC(".maps");
+
 /* Where a connected socket really goes. Written at connect(), read by getpeername() and
  * recvmsg(); lives and dies with the socket, so it has no size. */
 struct {

@@ -23,6 +23,7 @@
 #include "lib/frag.h"
 #include "lib/icmp_error.h"
 #include "lib/lb.h"
+#include "lib/masquerade.h"
 #include "lib/nat.h"
 #include "lib/near_path.h"
 #include "lib/nobody.h"
@@ -127,6 +128,20 @@ inline_fn void keep_new(struct __sk_buff *skb, const struct pkt *p, const struct
 		  how & FAST_TRANSLATE ? &plan->post : NULL, how);
 }
 
+/* A packet of a pod's that is masqueraded goes out as by a router. */
+slow_fn int forward_masqueraded(struct __sk_buff *skb, struct pkt *p, const struct endpoint *self, const struct ct_entry *e,
+				const struct ct_key *at)
+{
+	int reason;
+
+	p->masqueraded = 1;
+	keep_known(skb, p, e, at, false, &e->other, FAST_MASQUERADE);
+	if (!hop_take(skb, p))
+		return leave(skb, self);
+	reason = translate(skb, p, &e->other);
+	return reason ? drop(skb, reason, DIR_FROM_POD) : EDGE_SEND;
+}
+
 /**
  * forward_known - a packet from a pod that belongs to a known flow
  * @e: its entry
@@ -150,6 +165,8 @@ global_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct endpoin
 		reason = judge_again(e, at, skb->cb[CB_ENDPOINT], !reply);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
+	if (!in_pod && !reply && e->flags & CT_MASQUERADE)
+		return forward_masqueraded(skb, p, self, e, at);
 	to = next_endpoint(e, reply, &id);
 	if (e->role == CT_PRE_NAT && !reply) {
 		t = e->other;
@@ -232,7 +249,14 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
 	plan.near = p->shape && p->proto == IPPROTO_TCP && scope == CT_SCOPE_FLOW &&
 		    (to ? alike(self, to) : !!plan.responder.generation);
-	if (!reason && plan.role == CT_PRE_NAT)
+	if (!reason && !in_pod && !to && !plan.responder.generation && scope == CT_SCOPE_FLOW && self->flags & EP_HOST_END)
+		reason = masquerade(skb, p, &plan);
+	p->masqueraded = !in_pod && !!(plan.flags & CT_MASQUERADE);
+	if (reason == REASON_MIDSTREAM_NAT)
+		return refuse(skb, p, self, reason, now);
+	if (!reason && p->masqueraded)
+		reason = masquerade_port(skb, p, &plan, now);
+	else if (!reason && plan.role == CT_PRE_NAT)
 		reason = nat_port(&plan, p->proto, now);
 	if (!reason && plan.near)
 		pair_keep(&plan, p, asked);
@@ -245,11 +269,15 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	if (plan.near)
 		near_new(skb, p, &plan);
 	else
-		keep_new(skb, p, &plan, to ? FAST_DELIVER : 0);
+		keep_new(skb, p, &plan, to ? FAST_DELIVER : p->masqueraded ? FAST_MASQUERADE : 0);
+	if (p->masqueraded && !hop_take(skb, p))
+		return leave(skb, self);
 	if (plan.role == CT_PRE_NAT)
 		reason = translate(skb, p, &plan.post);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
+	if (p->masqueraded)
+		return EDGE_SEND;
 	return to ? deliver(skb, p, self, to, plan.responder.endpoint, NULL) : send_out(skb, p, self, plan.responder.generation);
 }
 
@@ -283,6 +311,11 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 	if (f.reply && to_edge(f.e)) {
 		p->t.dst = t.src;
 		return q.keep_outer ? NEXT : EDGE_SEND;
+	}
+	if (!in_pod && f.e->flags & CT_MASQUERADE) {
+		p->t.src = t.dst;
+		p->t.dst = t.src;
+		return EDGE_SEND;
 	}
 	if (!to || !to->generation)
 		return NEXT;
@@ -363,7 +396,7 @@ int from_pod(struct __sk_buff *skb)
 	}
 	if (!f.e) {
 		verdict = forward_new(skb, &p, self, scope, f.now);
-		return to_send_out(verdict) ? sent_out(skb, &p, self) : verdict;
+		return to_send_out(verdict) ? sent_out(skb, &p, self) : edge_sent(skb, &p, verdict);
 	}
 	ct_touch(&f, &p);
 	verdict = f.e ? forward_known(skb, &p, self, f.e, &f.key) : drop(skb, REASON_CT_FULL, DIR_FROM_POD);

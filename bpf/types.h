@@ -233,6 +233,7 @@ enum ct_flag {
 	CT_VIA_STACK = 2,    /* came through the host's stack: replies go back that way */
 	CT_EDGE = 4,         /* a client outside uses a Service: replies leave by the node's NIC */
 	CT_FROM_NODE = 8,    /* opened by the node itself, which no policy keeps from its pods */
+	CT_MASQUERADE = 16,  /* with CT_EDGE: a pod's, to the outside, under the node's address (lib/masquerade.h) */
 };
 
 enum ct_closing {
@@ -330,6 +331,7 @@ enum fast_flag {
 	FAST_VIA_STACK = 32,  /* it came through the host's stack; at the NIC: it is the stack's */
 	FAST_AT_EDGE = 64,    /* the hook is a device at the edge (lib/edge.h) */
 	FAST_BY_EDGE = 128,   /* from a pod: to a client at the edge */
+	FAST_MASQUERADE = FAST_BY_EDGE | FAST_DELIVER, /* from a pod: to the outside, as a router does it */
 };
 
 /* The way that packets have just left the node by (lib/way.h). */
@@ -664,6 +666,7 @@ struct voucher_key {
 
 enum node_flag {
 	NODE_EBPF = 1, /* between pods and the wire programs forward, not the host's stack */
+	NODE_MASQUERADE = 2, /* programs masquerade, not the host's stack */
 };
 
 /* The one element of the node table: this node's own. */
@@ -716,6 +719,20 @@ struct edge_config {
 	__u32 door;       /* of EDGE_WIRE: ifindex of the door's outer end (lib/edge.h); 0: there is none */
 };
 _Static_assert(sizeof(struct edge_config) == 40, "edge_config");
+
+/* The addresses that pods wear towards the outside behind a device; zero when it has none. */
+struct wear {
+	struct addr ip4;
+	struct addr ip6;
+};
+
+/* A destination towards which the pods of a group keep their own addresses. The bits that count begin at group. */
+struct inside_key {
+	__u32 prefixlen;
+	__u32 group; /* a hash of all its destinations, never 0 */
+	struct addr addr;
+};
+_Static_assert(sizeof(struct inside_key) == 24, "inside_key");
 
 /* Where a program decided to send a packet; exported in cb[CB_REDIRECT_KIND]. */
 enum redirect_kind {

@@ -24,6 +24,7 @@
 #define global_fn __noinline
 
 /* Of IPv4's frag_off. */
+#define IP_DONT_FRAGMENT 0x4000
 #define IP_MORE_FRAGMENTS 0x2000
 #define IP_OFFSET_MASK 0x1fff
 

@@ -56,11 +56,40 @@ slow_fn struct way_kept *edge_way_of_ends(struct __sk_buff *skb, const struct pk
 }
 
 /**
+ * edge_stuck - what a pod sent and has no way out, becomes again what the pod sent: the node's stack says why
+ * @p: translated
+ *
+ * One that the stack might cut, and so send on, is answered as if it might not be.
+ */
+global_fn int edge_stuck(struct __sk_buff *skb, struct pkt *p)
+{
+	struct flow f = { .now = now_seconds() };
+	struct tuple t;
+	__be16 old;
+
+	if (!p)
+		return TC_ACT_SHOT;
+	ct_find(&f, p, CT_SCOPE_FLOW);
+	if (!f.e || f.reply || f.e->role != CT_POST_NAT)
+		return drop(skb, REASON_NO_ROUTE, DIR_EDGE);
+	t = f.e->other;
+	if (translate(skb, p, &t))
+		return drop(skb, REASON_NAT_FAILED, DIR_EDGE);
+	if (p->ipv6 || bpf_skb_load_bytes(skb, ETH_HLEN + 6, &old, sizeof(old)) || old & bpf_htons(IP_DONT_FRAGMENT))
+		return NEXT;
+	t.pad = old | bpf_htons(IP_DONT_FRAGMENT);
+	if (bpf_l3_csum_replace(skb, ETH_HLEN + 10, old, t.pad, sizeof(old)) ||
+	    bpf_skb_store_bytes(skb, ETH_HLEN + 6, &t.pad, sizeof(old), 0))
+		return drop(skb, REASON_NAT_FAILED, DIR_EDGE);
+	return NEXT;
+}
+
+/**
  * edge_send - out to wherever the kernel's routing table says, or by the way that its flow's packets, or others
  * between the same ends, have just gone
  * @p: as it leaves
  *
- * Return: a tc verdict.
+ * Return: a tc verdict or EDGE_STUCK.
  */
 global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 {
@@ -91,9 +120,11 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 	fib.l4_protocol = p->proto;
 	fib.sport = p->t.sport;
 	fib.dport = p->t.dport;
+	if (p->masqueraded && length <= MAX_IP_LENGTH)
+		fib.tot_len = length;
 	fib_addrs(&fib, &p->t.src, &p->t.dst);
 	if (!fib_route(skb, &fib, &way))
-		return drop(skb, REASON_NO_ROUTE, DIR_EDGE);
+		return p->masqueraded ? EDGE_STUCK : drop(skb, REASON_NO_ROUTE, DIR_EDGE);
 	if (ends)
 		way_keep(ends, &way);
 	return way_out(skb, &way);
@@ -130,8 +161,10 @@ global_fn int edge_home(struct __sk_buff *skb, struct pkt *p)
 /* Inside a pod there is no edge: as to_send_out. */
 inline_fn int edge_sent(struct __sk_buff *skb, struct pkt *p, int verdict)
 {
-	if (!in_pod && verdict == EDGE_SEND)
-		return edge_send(skb, p);
+	if (!in_pod && verdict == EDGE_SEND) {
+		verdict = edge_send(skb, p);
+		return verdict == EDGE_STUCK ? edge_stuck(skb, p) : verdict;
+	}
 	return !in_pod && verdict == EDGE_HOME ? edge_home(skb, p) : verdict;
 }
 

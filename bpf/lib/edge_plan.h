@@ -12,6 +12,7 @@
 #include "lb.h"
 #include "parse.h"
 #include "remote.h"
+#include "wear.h"
 
 /* The flags of an address that has frontends or is the node's own. */
 inline_fn __u16 address_flags(const struct addr *a)
@@ -35,38 +36,6 @@ inline_fn bool of_node(const struct addr *a)
 	return who && who->pod == IDENTITY_NODE;
 }
 
-/* Whether a socket of the host has the port, so that a flow on it would be taken for the socket's. */
-slow_fn bool host_has_port(struct __sk_buff *skb, const struct tuple *t, const struct pkt *p)
-{
-	struct bpf_sock_tuple to = {};
-	__u32 size = sizeof(to.ipv6);
-	struct bpf_sock *sk;
-
-	if (p->proto == IPPROTO_SCTP) /* whose sockets no helper finds */
-		return false;
-	/* As the answer will look: from the backend to the node. */
-	if (p->ipv6) {
-		__builtin_memcpy(to.ipv6.saddr, &t->dst, sizeof(to.ipv6.saddr));
-		__builtin_memcpy(to.ipv6.daddr, &t->src, sizeof(to.ipv6.daddr));
-		to.ipv6.sport = t->dport;
-		to.ipv6.dport = t->sport;
-	} else {
-		to.ipv4.saddr = t->dst.words[3];
-		to.ipv4.daddr = t->src.words[3];
-		to.ipv4.sport = t->dport;
-		to.ipv4.dport = t->sport;
-		size = sizeof(to.ipv4);
-	}
-	if (p->proto == IPPROTO_TCP)
-		sk = bpf_skc_lookup_tcp(skb, &to, size, BPF_F_CURRENT_NETNS, 0);
-	else
-		sk = bpf_sk_lookup_udp(skb, &to, size, BPF_F_CURRENT_NETNS, 0);
-	if (!sk)
-		return false;
-	bpf_sk_release(sk);
-	return true;
-}
-
 /* What a new flow from outside becomes. */
 struct edge_plan {
 	struct tuple post; /* what the backend sees */
@@ -77,15 +46,6 @@ struct edge_plan {
 	__u8 stand_in;     /* 1: only the port tells the backend's answers, to the node, from others */
 	__u8 pad[5];
 };
-
-/* The port that a flow wears when nobody else has it, as an offset: the same for a tuple that comes again, whose
- * dead entry then takes it in, and the next one for a client's next port. As hard to guess as the client's. */
-inline_fn __u32 edge_first_port(const struct pkt *p)
-{
-	__u32 ends = p->t.src.words[0] ^ p->t.src.words[1] ^ p->t.src.words[2] ^ p->t.src.words[3] ^ p->t.dst.words[3];
-
-	return (ends * 0x9e3779b1u >> 16) + p->t.dport + bpf_ntohs(p->t.sport);
-}
 
 /**
  * edge_source - the source that the backend sees: the node's address, if it is that, with a port of its own
@@ -104,12 +64,12 @@ global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan
 	} else if (addr_is_zero(&plan->post.src)) {
 		return REASON_NAT_PORTS;
 	}
-	try = edge_first_port(p);
+	try = wear_first_port(p);
 	for (int i = 0; i < NAT_PORT_TRIES; i++, try = bpf_get_prandom_u32()) {
-		plan->post.sport = bpf_htons(c->port_first + try % (c->port_count ? c->port_count : 1));
+		plan->post.sport = wear_port(c, try);
 		if (plan->stand_in && plan->post.sport == 0xffff) /* for which there is no routing rule */
 			continue;
-		if (!tuple_taken(&plan->post, p->proto, now) && (!plan->wear || !host_has_port(skb, &plan->post, p)))
+		if (plan->wear ? wear_free(skb, p, &plan->post, now) : !tuple_taken(&plan->post, p->proto, now))
 			return REASON_NONE;
 	}
 	return REASON_NAT_PORTS;

@@ -296,7 +296,8 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	eth = packet(skb);
 	if ((void *)(eth + 1) > packet_end(skb) || !mac_equal(eth->h_source, fast->mac))
 		return FAST_NO;
-	if (!fast_seen(fast, p))
+	p->masqueraded = !in_pod && (fast->flags & FAST_MASQUERADE) == FAST_MASQUERADE;
+	if (!fast_seen(fast, p) || (p->masqueraded && !hop_take(skb, p)))
 		return FAST_NO;
 
 	if (dir == DIR_FROM_POD)

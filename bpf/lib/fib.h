@@ -224,6 +224,7 @@ enum beside_verdicts {
 	EDGE_HOME = -4, /* to the node's own socket, by edge_home */
 	EDGE_INTO = -5, /* into a pod of the node, by that one's program */
 	EDGE_DROP = -6, /* dropped, for the reason that it carries */
+	EDGE_STUCK = -7, /* masqueraded, and has no way out: by edge_stuck */
 };
 
 /**

@@ -23,6 +23,11 @@ struct quote {
 	__u8 pad[6];
 };
 
+inline_fn bool quotes_echo(const struct quote *q)
+{
+	return q->proto == IPPROTO_ICMP || q->proto == IPPROTO_ICMPV6;
+}
+
 inline_fn int quote_ipv4(struct __sk_buff *skb, struct quote *q)
 {
 	struct iphdr ip;
@@ -74,7 +79,7 @@ global_fn int quote_parse(struct __sk_buff *skb, struct pkt *p, struct quote *q)
 		return reason;
 	if (bpf_skb_load_bytes(skb, q->l4_off, words, sizeof(words)))
 		return REASON_TRUNCATED;
-	if (q->proto == IPPROTO_ICMP || q->proto == IPPROTO_ICMPV6) {
+	if (quotes_echo(q)) {
 		q->t.sport = words[2];
 		q->t.dport = words[2];
 	} else {
@@ -89,7 +94,7 @@ global_fn int quote_parse(struct __sk_buff *skb, struct pkt *p, struct quote *q)
 inline_fn int quote_checksum(struct __sk_buff *skb, const struct quote *q, __u32 csum, __s64 addrs, __be32 old,
 			     __be32 new)
 {
-	__u32 off = q->l4_off + (q->proto == IPPROTO_UDP ? 6 : 16);
+	__u32 off = q->l4_off + (quotes_echo(q) ? 2 : q->proto == IPPROTO_UDP ? 6 : 16);
 	__u64 zero_is_none = q->proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 	__be16 before, after;
 
@@ -155,21 +160,31 @@ inline_fn bool error_addrs(struct __sk_buff *skb, struct pkt *p, const struct qu
 global_fn int translate_error(struct __sk_buff *skb, struct pkt *p, struct quote *q, const struct tuple *to)
 {
 	__be32 old, new;
-	__u32 csum;
+	__u32 csum, at;
 	__s64 diff;
 
-	if (!p || !q || !to || (q->proto != IPPROTO_TCP && q->proto != IPPROTO_UDP && q->proto != IPPROTO_SCTP))
+	if (!p || !q || !to)
 		return REASON_ICMP_ERROR_NAT;
 	csum = p->l4_off + 2;
+	if (q->proto != IPPROTO_TCP && q->proto != IPPROTO_UDP && q->proto != IPPROTO_SCTP && !quotes_echo(q))
+		return REASON_ICMP_ERROR_NAT;
+	at = q->l4_off;
 	old = *(__be32 *)&q->t.sport;
 	new = *(__be32 *)&to->sport;
+	if (quotes_echo(q)) { /* the identifier, and the number behind it, which stays */
+		at += 4;
+		if (bpf_skb_load_bytes(skb, at, &old, sizeof(old)))
+			return REASON_ICMP_ERROR_NAT;
+		new = (old & bpf_htonl(0xffff)) | (new & bpf_htonl(0xffff0000));
+	}
 	if (quote_addrs(skb, p, q, to, csum, &diff))
 		return REASON_ICMP_ERROR_NAT;
+	if (q->proto == IPPROTO_ICMP) /* whose checksum does not cover them */
+		diff = 0;
 	/* SCTP's stays: it is the whole packet's, and the tag says whose the error is (RFC 9260 10). */
 	if (q->proto != IPPROTO_SCTP && quote_checksum(skb, q, csum, diff, old, new))
 		return REASON_ICMP_ERROR_NAT;
-	if (bpf_skb_store_bytes(skb, q->l4_off, &new, sizeof(new), 0) ||
-	    bpf_l4_csum_replace(skb, csum, old, new, sizeof(new)))
+	if (bpf_skb_store_bytes(skb, at, &new, sizeof(new), 0) || bpf_l4_csum_replace(skb, csum, old, new, sizeof(new)))
 		return REASON_ICMP_ERROR_NAT;
 	return q->keep_outer || error_addrs(skb, p, q, to, csum) ? REASON_NONE : REASON_ICMP_ERROR_NAT;
 }

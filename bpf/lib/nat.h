@@ -169,6 +169,27 @@ slow_fn bool nat_csum(struct __sk_buff *skb, const struct pkt *p, __u32 diff, __
 	       !bpf_l4_csum_replace(skb, csum, old, new, zero_is_none | sizeof(new));
 }
 
+/* The identifier of an echo, and the checksum with it; ICMPv6's covers the addresses, too. */
+slow_fn int translate_echo(struct __sk_buff *skb, struct pkt *p, const struct tuple *to)
+{
+	__u32 csum = p->l4_off + 2, id = p->l4_off + 4, diff;
+	__be16 old = p->t.sport, new = to->sport;
+
+	if (p->ipv6 ? !nat_addrs_ipv6(skb, &p->t, to, &diff) : !nat_addrs_ipv4(skb, &p->t, to, &diff))
+		return REASON_NAT_FAILED;
+	p->t = *to;
+	if (p->frag == FRAG_LATER)
+		return REASON_NONE;
+	if (p->ipv6 && bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR))
+		return REASON_NAT_FAILED;
+	if (p->ipv6) /* as translate() does */
+		bpf_csum_update(skb, diff);
+	if (old != new && (bpf_skb_store_bytes(skb, id, &new, sizeof(new), 0) ||
+			   bpf_l4_csum_replace(skb, csum, old, new, sizeof(new))))
+		return REASON_NAT_FAILED;
+	return REASON_NONE;
+}
+
 /**
  * translate - rewrite addresses and ports of a packet
  * @p: the packet; its tuple becomes @to
@@ -183,6 +204,8 @@ global_fn int translate(struct __sk_buff *skb, struct pkt *p, const struct tuple
 
 	if (!p || !to)
 		return REASON_NAT_FAILED;
+	if (p->proto == IPPROTO_ICMP || p->proto == IPPROTO_ICMPV6)
+		return translate_echo(skb, p, to);
 	if (p->proto != IPPROTO_UDP && p->proto != IPPROTO_TCP)
 		return translate_sctp(skb, p, to);
 	if (p->ipv6 ? !nat_addrs_ipv6(skb, &p->t, to, &diff) : !nat_addrs_ipv4(skb, &p->t, to, &diff))

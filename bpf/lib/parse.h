@@ -96,7 +96,7 @@ struct pkt {
 	__u8 tcp_flags; /* enum tcp_flag, of any TCP packet with a header; of SCTP, what its first chunk comes to */
 	__u8 icmp_type;
 	__u8 shape;     /* enum pkt_shape */
-	__u8 pad;
+	__u8 masqueraded; /* 1: it leaves as by a router, and what cannot leave is the stack's to answer (masquerade.h) */
 	union {
 		__u32 generation; /* of what is kept of its flow, when it came (fast.h) */
 		__u32 remote;     /* later, where send_out says so: the node that it goes to */

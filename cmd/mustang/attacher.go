@@ -26,7 +26,7 @@ type engineAttacher struct{ *engine.Engine }
 
 func (a engineAttacher) AddEndpoint(ctx context.Context, made state.Endpoint, pod podSpec) error {
 	_, err := a.Engine.AddEndpoint(ctx, engine.EndpointSpec{Owner: state.OwnerCLI, ServicePath: pod.servicePath, Made: &made,
-		Labels: pod.labels, Ports: pod.ports, Pod: pod.ref})
+		Labels: pod.labels, Ports: pod.ports, Pod: pod.ref, Masquerade: pod.masquerade})
 	return err
 }
 

@@ -45,7 +45,7 @@ func newEpAddCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			spec.Labels, spec.Ports, spec.Pod = pod.labels, pod.ports, pod.ref
+			spec.Labels, spec.Ports, spec.Pod, spec.Masquerade = pod.labels, pod.ports, pod.ref, pod.masquerade
 			return attach(cmd.Context(), g, spec)
 		},
 	}

@@ -71,6 +71,9 @@ func newPodAddCmd(g *globals) *cobra.Command {
 			if f.plain && cmd.Flags().Changed("service-path") {
 				return usagef("--service-path has no meaning with --plain: drop one of them")
 			}
+			if f.plain && f.labels.masquerade {
+				return usagef("--masquerade has no meaning with --plain: drop one of them")
+			}
 			return podAdd(cmd.Context(), g, args[0], f, cmd.ErrOrStderr())
 		},
 	}

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"net/netip"
 	"strconv"
 	"strings"
 
@@ -199,17 +200,22 @@ func policyTable(w io.Writer, views []policyView) {
 	}
 }
 
-// podLabelFlags are what `pod add` and `ep add` say about a pod for policies.
+// podLabelFlags are what `pod add` and `ep add` say about a pod beside its
+// interface.
 type podLabelFlags struct {
-	namespace string
-	labels    map[string]string
-	ports     []string
+	namespace  string
+	labels     map[string]string
+	ports      []string
+	masquerade bool
+	exclude    []string
 }
 
 func (f *podLabelFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.namespace, "namespace", "default", "the pod's namespace, for policies")
 	fl.StringToStringVar(&f.labels, "labels", nil, "the pod's labels, for policies: key=value,…")
 	fl.StringSliceVar(&f.ports, "ports", nil, "the pod's ports by name, for policies: name=number[/protocol],…")
+	fl.BoolVar(&f.masquerade, "masquerade", false, "towards the outside, the pod wears the node's address")
+	fl.StringSliceVar(&f.exclude, "masquerade-exclude", nil, "networks that are not outside: those of pods")
 }
 
 // podSpec is what an endpoint's pod is.
@@ -218,12 +224,35 @@ type podSpec struct {
 	labels      map[string]string
 	ports       []state.NamedPort
 	servicePath state.ServicePath
+	masquerade  *state.Masquerade
 }
 
 // spec is the pod called name; "" leaves it unnamed.
 func (f *podLabelFlags) spec(name string) (podSpec, error) {
 	ports, err := f.namedPorts()
-	return podSpec{ref: state.PodRef{Namespace: f.namespace, Name: name}, labels: f.labels, ports: ports}, err
+	if err != nil {
+		return podSpec{}, err
+	}
+	m, err := f.masqueraded()
+	return podSpec{ref: state.PodRef{Namespace: f.namespace, Name: name}, labels: f.labels, ports: ports, masquerade: m}, err
+}
+
+func (f *podLabelFlags) masqueraded() (*state.Masquerade, error) {
+	if !f.masquerade {
+		if len(f.exclude) > 0 {
+			return nil, usagef("--masquerade-exclude has no meaning without --masquerade: drop it, or give both")
+		}
+		return nil, nil
+	}
+	m := &state.Masquerade{}
+	for _, text := range f.exclude {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, usagef("masquerade-exclude %q is not a network: write one such as 10.0.0.0/8", text)
+		}
+		m.Inside = append(m.Inside, p.Masked())
+	}
+	return m, nil
 }
 
 func (f *podLabelFlags) namedPorts() ([]state.NamedPort, error) {

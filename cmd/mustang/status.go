@@ -70,6 +70,12 @@ func statusTable(w io.Writer, s statusView) {
 	if n := s.Nodes; n != nil {
 		row(w, "Nodes", nodesText(n))
 	}
+	if m := s.Masquerade; m != nil {
+		row(w, "Masquerade", fmt.Sprintf("of %d pods, by %s", m.Pods, m.By))
+		for _, why := range m.Because {
+			row(w, "", "not by ebpf: "+why)
+		}
+	}
 	row(w, "Sockets", "cgroup "+s.CgroupRoot)
 	f := s.Features
 	row(w, "Kernel", fmt.Sprintf("tcx %s, netkit %s, redirect_peer %s, netns cookie %s, coarse clock %s, set_retval %s, socket storage %s, LRU %s, BTF %s, BIG TCP ipv6 %s ipv4 %s, sockets ended %s",

@@ -21,6 +21,8 @@ type (
 	Backend      = bpfgen.PodBackend
 	SourceKey    = bpfgen.PodSourceKey
 	EdgeConfig   = bpfgen.PodEdgeConfig
+	Wear         = bpfgen.PodWear
+	InsideKey    = bpfgen.PodInsideKey
 	EndpointSlot = bpfgen.PodEndpoint
 	NetnsInfo    = bpfgen.PodNetnsInfo
 	Meta         = bpfgen.PodMeta
@@ -136,6 +138,19 @@ func BindingFrom(k FrontendKey, f Frontend) state.Binding {
 		b.Algorithm = state.Maglev
 	}
 	return b
+}
+
+// insideFixed is how many bits of an InsideKey come before its address.
+const insideFixed = 32
+
+// InsideKeyOf is the entry of a destination towards which a group of pods keeps
+// its addresses.
+func InsideKeyOf(group uint32, p netip.Prefix) InsideKey {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += v4Mapped
+	}
+	return InsideKey{Prefixlen: uint32(insideFixed + bits), Group: group, Addr: FromAddr(p.Masked().Addr())}
 }
 
 // sourceFixed is how many bits of a SourceKey come before its address, and

@@ -58,6 +58,8 @@ var sharedTables = []string{
 	bpfgen.EdgeMapMstFrontendPortsV1,
 	bpfgen.PodMapMstIdentitiesV1,
 	bpfgen.PodMapMstIdentitiesV1Now,
+	bpfgen.PodMapMstInsideV1,
+	bpfgen.PodMapMstMasqueradeV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
 	bpfgen.NetdevMapMstNodeProgramsV1,
@@ -82,6 +84,7 @@ var sharedTables = []string{
 	bpfgen.PodMapMstSourcesV1,
 	bpfgen.PodMapMstTunnelPeersV1,
 	bpfgen.PodMapMstVoucherV1,
+	bpfgen.PodMapMstWearV1,
 }
 
 // choiceTables hold the choice of a backend: a dry run that chooses has these of

@@ -62,17 +62,20 @@ type Datapath struct {
 	// NoTCX makes Attach use clsact, as on kernels before 6.6.
 	NoTCX bool
 
-	Frontends FrontendTable
-	Slots     *Table[SlotKey, uint32]
-	Backends  *Table[uint32, Backend]
-	Sources   *Table[SourceKey, uint8]
-	Edge      *Table[uint32, EdgeConfig]
-	Endpoints *Table[uint32, EndpointSlot]
-	Addrs     AddrTable
-	Netns     *Table[uint64, NetnsInfo]
-	Parents   *Table[uint32, Parent]
-	Children  *Table[ChildKey, uint32]
-	Meta      *Table[uint32, Meta]
+	Frontends  FrontendTable
+	Slots      *Table[SlotKey, uint32]
+	Backends   *Table[uint32, Backend]
+	Sources    *Table[SourceKey, uint8]
+	Edge       *Table[uint32, EdgeConfig]
+	Wear       *Table[uint32, Wear]
+	Masquerade *Table[uint32, uint32]
+	Inside     *Table[InsideKey, uint8]
+	Endpoints  *Table[uint32, EndpointSlot]
+	Addrs      AddrTable
+	Netns      *Table[uint64, NetnsInfo]
+	Parents    *Table[uint32, Parent]
+	Children   *Table[ChildKey, uint32]
+	Meta       *Table[uint32, Meta]
 
 	Policies       *Table[uint32, EndpointPolicy]
 	Identities     *Table[Addr, Identity]
@@ -382,6 +385,9 @@ func (d *Datapath) bind() {
 	d.affinity = bindTable[bpfgen.PodAffinityKey, bpfgen.PodAffinity](d, bpfgen.PodMapMstAffinityV1)
 	d.Sources = bindTable[SourceKey, uint8](d, bpfgen.PodMapMstSourcesV1)
 	d.Edge = bindTable[uint32, EdgeConfig](d, bpfgen.EdgeMapMstEdgeV2)
+	d.Wear = bindTable[uint32, Wear](d, bpfgen.PodMapMstWearV1)
+	d.Masquerade = bindTable[uint32, uint32](d, bpfgen.PodMapMstMasqueradeV1)
+	d.Inside = bindTable[InsideKey, uint8](d, bpfgen.PodMapMstInsideV1)
 	d.Endpoints = bindTable[uint32, EndpointSlot](d, bpfgen.PodMapMstEndpointsV1)
 	d.Addrs = addrTable(d)
 	d.Netns = bindTable[uint64, NetnsInfo](d, bpfgen.PodMapMstNetnsV1)

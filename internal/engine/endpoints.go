@@ -29,6 +29,7 @@ type EndpointSpec struct {
 	Labels      map[string]string
 	Ports       []state.NamedPort // of its containers
 	Pod         state.PodRef
+	Masquerade  *state.Masquerade // nil: it is not
 	// Made describes the interface for whoever makes it, just now, and has not
 	// set it up yet: its indexes, addresses and MTU. Its host's end is nobody
 	// else's, see attachKind.
@@ -68,7 +69,7 @@ func (e *Engine) loadEndpoints() error {
 		switch {
 		case recorded:
 			ep.Netns, ep.IfName, ep.HostIf, ep.PodIndex = r.Netns, r.IfName, r.HostIf, r.PodIndex
-			ep.Labels, ep.Ports, ep.Pod, ep.Attach, ep.Qdisc = r.Labels, r.Ports, r.Pod, r.Attach, r.Qdisc
+			ep.Labels, ep.Ports, ep.Pod, ep.Attach, ep.Qdisc, ep.Masquerade = r.Labels, r.Ports, r.Pod, r.Attach, r.Qdisc, r.Masquerade
 		// The store is gone; where programs are at work, leave them.
 		case linked[id]:
 			ep.Attach = e.dp.LinkKind(id)
@@ -101,7 +102,7 @@ func (e *Engine) pruneEndpoints(known, records map[uint32]state.Endpoint, linked
 			errs = append(errs, e.dp.Detach(id))
 		}
 	}
-	return errors.Join(append(errs, e.endpointTables().Prune(known))...)
+	return errors.Join(append(errs, e.endpointTables().Prune(known), e.pruneMasquerade(known))...)
 }
 
 // Endpoints are all endpoints, by id.
@@ -179,11 +180,17 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 
 // examined is the endpoint to be: as its maker says, or as is found out.
 func examined(spec EndpointSpec) (state.Endpoint, error) {
+	var ep state.Endpoint
 	if spec.Made == nil {
-		return discover(spec)
+		var err error
+		if ep, err = discover(spec); err != nil {
+			return ep, err
+		}
+	} else {
+		ep = *spec.Made
+		ep.Owner, ep.ServicePath, ep.Labels, ep.Pod = spec.Owner, spec.ServicePath, spec.Labels, spec.Pod
 	}
-	ep := *spec.Made
-	ep.Owner, ep.ServicePath, ep.Labels, ep.Pod = spec.Owner, spec.ServicePath, spec.Labels, spec.Pod
+	ep.Masquerade = spec.Masquerade
 	return ep, nil
 }
 
@@ -355,6 +362,9 @@ func (e *Engine) install(ep state.Endpoint) error {
 	if err := e.isolate(ep); err != nil {
 		return err
 	}
+	if err := e.masquerade(ep); err != nil {
+		return err
+	}
 	if ep.Placement == state.InPod {
 		if err := e.ensureTurns(); err != nil {
 			return err
@@ -494,6 +504,9 @@ func (e *Engine) uninstall(ep state.Endpoint) error {
 		return err
 	}
 	if err := e.unisolate(ep); err != nil {
+		return err
+	}
+	if err := e.unmasquerade(ep); err != nil {
 		return err
 	}
 	return errors.Join(e.dp.Counters.Zero(ep.ID), e.store.DeleteEndpoint(ep.ID))

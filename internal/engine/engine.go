@@ -186,7 +186,7 @@ func (e *Engine) reset() error {
 	if e.dp == nil || e.dp.AttachKind() == datapath.AttachClsact {
 		errs = append(errs, detachEdgeFilters())
 	}
-	errs = append(errs, e.forgetNodes(), peers.RemoveDoor(), e.removeGather(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
+	errs = append(errs, e.forgetNodes(), peers.RemoveDoor(), e.removeGather(), e.masqueradeTable().Delete(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
 	return errors.Join(errs...)
 }
 

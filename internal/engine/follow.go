@@ -119,7 +119,7 @@ func (e *Engine) FollowEdge(want Edge) (changed bool, err error) {
 	}
 	slices.Sort(wanted)
 	if slices.Equal(wanted, indexes) && slices.Equal(takes, have.Addresses) {
-		return false, errors.Join(e.followDoor(), e.followGather())
+		return false, errors.Join(e.followDoor(), e.followGather(), e.syncMasquerade())
 	}
 	return true, e.SetEdge(want)
 }

@@ -24,19 +24,29 @@ type ForwardRules struct {
 // forwardRules lists the chains at the forward hook of the calling thread's
 // namespace that could drop something: those with rules or with policy drop.
 func forwardRules() ([]ForwardRules, error) {
-	list, err := nftForward()
+	list, err := hookRules(hookForward, "filter")
 	if err != nil {
 		return nil, fmt.Errorf("list nftables chains: %w", err)
 	}
+	return list, nil
+}
+
+// hookRules is the same of a hook. Of iptables-legacy it looks at one table, of
+// nftables at all, but only at nat's chains where that is the table.
+func hookRules(hook uint32, table string) ([]ForwardRules, error) {
+	list, err := nftHook(hook, table == "nat")
+	if err != nil {
+		return nil, err
+	}
 	for _, t := range []struct {
-		family, level, option int
-		name                  string
+		family, level int
+		name          string
 	}{
-		{unix.AF_INET, unix.SOL_IP, iptGetInfo, "filter (IPv4)"},
-		{unix.AF_INET6, unix.SOL_IPV6, iptGetInfo, "filter (IPv6)"},
+		{unix.AF_INET, unix.SOL_IP, "IPv4"},
+		{unix.AF_INET6, unix.SOL_IPV6, "IPv6"},
 	} {
-		if legacyForward(t.family, t.level, t.option) {
-			list = append(list, ForwardRules{Backend: "iptables-legacy", Table: t.name, Chain: "FORWARD", Rules: -1})
+		if legacyHook(t.family, t.level, table, hook) {
+			list = append(list, ForwardRules{Backend: "iptables-legacy", Table: table + " (" + t.name + ")", Chain: legacyChains[hook], Rules: -1})
 		}
 	}
 	return list, nil
@@ -56,13 +66,19 @@ type iptInfo struct {
 	size       uint32
 }
 
-const hookForward = 2 // NF_INET_FORWARD
+// From linux/netfilter.h: NF_INET_FORWARD, NF_INET_POST_ROUTING.
+const (
+	hookForward     = 2
+	hookPostrouting = 4
+)
 
-// legacyForward says whether iptables-legacy has rules in FORWARD. A kernel
+var legacyChains = map[uint32]string{hookForward: "FORWARD", hookPostrouting: "POSTROUTING"}
+
+// legacyHook says whether iptables-legacy has rules at a table's hook. A kernel
 // without it has none. Asking does not create the table: only those in
 // /proc/net/ip_tables_names are there, and the call fails for others.
-func legacyForward(family, level, option int) bool {
-	if !legacyTable(family, "filter") {
+func legacyHook(family, level int, table string, hook uint32) bool {
+	if !legacyTable(family, table) {
 		return false
 	}
 	fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -71,11 +87,11 @@ func legacyForward(family, level, option int) bool {
 	}
 	defer unix.Close(fd)
 	info := iptInfo{}
-	copy(info.name[:], "filter")
+	copy(info.name[:], table)
 	size := uint32(unsafe.Sizeof(info))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), iptGetInfo,
 		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
-	return errno == 0 && info.hookEntry[hookForward] != info.underflow[hookForward]
+	return errno == 0 && info.hookEntry[hook] != info.underflow[hook]
 }
 
 // From linux/netfilter/nf_tables.h.
@@ -87,6 +103,7 @@ const (
 	nftaChainName    = 3
 	nftaChainHook    = 4
 	nftaChainPolicy  = 5
+	nftaChainType    = 7
 	nftaHookHooknum  = 1
 	nftaRuleTable    = 1
 	nftaRuleChain    = 2
@@ -144,9 +161,9 @@ func (o nftObject) text(attr uint16) string {
 	return unix.ByteSliceToString(o.attrs[attr])
 }
 
-// nftForward lists nftables' chains at the forward hook. A kernel without
-// nftables has none.
-func nftForward() ([]ForwardRules, error) {
+// nftHook lists nftables' chains at a hook, those that translate or all others.
+// A kernel without nftables has none.
+func nftHook(hook uint32, nat bool) ([]ForwardRules, error) {
 	chains, err := nftDump(nftGetChain)
 	if err != nil {
 		return nil, ignoreNoNFT(err)
@@ -154,11 +171,11 @@ func nftForward() ([]ForwardRules, error) {
 	var out []ForwardRules
 	index := make(map[string]int)
 	for _, c := range chains {
-		hook, err := attributes(c.attrs[nftaChainHook])
+		at, err := attributes(c.attrs[nftaChainHook])
 		if err != nil || c.family != familyInet && c.family != unix.AF_INET && c.family != unix.AF_INET6 {
 			continue
 		}
-		if num := hook[nftaHookHooknum]; len(num) != 4 || binary.BigEndian.Uint32(num) != hookForward {
+		if num := at[nftaHookHooknum]; len(num) != 4 || binary.BigEndian.Uint32(num) != hook || nat != (c.text(nftaChainType) == "nat") {
 			continue
 		}
 		r := ForwardRules{Backend: "nftables", Table: familyName(c.family) + " " + c.text(nftaChainTable), Chain: c.text(nftaChainName)}

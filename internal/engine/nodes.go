@@ -231,7 +231,7 @@ func (e *Engine) syncNodes(n store.Nodes) error {
 		e.opts.Notify(note)
 	}
 	e.tryGather()
-	return err
+	return errors.Join(err, e.syncMasquerade())
 }
 
 // syncWire attaches the node's own programs. Without other nodes there is
@@ -268,7 +268,7 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 		config.Key = rand.Uint32() | 1
 	}
 	config.Overlay, config.Vni, config.Port = uint32(overlay.Ifindex()), set.VNI, datapath.Port(set.Port)
-	config.Flags = 0
+	config.Flags &= bpfgen.NodeMasquerade
 	if set.HostRouting == state.RoutingEBPF {
 		config.Flags |= bpfgen.NodeEbpf
 	}

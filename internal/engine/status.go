@@ -40,6 +40,7 @@ type Status struct {
 	Tables     []datapath.TableInfo   `json:"tables"`
 	Features   datapath.Features      `json:"features"`
 	Drops      []Drop                 `json:"drops"`
+	Masquerade *MasqueradeStatus      `json:"masquerade,omitempty"`
 	Bypassed   []ForwardRules         `json:"bypassed"` // firewall chains that redirected packets do not pass
 	Warnings   []string               `json:"warnings"`
 }
@@ -78,6 +79,9 @@ func (e *Engine) Status() (Status, error) {
 		return s, err
 	}
 	s.Nodes, s.Warnings = nodes, append(s.Warnings, warnings...)
+	if s.Masquerade, err = e.masqueradeStatus(); err != nil {
+		return s, err
+	}
 	warning, err := e.gatherWarning()
 	if err != nil {
 		return s, err

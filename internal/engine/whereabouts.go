@@ -125,6 +125,7 @@ func (e *Engine) CheckEndpoint(id uint32) error {
 	if _, ok, err := e.dp.Netns.Get(ep.NetnsCookie); err != nil || !ok {
 		errs = append(errs, err, fmt.Errorf("the namespace of endpoint %d is not in the tables: its sockets get no Services", id))
 	}
+	errs = append(errs, e.checkMasquerade(ep))
 	if !e.alive(ep) {
 		return errors.Join(append(errs, fmt.Errorf("interface %s of endpoint %d is gone or was replaced", ep.IfName, id))...)
 	}

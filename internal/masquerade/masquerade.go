@@ -2,8 +2,10 @@
 
 // Package masquerade lets pods wear their node's address towards the outside,
 // by the kernel's nftables: one table a scope, and in it a group of chain and
-// sets for each network. It acts in the network namespace of the calling
-// thread.
+// sets for each network. Nothing passes them, and nobody pays for the kernel's
+// connection tracking, until the table is hooked: that is for when the programs
+// cannot do it (internal/engine/masquerade.go). It acts in the network namespace
+// of the calling thread.
 package masquerade
 
 import (
@@ -17,14 +19,15 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
 // DefaultTable is the table of the default scope.
 const DefaultTable = "mustang"
 
-// alwaysInside are destinations that no node's address helps to reach.
-var alwaysInside = []netip.Prefix{
+// AlwaysInside are destinations that no node's address helps to reach.
+var AlwaysInside = []netip.Prefix{
 	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("169.254.0.0/16"),
 	netip.MustParsePrefix("ff00::/8"), netip.MustParsePrefix("fe80::/10"),
 }
@@ -48,20 +51,41 @@ func digest(text string) string {
 }
 
 // Group names the rules of a network with these exclusions: other exclusions
-// are another group, so that a changed configuration leaves running pods be.
+// are another group, so that a changed configuration leaves running pods be, as
+// does another way of making groups, which has a number.
 func Group(network string, exclude []netip.Prefix) string {
 	var words []string
 	for _, p := range exclude {
 		words = append(words, p.String())
 	}
 	slices.Sort(words)
-	return digest(network + " " + strings.Join(words, " "))
+	return digest("2 " + network + " " + strings.Join(words, " "))
 }
 
-// insideChain has the destinations that are inside for every group.
-const insideChain = "inside"
+// HookChain is the one chain of a table that packets pass.
+const HookChain = "postrouting"
 
-func chainName(group string) string { return "out-" + group }
+// insideChain has the destinations that are inside for every group, groupsChain
+// leads to the groups.
+const (
+	insideChain = "inside"
+	groupsChain = "groups"
+)
+
+// chainPrefix is of groups' chains; those that earlier versions made are hooked
+// themselves.
+const (
+	chainPrefix = "group-"
+	hookedGroup = "out-"
+)
+
+func chainName(group string) string { return chainPrefix + group }
+
+// IsOurs says whether a table, as "inet mustang", is some scope's.
+func IsOurs(table string) bool {
+	name, inet := strings.CutPrefix(table, "inet ")
+	return inet && (name == DefaultTable || strings.HasPrefix(name, DefaultTable+"-"))
+}
 
 func setName(group string, v4 bool) string {
 	if v4 {
@@ -102,17 +126,16 @@ func (t Table) add(group string, exclude []netip.Prefix, pods []netip.Addr, crea
 	sets := map[bool]*nftables.Set{true: t.set(group, true), false: t.set(group, false)}
 	if create {
 		table := c.AddTable(t.nft())
-		chain := c.AddChain(&nftables.Chain{Name: chainName(group), Table: table, Type: nftables.ChainTypeNAT,
-			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
-		c.AddChain(&nftables.Chain{Name: insideChain, Table: table})
+		chain := c.AddChain(&nftables.Chain{Name: chainName(group), Table: table})
+		groups := c.AddChain(&nftables.Chain{Name: groupsChain, Table: table})
 		c.FlushChain(chain)
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: insideChain}}})
+		c.AddRule(&nftables.Rule{Table: table, Chain: groups, Exprs: jump(chain.Name)})
 		for _, v4 := range []bool{true, false} {
 			if err := c.AddSet(sets[v4], nil); err != nil {
 				return err
 			}
 		}
-		for _, p := range append(slices.Clone(alwaysInside), exclude...) {
+		for _, p := range append(slices.Clone(AlwaysInside), exclude...) {
 			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(destinationIn(p), &expr.Verdict{Kind: expr.VerdictReturn})})
 		}
 		for _, v4 := range []bool{true, false} {
@@ -125,6 +148,89 @@ func (t Table) add(group string, exclude []netip.Prefix, pods []netip.Addr, crea
 		}
 	}
 	return c.Flush()
+}
+
+func jump(chain string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}
+}
+
+func (t Table) hookChain() *nftables.Chain {
+	return &nftables.Chain{Name: HookChain, Table: t.nft(), Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource}
+}
+
+// Hook lets packets pass the table, and makes it when it is not there. Doing it
+// again is harmless.
+func (t Table) Hook() error {
+	if hooked, err := t.Hooked(); err != nil || hooked {
+		return err
+	}
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	table := c.AddTable(t.nft())
+	c.AddChain(&nftables.Chain{Name: insideChain, Table: table})
+	c.AddChain(&nftables.Chain{Name: groupsChain, Table: table})
+	chain := c.AddChain(t.hookChain())
+	c.FlushChain(chain)
+	for _, to := range []string{insideChain, groupsChain} {
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: jump(to)})
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("hook nftables table %s: %w", t.Name, err)
+	}
+	return nil
+}
+
+// Hooked says whether packets pass the table.
+func (t Table) Hooked() (bool, error) {
+	c, err := nftables.New()
+	if err != nil {
+		return false, err
+	}
+	_, err = c.ListChain(t.nft(), HookChain)
+	if err == nil || absent(err) || unsupported(err) {
+		return err == nil, nil
+	}
+	return false, fmt.Errorf("look at nftables table %s: %w", t.Name, err)
+}
+
+// Unhook is the reverse of Hook: groups stay as they are. Connections that are
+// translated break, see InUse.
+func (t Table) Unhook() error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	c.FlushChain(t.hookChain())
+	c.DelChain(t.hookChain())
+	if err := c.Flush(); err != nil && !absent(err) {
+		return fmt.Errorf("take nftables table %s off its hook: %w", t.Name, err)
+	}
+	return nil
+}
+
+// InUse says whether the kernel tracks a connection of a pod that it translates.
+func InUse(isPod func(netip.Addr) bool) (bool, error) {
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+		if err != nil {
+			return false, fmt.Errorf("list tracked connections: %w", err)
+		}
+		for _, f := range flows {
+			src, _ := netip.AddrFromSlice(f.Forward.SrcIP)
+			if isPod(src.Unmap()) && !f.Forward.SrcIP.Equal(f.Reverse.DstIP) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// unsupported says that the kernel has no nftables.
+func unsupported(err error) bool {
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
 }
 
 // family matches packets of one family: an inet chain sees both.
@@ -298,7 +404,7 @@ func (t Table) Delete() error {
 	}
 	c.DelTable(t.nft())
 	err = c.Flush()
-	if err == nil || absent(err) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+	if err == nil || absent(err) || unsupported(err) {
 		return nil
 	}
 	return fmt.Errorf("delete nftables table %s: %w", t.Name, err)
@@ -313,34 +419,53 @@ func (t Table) Keep(used []string) error {
 	}
 	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {
-		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+		if unsupported(err) {
 			return nil
 		}
 		return fmt.Errorf("list nftables chains: %w", err)
 	}
 	left, found := 0, 0
+	var stay, gone []string
 	for _, chain := range chains {
-		group, ours := strings.CutPrefix(chain.Name, "out-")
+		group, ours := strings.CutPrefix(chain.Name, chainPrefix)
+		if !ours {
+			group, ours = strings.CutPrefix(chain.Name, hookedGroup)
+		}
 		if chain.Table.Name != t.Name {
 			continue
 		}
 		found++
-		if chain.Name == insideChain {
+		switch {
+		case chain.Name == insideChain:
 			rules, err := c.GetRules(t.nft(), chain)
 			if err != nil {
 				return fmt.Errorf("list what is inside for nftables table %s: %w", t.Name, err)
 			}
 			left += min(len(rules), 1)
-			continue
-		}
-		if !ours || slices.Contains(used, group) {
+		case chain.Name == HookChain || chain.Name == groupsChain:
+		case ours && !slices.Contains(used, group):
+			gone = append(gone, chain.Name)
+		default:
 			left++
-			continue
+			if chain.Hooknum == nil && ours {
+				stay = append(stay, chain.Name)
+			}
 		}
+	}
+	if len(gone) > 0 {
+		groups := c.AddChain(&nftables.Chain{Name: groupsChain, Table: t.nft()})
+		c.FlushChain(groups)
+		for _, name := range stay {
+			c.AddRule(&nftables.Rule{Table: t.nft(), Chain: groups, Exprs: jump(name)})
+		}
+	}
+	for _, name := range gone {
+		chain := &nftables.Chain{Name: name, Table: t.nft()}
 		c.FlushChain(chain)
 		c.DelChain(chain)
-		c.DelSet(t.set(group, true))
-		c.DelSet(t.set(group, false))
+		for _, v4 := range []bool{true, false} {
+			c.DelSet(t.set(name[strings.Index(name, "-")+1:], v4))
+		}
 	}
 	switch {
 	case found == 0:

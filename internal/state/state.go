@@ -137,7 +137,9 @@ type Endpoint struct {
 	PodIndex int    // ifindex inside the pod
 	Labels   map[string]string
 	Ports    []NamedPort `json:",omitempty"`
-	Pod      PodRef      `json:",omitzero"` // whose interface it is, when Kubernetes told
+	// Masquerade lets it wear the node's address; nil: it does not.
+	Masquerade *Masquerade `json:",omitempty"`
+	Pod        PodRef      `json:",omitzero"` // whose interface it is, when Kubernetes told
 	// Attach is one of AttachTCX and its like; Qdisc says that the clsact qdisc was made by us.
 	Attach string
 	Qdisc  bool `json:",omitempty"`
@@ -158,6 +160,12 @@ func (e Endpoint) Addrs() []netip.Addr {
 		}
 	}
 	return out
+}
+
+// Masquerade is how a pod appears to the outside: under its node's address.
+type Masquerade struct {
+	// Inside are destinations towards which it keeps its own.
+	Inside []netip.Prefix `json:",omitempty"`
 }
 
 // NamedPort is a container's port that has a name.

@@ -57,7 +57,9 @@ const (
 	EdgeMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	EdgeMapMstIdentitiesV1       = "mst_identities_v1"
 	EdgeMapMstIdentitiesV1Now    = "mst_identities_v1_now"
+	EdgeMapMstInsideV1           = "mst_inside_v1"
 	EdgeMapMstJudgmentV1         = "mst_judgment_v1"
+	EdgeMapMstMasqueradeV1       = "mst_masquerade_v1"
 	EdgeMapMstMetaV1             = "mst_meta_v1"
 	EdgeMapMstNetnsV1            = "mst_netns_v1"
 	EdgeMapMstNobodyV1           = "mst_nobody_v1"
@@ -87,6 +89,7 @@ const (
 	EdgeMapMstStoppedV1          = "mst_stopped_v1"
 	EdgeMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	EdgeMapMstVoucherV1          = "mst_voucher_v1"
+	EdgeMapMstWearV1             = "mst_wear_v1"
 	EdgeProgEdgeIn               = "edge_in"
 	EdgeProgEdgeOut              = "edge_out"
 	EdgeProgFromGather           = "from_gather"
@@ -183,7 +186,9 @@ type EdgeMapSpecs struct {
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
+	MstInsideV1           *ebpf.MapSpec `ebpf:"mst_inside_v1"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
+	MstMasqueradeV1       *ebpf.MapSpec `ebpf:"mst_masquerade_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
@@ -213,6 +218,7 @@ type EdgeMapSpecs struct {
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
+	MstWearV1             *ebpf.MapSpec `ebpf:"mst_wear_v1"`
 }
 
 // EdgeVariableSpecs contains global variables before they are loaded into the kernel.
@@ -277,7 +283,9 @@ type EdgeMaps struct {
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
+	MstInsideV1           *ebpf.Map `ebpf:"mst_inside_v1"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
+	MstMasqueradeV1       *ebpf.Map `ebpf:"mst_masquerade_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
@@ -307,6 +315,7 @@ type EdgeMaps struct {
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
+	MstWearV1             *ebpf.Map `ebpf:"mst_wear_v1"`
 }
 
 func (m *EdgeMaps) Close() error {
@@ -336,7 +345,9 @@ func (m *EdgeMaps) Close() error {
 		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
 		m.MstIdentitiesV1Now,
+		m.MstInsideV1,
 		m.MstJudgmentV1,
+		m.MstMasqueradeV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNobodyV1,
@@ -366,6 +377,7 @@ func (m *EdgeMaps) Close() error {
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
 		m.MstVoucherV1,
+		m.MstWearV1,
 	)
 }
 

@@ -79,10 +79,11 @@ const (
 
 // enum ct_flag
 const (
-	CTOriginIsHi = 1 // the flow was opened by the key's `hi` end
-	CTViaStack   = 2 // came through the host's stack: replies go back that way
-	CTEdge       = 4 // a client outside uses a Service: replies leave by the node's NIC
-	CTFromNode   = 8 // opened by the node itself, which no policy keeps from its pods
+	CTOriginIsHi = 1  // the flow was opened by the key's `hi` end
+	CTViaStack   = 2  // came through the host's stack: replies go back that way
+	CTEdge       = 4  // a client outside uses a Service: replies leave by the node's NIC
+	CTFromNode   = 8  // opened by the node itself, which no policy keeps from its pods
+	CTMasquerade = 16 // with CT_EDGE: a pod's, to the outside, under the node's address (lib/masquerade.h)
 )
 
 // enum ct_closing
@@ -173,7 +174,8 @@ const (
 
 // enum node_flag
 const (
-	NodeEbpf = 1 // between pods and the wire programs forward, not the host's stack
+	NodeEbpf       = 1 // between pods and the wire programs forward, not the host's stack
+	NodeMasquerade = 2 // programs masquerade, not the host's stack
 )
 
 // enum remote_flag

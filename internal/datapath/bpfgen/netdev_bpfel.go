@@ -41,7 +41,9 @@ const (
 	NetdevMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	NetdevMapMstIdentitiesV1       = "mst_identities_v1"
 	NetdevMapMstIdentitiesV1Now    = "mst_identities_v1_now"
+	NetdevMapMstInsideV1           = "mst_inside_v1"
 	NetdevMapMstJudgmentV1         = "mst_judgment_v1"
+	NetdevMapMstMasqueradeV1       = "mst_masquerade_v1"
 	NetdevMapMstMetaV1             = "mst_meta_v1"
 	NetdevMapMstNetnsV1            = "mst_netns_v1"
 	NetdevMapMstNobodyV1           = "mst_nobody_v1"
@@ -71,6 +73,7 @@ const (
 	NetdevMapMstStoppedV1          = "mst_stopped_v1"
 	NetdevMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	NetdevMapMstVoucherV1          = "mst_voucher_v1"
+	NetdevMapMstWearV1             = "mst_wear_v1"
 	NetdevProgFromNetdev           = "from_netdev"
 	NetdevProgNetdevIn             = "netdev_in"
 	NetdevVarAnswerKey             = "answer_key"
@@ -161,7 +164,9 @@ type NetdevMapSpecs struct {
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
+	MstInsideV1           *ebpf.MapSpec `ebpf:"mst_inside_v1"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
+	MstMasqueradeV1       *ebpf.MapSpec `ebpf:"mst_masquerade_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
@@ -191,6 +196,7 @@ type NetdevMapSpecs struct {
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
+	MstWearV1             *ebpf.MapSpec `ebpf:"mst_wear_v1"`
 }
 
 // NetdevVariableSpecs contains global variables before they are loaded into the kernel.
@@ -255,7 +261,9 @@ type NetdevMaps struct {
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
+	MstInsideV1           *ebpf.Map `ebpf:"mst_inside_v1"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
+	MstMasqueradeV1       *ebpf.Map `ebpf:"mst_masquerade_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
@@ -285,6 +293,7 @@ type NetdevMaps struct {
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
+	MstWearV1             *ebpf.Map `ebpf:"mst_wear_v1"`
 }
 
 func (m *NetdevMaps) Close() error {
@@ -314,7 +323,9 @@ func (m *NetdevMaps) Close() error {
 		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
 		m.MstIdentitiesV1Now,
+		m.MstInsideV1,
 		m.MstJudgmentV1,
+		m.MstMasqueradeV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNobodyV1,
@@ -344,6 +355,7 @@ func (m *NetdevMaps) Close() error {
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
 		m.MstVoucherV1,
+		m.MstWearV1,
 	)
 }
 

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "85cee4225b2adc98f965f423e540a5e75438ebe73006cc488cb4992a266679d5"
+const ObjectsHash = "61c10772aaa477290eb266b4d75c6a722a88ad95a51f4e405b85b3f107c617c6"

@@ -56,7 +56,9 @@ const (
 	ParentMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	ParentMapMstIdentitiesV1       = "mst_identities_v1"
 	ParentMapMstIdentitiesV1Now    = "mst_identities_v1_now"
+	ParentMapMstInsideV1           = "mst_inside_v1"
 	ParentMapMstJudgmentV1         = "mst_judgment_v1"
+	ParentMapMstMasqueradeV1       = "mst_masquerade_v1"
 	ParentMapMstMetaV1             = "mst_meta_v1"
 	ParentMapMstNetnsV1            = "mst_netns_v1"
 	ParentMapMstNobodyV1           = "mst_nobody_v1"
@@ -86,6 +88,7 @@ const (
 	ParentMapMstStoppedV1          = "mst_stopped_v1"
 	ParentMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	ParentMapMstVoucherV1          = "mst_voucher_v1"
+	ParentMapMstWearV1             = "mst_wear_v1"
 	ParentProgParentEgress         = "parent_egress"
 	ParentVarAnswerKey             = "answer_key"
 	ParentVarDeliverEgress         = "deliver_egress"
@@ -174,7 +177,9 @@ type ParentMapSpecs struct {
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
+	MstInsideV1           *ebpf.MapSpec `ebpf:"mst_inside_v1"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
+	MstMasqueradeV1       *ebpf.MapSpec `ebpf:"mst_masquerade_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
@@ -204,6 +209,7 @@ type ParentMapSpecs struct {
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
+	MstWearV1             *ebpf.MapSpec `ebpf:"mst_wear_v1"`
 }
 
 // ParentVariableSpecs contains global variables before they are loaded into the kernel.
@@ -268,7 +274,9 @@ type ParentMaps struct {
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
+	MstInsideV1           *ebpf.Map `ebpf:"mst_inside_v1"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
+	MstMasqueradeV1       *ebpf.Map `ebpf:"mst_masquerade_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
@@ -298,6 +306,7 @@ type ParentMaps struct {
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
+	MstWearV1             *ebpf.Map `ebpf:"mst_wear_v1"`
 }
 
 func (m *ParentMaps) Close() error {
@@ -327,7 +336,9 @@ func (m *ParentMaps) Close() error {
 		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
 		m.MstIdentitiesV1Now,
+		m.MstInsideV1,
 		m.MstJudgmentV1,
+		m.MstMasqueradeV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNobodyV1,
@@ -357,6 +368,7 @@ func (m *ParentMaps) Close() error {
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
 		m.MstVoucherV1,
+		m.MstWearV1,
 	)
 }
 

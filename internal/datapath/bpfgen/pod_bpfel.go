@@ -274,6 +274,13 @@ type PodIdentity struct {
 	Prefix uint64
 }
 
+type PodInsideKey struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Group     uint32
+	Addr      PodAddr
+}
+
 type PodJudgment struct {
 	_           structs.HostLayout
 	Opener      PodAddr
@@ -499,6 +506,12 @@ type PodVoucherKey struct {
 	Words [12][2]uint64
 }
 
+type PodWear struct {
+	_   structs.HostLayout
+	Ip4 PodAddr
+	Ip6 PodAddr
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -528,7 +541,9 @@ const (
 	PodMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	PodMapMstIdentitiesV1       = "mst_identities_v1"
 	PodMapMstIdentitiesV1Now    = "mst_identities_v1_now"
+	PodMapMstInsideV1           = "mst_inside_v1"
 	PodMapMstJudgmentV1         = "mst_judgment_v1"
+	PodMapMstMasqueradeV1       = "mst_masquerade_v1"
 	PodMapMstMetaV1             = "mst_meta_v1"
 	PodMapMstNetnsV1            = "mst_netns_v1"
 	PodMapMstNobodyV1           = "mst_nobody_v1"
@@ -558,6 +573,7 @@ const (
 	PodMapMstStoppedV1          = "mst_stopped_v1"
 	PodMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	PodMapMstVoucherV1          = "mst_voucher_v1"
+	PodMapMstWearV1             = "mst_wear_v1"
 	PodProgFromPod              = "from_pod"
 	PodProgToPod                = "to_pod"
 	PodVarAnswerKey             = "answer_key"
@@ -648,7 +664,9 @@ type PodMapSpecs struct {
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
+	MstInsideV1           *ebpf.MapSpec `ebpf:"mst_inside_v1"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
+	MstMasqueradeV1       *ebpf.MapSpec `ebpf:"mst_masquerade_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
@@ -678,6 +696,7 @@ type PodMapSpecs struct {
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
+	MstWearV1             *ebpf.MapSpec `ebpf:"mst_wear_v1"`
 }
 
 // PodVariableSpecs contains global variables before they are loaded into the kernel.
@@ -742,7 +761,9 @@ type PodMaps struct {
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
+	MstInsideV1           *ebpf.Map `ebpf:"mst_inside_v1"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
+	MstMasqueradeV1       *ebpf.Map `ebpf:"mst_masquerade_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
@@ -772,6 +793,7 @@ type PodMaps struct {
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
+	MstWearV1             *ebpf.Map `ebpf:"mst_wear_v1"`
 }
 
 func (m *PodMaps) Close() error {
@@ -801,7 +823,9 @@ func (m *PodMaps) Close() error {
 		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
 		m.MstIdentitiesV1Now,
+		m.MstInsideV1,
 		m.MstJudgmentV1,
+		m.MstMasqueradeV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNobodyV1,
@@ -831,6 +855,7 @@ func (m *PodMaps) Close() error {
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
 		m.MstVoucherV1,
+		m.MstWearV1,
 	)
 }
 

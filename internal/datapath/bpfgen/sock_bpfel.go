@@ -89,7 +89,9 @@ const (
 	SockMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	SockMapMstIdentitiesV1       = "mst_identities_v1"
 	SockMapMstIdentitiesV1Now    = "mst_identities_v1_now"
+	SockMapMstInsideV1           = "mst_inside_v1"
 	SockMapMstJudgmentV1         = "mst_judgment_v1"
+	SockMapMstMasqueradeV1       = "mst_masquerade_v1"
 	SockMapMstMetaV1             = "mst_meta_v1"
 	SockMapMstNetnsV1            = "mst_netns_v1"
 	SockMapMstNobodyV1           = "mst_nobody_v1"
@@ -119,6 +121,7 @@ const (
 	SockMapMstStoppedV1          = "mst_stopped_v1"
 	SockMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	SockMapMstVoucherV1          = "mst_voucher_v1"
+	SockMapMstWearV1             = "mst_wear_v1"
 	SockProgMstConnect4          = "mst_connect4"
 	SockProgMstConnect6          = "mst_connect6"
 	SockProgMstGetpeername4      = "mst_getpeername4"
@@ -223,7 +226,9 @@ type SockMapSpecs struct {
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
+	MstInsideV1           *ebpf.MapSpec `ebpf:"mst_inside_v1"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
+	MstMasqueradeV1       *ebpf.MapSpec `ebpf:"mst_masquerade_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
@@ -253,6 +258,7 @@ type SockMapSpecs struct {
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
+	MstWearV1             *ebpf.MapSpec `ebpf:"mst_wear_v1"`
 }
 
 // SockVariableSpecs contains global variables before they are loaded into the kernel.
@@ -317,7 +323,9 @@ type SockMaps struct {
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
+	MstInsideV1           *ebpf.Map `ebpf:"mst_inside_v1"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
+	MstMasqueradeV1       *ebpf.Map `ebpf:"mst_masquerade_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
@@ -347,6 +355,7 @@ type SockMaps struct {
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
+	MstWearV1             *ebpf.Map `ebpf:"mst_wear_v1"`
 }
 
 func (m *SockMaps) Close() error {
@@ -376,7 +385,9 @@ func (m *SockMaps) Close() error {
 		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
 		m.MstIdentitiesV1Now,
+		m.MstInsideV1,
 		m.MstJudgmentV1,
+		m.MstMasqueradeV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNobodyV1,
@@ -406,6 +417,7 @@ func (m *SockMaps) Close() error {
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
 		m.MstVoucherV1,
+		m.MstWearV1,
 	)
 }
 

@@ -41,7 +41,9 @@ const (
 	crcMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
 	crcMapMstIdentitiesV1       = "mst_identities_v1"
 	crcMapMstIdentitiesV1Now    = "mst_identities_v1_now"
+	crcMapMstInsideV1           = "mst_inside_v1"
 	crcMapMstJudgmentV1         = "mst_judgment_v1"
+	crcMapMstMasqueradeV1       = "mst_masquerade_v1"
 	crcMapMstMetaV1             = "mst_meta_v1"
 	crcMapMstNetnsV1            = "mst_netns_v1"
 	crcMapMstNobodyV1           = "mst_nobody_v1"
@@ -71,6 +73,7 @@ const (
 	crcMapMstStoppedV1          = "mst_stopped_v1"
 	crcMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
 	crcMapMstVoucherV1          = "mst_voucher_v1"
+	crcMapMstWearV1             = "mst_wear_v1"
 	crcProgChange               = "change"
 	crcVarAnswerKey             = "answer_key"
 	crcVarDeliverEgress         = "deliver_egress"
@@ -159,7 +162,9 @@ type crcMapSpecs struct {
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
+	MstInsideV1           *ebpf.MapSpec `ebpf:"mst_inside_v1"`
 	MstJudgmentV1         *ebpf.MapSpec `ebpf:"mst_judgment_v1"`
+	MstMasqueradeV1       *ebpf.MapSpec `ebpf:"mst_masquerade_v1"`
 	MstMetaV1             *ebpf.MapSpec `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.MapSpec `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.MapSpec `ebpf:"mst_nobody_v1"`
@@ -189,6 +194,7 @@ type crcMapSpecs struct {
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
 	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
+	MstWearV1             *ebpf.MapSpec `ebpf:"mst_wear_v1"`
 }
 
 // crcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -253,7 +259,9 @@ type crcMaps struct {
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
+	MstInsideV1           *ebpf.Map `ebpf:"mst_inside_v1"`
 	MstJudgmentV1         *ebpf.Map `ebpf:"mst_judgment_v1"`
+	MstMasqueradeV1       *ebpf.Map `ebpf:"mst_masquerade_v1"`
 	MstMetaV1             *ebpf.Map `ebpf:"mst_meta_v1"`
 	MstNetnsV1            *ebpf.Map `ebpf:"mst_netns_v1"`
 	MstNobodyV1           *ebpf.Map `ebpf:"mst_nobody_v1"`
@@ -283,6 +291,7 @@ type crcMaps struct {
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
 	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
+	MstWearV1             *ebpf.Map `ebpf:"mst_wear_v1"`
 }
 
 func (m *crcMaps) Close() error {
@@ -312,7 +321,9 @@ func (m *crcMaps) Close() error {
 		m.MstFrontendPortsV1,
 		m.MstIdentitiesV1,
 		m.MstIdentitiesV1Now,
+		m.MstInsideV1,
 		m.MstJudgmentV1,
+		m.MstMasqueradeV1,
 		m.MstMetaV1,
 		m.MstNetnsV1,
 		m.MstNobodyV1,
@@ -342,6 +353,7 @@ func (m *crcMaps) Close() error {
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
 		m.MstVoucherV1,
+		m.MstWearV1,
 	)
 }
 

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Masquerade: towards the outside a pod's flow wears the address that its node has
+ * at the device by which it leaves. What is outside, the pod's group says (all but
+ * what its network calls inside), and the routing table: what it leads to the node
+ * itself, or by a device that is no NIC of the edge, is the host's stack's. The flow
+ * is translated at the pod's host end, and its answers at the NIC (edge.bpf.c), both
+ * past the stack, whose connection tracking would else cost each packet of the node's.
+ */
+#pragma once
+
+#include "common.h"
+#include "conntrack.h"
+#include "edge.h"
+#include "fib.h"
+#include "plan.h"
+#include "remote.h"
+#include "wear.h"
+
+/* Return: the group in which an endpoint is masqueraded by programs, 0: in none. */
+inline_fn __u32 masquerade_group(__u32 id)
+{
+	__u32 *group = bpf_map_lookup_elem(&mst_masquerade_v1, &id);
+	struct node_config *n = group && *group ? node_config() : NULL;
+
+	return n && n->flags & NODE_MASQUERADE ? *group : 0;
+}
+
+inline_fn bool masquerade_inside(__u32 group, const struct addr *a)
+{
+	struct inside_key key = { .prefixlen = 32 + 128, .group = group, .addr = *a };
+
+	return bpf_map_lookup_elem(&mst_inside_v1, &key);
+}
+
+/* Return: what a flow wears by the device that the routing table names, or NULL. */
+slow_fn struct wear *masquerade_wear(struct __sk_buff *skb, const struct tuple *t, __u8 proto)
+{
+	struct bpf_fib_lookup fib = { .ifindex = skb->ifindex, .l4_protocol = proto, .sport = t->sport, .dport = t->dport };
+	long found;
+
+	fib_addrs(&fib, &t->src, &t->dst);
+	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH && found != BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return NULL;
+	return bpf_map_lookup_elem(&mst_wear_v1, &fib.ifindex);
+}
+
+/**
+ * masquerade_port - a port for a flow that has its address
+ * Return: enum drop_reason.
+ */
+global_fn int masquerade_port(struct __sk_buff *skb, struct pkt *p, struct plan *plan, __u32 now)
+{
+	struct edge_config *c = edge_config(EDGE_WIRE);
+	__u32 try;
+
+	if (!p || !plan || !c)
+		return REASON_NAT_PORTS;
+	try = wear_first_port(p);
+	for (int i = 0; i < NAT_PORT_TRIES; i++, try = bpf_get_prandom_u32()) {
+		plan->post.sport = wear_port(c, try);
+		if (p->proto == IPPROTO_ICMP || p->proto == IPPROTO_ICMPV6) /* both are the identifier */
+			plan->post.dport = plan->post.sport;
+		if (wear_free(skb, p, &plan->post, now))
+			return REASON_NONE;
+	}
+	return REASON_NAT_PORTS;
+}
+
+/**
+ * masquerade - plan what a new flow from a pod wears, if it is one to the outside
+ * @plan: judged; gets the address that the other end sees, but no port
+ *
+ * Return: enum drop_reason.
+ */
+global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan)
+{
+	struct wear *wear;
+	struct addr *own;
+	__u32 group;
+
+	if (!p || !plan)
+		return REASON_NAT_PORTS;
+	group = masquerade_group(skb->cb[CB_ENDPOINT]);
+	if (!group || masquerade_inside(group, &plan->post.dst))
+		return REASON_NONE;
+	wear = masquerade_wear(skb, &plan->post, p->proto);
+	own = wear ? p->ipv6 ? &wear->ip6 : &wear->ip4 : NULL;
+	if (!own || addr_is_zero(own))
+		return REASON_NONE;
+	if ((p->proto == IPPROTO_TCP || p->proto == IPPROTO_SCTP) &&
+	    (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
+		return REASON_MIDSTREAM_NAT;
+	plan->post.src = *own;
+	plan->role = CT_PRE_NAT;
+	plan->flags |= CT_EDGE | CT_MASQUERADE;
+	return REASON_NONE;
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * A port of the node's for a flow that wears its address: one of those that the
+ * host leaves alone (edge_config), that no other flow between the same ends and no
+ * socket of the host has.
+ */
+#pragma once
+
+#include "common.h"
+#include "conntrack.h"
+#include "parse.h"
+
+/* Whether a socket of the host has the port, so that a flow on it would be taken for the socket's. */
+slow_fn bool host_has_port(struct __sk_buff *skb, const struct tuple *t, const struct pkt *p)
+{
+	struct bpf_sock_tuple to = {};
+	__u32 size = sizeof(to.ipv6);
+	struct bpf_sock *sk;
+
+	if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP) /* whose sockets no helper finds */
+		return false;
+	/* As the answer will look: from the other end to the node. */
+	if (p->ipv6) {
+		__builtin_memcpy(to.ipv6.saddr, &t->dst, sizeof(to.ipv6.saddr));
+		__builtin_memcpy(to.ipv6.daddr, &t->src, sizeof(to.ipv6.daddr));
+		to.ipv6.sport = t->dport;
+		to.ipv6.dport = t->sport;
+	} else {
+		to.ipv4.saddr = t->dst.words[3];
+		to.ipv4.daddr = t->src.words[3];
+		to.ipv4.sport = t->dport;
+		to.ipv4.dport = t->sport;
+		size = sizeof(to.ipv4);
+	}
+	if (p->proto == IPPROTO_TCP)
+		sk = bpf_skc_lookup_tcp(skb, &to, size, BPF_F_CURRENT_NETNS, 0);
+	else
+		sk = bpf_sk_lookup_udp(skb, &to, size, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	bpf_sk_release(sk);
+	return true;
+}
+
+/* The port that a flow wears when nobody else has it, as an offset: the same for a tuple that comes again, whose
+ * dead entry then takes it in, and the next one for a client's next port. As hard to guess as the client's. */
+inline_fn __u32 wear_first_port(const struct pkt *p)
+{
+	__u32 ends = p->t.src.words[0] ^ p->t.src.words[1] ^ p->t.src.words[2] ^ p->t.src.words[3] ^ p->t.dst.words[3];
+
+	return (ends * 0x9e3779b1u >> 16) + p->t.dport + bpf_ntohs(p->t.sport);
+}
+
+/* @offset: any number. Return: a port of the range. */
+inline_fn __be16 wear_port(const struct edge_config *c, __u32 offset)
+{
+	return bpf_htons(c->port_first + offset % (c->port_count ? c->port_count : 1));
+}
+
+/* Whether the flow may have the port. @t: as the other end sees it */
+inline_fn bool wear_free(struct __sk_buff *skb, const struct pkt *p, const struct tuple *t, __u32 now)
+{
+	return !tuple_taken(t, p->proto, now) && !host_has_port(skb, t, p);
+}
