@@ -40,7 +40,7 @@ var allowed = map[string][]string{
 	"internal/datapath/cgen":     {},
 	"internal/datapath/dptest":   {"internal/datapath", "internal/state", "internal/netns"},
 	"internal/reconcile":         {"internal/state", "internal/service", "internal/policy", "internal/datapath"},
-	"internal/engine":            {"internal/state", "internal/service", "internal/policy", "internal/store", "internal/reconcile", "internal/datapath", "internal/netns", "internal/node", "internal/link"},
+	"internal/engine":            {"internal/state", "internal/service", "internal/policy", "internal/store", "internal/reconcile", "internal/datapath", "internal/netns", "internal/node", "internal/link", "internal/masquerade"},
 	"internal/node":              {"internal/state", "internal/netns"},
 	"internal/observe":           {"internal/state", "internal/service", "internal/policy", "internal/store", "internal/datapath", "internal/netns", "internal/engine"},
 	"internal/link":              {"internal/state", "internal/netns"},

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -209,7 +210,7 @@ func (e *Engine) dropRules() error {
 		}
 	}
 	used, err := masquerade.InUse(func(a netip.Addr) bool { return pods[a] })
-	if err != nil || used { // who cannot tell leaves it
+	if e.lingers = err == nil && used; e.lingers || err != nil { // who cannot tell leaves it
 		return nil
 	}
 	return table.Unhook()
@@ -268,8 +269,8 @@ func (e *Engine) notByPrograms() (because []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(wear) == 0 {
-		because = append(because, "the edge has no device (`mustang edge set`, or the agent's --devices)")
+	if len(wear) == 0 { // then all ways are others
+		return append(because, "the edge has no device (`mustang edge set`, or the agent's --devices)"), nil
 	}
 	for _, id := range slices.Sorted(maps.Keys(e.known)) {
 		if ep := e.known[id]; ep.Masquerade != nil && ep.Placement == state.InPod {
@@ -323,6 +324,14 @@ func (e *Engine) otherWays(edges map[uint32]datapath.Wear) ([]string, error) {
 			if err != nil || slices.Contains([]string{"lo", peers.OverlayName, peers.DoorName, peers.GatherName}, l.Attrs().Name) {
 				continue
 			}
+			stays, err := staysHere(l, r.Dst)
+			if err != nil {
+				return nil, err
+			}
+			if stays {
+				delete(skip, index) // another route may not
+				continue
+			}
 			out = append(out, fmt.Sprintf("device %s leads to %s, and is none of the edge's", l.Attrs().Name, r.Dst))
 		}
 	}
@@ -330,8 +339,30 @@ func (e *Engine) otherWays(edges map[uint32]datapath.Wear) ([]string, error) {
 	return out, nil
 }
 
+// staysHere says whether a route leads to somebody on this machine: a pod of
+// anybody's, or one behind a bridge without other ports. Its answers pass the
+// node in any case, whatever address they are for.
+func staysHere(l netlink.Link, dst *net.IPNet) (bool, error) {
+	switch l.Type() {
+	case "veth", "netkit":
+		ones, bits := dst.Mask.Size()
+		return ones == bits, nil
+	case "dummy":
+		return true, nil
+	case "bridge":
+		links, err := netns.Links()
+		if err != nil {
+			return false, fmt.Errorf("list links: %w", err)
+		}
+		return !slices.ContainsFunc(links, func(port netlink.Link) bool {
+			return port.Attrs().MasterIndex == l.Attrs().Index && !slices.Contains([]string{"veth", "netkit", "tuntap"}, port.Type())
+		}), nil
+	}
+	return false, nil
+}
+
 // within says whether one of list holds all of dst.
-func within(dst interface{ String() string }, list []netip.Prefix) bool {
+func within(dst *net.IPNet, list []netip.Prefix) bool {
 	p, err := netip.ParsePrefix(dst.String())
 	return err == nil && slices.ContainsFunc(list, func(q netip.Prefix) bool {
 		return q.Addr().Is4() == p.Addr().Is4() && q.Bits() <= p.Bits() && q.Contains(p.Addr())

@@ -29,6 +29,11 @@ func (e *Engine) Settle(quiet time.Duration) (*Settling, error) {
 	if err := e.loadEndpoints(); err != nil {
 		return nil, err
 	}
+	if e.lingers {
+		if err := e.dropRules(); err != nil {
+			return nil, err
+		}
+	}
 	for _, ep := range e.known {
 		if ep.Attach != datapath.AttachClsact || ep.Placement != state.HostEnd || !e.alive(ep) {
 			continue
