@@ -120,10 +120,26 @@ func checksum(b []byte, sum uint32) uint16 {
 }
 
 // destination is where a frame goes.
-func destination(frame []byte) netip.Addr {
-	from, to := ethLen+16, ethLen+ipv4Len
+func destination(frame []byte) netip.Addr { return addressIn(frame, ethLen+16, ethLen+24) }
+
+// source is where a frame comes from.
+func source(frame []byte) netip.Addr { return addressIn(frame, ethLen+12, ethLen+8) }
+
+// innerSource is where a frame comes from that lies in a tunnel's (RFC 7348 5).
+func innerSource(frame []byte) netip.Addr {
+	outer := ipv4Len
 	if len(frame) > ethLen && frame[ethLen]>>4 == 6 {
-		from, to = ethLen+24, ethLen+ipv6Len
+		outer = ipv6Len
+	}
+	const udpAndVXLAN = 8 + 8
+	return source(frame[min(ethLen+outer+udpAndVXLAN, len(frame)):])
+}
+
+// addressIn is the address at the one place or, of IPv6, the other.
+func addressIn(frame []byte, at4, at6 int) netip.Addr {
+	from, to := at4, at4+4
+	if len(frame) > ethLen && frame[ethLen]>>4 == 6 {
+		from, to = at6, at6+16
 	}
 	if len(frame) < to {
 		return netip.Addr{}

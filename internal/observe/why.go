@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
@@ -203,6 +204,12 @@ func (q *question) leavePod(w *Way, p probe, ep state.Endpoint) error {
 
 // goOn follows a packet that from_pod has let pass.
 func (q *question) goOn(w *Way, at, detail string, d datapath.Decision, ep state.Endpoint) error {
+	if d.Verdict == datapath.VerdictRedirect && d.RedirectKind == bpfgen.RedirectNeigh {
+		by := "leaves the node by " + linkName(d.RedirectIfindex)
+		w.step(at, "program", Forwarded, detail+dressed(d.Frame, ep)+", and "+by+" past the host's stack")
+		w.end(Forwarded, "it passes, and "+by+"; what happens there is not this node's to say", "")
+		return nil
+	}
 	if d.Verdict == datapath.VerdictRedirect {
 		to, known := q.byInterface(d.RedirectIfindex, ep, d.RedirectKind)
 		if !known {
@@ -233,6 +240,19 @@ func (q *question) goOn(w *Way, at, detail string, d datapath.Decision, ep state
 		frame = relink(frame, orZero(to.ep.NodeMAC), to.ep.MAC)
 	}
 	return q.enterPod(w, frame, *to.ep, ep.IfIndex)
+}
+
+// dressed says under which address of the node's what ep has sent leaves it, if
+// it does: in the tunnel, or masqueraded.
+func dressed(frame []byte, ep state.Endpoint) string {
+	src := source(frame)
+	switch {
+	case slices.Contains(ep.Addrs(), src):
+		return ""
+	case slices.Contains(ep.Addrs(), innerSource(frame)):
+		return fmt.Sprintf(", in the tunnel from %s to %s", src, destination(frame))
+	}
+	return ", masqueraded as " + src.String()
 }
 
 // enterNode follows a packet from outside, or from the node, to a pod.

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/mustang-net/mustang/lab"
+)
+
+// `mustang why` follows a packet out of the node, and says in which dress.
+func TestWhyOutOfTheNode(t *testing.T) {
+	for _, j := range joins() {
+		t.Run(nameOf(j), func(t *testing.T) {
+			w := newWorld(t, lab.Config{}, j)
+			node := w.lab.Nodes()[0]
+			w.mustang(node, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
+			worn, err := node.AddPod(deadline(t), "worn", "--masquerade", "--masquerade-exclude="+lab.PodCIDR4.String()+","+lab.PodCIDR6.String())
+			w.must(err)
+			for family, ipv6 := range families {
+				w := w.on(t, ipv6)
+				outside, far, own, at := w.lab.Outside().IPv4, w.ip(w.far), w.ip(worn), node.IPv4
+				if ipv6 {
+					outside, at = w.lab.Outside().IPv6, node.IPv6
+				}
+				for _, to := range []netip.Addr{far, outside} {
+					text := w.mustang(node, "why", own.String(), netip.AddrPortFrom(to, 80).String())
+					want := []string{"FORWARDED", "it passes, and leaves the node"}
+					switch ebpf := j.HostRouting == "ebpf"; {
+					case to == outside && ebpf:
+						want = append(want, "masqueraded as "+at.String()+", and leaves the node by "+lab.Uplink+" past the host's stack")
+					case j.Mode == "vxlan" && ebpf:
+						want = append(want, "in the tunnel from ", "past the host's stack")
+					case ebpf:
+						want = append(want, "it passes, and leaves the node by "+lab.Wire+" past the host's stack")
+					}
+					for _, part := range want {
+						if !strings.Contains(text, part) {
+							t.Errorf("%s to %s: no %q in\n%s", family, to, part, text)
+						}
+					}
+				}
+			}
+		})
+	}
+}
