@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package masquerade
+
+import (
+	"net/netip"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// alone puts the test's thread, which dies with it, into a network namespace.
+func alone(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func nft(t *testing.T, script string) string {
+	t.Helper()
+	cmd := exec.Command("nft", "-f", "-")
+	if script == "" {
+		cmd = exec.Command("nft", "list", "ruleset")
+	}
+	cmd.Stdin = strings.NewReader(script)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
+func has(t *testing.T, parts map[string]bool) {
+	t.Helper()
+	rules := nft(t, "")
+	for part, want := range parts {
+		if strings.Contains(rules, part) != want {
+			t.Errorf("%q: %v, want %v, in\n%s", part, !want, want, rules)
+		}
+	}
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var (
+	excluded = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}
+	one, two = netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr("fd00::2")
+)
+
+// Groups are there without anything passing them; the hook comes and goes, in
+// any order with them.
+func TestAHookIsApartFromGroups(t *testing.T) {
+	for name, first := range map[string]bool{"hook first": true, "groups first": false} {
+		t.Run(name, func(t *testing.T) {
+			alone(t)
+			table := Table{DefaultTable}
+			if first {
+				ok(t, table.Hook())
+			}
+			ok(t, table.Add("a", excluded, []netip.Addr{one}))
+			ok(t, table.Add("b", nil, []netip.Addr{two}))
+			ok(t, table.Add("a", excluded, []netip.Addr{one})) // again
+			hooked, err := table.Hooked()
+			ok(t, err)
+			if hooked != first {
+				t.Errorf("hooked: %v", hooked)
+			}
+			has(t, map[string]bool{"type nat hook": first, "jump group-a\n\t\tjump group-b\n\t}": true, "10.9.0.1": true, "fd00::2": true})
+			for range 2 {
+				ok(t, table.Hook())
+			}
+			has(t, map[string]bool{"type nat hook postrouting": true, "jump inside\n\t\tjump groups\n\t}": true})
+			ok(t, table.Keep([]string{"b"}))
+			has(t, map[string]bool{"group-a": false, "pods4-a": false, "jump group-b": true, "type nat hook": true})
+			for range 2 {
+				ok(t, table.Unhook())
+			}
+			has(t, map[string]bool{"type nat hook": false, "jump group-b": true})
+			ok(t, table.Keep(nil))
+			has(t, map[string]bool{"table": false})
+			ok(t, table.Unhook())
+			ok(t, table.Delete())
+		})
+	}
+}
+
+// What an earlier version made stays for as long as a pod of it does.
+func TestGroupsOfEarlierVersions(t *testing.T) {
+	alone(t)
+	nft(t, `table inet mustang {
+		set pods4-old { type ipv4_addr; elements = { 10.9.0.7 }; }
+		set pods6-old { type ipv6_addr; }
+		chain inside { }
+		chain out-old { type nat hook postrouting priority srcnat
+			jump inside
+			ip saddr @pods4-old ip daddr != @pods4-old masquerade
+		}
+	}
+`)
+	table := Table{DefaultTable}
+	ok(t, table.Add("new", excluded, []netip.Addr{one}))
+	ok(t, table.Hook())
+	ok(t, table.Keep([]string{"old", "new"}))
+	members, err := table.Members("old")
+	ok(t, err)
+	if len(members) != 1 {
+		t.Errorf("of the old group: %v", members)
+	}
+	has(t, map[string]bool{"chain out-old": true, "jump out-old": false, "jump group-new": true})
+	ok(t, table.Keep([]string{"new"}))
+	has(t, map[string]bool{"out-old": false, "pods4-old": false, "jump group-new": true})
+}
+
+func TestATableIsOurs(t *testing.T) {
+	for table, want := range map[string]bool{"inet mustang": true, "inet mustang-0011aabb": true, "inet mustangs": false, "ip mustang": false, "inet nat": false} {
+		if IsOurs(table) != want {
+			t.Errorf("%s: %v", table, !want)
+		}
+	}
+}
