@@ -143,10 +143,10 @@ func linkError(a attachment, err error) error {
 func (p *plugin) attach(a *attachment, s engine.EndpointSpec) error {
 	s.Netns, s.IfName, s.Owner, s.ServicePath = a.NetNS, a.IfName, state.OwnerCNI, state.ServicePath(p.ServicePath)
 	s.Labels, s.Pod, s.OwnQdiscs = p.Args.CNI.Lbl, p.pod(), len(a.Bandwidth) > 0
-	r := request{Op: opAdd, Spec: s}
 	if p.Masquerade {
 		s.Masquerade = &state.Masquerade{Inside: p.inside()}
 	}
+	r := request{Op: opAdd, Spec: s}
 	if s.Made == nil || len(s.Made.Addrs()) > 0 { // else it is about to ask for them
 		r.Ports = p.RuntimeConfig.PortMappings
 	}

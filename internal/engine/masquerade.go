@@ -82,7 +82,10 @@ func (e *Engine) masquerade(ep state.Endpoint) error {
 	if err != nil || byPrograms && ep.Placement == state.HostEnd {
 		return err
 	}
-	return e.masqueradeByRules([]state.Endpoint{ep})
+	if err := e.masqueradeByRules([]state.Endpoint{ep}); err != nil {
+		return err
+	}
+	return e.putMasquerade(false)
 }
 
 // unmasquerade is the reverse.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -224,22 +225,52 @@ func TestChain_BandwidthComesAfter(t *testing.T) {
 
 func TestMasquerade_OnlyTowardsTheOutside(t *testing.T) {
 	eachMode(t, func(t *testing.T, n *node, mode string) {
-		if mode == "host-device" {
-			t.Skip(ownNetwork)
-		}
-		outside := &container{node: n, id: "outside", ns: n.outside()}
-		outside.server(":80")
-		conf := n.config(mode).with("masquerade", true).with("masqueradeExclude", []string{"192.168.8.0/24"})
-		run(t, "ip", "-n", n.outside(), "addr", "add", "192.168.8.1/32", "dev", "lo")
-		run(t, "ip", "-n", n.outside(), "route", "add", "10.9.0.0/24", "via", "192.168.7.1")
-		c := n.container()
-		a := c.add(conf)
-		for to, want := range map[string]string{"192.168.7.2:80": "192.168.7.1", "[fd00:7::2]:80": "fd00:7::1", "192.168.8.1:80": a.address(0)} {
-			got := strings.TrimSpace(strings.TrimPrefix(n.reaches(c.ns, to), "hello "))
-			if from, err := netip.ParseAddrPort(got); err != nil || from.Addr().String() != want {
-				t.Errorf("to %s: seen as %s, want %s", to, got, want)
-			}
-		}
-		c.del(conf)
+		n.masquerades(mode, "nftables")
 	})
+}
+
+// Where there is an edge, and no pod whose programs are inside, no connection of
+// the node's is tracked.
+func TestMasquerade_ByProgramsAtTheEdge(t *testing.T) {
+	for _, mode := range modesOnce(t) {
+		t.Run(mode, func(t *testing.T) {
+			n := newNode(t)
+			n.tool("edge", "set", "--dev", uplink)
+			by := "nftables"
+			if slices.Contains([]string{"veth", "bridge", "netkit", "netkit-l3"}, mode) {
+				by = "ebpf"
+			}
+			n.masquerades(mode, by)
+		})
+	}
+}
+
+// masquerades fails unless a pod wears the node's address, towards the outside only.
+func (n *node) masquerades(mode, by string) {
+	t := n.t
+	t.Helper()
+	if mode == "host-device" {
+		t.Skip(ownNetwork)
+	}
+	outside := &container{node: n, id: "outside", ns: n.outside()}
+	outside.server(":80")
+	conf := n.config(mode).with("masquerade", true).with("masqueradeExclude", []string{"192.168.8.0/24"})
+	run(t, "ip", "-n", n.outside(), "addr", "add", "192.168.8.1/32", "dev", "lo")
+	run(t, "ip", "-n", n.outside(), "route", "add", "10.9.0.0/24", "via", "192.168.7.1")
+	c := n.container()
+	a := c.add(conf)
+	for to, want := range map[string]string{"192.168.7.2:80": "192.168.7.1", "[fd00:7::2]:80": "fd00:7::1", "192.168.8.1:80": a.address(0)} {
+		got := strings.TrimSpace(strings.TrimPrefix(n.reaches(c.ns, to), "hello "))
+		if from, err := netip.ParseAddrPort(got); err != nil || from.Addr().String() != want {
+			t.Errorf("to %s: seen as %s, want %s", to, got, want)
+		}
+	}
+	if said := n.tool("status", "-o", "json"); !strings.Contains(said, `"by": "`+by+`"`) {
+		t.Errorf("not by %s: %s", by, said)
+	}
+	if hooked := strings.Contains(run(t, "ip", "netns", "exec", n.name, "nft", "list", "ruleset"), "type nat hook"); hooked != (by == "nftables") {
+		t.Errorf("by %s, and connections are tracked: %v", by, hooked)
+	}
+	c.ok(c.call("CHECK", conf.prev(a)))
+	c.del(conf)
 }
