@@ -35,6 +35,7 @@ const (
 	edgeName    = "mustang edge"
 	proxyName   = "kube-proxy nftables"
 	fromOutside = ", outside → "
+	toOutside   = ", pod → outside"
 )
 
 // contestant is a pair of nodes.
@@ -59,9 +60,10 @@ func contestants() []contestant {
 		{name: "mustang direct", by: lab.MustangTC, join: lab.Join{Mode: "direct", HostRouting: "ebpf"}, own: true},
 		{name: "mustang VXLAN, legacy", by: lab.MustangTC, join: lab.Join{Mode: "vxlan", HostRouting: "legacy"}},
 		{name: "mustang VXLAN", by: lab.MustangTC, join: lab.Join{Mode: "vxlan", HostRouting: "ebpf"}},
-		// With all that a node can have: Services at its NICs and for its own sockets.
+		// With all that a node can have: Services at its NICs and for its own sockets, and pods that wear its
+		// address towards the outside.
 		{name: edgeName, by: lab.Mustang, join: lab.Join{Mode: "direct", HostRouting: "ebpf"}, own: true, edge: true},
-		{name: proxyName, by: lab.NFT, join: lab.Join{Kernel: true, Mode: "direct"}, edge: true},
+		{name: proxyName, by: lab.NFT, join: lab.Join{Kernel: true, Mode: "direct"}, own: true, edge: true},
 	}
 }
 
@@ -159,7 +161,7 @@ func (c contestant) fill(ctx context.Context, o Options, l *lab.Lab) ([]path, er
 type between func(name string, client, server *lab.Space, v4, v6 netip.Addr) path
 
 // fillEdge is for contestants that serve a client outside: new connections to a
-// pod of the node that it uses, and of the other.
+// pod of the node that it uses, and of the other; and whose pods use a server there.
 func (c contestant) fillEdge(ctx context.Context, o Options, l *lab.Lab, own func(string) []path, to between) (out []path, err error) {
 	if err := l.WireClients(); err != nil {
 		return nil, err
@@ -192,14 +194,25 @@ func (c contestant) fillEdge(ctx context.Context, o Options, l *lab.Lab, own fun
 		p.target = runner.Target{ClientNS: outside.NetNS, ServerNS: pod.NetNS, Dial: netip.AddrPortFrom(vip, vipPort), Listen: backend, ServerCgroup: pod.Cgroup}
 		out = append(out, p)
 	}
-	if !c.own {
-		return out, nil
-	}
+	var worn []string
 	for i, n := range l.Nodes() {
-		if _, err := n.Mustang(ctx, "edge", "set", "--dev", strings.Join(nics[i], ","), "--host"); err != nil {
+		if c.join.Kernel {
+			err = n.Masquerade(ctx)
+		} else {
+			worn = lab.MasqueradeArgs()
+			_, err = n.Mustang(ctx, "edge", "set", "--dev", strings.Join(nics[i], ","), "--host")
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
+	client, err := first.AddPod(ctx, "client", worn...)
+	if err != nil {
+		return nil, err
+	}
+	p := to(c.name+toOutside, &client.Space, &outside.Space, outside.IPv4, outside.IPv6)
+	p.modes = []load.Mode{load.RR, load.CRR}
+	out = append(out, p)
 	out = append(out, to("node to node, beside "+c.name, &first.Space, &second.Space, second.Wire4, second.Wire6))
 	return append(out, own(", beside "+c.name)...), nil
 }

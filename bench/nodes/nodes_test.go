@@ -71,7 +71,7 @@ func TestBarsNameContestants(t *testing.T) {
 	var names []string
 	for _, c := range contestants() {
 		names = append(names, c.name, c.name+", pod IP", c.name+", ClusterIP", "node to node, beside "+c.name,
-			"loopback, bare", "loopback, beside "+c.name, c.name+fromOutside+"its pod", c.name+fromOutside+"other node")
+			"loopback, bare", "loopback, beside "+c.name, c.name+fromOutside+"its pod", c.name+fromOutside+"other node", c.name+toOutside)
 	}
 	for _, b := range bars {
 		if !slices.Contains(names, b.path) || !slices.Contains(names, b.over) {

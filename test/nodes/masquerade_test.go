@@ -41,8 +41,7 @@ func newMasqueraded(t *testing.T, join lab.Join) masqueraded {
 
 func (m masqueraded) add(name string) *lab.Pod {
 	m.t.Helper()
-	p, err := m.node.AddPod(deadline(m.t), name, "--masquerade",
-		"--masquerade-exclude="+lab.PodCIDR4.String()+","+lab.PodCIDR6.String())
+	p, err := m.node.AddPod(deadline(m.t), name, lab.MasqueradeArgs()...)
 	m.must(err)
 	return p
 }

@@ -17,7 +17,7 @@ func TestWhyOutOfTheNode(t *testing.T) {
 			w := newWorld(t, lab.Config{}, j)
 			node := w.lab.Nodes()[0]
 			w.mustang(node, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
-			worn, err := node.AddPod(deadline(t), "worn", "--masquerade", "--masquerade-exclude="+lab.PodCIDR4.String()+","+lab.PodCIDR6.String())
+			worn, err := node.AddPod(deadline(t), "worn", lab.MasqueradeArgs()...)
 			w.must(err)
 			for family, ipv6 := range families {
 				w := w.on(t, ipv6)
