@@ -260,13 +260,14 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 		reason = nat_port(&plan, p->proto, now);
 	if (!reason && plan.near)
 		pair_keep(&plan, p, asked);
+	plan.near |= p->masqueraded && p->shape && p->proto == IPPROTO_TCP;
 	if (!reason)
 		reason = create_flow(p, &plan, now);
 	fast_forget_plan(p, &plan);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	event_opened(skb, p, &plan, DIR_FROM_POD, now);
-	if (plan.near)
+	if (plan.near && !p->masqueraded)
 		near_new(skb, p, &plan);
 	else
 		keep_new(skb, p, &plan, to ? FAST_DELIVER : p->masqueraded ? FAST_MASQUERADE : 0);

@@ -43,9 +43,9 @@ inline_fn struct edge_config *edge_config(__u32 side)
 
 /* Where the way between two addresses is kept, from one device on: a connection's first packet goes the way that others
  * of these ends have just gone. */
-slow_fn struct way_kept *edge_way_of_ends(struct __sk_buff *skb, const struct pkt *p)
+slow_fn struct way_kept *edge_way_of_ends(struct __sk_buff *skb, const struct tuple *t)
 {
-	struct tuple ends = { .src = p->t.src, .dst = p->t.dst, .pad = WAY_HOOK | skb->ifindex };
+	struct tuple ends = { .src = t->src, .dst = t->dst, .pad = WAY_HOOK | skb->ifindex };
 	struct fast_flow *fast = fast_slot(BACK_SLOT(fast_place(tuple_hash(&ends), skb->ifindex)));
 
 	if (!fast)
@@ -105,7 +105,7 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 	if (!kept || !way_holds(kept, length)) {
 		bool hold;
 
-		ends = edge_way_of_ends(skb, p);
+		ends = edge_way_of_ends(skb, &p->t);
 		hold = ends && way_holds(ends, length);
 		if (kept && hold)
 			*kept = *ends;

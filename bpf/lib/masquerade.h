@@ -33,17 +33,26 @@ inline_fn bool masquerade_inside(__u32 group, const struct addr *a)
 	return bpf_map_lookup_elem(&mst_inside_v1, &key);
 }
 
-/* Return: what a flow wears by the device that the routing table names, or NULL. */
-slow_fn struct wear *masquerade_wear(struct __sk_buff *skb, const struct tuple *t, __u8 proto)
+/* Return: ifindex of the device that the routing table names for a flow, 0: none. @t: with the pod's address */
+slow_fn __u32 masquerade_device(struct __sk_buff *skb, const struct tuple *t, __u8 proto)
 {
 	struct bpf_fib_lookup fib = { .ifindex = skb->ifindex, .l4_protocol = proto, .sport = t->sport, .dport = t->dport };
+	struct way_kept *kept = edge_way_of_ends(skb, t);
 	long found;
 
+	if (kept && way_holds(kept, 0))
+		return kept->ifindex;
 	fib_addrs(&fib, &t->src, &t->dst);
 	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
-	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH && found != BPF_FIB_LKUP_RET_FRAG_NEEDED)
-		return NULL;
-	return bpf_map_lookup_elem(&mst_wear_v1, &fib.ifindex);
+	if (found == BPF_FIB_LKUP_RET_SUCCESS && kept) {
+		struct way way = { .ifindex = fib.ifindex, .mtu = fib.mtu_result };
+
+		__builtin_memcpy(way.macs, fib.dmac, ETH_ALEN);
+		__builtin_memcpy(way.macs + ETH_ALEN, fib.smac, ETH_ALEN);
+		way_keep(kept, &way);
+	}
+	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH || found == BPF_FIB_LKUP_RET_FRAG_NEEDED ?
+		       fib.ifindex : 0;
 }
 
 /**
@@ -78,14 +87,15 @@ global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan
 {
 	struct wear *wear;
 	struct addr *own;
-	__u32 group;
+	__u32 group, device;
 
 	if (!p || !plan)
 		return REASON_NAT_PORTS;
 	group = masquerade_group(skb->cb[CB_ENDPOINT]);
 	if (!group || masquerade_inside(group, &plan->post.dst))
 		return REASON_NONE;
-	wear = masquerade_wear(skb, &plan->post, p->proto);
+	device = masquerade_device(skb, &plan->post, p->proto);
+	wear = bpf_map_lookup_elem(&mst_wear_v1, &device);
 	own = wear ? p->ipv6 ? &wear->ip6 : &wear->ip4 : NULL;
 	if (!own || addr_is_zero(own))
 		return REASON_NONE;

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "61c10772aaa477290eb266b4d75c6a722a88ad95a51f4e405b85b3f107c617c6"
+const ObjectsHash = "3c9c84b843297dda83d38f41315d6d6524f14f00b02733645f77a9b2e042dff1"
