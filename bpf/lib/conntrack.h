@@ -356,6 +356,14 @@ slow_fn int ct_create(const struct tuple *t, __u8 proto, __u8 scope, struct ct_e
 	return ct_enter(&key, e, now);
 }
 
+/* Whether a flow wears the node's address for a pod that is gone, which cannot close it any more. */
+inline_fn bool ct_orphaned(const struct ct_entry *e)
+{
+	struct endpoint *ep = e->flags & CT_MASQUERADE && e->role == CT_POST_NAT ? endpoint_slot(e->opener.endpoint) : NULL;
+
+	return ep && (!ep->generation || !(addr_equal(&e->other.src, &ep->ip4) || addr_equal(&e->other.src, &ep->ip6)));
+}
+
 /* Whether a flow occupies the tuple that the backend would see. One that has closed ends,
  * both halves: its late packets must not be taken for the new one's. */
 global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
@@ -366,7 +374,7 @@ global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
 		return true;
 	f.src_is_hi = ct_key_of(&f.key, t, proto, CT_SCOPE_FLOW);
 	ct_find_by_key(&f);
-	if (f.e && !ct_closed(f.e))
+	if (f.e && !ct_closed(f.e) && !ct_orphaned(f.e))
 		return true;
 	ct_forget(&f);
 	return false;

@@ -111,7 +111,8 @@ func (e *Engine) SetEdge(want Edge) error {
 	err = errors.Join(e.attachEdges(nics, turns), e.syncTunnelEdge(), e.setHost(want.Host), e.syncDoor())
 	e.turning = turns && err == nil
 	e.tryGather()
-	return privilege(errors.Join(err, e.syncMasquerade()))
+	e.tryMasquerade()
+	return privilege(err)
 }
 
 // syncTunnelEdge lets answers to clients outside come by the tunnel, where there

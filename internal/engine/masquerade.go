@@ -167,6 +167,13 @@ func (e *Engine) syncMasquerade() error {
 	return e.dropRules()
 }
 
+// tryMasquerade is syncMasquerade beside a change that is in force without it.
+func (e *Engine) tryMasquerade() {
+	if err := e.syncMasquerade(); err != nil {
+		e.opts.Notify(fmt.Sprintf("who masquerades pods stays as it was: %v", err))
+	}
+}
+
 func (e *Engine) putMasquerade(on bool) error {
 	config, _, err := e.dp.Node.Get(0)
 	if err != nil || on == (config.Flags&bpfgen.NodeMasquerade != 0) {
@@ -179,12 +186,12 @@ func (e *Engine) putMasquerade(on bool) error {
 // masqueradeByRules has the kernel masquerade these endpoints, of which the CNI
 // plugin's own enter its sets by itself.
 func (e *Engine) masqueradeByRules(list []state.Endpoint) error {
-	table, any := e.masqueradeTable(), false
+	table, wanted := e.masqueradeTable(), false
 	for _, ep := range list {
 		if ep.Masquerade == nil {
 			continue
 		}
-		any = true
+		wanted = true
 		if ep.Owner != state.OwnerCLI {
 			continue
 		}
@@ -193,7 +200,7 @@ func (e *Engine) masqueradeByRules(list []state.Endpoint) error {
 			return err
 		}
 	}
-	if !any {
+	if !wanted {
 		return nil
 	}
 	return table.Hook()

@@ -231,7 +231,8 @@ func (e *Engine) syncNodes(n store.Nodes) error {
 		e.opts.Notify(note)
 	}
 	e.tryGather()
-	return errors.Join(err, e.syncMasquerade())
+	e.tryMasquerade()
+	return err
 }
 
 // syncWire attaches the node's own programs. Without other nodes there is

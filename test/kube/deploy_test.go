@@ -123,6 +123,24 @@ spec:
 		})
 	}
 	c.run("kubectl", "delete", "service", "each-protocol", "-n", "default")
+	masqueraded := 0
+	for _, pod := range strings.Fields(c.run("kubectl", "get", "pods", "-n", "kube-system", "-l", "app.kubernetes.io/name=mustang", "-o", "jsonpath={.items[*].metadata.name}")) {
+		said := c.run("kubectl", "exec", "-n", "kube-system", pod, "-c", "agent", "--", "mustang", "status")
+		if strings.Contains(said, "Masquerade") {
+			masqueraded++
+		}
+		if strings.Contains(said, "by nftables") {
+			c.t.Errorf("pods are not masqueraded by programs: %s", said)
+		}
+	}
+	if masqueraded == 0 {
+		c.t.Error("no node masquerades a pod")
+	}
+	for _, node := range []string{"n1", "n2"} {
+		if rules := c.run("enter", node, "--", "nft", "list", "ruleset"); strings.Contains(rules, "type nat hook") {
+			c.t.Errorf("the kernel of %s translates:\n%s", node, rules)
+		}
+	}
 	for _, line := range strings.Split(c.run("kubectl", "logs", "-n", "kube-system", "-l", "app.kubernetes.io/name=mustang", "-c", "agent", "--prefix", "--tail=-1"), "\n") {
 		if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
 			c.t.Errorf("%s", line)

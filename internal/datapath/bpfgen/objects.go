@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "3c9c84b843297dda83d38f41315d6d6524f14f00b02733645f77a9b2e042dff1"
+const ObjectsHash = "562800d2a15ea0a1c029962bf4bc06d03af25c6b5ad12c97c954c58876cd5781"

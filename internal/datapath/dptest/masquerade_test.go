@@ -220,6 +220,21 @@ func TestPortsOfMasqueradeRunOut(t *testing.T) {
 		if !out {
 			m.t.Error("three flows wear two ports")
 		}
+		// A pod that goes gives back what it wore, whoever has its number then.
+		other := m.edge.Pods[2]
+		from := end(other.IP(m.v6), m.from.Port())
+		if a := m.answer(other, from, m.to, syn); a.Dropped != ReasonName(bpfgen.ReasonNATPorts) {
+			m.t.Errorf("another pod's: %v", a)
+		}
+		heir := m.edge.Pods[3]
+		heir.ID = m.pod.ID
+		m.edge.RemovePod(m.t, m.pod)
+		m.open(other, from, m.to)
+		m.edge.SetPod(m.t, heir)
+		m.open(other, end(from.Addr(), from.Port()+1), m.to)
+		m.edge.RemovePod(m.t, heir)
+		m.edge.SetPod(m.t, m.edge.Pods[3])
+		m.edge.SetPod(m.t, m.pod)
 	})
 }
 
