@@ -40,7 +40,7 @@ slow_fn __u32 masquerade_device(struct __sk_buff *skb, const struct tuple *t, __
 	struct way_kept *kept = edge_way_of_ends(skb, t);
 	long found;
 
-	if (kept && way_holds(kept, 0))
+	if (kept && way_holds(kept, 1)) /* of one that is not kept the MTU is 0 */
 		return kept->ifindex;
 	fib_addrs(&fib, &t->src, &t->dst);
 	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "562800d2a15ea0a1c029962bf4bc06d03af25c6b5ad12c97c954c58876cd5781"
+const ObjectsHash = "efc694d33dc8fb31655c35883f16269f25b5c44af2f3e31bdc271f03e80a1d05"

@@ -4,8 +4,11 @@ package dptest
 
 import (
 	"encoding/binary"
+	"net"
 	"net/netip"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
@@ -93,6 +96,35 @@ func TestAPodsFlowToTheOutsideWearsTheNodesAddress(t *testing.T) {
 		// Who is not the other end of a flow reaches no pod by its port.
 		if a := m.arrive(end(External(9, m.v6), far.Port()), worn, ack); a.Direct || a.Dropped != "" {
 			m.t.Errorf("a stranger: %v", a)
+		}
+	})
+}
+
+// Two ends whose ways lie at one place, by different devices.
+func TestAWayIsItsOwnEnds(t *testing.T) {
+	eachMasqueraded(t, func(m masqueraded) {
+		if !m.v6 {
+			return
+		}
+		wire, err := netlink.LinkByName("wire")
+		check(t, err)
+		near, far := end(netip.MustParseAddr("2001:db8::77"), m.to.Port()), end(netip.MustParseAddr("2001:db8:1::77"), m.to.Port())
+		_, to, err := net.ParseCIDR("2001:db8:1::/64")
+		check(t, err)
+		neigh := func(ip netip.AddrPort, link netlink.Link) {
+			check(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: ip.Addr().AsSlice(), HardwareAddr: Router[:], State: netlink.NUD_PERMANENT}))
+		}
+		nic, err := netlink.LinkByName("nic")
+		check(t, err)
+		check(t, netlink.RouteReplace(&netlink.Route{LinkIndex: wire.Attrs().Index, Dst: to}))
+		neigh(near, nic)
+		neigh(far, wire)
+		for i := range uint16(3) {
+			m.open(m.pod, end(m.from.Addr(), m.from.Port()+2*i), near)
+			a := m.answer(m.pod, end(m.from.Addr(), m.from.Port()+2*i+1), far, syn)
+			if a.Direct || a.Tuple().Src.Addr() != m.from.Addr() {
+				m.t.Errorf("by another device: %v", a)
+			}
 		}
 	})
 }
