@@ -66,10 +66,13 @@ func Group(network string, exclude []netip.Prefix) string {
 const HookChain = "postrouting"
 
 // insideChain has the destinations that are inside for every group, groupsChain
-// leads to the groups.
+// leads to the groups, and those lead what is to be masqueraded to wornChain. That
+// is empty without the hook: from the mere existence of a rule that masquerades,
+// the kernel tracks each packet.
 const (
 	insideChain = "inside"
 	groupsChain = "groups"
+	wornChain   = "worn"
 )
 
 // chainPrefix is of groups' chains; those that earlier versions made are hooked
@@ -128,6 +131,7 @@ func (t Table) add(group string, exclude []netip.Prefix, pods []netip.Addr, crea
 		table := c.AddTable(t.nft())
 		chain := c.AddChain(&nftables.Chain{Name: chainName(group), Table: table})
 		groups := c.AddChain(&nftables.Chain{Name: groupsChain, Table: table})
+		c.AddChain(&nftables.Chain{Name: wornChain, Table: table})
 		c.FlushChain(chain)
 		c.AddRule(&nftables.Rule{Table: table, Chain: groups, Exprs: jump(chain.Name)})
 		for _, v4 := range []bool{true, false} {
@@ -172,8 +176,11 @@ func (t Table) Hook() error {
 	table := c.AddTable(t.nft())
 	c.AddChain(&nftables.Chain{Name: insideChain, Table: table})
 	c.AddChain(&nftables.Chain{Name: groupsChain, Table: table})
+	worn := c.AddChain(&nftables.Chain{Name: wornChain, Table: table})
 	chain := c.AddChain(t.hookChain())
+	c.FlushChain(worn)
 	c.FlushChain(chain)
+	c.AddRule(&nftables.Rule{Table: table, Chain: worn, Exprs: []expr.Any{&expr.Masq{}}})
 	for _, to := range []string{insideChain, groupsChain} {
 		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: jump(to)})
 	}
@@ -203,6 +210,7 @@ func (t Table) Unhook() error {
 	if err != nil {
 		return err
 	}
+	c.FlushChain(&nftables.Chain{Name: wornChain, Table: t.nft()})
 	c.FlushChain(t.hookChain())
 	c.DelChain(t.hookChain())
 	if err := c.Flush(); err != nil && !absent(err) {
@@ -272,7 +280,7 @@ func podsToOthers(set *nftables.Set, v4 bool) []expr.Any {
 	return append(family(v4),
 		address(v4, true), &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID},
 		address(v4, false), &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID, Invert: true},
-		&expr.Counter{}, &expr.Masq{})
+		&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictJump, Chain: wornChain})
 }
 
 // absent says that an object is not there. Some of the library's errors keep
@@ -442,7 +450,7 @@ func (t Table) Keep(used []string) error {
 				return fmt.Errorf("list what is inside for nftables table %s: %w", t.Name, err)
 			}
 			left += min(len(rules), 1)
-		case chain.Name == HookChain || chain.Name == groupsChain:
+		case slices.Contains([]string{HookChain, groupsChain, wornChain}, chain.Name):
 		case ours && !slices.Contains(used, group):
 			gone = append(gone, chain.Name)
 		default:

@@ -75,7 +75,7 @@ func TestAHookIsApartFromGroups(t *testing.T) {
 			if hooked != first {
 				t.Errorf("hooked: %v", hooked)
 			}
-			has(t, map[string]bool{"type nat hook": first, "jump group-a\n\t\tjump group-b\n\t}": true, "10.9.0.1": true, "fd00::2": true})
+			has(t, map[string]bool{"type nat hook": first, "\t\tmasquerade\n": first, "jump group-a\n\t\tjump group-b\n\t}": true, "10.9.0.1": true, "fd00::2": true})
 			for range 2 {
 				ok(t, table.Hook())
 			}
@@ -85,7 +85,7 @@ func TestAHookIsApartFromGroups(t *testing.T) {
 			for range 2 {
 				ok(t, table.Unhook())
 			}
-			has(t, map[string]bool{"type nat hook": false, "jump group-b": true})
+			has(t, map[string]bool{"type nat hook": false, "masquerade": false, "jump group-b": true})
 			ok(t, table.Keep(nil))
 			has(t, map[string]bool{"table": false})
 			ok(t, table.Unhook())

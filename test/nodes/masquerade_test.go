@@ -131,8 +131,12 @@ func TestMasquerade(t *testing.T) {
 						}
 					})
 				}
+				if _, saw, err := askFrom(&m.node.Space, "tcp", m.direct(m.outside)); err != nil || saw != m.node.IPv4 {
+					t.Errorf("the node itself is seen as %v, %v", saw, err)
+				}
 				if n := m.tracked() - before; (n == 0) != (by == "ebpf") {
-					t.Errorf("the node's kernel tracks %d connections more", n)
+					text, _ := m.node.Command(deadline(t), "sh", "-c", "nft list ruleset; cat /proc/net/nf_conntrack").CombinedOutput()
+					t.Errorf("the node's kernel tracks %d connections more: %s", n, text)
 				}
 			})
 		}
