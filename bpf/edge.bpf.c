@@ -15,6 +15,7 @@
 #include "lib/icmp_error.h"
 #include "lib/lb.h"
 #include "lib/nat.h"
+#include "lib/nic.h"
 #include "lib/nobody.h"
 #include "lib/parse.h"
 #include "lib/refuse.h"
@@ -309,23 +310,6 @@ slow_fn int edge_error(struct __sk_buff *skb, struct pkt *p, __u32 now)
 	return edge_deliver(skb, p, f.e->responder.endpoint);
 }
 
-/* The network destination of a frame; false when it has none that a Service could have. */
-inline_fn bool edge_destination(struct __sk_buff *skb, struct addr *dst)
-{
-	void *data = packet(skb), *end = packet_end(skb);
-	const struct ipv6hdr *ip6 = data + ETH_HLEN;
-	const struct iphdr *ip4 = data + ETH_HLEN;
-
-	if (skb->protocol == bpf_htons(ETH_P_IP) && (void *)(ip4 + 1) <= end) {
-		addr_from_ipv4(dst, ip4->daddr);
-		return true;
-	}
-	if (skb->protocol != bpf_htons(ETH_P_IPV6) || (void *)(ip6 + 1) > end)
-		return false;
-	__builtin_memcpy(dst, &ip6->daddr, sizeof(*dst));
-	return true;
-}
-
 /* Of what goes to the node itself, only node ports and the ports that flows wear are the edge's. Whether
  * a port may be one of these: some frontend has it, or once had, or it is of those that are worn. */
 inline_fn bool edge_port(__be16 dport)
@@ -350,9 +334,15 @@ inline_fn bool own_address(const struct addr *a)
 	       (n && (addr_equal(a, &n->ip4) || addr_equal(a, &n->ip6)));
 }
 
-/* Whether a packet is for the node itself, at no port of the edge's, as far as the little of it tells that is
- * looked at. The stack judges the rest of it. */
-inline_fn bool own_packet(struct __sk_buff *skb)
+enum own {
+	OWN_NOT = 0,
+	OWN = 1,        /* for the node itself, at no port of the edge's */
+	OWN_TUNNEL = 2, /* at the tunnel's port */
+};
+
+/* Whether a packet is for the node itself, as far as the little of it tells that is looked at. The stack judges
+ * the rest of it. @n: NULL where the tunnel is of no interest */
+inline_fn int own_packet(struct __sk_buff *skb, const struct node_config *n)
 {
 	void *data = packet(skb) + ETH_HLEN, *end = packet_end(skb);
 	struct ipv6hdr *ip6 = data;
@@ -362,24 +352,26 @@ inline_fn bool own_packet(struct __sk_buff *skb)
 	__u8 proto;
 
 	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
-		return false;
+		return OWN_NOT;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		ports = (void *)(ip4 + 1);
 		if ((void *)(ports + 2) > end || *(__u8 *)ip4 != 0x45 ||
 		    ip4->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_OFFSET_MASK))
-			return false;
+			return OWN_NOT;
 		proto = ip4->protocol;
 		addr_from_ipv4(&dst, ip4->daddr);
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		ports = (void *)(ip6 + 1);
 		if ((void *)(ports + 2) > end)
-			return false;
+			return OWN_NOT;
 		proto = ip6->nexthdr;
 		__builtin_memcpy(&dst, &ip6->daddr, sizeof(dst));
 	} else {
-		return false;
+		return OWN_NOT;
 	}
-	return (proto == IPPROTO_TCP || proto == IPPROTO_UDP) && !edge_port(ports[1]) && own_address(&dst);
+	if (n && proto == IPPROTO_UDP && ports[1] == n->port && n->overlay)
+		return of_this_node(&dst) ? OWN_TUNNEL : OWN_NOT;
+	return (proto == IPPROTO_TCP || proto == IPPROTO_UDP) && !edge_port(ports[1]) && own_address(&dst) ? OWN : OWN_NOT;
 }
 
 /* What an address that a packet is for means here. Pods of other nodes reach this node's own
@@ -426,11 +418,29 @@ slow_fn int edge_orphan(struct __sk_buff *skb, const struct pkt *p, __u32 now)
 SEC("tc")
 int from_outside(struct __sk_buff *skb)
 {
-	if (own_packet(skb))
+	if (own_packet(skb, NULL))
 		return NEXT;
 	if (from_door)
 		return node_call(skb, NODE_PROG_EDGE_IN_DOOR);
 	return node_call(skb, from_tunnel ? NODE_PROG_EDGE_IN_TUNNEL : NODE_PROG_EDGE_IN);
+}
+
+/* Where netdev.bpf.c's would be at the same device: both in one, for to be called is most of what either costs the
+ * node's own packets. */
+SEC("tc")
+int from_nic(struct __sk_buff *skb)
+{
+	struct node_config *n = node_config();
+	int own = own_packet(skb, n);
+	struct addr dst;
+
+	if (own == OWN)
+		return NEXT;
+	skb->cb[CB_TUNNEL] = own == OWN_TUNNEL ? WIRE_TUNNEL : WIRE_OR_EDGE;
+	if (own == OWN_TUNNEL || (skb->pkt_type == PACKET_HOST && !skb->vlan_present && destination(skb, &dst) &&
+				  !of_this_node(&dst) && maybe_endpoint(&dst)))
+		return node_call(skb, NODE_PROG_NETDEV_IN);
+	return node_call(skb, NODE_PROG_EDGE_IN);
 }
 
 /* What may be a Service's, or a flow's from outside. */
@@ -454,7 +464,7 @@ int edge_in(struct __sk_buff *skb)
 		if (verdict != FAST_NO)
 			return edge_done(skb, &p, verdict);
 	}
-	if (!edge_destination(skb, &dst))
+	if (!destination(skb, &dst))
 		return NEXT;
 	if (!p.shape)
 		again = gathered(skb);

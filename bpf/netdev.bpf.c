@@ -7,32 +7,9 @@
  */
 #include "lib/common.h"
 #include "lib/enter.h"
+#include "lib/nic.h"
 #include "lib/untunnel.h"
 #include "lib/wire_fast.h"
-
-/* The network destination of a frame; false when it has none that pods could have. */
-inline_fn bool destination(struct __sk_buff *skb, struct addr *dst)
-{
-	void *data = packet(skb), *end = packet_end(skb);
-
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		const struct iphdr *ip = data + ETH_HLEN;
-
-		if ((void *)(ip + 1) > end)
-			return false; /* short of a header: the stack pulls it, or drops it */
-		addr_from_ipv4(dst, ip->daddr);
-		return true;
-	}
-	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		const struct ipv6hdr *ip = data + ETH_HLEN;
-
-		if ((void *)(ip + 1) > end)
-			return false;
-		__builtin_memcpy(dst, &ip->daddr, sizeof(*dst));
-		return true;
-	}
-	return false;
-}
 
 /* Cheap, and false for almost all of the host's own traffic. */
 inline_fn bool maybe_tunnel(struct __sk_buff *skb)
@@ -46,23 +23,6 @@ inline_fn bool maybe_tunnel(struct __sk_buff *skb)
 	return (skb->protocol == bpf_htons(ETH_P_IP) ? ip4->protocol : ip6->nexthdr) == IPPROTO_UDP;
 }
 
-/* Whether it is for the node itself, by its address between nodes: no pod's, so nobody need look. */
-inline_fn bool of_this_node(const struct addr *a)
-{
-	struct node_config *n = node_config();
-
-	return n && (addr_equal(a, &n->ip4) || addr_equal(a, &n->ip6));
-}
-
-/* Whether some endpoint may have the address. */
-inline_fn bool maybe_endpoint(const struct addr *a)
-{
-	__u32 bit = endpoint_bit(a), word = bit / 64;
-	__u64 *had = bpf_map_lookup_elem(&mst_endpoint_bits_v1, &word);
-
-	return !had || *had >> (bit % 64) & 1;
-}
-
 SEC("tc")
 int from_netdev(struct __sk_buff *skb)
 {
@@ -74,25 +34,27 @@ int from_netdev(struct __sk_buff *skb)
 	ours = of_this_node(&dst);
 	if (ours ? !maybe_tunnel(skb) : !maybe_endpoint(&dst))
 		return NEXT;
-	skb->cb[CB_TUNNEL] = ours;
+	skb->cb[CB_TUNNEL] = ours ? WIRE_TUNNEL : WIRE_POD;
 	return node_call(skb, NODE_PROG_NETDEV_IN);
 }
 
-/* What may be for a pod, or in the tunnel. */
+/* What may be for a pod, or in the tunnel. Where the edge has called, what is neither goes back to it. */
 SEC("tc")
 int netdev_in(struct __sk_buff *skb)
 {
+	__u32 what = skb->cb[CB_TUNNEL], id;
 	struct addr dst;
 	int verdict;
-	__u32 id;
 
-	if (skb->cb[CB_TUNNEL])
+	if (what == WIRE_TUNNEL)
 		return untunnel(skb);
 	verdict = wire_fast(skb);
 	if (verdict != FAST_NO)
 		return verdict;
 	id = destination(skb, &dst) ? endpoint_of(&dst) : 0;
-	return id ? enter_pod(skb, id, 0) : NEXT;
+	if (id && behind_host_end(id))
+		return enter_pod(skb, id, 0);
+	return what == WIRE_OR_EDGE ? node_call(skb, NODE_PROG_EDGE_IN) : NEXT;
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

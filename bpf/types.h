@@ -747,7 +747,7 @@ enum redirect_kind {
 enum cb_word {
 	CB_ENDPOINT = 0,
 	CB_VOUCHER = 0, /* on the way to another pod's hook: half of the sender's voucher (lib/voucher.h) */
-	CB_TUNNEL = 0, /* before that is known, at the NIC: whether the packet may be in the tunnel, to this node */
+	CB_TUNNEL = 0, /* before that is known, at the NIC: enum wire_maybe */
 	CB_REDIRECT_IFINDEX = 1,
 	CB_REDIRECT_KIND = 2,
 	CB_REASON = 3,
@@ -755,6 +755,13 @@ enum cb_word {
 	CB_VOUCHER_REST = 4,
 	CB_REMOTE = 4, /* of a packet from the wire: the node that sent it by the tunnel, or 0 */
 	CB_WAY = 4,    /* of a packet from a pod or at the edge: where the way of its flow's packets is kept (lib/way.h), or 0 */
+};
+
+/* What a packet at the NIC may be. */
+enum wire_maybe {
+	WIRE_POD = 0,     /* for a pod */
+	WIRE_TUNNEL = 1,  /* in the tunnel, to this node */
+	WIRE_OR_EDGE = 2, /* for a pod, or else the edge's */
 };
 
 /* Slots of the program table that entry programs call. */

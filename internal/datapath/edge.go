@@ -46,11 +46,14 @@ func (d *Datapath) edgePinOf(ifindex int, h edgeHook) string {
 	return filepath.Join(d.dir, linksDir, fmt.Sprintf("%s%d-%s", edgePin, ifindex, h.name))
 }
 
-func edgeProgram(p *bpfgen.EdgePrograms, h edgeHook) *ebpf.Program {
-	if h == edgeIn {
-		return p.FromOutside
+func edgeProgram(p *bpfgen.EdgePrograms, h edgeHook, wire bool) *ebpf.Program {
+	switch {
+	case h == edgeOut:
+		return p.ToOutside
+	case wire:
+		return p.FromNic
 	}
-	return p.ToOutside
+	return p.FromOutside
 }
 
 func (d *Datapath) loadEdge() (*bpfgen.EdgePrograms, error) {
@@ -77,6 +80,16 @@ func (d *Datapath) loadEdge() (*bpfgen.EdgePrograms, error) {
 // thread's namespace, after what others have there; those that are attached are
 // replaced by this build's. Without turns, what leaves by the NIC meets none.
 func (d *Datapath) AttachEdge(ifindex int, turns bool) error {
+	wire, err := d.isWireToo(ifindex)
+	if err != nil {
+		return err
+	}
+	return d.attachEdge(ifindex, turns, wire)
+}
+
+// attachEdge is AttachEdge; wire says that the NIC's program for other nodes is the
+// same (bpf/edge.bpf.c).
+func (d *Datapath) attachEdge(ifindex int, turns, wire bool) error {
 	p, err := d.loadEdge()
 	if err != nil {
 		return err
@@ -86,9 +99,9 @@ func (d *Datapath) AttachEdge(ifindex int, turns bool) error {
 		if h == edgeOut && !turns {
 			err = d.detachEdge(ifindex, h)
 		} else if d.AttachKind() == AttachClsact {
-			err = attachEdgeFilter(ifindex, h, edgeProgram(p, h))
+			err = attachEdgeFilter(ifindex, h, edgeProgram(p, h, false))
 		} else {
-			err = d.attachEdgeLink(ifindex, h, edgeProgram(p, h))
+			err = d.attachEdgeLink(ifindex, h, edgeProgram(p, h, wire))
 		}
 		if err != nil {
 			return errors.Join(err, d.DetachEdge(ifindex))
@@ -136,8 +149,41 @@ func attachEdgeFilter(ifindex int, h edgeHook, p *ebpf.Program) error {
 	return nil
 }
 
+// isWireToo says whether the edge's program at a NIC is the one for other nodes, too.
+func (d *Datapath) isWireToo(ifindex int) (bool, error) {
+	l, err := link.LoadPinnedLink(d.edgePinOf(ifindex, edgeIn), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open the edge's link at interface %d: %w", ifindex, err)
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return false, fmt.Errorf("look at the edge's link at interface %d: %w", ifindex, err)
+	}
+	p, err := ebpf.NewProgramFromID(info.Program)
+	if err != nil {
+		return false, fmt.Errorf("open the edge's program at interface %d: %w", ifindex, err)
+	}
+	defer p.Close()
+	of, err := p.Info()
+	if err != nil {
+		return false, fmt.Errorf("look at the edge's program at interface %d: %w", ifindex, err)
+	}
+	return of.Name == bpfgen.EdgeProgFromNic, nil
+}
+
 // DetachEdge takes the edge's programs off a NIC. Absent is success.
 func (d *Datapath) DetachEdge(ifindex int) error {
+	wire, err := d.isWireToo(ifindex)
+	if err == nil && wire {
+		err = ignoreGone(d.attachWire(netdevIn, ifindex))
+	}
+	if err != nil {
+		return err
+	}
 	return d.detachEdge(ifindex, edgeHooks...)
 }
 

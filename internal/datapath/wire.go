@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -94,12 +95,67 @@ func (d *Datapath) SyncWire(netdevs []int, overlay int, edge, turns bool) error 
 	errs = append(errs, removeWireFilters(wanted))
 	for _, h := range wireHooks {
 		for at := range wanted {
-			if at.pin == h.pin {
+			if at.pin == h.pin && h.pin != netdevIn.pin {
 				errs = append(errs, d.attachWire(h, at.ifindex))
 			}
 		}
 	}
+	return errors.Join(append(errs, d.syncNICs(netdevs))...)
+}
+
+// syncNICs puts the NIC's program on exactly these devices. Where the edge is, too,
+// and nobody else's filter has to come first, one program is both.
+func (d *Datapath) syncNICs(netdevs []int) error {
+	edges, err := d.Edges()
+	turns, noTurns := d.Turns()
+	if err := errors.Join(err, noTurns); err != nil {
+		return err
+	}
+	var errs []error
+	for _, i := range edges {
+		both, err := d.isWireToo(i)
+		if err == nil && both && !slices.Contains(netdevs, i) {
+			err = d.attachEdge(i, slices.Contains(turns, i), false)
+		}
+		errs = append(errs, err)
+	}
+	for _, i := range netdevs {
+		if slices.Contains(edges, i) && d.AttachKind() == AttachTCX {
+			errs = append(errs, d.joinNIC(i, slices.Contains(turns, i)))
+		} else {
+			errs = append(errs, d.attachWire(netdevIn, i))
+		}
+	}
 	return errors.Join(errs...)
+}
+
+// joinNIC has one program at a NIC that has the edge.
+func (d *Datapath) joinNIC(ifindex int, turns bool) error {
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return fmt.Errorf("look up device %d: %w", ifindex, err)
+	}
+	both, err := d.isWireToo(ifindex)
+	if err != nil {
+		return err
+	}
+	if foreignFilters(l, netdevIn) {
+		err := d.attachWire(netdevIn, ifindex)
+		if err == nil && both {
+			err = d.attachEdge(ifindex, turns, false)
+		}
+		return err
+	}
+	if !both {
+		p, err := d.loadWire(netdevIn) // for what it calls
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(p.Close(), d.attachEdge(ifindex, turns, true)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(detachPin(d.wirePin(netdevIn, ifindex)), removeWireFilter(l, netdevIn))
 }
 
 // SyncDoor puts the edge's program at the door's outer end, by ifindex, and
@@ -269,7 +325,17 @@ func (d *Datapath) upgradeWire() error {
 			}
 		}
 	}
-	return nil
+	edges, err := d.Edges()
+	for _, i := range edges {
+		both, unknown := d.isWireToo(i)
+		if err = errors.Join(err, unknown); err == nil && both { // upgradeEdges has the rest
+			p, unloaded := d.loadWire(netdevIn)
+			if err = unloaded; err == nil {
+				return p.Close()
+			}
+		}
+	}
+	return err
 }
 
 func (d *Datapath) replaceWire(h wireHook, at wirePlace) error {
@@ -341,15 +407,20 @@ func removeWireFilters(wanted map[wirePlace]bool) error {
 	var errs []error
 	for _, l := range links {
 		for _, h := range wireHooks {
-			if wanted[wirePlace{h.pin, l.Attrs().Index}] {
-				continue
+			if !wanted[wirePlace{h.pin, l.Attrs().Index}] {
+				errs = append(errs, removeWireFilter(l, h))
 			}
-			filters, _ := netns.Filters(l, h.parent()) // without a qdisc there are none
-			for _, f := range filters {
-				if h.owns(f) {
-					errs = append(errs, ignoreGone(netlink.FilterDel(f)))
-				}
-			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func removeWireFilter(l netlink.Link, h wireHook) error {
+	var errs []error
+	filters, _ := netns.Filters(l, h.parent()) // without a qdisc there are none
+	for _, f := range filters {
+		if h.owns(f) {
+			errs = append(errs, ignoreGone(netlink.FilterDel(f)))
 		}
 	}
 	return errors.Join(errs...)
@@ -362,6 +433,12 @@ func RemoveWireFilters() error { return removeWireFilters(nil) }
 // WireDevices are the ifindexes of the devices that carry the NIC's program.
 func (d *Datapath) WireDevices() []int {
 	var out []int
+	edges, _ := d.Edges()
+	for _, i := range edges {
+		if both, err := d.isWireToo(i); err == nil && both {
+			out = append(out, i)
+		}
+	}
 	for _, at := range d.wirePlaces(netdevIn) {
 		out = append(out, at.ifindex)
 	}

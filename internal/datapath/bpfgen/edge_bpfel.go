@@ -93,6 +93,7 @@ const (
 	EdgeProgEdgeIn               = "edge_in"
 	EdgeProgEdgeOut              = "edge_out"
 	EdgeProgFromGather           = "from_gather"
+	EdgeProgFromNic              = "from_nic"
 	EdgeProgFromOutside          = "from_outside"
 	EdgeProgToOutside            = "to_outside"
 	EdgeVarAnswerKey             = "answer_key"
@@ -153,6 +154,7 @@ type EdgeProgramSpecs struct {
 	EdgeIn      *ebpf.ProgramSpec `ebpf:"edge_in"`
 	EdgeOut     *ebpf.ProgramSpec `ebpf:"edge_out"`
 	FromGather  *ebpf.ProgramSpec `ebpf:"from_gather"`
+	FromNic     *ebpf.ProgramSpec `ebpf:"from_nic"`
 	FromOutside *ebpf.ProgramSpec `ebpf:"from_outside"`
 	ToOutside   *ebpf.ProgramSpec `ebpf:"to_outside"`
 }
@@ -405,6 +407,7 @@ type EdgePrograms struct {
 	EdgeIn      *ebpf.Program `ebpf:"edge_in"`
 	EdgeOut     *ebpf.Program `ebpf:"edge_out"`
 	FromGather  *ebpf.Program `ebpf:"from_gather"`
+	FromNic     *ebpf.Program `ebpf:"from_nic"`
 	FromOutside *ebpf.Program `ebpf:"from_outside"`
 	ToOutside   *ebpf.Program `ebpf:"to_outside"`
 }
@@ -414,6 +417,7 @@ func (p *EdgePrograms) Close() error {
 		p.EdgeIn,
 		p.EdgeOut,
 		p.FromGather,
+		p.FromNic,
 		p.FromOutside,
 		p.ToOutside,
 	)

@@ -203,7 +203,7 @@ const (
 const (
 	CbEndpoint        = 0
 	CbVoucher         = 0 // on the way to another pod's hook: half of the sender's voucher (lib/voucher.h)
-	CbTunnel          = 0 // before that is known, at the NIC: whether the packet may be in the tunnel, to this node
+	CbTunnel          = 0 // before that is known, at the NIC: enum wire_maybe
 	CbRedirectIfindex = 1
 	CbRedirectKind    = 2
 	CbReason          = 3
@@ -211,6 +211,13 @@ const (
 	CbVoucherRest     = 4
 	CbRemote          = 4 // of a packet from the wire: the node that sent it by the tunnel, or 0
 	CbWay             = 4 // of a packet from a pod or at the edge: where the way of its flow's packets is kept (lib/way.h), or 0
+)
+
+// enum wire_maybe
+const (
+	WirePod    = 0 // for a pod
+	WireTunnel = 1 // in the tunnel, to this node
+	WireOrEdge = 2 // for a pod, or else the edge's
 )
 
 // enum pod_program

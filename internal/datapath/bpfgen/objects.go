@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "efc694d33dc8fb31655c35883f16269f25b5c44af2f3e31bdc271f03e80a1d05"
+const ObjectsHash = "66c877f62ee4ecb4fbaaef60c2554ba0467356c05b14c1699fdbafbb953859aa"

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the small programs at the node's NICs ask of each packet. */
+#pragma once
+
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+
+#include "common.h"
+#include "remote.h"
+
+/* The network destination of a frame; false when it has none that pods or Services could have. */
+inline_fn bool destination(struct __sk_buff *skb, struct addr *dst)
+{
+	void *data = packet(skb), *end = packet_end(skb);
+	const struct ipv6hdr *ip6 = data + ETH_HLEN;
+	const struct iphdr *ip4 = data + ETH_HLEN;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if ((void *)(ip4 + 1) > end)
+			return false; /* short of a header: the stack pulls it, or drops it */
+		addr_from_ipv4(dst, ip4->daddr);
+		return true;
+	}
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || (void *)(ip6 + 1) > end)
+		return false;
+	__builtin_memcpy(dst, &ip6->daddr, sizeof(*dst));
+	return true;
+}
+
+/* Whether it is for the node itself, by its address between nodes: no pod's, so nobody need look. */
+inline_fn bool of_this_node(const struct addr *a)
+{
+	struct node_config *n = node_config();
+
+	return n && (addr_equal(a, &n->ip4) || addr_equal(a, &n->ip6));
+}
+
+/* Whether some endpoint may have the address. */
+inline_fn bool maybe_endpoint(const struct addr *a)
+{
+	__u32 bit = endpoint_bit(a), word = bit / 64;
+	__u64 *had = bpf_map_lookup_elem(&mst_endpoint_bits_v1, &word);
+
+	return !had || *had >> (bit % 64) & 1;
+}
