@@ -24,6 +24,7 @@ type Options struct {
 	InPod    bool                  // inside the pod instead of on the host's end
 	FromWire bool                  // to_pod at the node's NIC
 	FromEdge bool                  // to_pod behind the edge's programs
+	NIC      bool                  // the edge's program at the NIC is the one for other nodes, too
 	Timeouts *bpfgen.PodCtTimeouts // nil: as compiled
 	// Sizes overrides the entries of a table, by its name.
 	Sizes map[string]uint32

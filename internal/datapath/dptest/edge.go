@@ -49,6 +49,10 @@ func NewEdge(t testing.TB, o Options, n int) *Edge {
 	programs := e.load(t, tables, "")
 	e.FromOutside, e.ToOutside = programs[bpfgen.EdgeProgFromOutside], programs[bpfgen.EdgeProgToOutside]
 	e.FromGather = programs[bpfgen.EdgeProgFromGather]
+	if o.NIC {
+		e.FromOutside = programs[bpfgen.EdgeProgFromNic]
+		e.loadNetdev(t, tables)
+	}
 	e.FromTunnel = e.load(t, tables, bpfgen.EdgeVarFromTunnel)[bpfgen.EdgeProgFromOutside]
 	e.FromDoor = e.load(t, tables, bpfgen.EdgeVarFromDoor)[bpfgen.EdgeProgFromOutside]
 	o.FromEdge, o.InPod = true, false
@@ -61,6 +65,17 @@ func NewEdge(t testing.TB, o Options, n int) *Edge {
 		e.mark(t, e.Node(v6), bpfgen.SvcAddress|bpfgen.SvcNode)
 	}
 	return e
+}
+
+// loadNetdev loads what the one program at the NIC calls for other nodes' packets.
+func (e *Edge) loadNetdev(t testing.TB, tables map[string]*ebpf.Map) {
+	t.Helper()
+	spec, err := toPodAlone(Options{FromWire: true})
+	check(t, err)
+	check(t, e.MstProgramsV1.Put(uint32(bpfgen.ProgToPodWire), loadWith(t, spec, tables)[bpfgen.PodProgToPod]))
+	spec, err = bpfgen.LoadNetdev()
+	check(t, err)
+	check(t, e.MstNodeProgramsV1.Put(uint32(bpfgen.NodeProgNetdevIn), loadWith(t, spec, tables)[bpfgen.NetdevProgNetdevIn]))
 }
 
 // load loads the programs, with this constant 1.

@@ -24,7 +24,12 @@ type outside struct {
 func eachEdge(t *testing.T, fn func(o outside)) { eachEdgeWith(t, Options{}, fn) }
 
 func eachEdgeWith(t *testing.T, options Options, fn func(o outside)) {
-	e := NewEdge(t, options, 3)
+	for _, options.NIC = range []bool{false, true} {
+		eachEdgeOf(t, NewEdge(t, options, 3), fn)
+	}
+}
+
+func eachEdgeOf(t *testing.T, e *Edge, fn func(o outside)) {
 	for _, v6 := range []bool{false, true} {
 		for _, proto := range []uint8{oracle.TCP, oracle.UDP, oracle.SCTP} {
 			e.ClearFlows(t)
