@@ -65,6 +65,8 @@ const volatile struct ct_timeouts timeouts = {
 #define NAT_PORT_TRIES 16
 #define NAT_PORT_FIRST 32768
 #define NAT_PORT_COUNT 28232
+#define WORN_MORE_FIRST 10000 /* ports that masqueraded flows wear when those of the edge are taken, each only */
+#define WORN_MORE_COUNT 20000 /* where nobody listens: above most that do, below node ports and the host's own */
 #define CT_REFRESH 4 /* seconds: an entry is written to at most this often */
 #define CT_CUT_LIFETIME 60 /* seconds since the last packet: a flow that policy cut is not opened again from its other end */
 #define CT_NEAR_CLOSED 2 /* seconds begun: then the room of a closed flow may be another's */

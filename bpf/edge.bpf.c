@@ -150,12 +150,18 @@ slow_fn int edge_refuse(struct __sk_buff *skb, struct pkt *p, __u32 reason, __u3
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* Whether flows may wear a port: what is no flow's there now may be the next moment. */
+/* Whether flows wear a port, any moment. */
 inline_fn bool worn_port(__be16 dport)
 {
 	struct edge_config *c = edge_config(EDGE_WIRE);
 
 	return !c || (__u16)(bpf_ntohs(dport) - c->port_first) < c->port_count;
+}
+
+/* Whether a port that is nobody's now stays so for a while. */
+inline_fn bool stays_nobodys(__be16 dport)
+{
+	return !worn_port(dport) && !worn_more(dport);
 }
 
 /**
@@ -176,7 +182,7 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 generation, __u
 	s = service_find(&p->t.dst, p->t.dport, p->proto, from_door ? SCOPE_ANY : SCOPE_OUTSIDE, &address);
 	if (!s && address & SVC_REFUSE)
 		return edge_refuse(skb, p, REASON_SERVICE_PORT, now);
-	if (!s && p->shape && !from_door && !worn_port(p->t.dport))
+	if (!s && p->shape && !from_door && stays_nobodys(p->t.dport))
 		nobody_keep(p, generation);
 	if (!s) /* as if there were no Service, nor a door */
 		return from_door ? EDGE_SEND : NEXT;
@@ -484,7 +490,7 @@ int edge_in(struct __sk_buff *skb)
 	if (p.kind != PKT_FLOW)
 		return NEXT;
 	if (address & SVC_NODE && !edge_port(p.t.dport)) { /* of another address of the node's */
-		if (p.shape)
+		if (p.shape && stays_nobodys(p.t.dport))
 			nobody_keep(&p, generation);
 		return NEXT;
 	}

@@ -139,8 +139,9 @@ struct {
  * Lives as long as the Service. Size: frontends plus addresses. */
 GROWING(mst_services_v2, struct service_key, struct service);
 
-/* Ports that some frontend has, or once had: 64 a word, by the number in the host's order. Written by the
- * engine before the frontend, read at the edge for each packet to the node itself. */
+/* Ports that some frontend has, or once had, or some masqueraded flow (lib/wear.h): 64 a word, by the number in the
+ * host's order. Written by the engine before the frontend, by from_pod before the flow's first packet; read at the
+ * edge for each packet to the node itself. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1024);

@@ -68,11 +68,13 @@ global_fn int masquerade_port(struct __sk_buff *skb, struct pkt *p, struct plan 
 		return REASON_NAT_PORTS;
 	try = wear_first_port(p);
 	for (int i = 0; i < NAT_PORT_TRIES; i++, try = bpf_get_prandom_u32()) {
-		plan->post.sport = wear_port(c, try);
+		plan->post.sport = i < NAT_PORT_TRIES / 4 ? wear_port(c, try) : wear_more(try);
 		if (p->proto == IPPROTO_ICMP || p->proto == IPPROTO_ICMPV6) /* both are the identifier */
 			plan->post.dport = plan->post.sport;
-		if (wear_free(skb, p, &plan->post, now))
+		if (wear_free(skb, p, &plan->post, now)) {
+			wear_mark(plan->post.sport);
 			return REASON_NONE;
+		}
 	}
 	return REASON_NAT_PORTS;
 }

@@ -2,7 +2,9 @@
 /*
  * A port of the node's for a flow that wears its address: one of those that the
  * host leaves alone (edge_config), that no other flow between the same ends and no
- * socket of the host has.
+ * socket of the host has. A pod's flow may have one of some more, which the host does
+ * not leave alone: each is marked with the first flow that has it, as a frontend's
+ * is, so that the NIC looks at what comes to it.
  */
 #pragma once
 
@@ -55,6 +57,32 @@ inline_fn __u32 wear_first_port(const struct pkt *p)
 inline_fn __be16 wear_port(const struct edge_config *c, __u32 offset)
 {
 	return bpf_htons(c->port_first + offset % (c->port_count ? c->port_count : 1));
+}
+
+/* Whether flows may wear a port beside those of the range. */
+inline_fn bool worn_more(__be16 port)
+{
+	return (__u16)(bpf_ntohs(port) - WORN_MORE_FIRST) < WORN_MORE_COUNT;
+}
+
+/* @offset: any number. Return: one of those. */
+inline_fn __be16 wear_more(__u32 offset)
+{
+	return bpf_htons(WORN_MORE_FIRST + offset % WORN_MORE_COUNT);
+}
+
+/* From here on the NIC looks at what comes to the port. */
+inline_fn void wear_mark(__be16 worn)
+{
+	__u16 port = bpf_ntohs(worn);
+	__u32 word = port / 64;
+	__u64 bit = 1ull << (port % 64), *had;
+
+	if (dry_run || !worn_more(worn))
+		return;
+	had = bpf_map_lookup_elem(&mst_frontend_ports_v1, &word);
+	if (had && !(*had & bit))
+		__sync_fetch_and_or(had, bit);
 }
 
 /* Whether the flow may have the port. @t: as the other end sees it */

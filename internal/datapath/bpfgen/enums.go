@@ -345,6 +345,8 @@ const (
 	NATPortTries         = 16
 	NATPortFirst         = 32768
 	NATPortCount         = 28232
+	WornMoreFirst        = 10000
+	WornMoreCount        = 20000
 	CTRefresh            = 4
 	CTCutLifetime        = 60
 	CTNearClosed         = 2

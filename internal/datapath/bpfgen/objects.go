@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "66c877f62ee4ecb4fbaaef60c2554ba0467356c05b14c1699fdbafbb953859aa"
+const ObjectsHash = "06283ab2223dd8f4d041fb15c84f0ab06ac64cbaa957906814f1c8be7ac998b4"

@@ -20,16 +20,18 @@ type outside struct {
 	c, f netip.AddrPort // client and frontend
 }
 
-// eachEdge runs fn for both families and all protocols, on one thread.
-func eachEdge(t *testing.T, fn func(o outside)) { eachEdgeWith(t, Options{}, fn) }
+// eachEdge runs fn for both families and all protocols, on one thread, at a NIC
+// that leads to other nodes, too.
+func eachEdge(t *testing.T, fn func(o outside)) { eachEdgeWith(t, Options{NIC: true}, fn) }
 
-func eachEdgeWith(t *testing.T, options Options, fn func(o outside)) {
-	for _, options.NIC = range []bool{false, true} {
-		eachEdgeOf(t, NewEdge(t, options, 3), fn)
-	}
+// eitherEdge is eachEdge at such a NIC, and at one that does not.
+func eitherEdge(t *testing.T, fn func(o outside)) {
+	eachEdge(t, fn)
+	eachEdgeWith(t, Options{}, fn)
 }
 
-func eachEdgeOf(t *testing.T, e *Edge, fn func(o outside)) {
+func eachEdgeWith(t *testing.T, options Options, fn func(o outside)) {
+	e := NewEdge(t, options, 3)
 	for _, v6 := range []bool{false, true} {
 		for _, proto := range []uint8{oracle.TCP, oracle.UDP, oracle.SCTP} {
 			e.ClearFlows(t)
@@ -84,7 +86,7 @@ func (o outside) worn(a Arrival) netip.AddrPort {
 }
 
 func TestEdgeToAnotherNodeAndBack(t *testing.T) {
-	eachEdge(t, func(o outside) {
+	eitherEdge(t, func(o outside) {
 		b := end(External(2, o.v6), 8080)
 		o.nodePort(0, b)
 		a := o.arrive(o.c, o.f, syn)
@@ -178,7 +180,7 @@ func TestEdgeToAnotherNodeWearsTheAddressBetweenNodes(t *testing.T) {
 
 func TestEdgeToAPodAndBack(t *testing.T) {
 	for name, flags := range map[string]uint16{"wears": 0, "keeps": bpfgen.SvcKeepSource} {
-		eachEdge(t, func(o outside) {
+		eitherEdge(t, func(o outside) {
 			pod := o.edge.Pods[1]
 			b := end(pod.IP(o.v6), 8080)
 			o.nodePort(flags, b)
@@ -228,7 +230,7 @@ func TestEdgeToTheNodeAndBack(t *testing.T) {
 
 // What is no Service's goes on untouched and unremembered.
 func TestEdgeLeavesTheNodesOwnTrafficAlone(t *testing.T) {
-	eachEdge(t, func(o outside) {
+	eitherEdge(t, func(o outside) {
 		o.nodePort(0, end(External(2, o.v6), 8080))
 		o.edge.SetServiceWith(o.t, ServiceOptions{Kind: bpfgen.KindExternalIp}, o.proto, end(VIP(9, o.v6), 80), end(External(2, o.v6), 8080))
 		node := o.edge.Node(o.v6)

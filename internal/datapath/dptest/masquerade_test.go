@@ -235,35 +235,47 @@ func TestAMasqueradedFlowBeginsWithItsFirstPacket(t *testing.T) {
 	})
 }
 
-func TestPortsOfMasqueradeRunOut(t *testing.T) {
+// Where the edge's ports are taken, flows wear others, which the NIC then knows.
+func TestMasqueradeWearsMorePortsThanTheEdge(t *testing.T) {
 	eachMasqueraded(t, func(m masqueraded) {
-		m.edge.Wear(m.t, EdgePorts.First, 2)
+		m.edge.Wear(m.t, EdgePorts.First, 1)
 		defer m.edge.Wear(m.t, EdgePorts.First, EdgePorts.Count)
-		out := false
-		for i := range uint16(3) {
-			port := m.from.Port() + i
-			to := m.to
-			if m.echo() {
-				to = end(to.Addr(), port)
+		open := func(pod Pod, port uint16) (from, to, worn, far netip.AddrPort) {
+			m.t.Helper()
+			from, to = end(pod.IP(m.v6), port), m.to
+			a := m.answer(pod, from, to, syn)
+			worn, far = a.Tuple().Src, a.Tuple().Dst
+			if a.Dropped != "" || !a.Direct || worn.Addr() != m.edge.Node(m.v6) {
+				m.t.Fatalf("%v", a)
 			}
-			a := m.answer(m.pod, end(m.from.Addr(), port), to, syn)
-			out = out || a.Dropped == ReasonName(bpfgen.ReasonNATPorts)
+			return from, to, worn, far
 		}
-		if !out {
-			m.t.Error("three flows wear two ports")
+		_, _, worn, _ := open(m.pod, 4000)
+		if worn.Port() != EdgePorts.First {
+			m.t.Errorf("the first wears %v", worn)
+		}
+		other := m.edge.Pods[2]
+		from, to, worn, far := open(other, 4000)
+		if worn.Port() < 10000 || worn.Port() >= 30000 {
+			m.t.Errorf("the second wears %v", worn)
+		}
+		for range 3 {
+			// A stranger there finds the node, and is not remembered as finding nothing.
+			if a := m.arrive(end(External(9, m.v6), 99), worn, syn); a.Direct || a.Dropped != "" {
+				m.t.Errorf("a stranger: %v", a)
+			}
+			m.want("answer", m.arrive(far, worn, syn|ack), other.ID, to, from)
 		}
 		// A pod that goes gives back what it wore, whoever has its number then.
-		other := m.edge.Pods[2]
-		from := end(other.IP(m.v6), m.from.Port())
-		if a := m.answer(other, from, m.to, syn); a.Dropped != ReasonName(bpfgen.ReasonNATPorts) {
-			m.t.Errorf("another pod's: %v", a)
-		}
 		heir := m.edge.Pods[3]
 		heir.ID = m.pod.ID
 		m.edge.RemovePod(m.t, m.pod)
-		m.open(other, from, m.to)
-		m.edge.SetPod(m.t, heir)
-		m.open(other, end(from.Addr(), from.Port()+1), m.to)
+		if m.proto%2 == 0 {
+			m.edge.SetPod(m.t, heir)
+		}
+		if _, _, worn, _ = open(other, 4001); worn.Port() != EdgePorts.First {
+			m.t.Errorf("after it is gone another wears %v", worn)
+		}
 		m.edge.RemovePod(m.t, heir)
 		m.edge.SetPod(m.t, m.edge.Pods[3])
 		m.edge.SetPod(m.t, m.pod)
