@@ -340,44 +340,35 @@ inline_fn bool own_address(const struct addr *a)
 	       (n && (addr_equal(a, &n->ip4) || addr_equal(a, &n->ip6)));
 }
 
-enum own {
-	OWN_NOT = 0,
-	OWN = 1,        /* for the node itself, at no port of the edge's */
-	OWN_TUNNEL = 2, /* at the tunnel's port */
-};
-
-/* Whether a packet is for the node itself, as far as the little of it tells that is looked at. The stack judges
- * the rest of it. @n: NULL where the tunnel is of no interest */
-inline_fn int own_packet(struct __sk_buff *skb, const struct node_config *n)
+/* The port that a packet of TCP or UDP goes to, if it is whole and plain; 0: it is not. */
+inline_fn __be16 plain_port(struct __sk_buff *skb, bool *udp)
 {
 	void *data = packet(skb) + ETH_HLEN, *end = packet_end(skb);
 	struct ipv6hdr *ip6 = data;
 	struct iphdr *ip4 = data;
-	struct addr dst;
 	__be16 *ports;
 	__u8 proto;
 
-	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
-		return OWN_NOT;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		ports = (void *)(ip4 + 1);
 		if ((void *)(ports + 2) > end || *(__u8 *)ip4 != 0x45 ||
 		    ip4->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_OFFSET_MASK))
-			return OWN_NOT;
+			return 0;
 		proto = ip4->protocol;
-		addr_from_ipv4(&dst, ip4->daddr);
-	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+	} else {
 		ports = (void *)(ip6 + 1);
 		if ((void *)(ports + 2) > end)
-			return OWN_NOT;
+			return 0;
 		proto = ip6->nexthdr;
-		__builtin_memcpy(&dst, &ip6->daddr, sizeof(dst));
-	} else {
-		return OWN_NOT;
 	}
-	if (n && proto == IPPROTO_UDP && ports[1] == n->port && n->overlay)
-		return of_this_node(&dst) ? OWN_TUNNEL : OWN_NOT;
-	return (proto == IPPROTO_TCP || proto == IPPROTO_UDP) && !edge_port(ports[1]) && own_address(&dst) ? OWN : OWN_NOT;
+	*udp = proto == IPPROTO_UDP;
+	return *udp || proto == IPPROTO_TCP ? ports[1] : 0;
+}
+
+/* Whether a packet is for somebody here, as its link says. */
+inline_fn bool for_this_host(const struct __sk_buff *skb)
+{
+	return skb->pkt_type == PACKET_HOST && !skb->vlan_present;
 }
 
 /* What an address that a packet is for means here. Pods of other nodes reach this node's own
@@ -421,11 +412,20 @@ slow_fn int edge_orphan(struct __sk_buff *skb, const struct pkt *p, __u32 now)
 	return frag_gather(skb, p, now, skb->ifindex);
 }
 
+/* What is for the node itself, at no port of the edge's, as far as the little of it tells that is looked at, goes on.
+ * The stack judges the rest of it. */
 SEC("tc")
 int from_outside(struct __sk_buff *skb)
 {
-	if (own_packet(skb, NULL))
-		return NEXT;
+	struct addr dst;
+	__be16 port;
+	bool udp;
+
+	if (for_this_host(skb) && destination(skb, &dst)) {
+		port = plain_port(skb, &udp);
+		if (port && !edge_port(port) && own_address(&dst))
+			return NEXT;
+	}
 	if (from_door)
 		return node_call(skb, NODE_PROG_EDGE_IN_DOOR);
 	return node_call(skb, from_tunnel ? NODE_PROG_EDGE_IN_TUNNEL : NODE_PROG_EDGE_IN);
@@ -437,16 +437,24 @@ SEC("tc")
 int from_nic(struct __sk_buff *skb)
 {
 	struct node_config *n = node_config();
-	int own = own_packet(skb, n);
 	struct addr dst;
+	__be16 port;
+	bool udp;
 
-	if (own == OWN)
-		return NEXT;
-	skb->cb[CB_TUNNEL] = own == OWN_TUNNEL ? WIRE_TUNNEL : WIRE_OR_EDGE;
-	if (own == OWN_TUNNEL || (skb->pkt_type == PACKET_HOST && !skb->vlan_present && destination(skb, &dst) &&
-				  !of_this_node(&dst) && maybe_endpoint(&dst)))
+	if (!n || !for_this_host(skb) || !destination(skb, &dst))
+		return node_call(skb, NODE_PROG_EDGE_IN);
+	if (!addr_equal(&dst, &n->ip4) && !addr_equal(&dst, &n->ip6)) { /* as between nodes */
+		skb->cb[CB_TUNNEL] = WIRE_OR_EDGE;
+		if (maybe_endpoint(&dst))
+			return node_call(skb, NODE_PROG_NETDEV_IN);
+		port = plain_port(skb, &udp);
+		return port && !edge_port(port) && own_address(&dst) ? NEXT : node_call(skb, NODE_PROG_EDGE_IN);
+	}
+	port = plain_port(skb, &udp);
+	skb->cb[CB_TUNNEL] = WIRE_TUNNEL;
+	if (port && udp && port == n->port && n->overlay)
 		return node_call(skb, NODE_PROG_NETDEV_IN);
-	return node_call(skb, NODE_PROG_EDGE_IN);
+	return port && !edge_port(port) ? NEXT : node_call(skb, NODE_PROG_EDGE_IN);
 }
 
 /* What may be a Service's, or a flow's from outside. */

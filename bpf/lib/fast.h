@@ -296,14 +296,17 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	eth = packet(skb);
 	if ((void *)(eth + 1) > packet_end(skb) || !mac_equal(eth->h_source, fast->mac))
 		return FAST_NO;
-	p->masqueraded = !in_pod && (fast->flags & FAST_MASQUERADE) == FAST_MASQUERADE;
-	if (!fast_seen(fast, p) || (p->masqueraded && !hop_take(skb, p)))
+	if (!fast_seen(fast, p))
 		return FAST_NO;
 
-	if (dir == DIR_FROM_POD)
+	if (dir == DIR_FROM_POD) {
+		p->masqueraded = !in_pod && (fast->flags & FAST_MASQUERADE) == FAST_MASQUERADE;
+		if (p->masqueraded && !hop_take(skb, p))
+			return FAST_NO;
 		count_from_pod(id, skb->len);
-	else
+	} else {
 		count_to_pod(id, skb->len);
+	}
 	if (fast->flags & FAST_TRANSLATE) {
 		reason = translate(skb, p, &fast->to);
 		if (reason)

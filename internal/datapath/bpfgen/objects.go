@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "06283ab2223dd8f4d041fb15c84f0ab06ac64cbaa957906814f1c8be7ac998b4"
+const ObjectsHash = "2a4e38727249240cb9f532339d459b0a3609aae2647f8291aa0bacfdfe34c005"
