@@ -383,7 +383,8 @@ int from_pod(struct __sk_buff *skb)
 		return edge_sent(skb, &p, forward_error(skb, &p, self, f.now));
 
 	ct_find_whole(&f, &p, scope);
-	if (f.e && (begins_anew(&f, &p) || (!f.e->seen_reply && served_since(&f, &p, self))))
+	if (f.e && (begins_anew(&f, &p) || (!f.e->seen_reply && served_since(&f, &p, self)) ||
+		    (!in_pod && masquerade_worn_out(f.e))))
 		ct_forget(&f);
 	if (f.e ? f.e->role == CT_POST_NAT && !f.reply : shadows_exist()) {
 		/* Only a translated flow may look like this, and not here: the pod has a

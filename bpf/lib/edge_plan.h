@@ -14,15 +14,6 @@
 #include "remote.h"
 #include "wear.h"
 
-/* The flags of an address that has frontends or is the node's own. */
-inline_fn __u16 address_flags(const struct addr *a)
-{
-	struct service_key key = { .addr = *a };
-	struct service *mark = grown_find(&mst_services_v2_now, &key);
-
-	return mark ? mark->flags : 0;
-}
-
 /* Whether an address that no endpoint has is the node's own. Not all of those take node ports. */
 inline_fn bool of_node(const struct addr *a)
 {

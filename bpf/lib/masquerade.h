@@ -109,3 +109,13 @@ global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan
 	plan->flags |= CT_EDGE | CT_MASQUERADE;
 	return REASON_NONE;
 }
+
+/**
+ * masquerade_worn_out - whether the node has no longer the address that a flow wears
+ *
+ * Nobody answers there. What can begin anew does, under another; the rest is refused.
+ */
+slow_fn bool masquerade_worn_out(const struct ct_entry *e)
+{
+	return e->flags & CT_MASQUERADE && e->role == CT_PRE_NAT && !(address_flags(&e->other.src) & SVC_NODE);
+}

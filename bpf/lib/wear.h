@@ -12,6 +12,15 @@
 #include "conntrack.h"
 #include "parse.h"
 
+/* The flags of an address that has frontends or is the node's own. */
+inline_fn __u16 address_flags(const struct addr *a)
+{
+	struct service_key key = { .addr = *a };
+	struct service *mark = grown_find(&mst_services_v2_now, &key);
+
+	return mark ? mark->flags : 0;
+}
+
 /* Whether a socket of the host has the port, so that a flow on it would be taken for the socket's. */
 slow_fn bool host_has_port(struct __sk_buff *skb, const struct tuple *t, const struct pkt *p)
 {

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "2a4e38727249240cb9f532339d459b0a3609aae2647f8291aa0bacfdfe34c005"
+const ObjectsHash = "b624b3ff5f36527345c15d1449ab9cf304dfcfac352f5c7b52b5ca12ed106052"

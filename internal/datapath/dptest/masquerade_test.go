@@ -291,6 +291,37 @@ func TestAnswersToAPodThatIsGone(t *testing.T) {
 	})
 }
 
+// A flow that wears an address which the node has lost is a new one under the next,
+// or is refused.
+func TestAWornAddressThatIsGone(t *testing.T) {
+	eachMasqueraded(t, func(m masqueraded) {
+		worn, far := m.open(m.pod, m.from, m.to)
+		more := uint8(ack)
+		if m.echo() {
+			more = 0
+		}
+		for range 2 {
+			m.want("answer", m.arrive(far, worn, syn|ack), m.pod.ID, m.to, m.from)
+			m.want("more", m.answer(m.pod, m.from, m.to, more), 0, worn, far)
+		}
+		own, next := m.edge.Node(m.v6), External(203, m.v6)
+		wear := bpfgen.PodWear{Ip4: toAddr(External(203, false)), Ip6: toAddr(External(203, true))}
+		m.edge.mark(m.t, own, 0)
+		m.edge.mark(m.t, next, bpfgen.SvcAddress|bpfgen.SvcNode)
+		check(m.t, m.edge.MstWearV1.Put(m.edge.Ifindex, wear))
+		m.edge.flowsChanged(m.t)
+		a := m.answer(m.pod, m.from, m.to, more)
+		if m.proto == oracle.TCP || m.proto == oracle.SCTP {
+			m.dropped(a, bpfgen.ReasonMidstreamNAT)
+		} else if a.Dropped != "" || !a.Direct || a.Tuple().Src.Addr() != next {
+			m.t.Errorf("%v, want it from %v", a, next)
+		}
+		m.edge.mark(m.t, own, bpfgen.SvcAddress|bpfgen.SvcNode)
+		m.edge.mark(m.t, next, 0)
+		check(m.t, m.edge.MstWearV1.Put(m.edge.Ifindex, bpfgen.PodWear{Ip4: toAddr(m.edge.Node(false)), Ip6: toAddr(m.edge.Node(true))}))
+	})
+}
+
 func TestAServiceOutsideIsMasqueraded(t *testing.T) {
 	eachMasqueraded(t, func(m masqueraded) {
 		if m.echo() {
