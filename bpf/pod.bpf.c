@@ -249,7 +249,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
 	plan.near = p->shape && p->proto == IPPROTO_TCP && scope == CT_SCOPE_FLOW &&
 		    (to ? alike(self, to) : !!plan.responder.generation);
-	if (!reason && !in_pod && !to && !plan.responder.generation && scope == CT_SCOPE_FLOW && self->flags & EP_HOST_END)
+	if (!reason && !in_pod && !to && !plan.responder.generation && scope == CT_SCOPE_FLOW && masquerade_routes(skb, p, self))
 		reason = masquerade(skb, p, &plan);
 	p->masqueraded = !in_pod && !!(plan.flags & CT_MASQUERADE);
 	if (reason == REASON_MIDSTREAM_NAT)

@@ -15,6 +15,7 @@
 #include "fib.h"
 #include "plan.h"
 #include "remote.h"
+#include "source.h"
 #include "wear.h"
 
 /* Return: the group in which an endpoint is masqueraded by programs, 0: in none. */
@@ -53,6 +54,17 @@ slow_fn __u32 masquerade_device(struct __sk_buff *skb, const struct tuple *t, __
 	}
 	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH || found == BPF_FIB_LKUP_RET_FRAG_NEEDED ?
 		       fib.ifindex : 0;
+}
+
+/* Whether a pod's packet is for the node to route: on a bridge there may be other routers. */
+inline_fn bool masquerade_routes(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self)
+{
+	static const __u8 unknown[ETH_ALEN] = {};
+	struct ethhdr *eth = packet(skb);
+
+	if (!(self->flags & EP_HOST_END) || link_local(&p->t.src) || (void *)(eth + 1) > packet_end(skb))
+		return false;
+	return mac_equal(eth->h_dest, self->node_mac) || mac_equal(self->node_mac, unknown);
 }
 
 /**

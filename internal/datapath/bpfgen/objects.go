@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "b624b3ff5f36527345c15d1449ab9cf304dfcfac352f5c7b52b5ca12ed106052"
+const ObjectsHash = "237345a6252adba097cd4740d930a256b4f985194c381e331c6da1d591b8e85b"

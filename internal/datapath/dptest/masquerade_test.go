@@ -153,6 +153,11 @@ func TestWhatIsNotOutsideKeepsThePodsAddress(t *testing.T) {
 				}
 			}
 			m = was
+			m.edge.ClearFlows(m.t)
+			other := Eth(m.pod.MAC, Router).IP(m.from.Addr(), m.to.Addr()).L4(m.proto, m.from.Port(), m.to.Port(), syn).Payload(24)
+			if a, err := m.edge.Answer(m.pod, other.Frame()); err != nil || a.Direct || a.Dropped != "" || a.Tuple().Src != m.from {
+				m.t.Errorf("by another router: %v, %v", a, err)
+			}
 			check(m.t, m.edge.MstWearV1.Put(m.edge.Ifindex, bpfgen.PodWear{Ip4: toAddr(m.edge.Node(false)), Ip6: toAddr(m.edge.Node(true))}))
 			check(m.t, m.edge.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf | bpfgen.NodeMasquerade}))
 		}
