@@ -90,6 +90,13 @@ func (d *Datapath) AttachEdge(ifindex int, turns bool) error {
 // attachEdge is AttachEdge; wire says that the NIC's program for other nodes is the
 // same (bpf/edge.bpf.c).
 func (d *Datapath) attachEdge(ifindex int, turns, wire bool) error {
+	if wire {
+		p, err := d.loadWire(netdevIn) // for what it calls
+		if err != nil {
+			return err
+		}
+		p.Close()
+	}
 	p, err := d.loadEdge()
 	if err != nil {
 		return err

@@ -147,11 +147,7 @@ func (d *Datapath) joinNIC(ifindex int, turns bool) error {
 		return err
 	}
 	if !both {
-		p, err := d.loadWire(netdevIn) // for what it calls
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(p.Close(), d.attachEdge(ifindex, turns, true)); err != nil {
+		if err := d.attachEdge(ifindex, turns, true); err != nil {
 			return err
 		}
 	}
@@ -325,17 +321,7 @@ func (d *Datapath) upgradeWire() error {
 			}
 		}
 	}
-	edges, err := d.Edges()
-	for _, i := range edges {
-		both, unknown := d.isWireToo(i)
-		if err = errors.Join(err, unknown); err == nil && both { // upgradeEdges has the rest
-			p, unloaded := d.loadWire(netdevIn)
-			if err = unloaded; err == nil {
-				return p.Close()
-			}
-		}
-	}
-	return err
+	return nil
 }
 
 func (d *Datapath) replaceWire(h wireHook, at wirePlace) error {

@@ -144,7 +144,7 @@ func (e *Engine) syncMasquerade() error {
 	if err := e.loadEndpoints(); err != nil {
 		return err
 	}
-	because, err := e.notByPrograms()
+	wear, because, err := e.notByPrograms()
 	if err != nil {
 		return err
 	}
@@ -154,14 +154,10 @@ func (e *Engine) syncMasquerade() error {
 		}
 		return e.putMasquerade(false)
 	}
-	wear, err := e.wear()
-	if err == nil {
-		err = replace(e.dp.Wear, wear)
+	if err := replace(e.dp.Wear, wear); err != nil {
+		return err
 	}
-	if err == nil {
-		err = e.putMasquerade(true)
-	}
-	if err != nil {
+	if err := e.putMasquerade(true); err != nil {
 		return err
 	}
 	return e.dropRules()
@@ -263,24 +259,25 @@ func (e *Engine) wear() (map[uint32]datapath.Wear, error) {
 	return out, nil
 }
 
-// notByPrograms is why the kernel must masquerade, a sentence each.
-func (e *Engine) notByPrograms() (because []string, err error) {
+// notByPrograms is why the kernel must masquerade, a sentence each, and what pods
+// wear where the programs can.
+func (e *Engine) notByPrograms() (wear map[uint32]datapath.Wear, because []string, err error) {
 	n, err := e.store.Nodes()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if settingsOf(n).HostRouting != state.RoutingEBPF {
 		because = append(because, "host routing is legacy (`mustang node set --host-routing ebpf`)")
 	}
 	if err := e.loadServices(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	wear, err := e.wear()
+	wear, err = e.wear()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if len(wear) == 0 { // then all ways are others
-		return append(because, "the edge has no device (`mustang edge set`, or the agent's --devices)"), nil
+		return wear, append(because, "the edge has no device (`mustang edge set`, or the agent's --devices)"), nil
 	}
 	for _, id := range slices.Sorted(maps.Keys(e.known)) {
 		if ep := e.known[id]; ep.Masquerade != nil && ep.Placement == state.InPod {
@@ -290,13 +287,13 @@ func (e *Engine) notByPrograms() (because []string, err error) {
 	}
 	others, err := e.otherWays(wear)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	chains, err := sourceNAT()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return append(append(because, others...), chains...), nil
+	return wear, append(append(because, others...), chains...), nil
 }
 
 // otherWays are devices that lead to the outside, and are none of the edge's.
@@ -417,7 +414,7 @@ func (e *Engine) masqueradeStatus() (*MasqueradeStatus, error) {
 		s.By = "ebpf"
 		return s, nil
 	}
-	because, err := e.notByPrograms()
+	_, because, err := e.notByPrograms()
 	s.Because = append(s.Because, because...)
 	return s, err
 }
