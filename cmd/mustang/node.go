@@ -205,10 +205,12 @@ interrupted. The agent does it by itself.`,
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
 			defer stop()
-			return node.Follow(ctx, func() {
-				if err := sync(ctx); err != nil && ctx.Err() == nil {
-					fmt.Fprintln(cmd.ErrOrStderr(), "Error:", err) // the next change is another try
+			return node.Follow(ctx, func() error {
+				err := sync(ctx)
+				if err != nil && ctx.Err() == nil {
+					fmt.Fprintln(cmd.ErrOrStderr(), "Error:", err)
 				}
+				return err
 			})
 		},
 	}

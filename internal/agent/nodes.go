@@ -77,7 +77,7 @@ func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
 
 // followDevices keeps what depends on this node's devices up to date.
 func (a *Agent) followDevices(ctx context.Context) error {
-	return node.Follow(ctx, func() {
+	return node.Follow(ctx, func() error {
 		err := a.with(ctx, func(e *engine.Engine) error {
 			changed, err := e.FollowDevices()
 			if changed && err == nil {
@@ -87,12 +87,13 @@ func (a *Agent) followDevices(ctx context.Context) error {
 		})
 		if err != nil && ctx.Err() == nil {
 			a.metrics.failures.Inc()
-			a.log.Error("the ways to other nodes do not follow this node's devices; the next change is another try", "error", err)
+			a.log.Error("the ways to other nodes do not follow this node's devices; it is tried again", "error", err)
 		}
 		select {
 		case a.sync.devices <- struct{}{}:
 		default: // it will look anyway
 		}
+		return err
 	})
 }
 

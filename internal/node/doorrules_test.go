@@ -3,7 +3,6 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -406,34 +405,5 @@ func TestMergeDoorPorts(t *testing.T) {
 	want := []DoorPorts{{own4, 30080, 30081}, port(own4, 30083), {own4, 61000, 65535}, port(other4, 30080)}
 	if !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
-	}
-}
-
-// Rules that others change are told of, so that an agent puts its own right.
-func TestFollowTellsOfRules(t *testing.T) {
-	n := newDoorNode(t)
-	ns, err := netns.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	ctx, stop := context.WithCancel(context.Background())
-	told, ended := make(chan struct{}, 100), make(chan error)
-	go func() {
-		ended <- netns.DoFile(ns, func() error { return Follow(ctx, func() { told <- struct{}{} }) })
-	}()
-	for _, change := range []string{"", "ip rule add pref 5 lookup 99", "ip -6 rule add pref 5 lookup 99", "ip rule del pref 5"} {
-		if change != "" {
-			n.run("%s", change)
-		}
-		select {
-		case <-told:
-		case <-time.After(10 * time.Second):
-			t.Errorf("not told of %q", change)
-		}
-	}
-	stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
 	}
 }

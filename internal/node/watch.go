@@ -18,10 +18,17 @@ import (
 // a dozen messages.
 const settle = 100 * time.Millisecond
 
+// What fails is done again after retryFirst, then twice as long up to retryMost.
+const (
+	retryFirst = 500 * time.Millisecond
+	retryMost  = 30 * time.Second
+)
+
 // Follow calls changed whenever devices, addresses, routes or routing rules of the
 // calling thread's namespace may have changed, and once at the start, until ctx ends.
-// What changes while changed runs is told afterwards.
-func Follow(ctx context.Context, changed func()) error {
+// What changes while changed runs is told afterwards. When changed fails, which it
+// tells by itself, it is called again after a while though nothing comes.
+func Follow(ctx context.Context, changed func() error) error {
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
@@ -29,13 +36,14 @@ func Follow(ctx context.Context, changed func()) error {
 		return fmt.Errorf("follow this node's devices: %w", err)
 	}
 	told, ended := make(chan struct{}, 1), make(chan error, 1)
+	told <- struct{}{} // first, while there is room for sure
 	go func() { ended <- listen(ctx, s, told) }()
 	defer func() {
 		s.Close()
 		<-ended
 	}()
-	told <- struct{}{}
-	for {
+	var again <-chan time.Time
+	for pause := retryFirst; ; {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -43,8 +51,13 @@ func Follow(ctx context.Context, changed func()) error {
 			ended <- err
 			return err
 		case <-told:
+		case <-again:
 		}
-		changed()
+		if err := changed(); err == nil {
+			again, pause = nil, retryFirst
+		} else {
+			again, pause = time.After(pause), min(2*pause, retryMost)
+		}
 		select {
 		case <-ctx.Done():
 			return nil

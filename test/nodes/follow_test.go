@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/mustang-net/mustang/lab"
 )
 
@@ -25,8 +27,11 @@ func (w *world) follow(n *lab.Node) {
 	w.must(cmd.Start())
 	w.t.Cleanup(func() {
 		cmd.Cancel()
-		if err := cmd.Wait(); err != nil || errs.Len() > 0 {
-			w.t.Logf("following: %v\n%s", err, errs.String())
+		stuck := time.AfterFunc(patience, func() { cmd.Process.Signal(unix.SIGQUIT) }) // it says where it is
+		if err := cmd.Wait(); !stuck.Stop() {
+			w.t.Errorf("who follows the devices of %s did not end: %v\n%s", n.Name, err, errs.String())
+		} else if err != nil || errs.Len() > 0 {
+			w.t.Logf("following the devices of %s: %v\n%s", n.Name, err, errs.String())
 		}
 	})
 }
