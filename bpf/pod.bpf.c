@@ -247,11 +247,11 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	if (!reason)
 		reason = admit(p, &plan, 0);
 	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
-	plan.near = p->shape && p->proto == IPPROTO_TCP && scope == CT_SCOPE_FLOW &&
-		    (to ? alike(self, to) : !!plan.responder.generation);
 	if (!reason && !in_pod && !to && !plan.responder.generation && scope == CT_SCOPE_FLOW && masquerade_routes(skb, p, self))
 		reason = masquerade(skb, p, &plan);
 	p->masqueraded = !in_pod && !!(plan.flags & CT_MASQUERADE);
+	plan.near = p->shape && p->proto == IPPROTO_TCP && scope == CT_SCOPE_FLOW &&
+		    (to ? alike(self, to) : !!plan.responder.generation);
 	if (reason == REASON_MIDSTREAM_NAT)
 		return refuse(skb, p, self, reason, now);
 	if (!reason && p->masqueraded)
@@ -328,6 +328,8 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 
 /**
  * accept_error - an ICMP error on its way into a pod
+ *
+ * Return: enum drop_reason, or WIRE_TO_STACK: at the NIC, about no flow of those that pass there.
  */
 slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 now)
 {
@@ -338,13 +340,15 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 
 	if (!reason && f.e && !ends_current(f.e))
 		reason = REASON_ICMP_ERROR_FLOW;
+	if (from_wire && (reason || !f.e || f.e->flags & CT_VIA_STACK))
+		return WIRE_TO_STACK;
 	if (reason || !f.e)
-		return drop(skb, reason, DIR_TO_POD);
+		return reason;
 	if (f.e->role == CT_POST_NAT && f.reply && f.e->opener.endpoint == id) {
 		t = f.e->other;
 		reason = translate_error(skb, p, &q, &t);
 	}
-	return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
+	return reason;
 }
 
 SEC("tc")
@@ -559,7 +563,7 @@ inline_fn int judge_entering(struct __sk_buff *skb)
 		reason = frag_follow(&p, f.now, !in_pod);
 	if (reason && reason != REASON_FRAG_NO_FIRST)
 		return drop(skb, reason, DIR_TO_POD);
-	if (from_wire && p.kind != PKT_FLOW)
+	if (from_wire && (p.kind == PKT_CONTROL || (p.kind == PKT_ICMP_ERROR && skb->cb[CB_REMOTE])))
 		return wire_to_stack(skb, &p);
 	if (reason)
 		return accept_orphan(skb, &p, self, f.now);
@@ -569,8 +573,12 @@ inline_fn int judge_entering(struct __sk_buff *skb)
 		reason = judge_group(skb, &p, self, skb->cb[CB_ENDPOINT], false);
 		return reason ? drop(skb, reason, DIR_TO_POD) : NEXT;
 	}
-	if (p.kind == PKT_ICMP_ERROR)
-		return accept_error(skb, &p, skb->cb[CB_ENDPOINT], f.now);
+	if (p.kind == PKT_ICMP_ERROR) {
+		reason = accept_error(skb, &p, skb->cb[CB_ENDPOINT], f.now);
+		if (from_wire && reason == WIRE_TO_STACK)
+			return NEXT;
+		return reason ? drop(skb, reason, DIR_TO_POD) : into_pod(skb, &p, self, skb->cb[CB_ENDPOINT]);
+	}
 
 	ct_find_whole(&f, &p, CT_SCOPE_FLOW);
 	if (f.e && begins_anew(&f, &p))

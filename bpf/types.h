@@ -683,6 +683,12 @@ struct node_config {
 };
 _Static_assert(sizeof(struct node_config) == 56, "node_config");
 
+/* The reference of all that is outside: a pod's flow to it goes by the way that the routing table names, as
+ * one to another node's pod (lib/masquerade.h). In slot 0, which no node has, while the programs forward it. */
+enum remote_ref {
+	REMOTE_OUTSIDE = 65536,
+};
+
 enum remote_flag {
 	REMOTE_TUNNEL = 1, /* its pods are reached through the tunnel */
 };

@@ -188,8 +188,14 @@ inline_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const stru
 	return again ? way_out_again(skb, kept, tunnel_ipv6(r)) : way_out(skb, &way);
 }
 
+/* Whether a device is a NIC of the edge, where answers are seen. */
+inline_fn bool leads_outside(__u32 ifindex)
+{
+	return bpf_map_lookup_elem(&mst_wear_v1, &ifindex);
+}
+
 /**
- * to_wire - send a pod's packet to the pod of another node
+ * to_wire - send a pod's packet to the pod of another node, or to the outside
  * @p: remote is the node, as the packet's flow has it
  *
  * Return: a tc verdict; NEXT leaves the packet, unchanged, to the stack.
@@ -213,7 +219,9 @@ global_fn int to_wire(struct __sk_buff *skb, struct pkt *p)
 	kept = way_slot(skb);
 	if (kept && way_holds(kept, length))
 		return hop_take(skb, p) ? way_out_again(skb, kept, p->ipv6) : NEXT;
-	return pod_route(skb, p, length, &way) && hop_take(skb, p) ? way_out(skb, &way) : NEXT;
+	if (!pod_route(skb, p, length, &way) || (r->ref == REMOTE_OUTSIDE && !leads_outside(way.ifindex)) || !hop_take(skb, p))
+		return NEXT;
+	return way_out(skb, &way);
 }
 
 /* Beside the verdicts: what the program itself is to do with the packet, for the stack of calls is too deep

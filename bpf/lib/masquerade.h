@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Masquerade: towards the outside a pod's flow wears the address that its node has
- * at the device by which it leaves. What is outside, the pod's group says (all but
- * what its network calls inside), and the routing table: what it leads to the node
- * itself, or by a device that is no NIC of the edge, is the host's stack's. The flow
- * is translated at the pod's host end, and its answers at the NIC (edge.bpf.c), both
- * past the stack, whose connection tracking would else cost each packet of the node's.
+ * The outside: what the routing table leads out by a NIC of the edge, and is of no
+ * other node's pods. What it leads to the node itself, or by another device, is the
+ * host's stack's.
+ *
+ * Masquerade: towards it a pod's flow wears the address that its node has at that
+ * device, where the pod's group says so (for all but what its network calls inside).
+ * The flow is translated at the pod's host end, and its answers at the NIC
+ * (edge.bpf.c), both past the stack, whose connection tracking would else cost each
+ * packet of the node's. A pod that keeps its address goes past the stack as well: for
+ * its flow the outside is as another node (REMOTE_OUTSIDE).
  */
 #pragma once
 
@@ -92,8 +96,8 @@ global_fn int masquerade_port(struct __sk_buff *skb, struct pkt *p, struct plan 
 }
 
 /**
- * masquerade - plan what a new flow from a pod wears, if it is one to the outside
- * @plan: judged; gets the address that the other end sees, but no port
+ * masquerade - plan how a new flow from a pod goes to the outside, if that is where it goes
+ * @plan: judged; gets the address that the other end sees, but no port, or the outside as its other end
  *
  * Return: enum drop_reason.
  */
@@ -102,16 +106,24 @@ global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan
 	struct wear *wear;
 	struct addr *own;
 	__u32 group, device;
+	bool keeps;
 
 	if (!p || !plan)
 		return REASON_NAT_PORTS;
 	group = masquerade_group(skb->cb[CB_ENDPOINT]);
-	if (!group || masquerade_inside(group, &plan->post.dst))
+	keeps = !group || masquerade_inside(group, &plan->post.dst);
+	if (keeps && (!remote_of(REMOTE_OUTSIDE) || link_local(&plan->post.dst)))
 		return REASON_NONE;
 	device = masquerade_device(skb, &plan->post, p->proto);
 	wear = bpf_map_lookup_elem(&mst_wear_v1, &device);
-	own = wear ? p->ipv6 ? &wear->ip6 : &wear->ip4 : NULL;
-	if (!own || addr_is_zero(own))
+	if (!wear)
+		return REASON_NONE;
+	if (keeps) {
+		plan->responder.generation = REMOTE_OUTSIDE;
+		return REASON_NONE;
+	}
+	own = p->ipv6 ? &wear->ip6 : &wear->ip4;
+	if (addr_is_zero(own))
 		return REASON_NONE;
 	if ((p->proto == IPPROTO_TCP || p->proto == IPPROTO_SCTP) &&
 	    (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)

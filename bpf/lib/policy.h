@@ -256,6 +256,14 @@ inline_fn void end_set_opener(struct ct_end *end, const struct addr *a)
 		end->generation = node_with(&key);
 }
 
+/* An end that was outside still is, if nobody has its address now. */
+global_fn int end_stays_outside(struct ct_end *end, __u32 endpoint, __u32 generation)
+{
+	if (end && !endpoint && generation == REMOTE_OUTSIDE && !end->endpoint && !end->generation && remote_of(REMOTE_OUTSIDE))
+		end->generation = REMOTE_OUTSIDE;
+	return 0;
+}
+
 /**
  * judge_again - an end of the flow changed: find both anew, and ask policy about them
  * @at: where its entry lies
@@ -271,6 +279,7 @@ slow_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id, b
 	struct judgment *j = judgment_begin();
 	const struct addr *opened, *answered;
 	struct ct_end *mine;
+	struct ct_end was;
 	__be16 port;
 	int reason;
 	bool hi;
@@ -287,8 +296,11 @@ slow_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id, b
 	j->port = bpf_ntohs(e->role == CT_PRE_NAT ? e->other.dport : port);
 	j->proto = at->proto;
 	j->from_node = !!(e->flags & CT_FROM_NODE);
+	was = e->responder;
 	end_set_opener(&e->opener, &j->opener);
 	end_set(&e->responder, &j->responder);
+	if (!in_pod)
+		end_stays_outside(&e->responder, was.endpoint, was.generation);
 	mine = opener ? &e->opener : &e->responder;
 	if (id && !mine->endpoint) /* a link-local address is in no table */
 		end_set_id(mine, id);

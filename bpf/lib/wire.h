@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * What to_pod does at the node's NIC (from_wire): whose packet it is, and
- * handing it to the pod. Only packets between nodes' pods come this way; what
- * is between them and the rest of the world passes the host's stack both ways,
- * so that a user's own NAT keeps working.
+ * handing it to the pod. Packets between nodes' pods come this way, and answers
+ * to what pods have opened to the outside past the host's stack; what somebody
+ * outside opens passes the stack both ways, so that a user's own NAT keeps working.
  */
 #pragma once
 

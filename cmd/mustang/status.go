@@ -70,6 +70,12 @@ func statusTable(w io.Writer, s statusView) {
 	if n := s.Nodes; n != nil {
 		row(w, "Nodes", nodesText(n))
 	}
+	if o := s.Outside; o != nil {
+		row(w, "Outside", "pods with addresses of their own go there by "+o.By)
+		for _, why := range o.Because {
+			row(w, "", "not by ebpf: "+why)
+		}
+	}
 	if m := s.Masquerade; m != nil {
 		row(w, "Masquerade", fmt.Sprintf("of %d pods, by %s", m.Pods, m.By))
 		for _, why := range m.Because {

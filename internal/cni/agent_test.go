@@ -20,6 +20,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -342,8 +343,8 @@ func TestSocketIsItsOwnersAlone(t *testing.T) {
 	if err != nil || st.Mode().Perm() != 0o600 {
 		t.Fatalf("the socket: %v, %v", st, err)
 	}
-	asked := false
-	s := Server{Engine: func(context.Context, func(*engine.Engine) error) error { asked = true; return nil }}
+	var asked atomic.Bool
+	s := Server{Engine: func(context.Context, func(*engine.Engine) error) error { asked.Store(true); return nil }}
 	served := make(chan error)
 	go func() { served <- s.Serve(ctx, l) }()
 	// Wider permissions by mistake: another user is refused all the same.
@@ -352,10 +353,10 @@ func TestSocketIsItsOwnersAlone(t *testing.T) {
 			t.Fatal(step)
 		}
 	}
-	if err := askAs(65534, SocketPath(dir)); err == nil || asked {
-		t.Errorf("another user was served: %v, %t", err, asked)
+	if err := askAs(65534, SocketPath(dir)); err == nil || asked.Load() {
+		t.Errorf("another user was served: %v, %t", err, asked.Load())
 	}
-	if err := askAs(0, SocketPath(dir)); err != nil || !asked {
+	if err := askAs(0, SocketPath(dir)); err != nil || !asked.Load() {
 		t.Errorf("root was not served: %v", err)
 	}
 	cancel()

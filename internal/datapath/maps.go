@@ -441,7 +441,7 @@ func (d *Datapath) NewGeneration() (uint32, error) {
 // MaxEndpoints is the number of endpoint slots; slot 0 is never used.
 func (d *Datapath) MaxEndpoints() uint32 { return d.maps[bpfgen.PodMapMstEndpointsV1].MaxEntries() }
 
-// MaxRemotes is the number of slots for other nodes; slot 0 is never used.
+// MaxRemotes is the number of slots for other nodes; slot 0 is the outside's.
 func (d *Datapath) MaxRemotes() (uint32, error) {
 	m, err := d.table(bpfgen.PodMapMstRemotesV1)
 	if err != nil {

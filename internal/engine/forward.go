@@ -66,13 +66,14 @@ type iptInfo struct {
 	size       uint32
 }
 
-// From linux/netfilter.h: NF_INET_FORWARD, NF_INET_POST_ROUTING.
+// From linux/netfilter.h: NF_INET_PRE_ROUTING, NF_INET_FORWARD, NF_INET_POST_ROUTING.
 const (
+	hookPrerouting  = 0
 	hookForward     = 2
 	hookPostrouting = 4
 )
 
-var legacyChains = map[uint32]string{hookForward: "FORWARD", hookPostrouting: "POSTROUTING"}
+var legacyChains = map[uint32]string{hookPrerouting: "PREROUTING", hookForward: "FORWARD", hookPostrouting: "POSTROUTING"}
 
 // legacyHook says whether iptables-legacy has rules at a table's hook. A kernel
 // without it has none. Asking does not create the table: only those in

@@ -2,10 +2,11 @@
 
 package engine
 
-// Masquerade: which pods wear the node's address towards the outside, and who
-// sees to it. The programs do, past the host's stack, wherever all ways to the
-// outside lead by the edge's devices; else the kernel's nftables do it for all
-// pods, and each packet of the node's passes its connection tracking.
+// The outside: which pods wear the node's address towards it, and who sees to
+// that. The programs do, past the host's stack, wherever all ways to the outside
+// lead by the edge's devices; else the kernel's nftables do it for all pods, and
+// each packet of the node's passes its connection tracking. Pods that keep their
+// addresses go the same way: past the stack, or through it.
 
 import (
 	"fmt"
@@ -30,6 +31,12 @@ import (
 type MasqueradeStatus struct {
 	Pods    int      `json:"pods"`    // that are masqueraded
 	By      string   `json:"by"`      // "ebpf" or "nftables"
+	Because []string `json:"because"` // why not by eBPF
+}
+
+// OutsideStatus is who forwards pods' packets to the outside.
+type OutsideStatus struct {
+	By      string   `json:"by"`      // "ebpf" or "stack"
 	Because []string `json:"because"` // why not by eBPF
 }
 
@@ -163,6 +170,17 @@ func (e *Engine) syncMasquerade() error {
 	return e.dropRules()
 }
 
+// seesAnswers says whether answers to pods' own addresses meet the program that
+// takes them into pods, at all devices of the edge.
+func (e *Engine) seesAnswers() (bool, error) {
+	edges, err := e.dp.Edges()
+	if err != nil {
+		return false, err
+	}
+	wire := e.dp.WireDevices()
+	return !slices.ContainsFunc(edges, func(i int) bool { return !slices.Contains(wire, i) }), nil
+}
+
 // tryMasquerade is syncMasquerade beside a change that is in force without it.
 func (e *Engine) tryMasquerade() {
 	if err := e.syncMasquerade(); err != nil {
@@ -170,13 +188,37 @@ func (e *Engine) tryMasquerade() {
 	}
 }
 
+// putMasquerade tells the programs whether they forward to the outside.
 func (e *Engine) putMasquerade(on bool) error {
+	keeping := on
+	if on {
+		var err error
+		if keeping, err = e.seesAnswers(); err != nil {
+			return err
+		}
+	}
+	if err := e.putOutside(keeping); err != nil {
+		return err
+	}
 	config, _, err := e.dp.Node.Get(0)
 	if err != nil || on == (config.Flags&bpfgen.NodeMasquerade != 0) {
 		return err
 	}
 	config.Flags ^= bpfgen.NodeMasquerade
 	return e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{config})
+}
+
+// putOutside tells them whether they do for pods that keep their addresses.
+func (e *Engine) putOutside(on bool) error {
+	have, _, err := e.dp.Remotes.Get(0)
+	var want datapath.Remote
+	if on {
+		want.Ref = bpfgen.RemoteOutside
+	}
+	if err != nil || have == want {
+		return err
+	}
+	return e.dp.Remotes.Put([]uint32{0}, []datapath.Remote{want})
 }
 
 // masqueradeByRules has the kernel masquerade these endpoints, of which the CNI
@@ -289,7 +331,7 @@ func (e *Engine) notByPrograms() (wear map[uint32]datapath.Wear, because []strin
 	if err != nil {
 		return nil, nil, err
 	}
-	chains, err := sourceNAT()
+	chains, err := othersNAT()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -376,17 +418,23 @@ func within(dst *net.IPNet, list []netip.Prefix) bool {
 	})
 }
 
-// sourceNAT are chains of others that translate sources on their way out: what
-// they do to pods' packets, they could not do to those that pass the stack by.
-func sourceNAT() ([]string, error) {
-	list, err := hookRules(hookPostrouting, "nat")
-	if err != nil {
-		return nil, fmt.Errorf("list nftables chains: %w", err)
-	}
+// othersNAT are chains of others that translate sources on their way out, or
+// destinations on their way in: what they do to pods' packets, they could not do
+// to those that pass the stack by.
+func othersNAT() ([]string, error) {
 	var out []string
-	for _, c := range list {
-		if !masquerade.IsOurs(c.Table) {
-			out = append(out, fmt.Sprintf("chain %s of table %s (%s) may translate sources, too", c.Chain, c.Table, c.Backend))
+	for _, at := range []struct {
+		hook uint32
+		what string
+	}{{hookPrerouting, "destinations"}, {hookPostrouting, "sources"}} {
+		list, err := hookRules(at.hook, "nat")
+		if err != nil {
+			return nil, fmt.Errorf("list nftables chains: %w", err)
+		}
+		for _, c := range list {
+			if !masquerade.IsOurs(c.Table) {
+				out = append(out, fmt.Sprintf("chain %s of table %s (%s) may translate %s, too", c.Chain, c.Table, c.Backend, at.what))
+			}
 		}
 	}
 	return out, nil
@@ -415,6 +463,22 @@ func (e *Engine) masqueradeStatus() (*MasqueradeStatus, error) {
 		return s, nil
 	}
 	_, because, err := e.notByPrograms()
+	s.Because = append(s.Because, because...)
+	return s, err
+}
+
+// outsideStatus is of a node among others.
+func (e *Engine) outsideStatus() (*OutsideStatus, error) {
+	s := &OutsideStatus{By: "ebpf", Because: []string{}}
+	outside, _, err := e.dp.Remotes.Get(0)
+	if err != nil || outside.Ref != 0 {
+		return s, err
+	}
+	s.By = "stack"
+	_, because, err := e.notByPrograms()
+	if err == nil && len(because) == 0 {
+		because = []string{"some device of the edge has no program that takes packets into pods (`mustang node set --devices`, or the agent's --devices)"}
+	}
 	s.Because = append(s.Because, because...)
 	return s, err
 }

@@ -275,7 +275,11 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 	}
 	config.Ip4, config.Ip6 = datapath.FromAddr(self.Addr(true)), datapath.FromAddr(self.Addr(false))
 	own := datapath.EdgeConfig{Ip4: datapath.FromAddr(overlay.Addr(true)), Ip6: datapath.FromAddr(overlay.Addr(false))}
-	slots := map[uint32]datapath.Remote{}
+	outside, _, err := e.dp.Remotes.Get(0)
+	if err != nil {
+		return err
+	}
+	slots := map[uint32]datapath.Remote{0: outside} // which is decided apart (masquerade.go)
 	addrs := map[datapath.Addr]uint32{}
 	nets := map[datapath.Prefix]uint32{}
 	for _, n := range remotes {

@@ -41,6 +41,7 @@ type Status struct {
 	Features   datapath.Features      `json:"features"`
 	Drops      []Drop                 `json:"drops"`
 	Masquerade *MasqueradeStatus      `json:"masquerade,omitempty"`
+	Outside    *OutsideStatus         `json:"outside,omitempty"`
 	Bypassed   []ForwardRules         `json:"bypassed"` // firewall chains that redirected packets do not pass
 	Warnings   []string               `json:"warnings"`
 }
@@ -81,6 +82,11 @@ func (e *Engine) Status() (Status, error) {
 	s.Nodes, s.Warnings = nodes, append(s.Warnings, warnings...)
 	if s.Masquerade, err = e.masqueradeStatus(); err != nil {
 		return s, err
+	}
+	if s.Nodes != nil {
+		if s.Outside, err = e.outsideStatus(); err != nil {
+			return s, err
+		}
 	}
 	warning, err := e.gatherWarning()
 	if err != nil {

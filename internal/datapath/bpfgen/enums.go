@@ -178,6 +178,11 @@ const (
 	NodeMasquerade = 2 // programs masquerade, not the host's stack
 )
 
+// enum remote_ref
+const (
+	RemoteOutside = 65536
+)
+
 // enum remote_flag
 const (
 	RemoteTunnel = 1 // its pods are reached through the tunnel

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "237345a6252adba097cd4740d930a256b4f985194c381e331c6da1d591b8e85b"
+const ObjectsHash = "233fff21d12ce20bf376bb7e32aa4755dcba7cfab78aa450d36838ba1c9290b9"
