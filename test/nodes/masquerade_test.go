@@ -20,6 +20,7 @@ import (
 // address towards all but pods, and a server outside.
 type masqueraded struct {
 	*world
+	keeps   bool // the pod keeps its address
 	node    *lab.Node
 	pod     *lab.Pod
 	outside *lab.Pod
@@ -27,6 +28,14 @@ type masqueraded struct {
 }
 
 func newMasqueraded(t *testing.T, join lab.Join) masqueraded {
+	m := newBeside(t, join)
+	m.pod = m.add("worn")
+	m.from = podPlace(m.pod)
+	return m
+}
+
+// newBeside is the same without that pod.
+func newBeside(t *testing.T, join lab.Join) masqueraded {
 	w := newWorld(t, lab.Config{Mode: modes()[0]}, join)
 	o, second := w.lab.Outside(), w.lab.Nodes()[1]
 	m := masqueraded{world: w, node: w.lab.Nodes()[0],
@@ -34,8 +43,6 @@ func newMasqueraded(t *testing.T, join lab.Join) masqueraded {
 		beyond:  &lab.Pod{Space: second.Space, Name: "beyond", IPv4: second.Wire4, IPv6: second.Wire6}}
 	w.serve(m.outside)
 	w.serve(m.beyond)
-	m.pod = m.add("worn")
-	m.from = podPlace(m.pod)
 	return m
 }
 
@@ -83,7 +90,10 @@ func (m masqueraded) worn() map[*lab.Pod]netip.Addr {
 	if m.ipv6 {
 		up, wire = m.node.IPv6, m.node.Wire6
 	}
-	if m.join.Mode == "vxlan" {
+	if m.keeps {
+		up = m.ip(m.pod)
+	}
+	if m.keeps || m.join.Mode == "vxlan" {
 		wire = m.ip(m.pod) // by the tunnel, on which pods' addresses are known
 	}
 	return map[*lab.Pod]netip.Addr{m.outside: up, m.beyond: wire, m.near: m.ip(m.pod), m.far: m.ip(m.pod)}
@@ -222,37 +232,46 @@ func TestMasqueradeChangesHands(t *testing.T) {
 }
 
 // A pod is told by its node what cannot leave, and by routers beyond, of its own
-// packets.
-func TestMasqueradedPodsHearOfErrors(t *testing.T) {
-	m := newMasqueraded(t, lab.Join{Mode: "direct", HostRouting: "ebpf"})
-	m.mustang(m.node, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
-	if by, because := m.by(); by != "ebpf" {
-		t.Fatalf("by %s, because %v", by, because)
-	}
-	m.run(&m.outside.Space, "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
-	far := map[bool][]string{false: {"198.18.7.1", "198.18.7.2"}, true: {"2001:db8:7::1", "2001:db8:7::2"}}
-	for family, ipv6 := range families {
-		t.Run(family, func(t *testing.T) {
-			m := m.on(t, ipv6)
-			ping := func(args string) string {
-				out, _ := m.pod.Command(deadline(t), strings.Fields("ping -n -c 2 -i 0.01 -W 2 "+args)...).CombinedOutput()
-				return string(out)
+// packets, whichever address it has there.
+func TestPodsHearOfErrorsOutside(t *testing.T) {
+	for who, make := range map[string]func(*testing.T, lab.Join) masqueraded{"masqueraded": newMasqueraded, "keeping": newKeeping} {
+		t.Run(who, func(t *testing.T) {
+			m := make(t, lab.Join{Mode: "direct", HostRouting: "ebpf"})
+			m.mustang(m.node, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
+			if by, because := m.outsideBy(); by != "ebpf" {
+				t.Fatalf("by %s, because %v", by, because)
 			}
-			for i, router := range []netip.Addr{m.worn()[m.outside], m.ip(m.outside)} {
-				m.run(&m.outside.Space, "ip route replace %s via %s", far[ipv6][0], m.worn()[m.outside])
-				out := ping(fmt.Sprintf("-t %d %s", i+1, far[ipv6][0]))
-				if !strings.Contains(out, "From "+router.String()) || !strings.Contains(out, "exceeded") {
-					t.Errorf("hop %d: %s", i+1, out)
-				}
-			}
-			m.run(&m.node.Space, "ip route add %s via %s mtu lock 1300", far[ipv6][1], m.ip(m.outside))
-			m.run(&m.outside.Space, "ip addr add %s dev lo", far[ipv6][1])
-			if out := ping("-M do -s 1350 " + far[ipv6][1]); !strings.Contains(out, "1300") {
-				t.Errorf("over the route's MTU: %s", out)
-			}
-			if out := ping("-s 4000 " + far[ipv6][1]); !strings.Contains(out, "2 received") {
-				t.Errorf("in fragments of the path's MTU: %s", out)
+			m.run(&m.outside.Space, "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
+			for family, ipv6 := range families {
+				t.Run(family, func(t *testing.T) { m.on(t, ipv6).hearsOfErrors() })
 			}
 		})
+	}
+}
+
+func (m masqueraded) hearsOfErrors() {
+	m.t.Helper()
+	own, over, narrow := m.node.IPv4, "198.18.7.1", "198.18.7.2"
+	if m.ipv6 {
+		own, over, narrow = m.node.IPv6, "2001:db8:7::1", "2001:db8:7::2"
+	}
+	ping := func(args string) string {
+		out, _ := m.pod.Command(deadline(m.t), strings.Fields("ping -n -c 2 -i 0.01 -W 2 "+args)...).CombinedOutput()
+		return string(out)
+	}
+	m.run(&m.outside.Space, "ip route replace %s via %s", over, own)
+	for i, router := range []netip.Addr{own, m.ip(m.outside)} {
+		out := ping(fmt.Sprintf("-t %d %s", i+1, over))
+		if !strings.Contains(out, "From "+router.String()) || !strings.Contains(out, "exceeded") {
+			m.t.Errorf("hop %d: %s", i+1, out)
+		}
+	}
+	m.run(&m.node.Space, "ip route add %s via %s mtu lock 1300", narrow, m.ip(m.outside))
+	m.run(&m.outside.Space, "ip addr add %s dev lo", narrow)
+	if out := ping("-M do -s 1350 " + narrow); !strings.Contains(out, "1300") {
+		m.t.Errorf("over the route's MTU: %s", out)
+	}
+	if out := ping("-s 4000 " + narrow); !strings.Contains(out, "2 received") {
+		m.t.Errorf("in fragments of the path's MTU: %s", out)
 	}
 }
