@@ -726,10 +726,18 @@ struct edge_config {
 };
 _Static_assert(sizeof(struct edge_config) == 40, "edge_config");
 
-/* The addresses that pods wear towards the outside behind a device; zero when it has none. */
+/* A device that leads to the outside, and the addresses that pods wear behind it; zero when it has none. */
 struct wear {
 	struct addr ip4;
 	struct addr ip6;
+	__u32 answers; /* enum wear_answers */
+	__u32 pad;
+};
+_Static_assert(sizeof(struct wear) == 40, "wear");
+
+/* Whether answers to pods' own addresses are taken into pods there (netdev.bpf.c). */
+enum wear_answers {
+	WEAR_ANSWERS = 1,
 };
 
 /* A destination towards which the pods of a group keep their own addresses. The bits that count begin at group. */

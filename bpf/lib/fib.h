@@ -188,10 +188,12 @@ inline_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const stru
 	return again ? way_out_again(skb, kept, tunnel_ipv6(r)) : way_out(skb, &way);
 }
 
-/* Whether a device is a NIC of the edge, where answers are seen. */
+/* Whether a device leads to the outside, and answers are seen there. */
 inline_fn bool leads_outside(__u32 ifindex)
 {
-	return bpf_map_lookup_elem(&mst_wear_v1, &ifindex);
+	struct wear *w = bpf_map_lookup_elem(&mst_wear_v1, &ifindex);
+
+	return w && w->answers;
 }
 
 /**

@@ -22,13 +22,20 @@
 #include "source.h"
 #include "wear.h"
 
-/* Return: the group in which an endpoint is masqueraded by programs, 0: in none. */
+/* Return: the group in which an endpoint is masqueraded, 0: in none. */
 inline_fn __u32 masquerade_group(__u32 id)
 {
 	__u32 *group = bpf_map_lookup_elem(&mst_masquerade_v1, &id);
-	struct node_config *n = group && *group ? node_config() : NULL;
 
-	return n && n->flags & NODE_MASQUERADE ? *group : 0;
+	return group ? *group : 0;
+}
+
+/* Whether programs forward to the outside. @keeps: under the pod's own address */
+inline_fn bool masquerade_forwards(const struct addr *dst, bool keeps)
+{
+	struct node_config *n = keeps ? NULL : node_config();
+
+	return keeps ? remote_of(REMOTE_OUTSIDE) && !link_local(dst) : n && n->flags & NODE_MASQUERADE;
 }
 
 inline_fn bool masquerade_inside(__u32 group, const struct addr *a)
@@ -112,14 +119,15 @@ global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan
 		return REASON_NAT_PORTS;
 	group = masquerade_group(skb->cb[CB_ENDPOINT]);
 	keeps = !group || masquerade_inside(group, &plan->post.dst);
-	if (keeps && (!remote_of(REMOTE_OUTSIDE) || link_local(&plan->post.dst)))
+	if (!masquerade_forwards(&plan->post.dst, keeps))
 		return REASON_NONE;
 	device = masquerade_device(skb, &plan->post, p->proto);
 	wear = bpf_map_lookup_elem(&mst_wear_v1, &device);
 	if (!wear)
 		return REASON_NONE;
 	if (keeps) {
-		plan->responder.generation = REMOTE_OUTSIDE;
+		if (wear->answers)
+			plan->responder.generation = REMOTE_OUTSIDE;
 		return REASON_NONE;
 	}
 	own = p->ipv6 ? &wear->ip6 : &wear->ip4;

@@ -29,10 +29,22 @@ func (e *Engine) FollowDevices() (changed bool, err error) {
 		return false, err
 	}
 	current, err := e.devicesCurrent(n)
-	if err != nil || current {
+	if err != nil {
 		return false, err
 	}
+	if current {
+		return false, e.followOutside()
+	}
 	return true, e.changeNodes(func(all store.Nodes) (store.Nodes, error) { return all, nil })
+}
+
+// followOutside decides anew how pods get outside, where FollowEdge does not.
+func (e *Engine) followOutside() error {
+	edges, err := e.dp.Edges()
+	if err != nil || len(edges) > 0 {
+		return err
+	}
+	return e.syncMasquerade()
 }
 
 // devicesCurrent says whether everything is as the devices that are there ask.

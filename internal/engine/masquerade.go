@@ -9,6 +9,7 @@ package engine
 // addresses go the same way: past the stack, or through it.
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"maps"
@@ -151,34 +152,23 @@ func (e *Engine) syncMasquerade() error {
 	if err := e.loadEndpoints(); err != nil {
 		return err
 	}
-	wear, because, err := e.notByPrograms()
+	w, err := e.ways()
 	if err != nil {
 		return err
 	}
-	if len(because) > 0 {
+	if err := errors.Join(replace(e.dp.Wear, w.devices), e.putOutside(len(w.notKeeping) == 0)); err != nil {
+		return err
+	}
+	if len(w.notMasqueraded) > 0 {
 		if err := e.masqueradeByRules(slices.Collect(maps.Values(e.known))); err != nil {
 			return err
 		}
 		return e.putMasquerade(false)
 	}
-	if err := replace(e.dp.Wear, wear); err != nil {
-		return err
-	}
 	if err := e.putMasquerade(true); err != nil {
 		return err
 	}
 	return e.dropRules()
-}
-
-// seesAnswers says whether answers to pods' own addresses meet the program that
-// takes them into pods, at all devices of the edge.
-func (e *Engine) seesAnswers() (bool, error) {
-	edges, err := e.dp.Edges()
-	if err != nil {
-		return false, err
-	}
-	wire := e.dp.WireDevices()
-	return !slices.ContainsFunc(edges, func(i int) bool { return !slices.Contains(wire, i) }), nil
 }
 
 // tryMasquerade is syncMasquerade beside a change that is in force without it.
@@ -188,18 +178,7 @@ func (e *Engine) tryMasquerade() {
 	}
 }
 
-// putMasquerade tells the programs whether they forward to the outside.
 func (e *Engine) putMasquerade(on bool) error {
-	keeping := on
-	if on {
-		var err error
-		if keeping, err = e.seesAnswers(); err != nil {
-			return err
-		}
-	}
-	if err := e.putOutside(keeping); err != nil {
-		return err
-	}
 	config, _, err := e.dp.Node.Get(0)
 	if err != nil || on == (config.Flags&bpfgen.NodeMasquerade != 0) {
 		return err
@@ -208,7 +187,8 @@ func (e *Engine) putMasquerade(on bool) error {
 	return e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{config})
 }
 
-// putOutside tells them whether they do for pods that keep their addresses.
+// putOutside tells the programs whether they forward to the outside for pods that
+// keep their addresses.
 func (e *Engine) putOutside(on bool) error {
 	have, _, err := e.dp.Remotes.Get(0)
 	var want datapath.Remote
@@ -264,15 +244,70 @@ func (e *Engine) dropRules() error {
 	return table.Unhook()
 }
 
+// ways is how pods' packets get to the outside, as things are now.
+type ways struct {
+	devices map[uint32]datapath.Wear
+	// Why not by the programs, a sentence each.
+	notMasqueraded, notKeeping []string
+}
+
+// ways looks at what the decision rests on.
+func (e *Engine) ways() (w ways, err error) {
+	n, err := e.store.Nodes()
+	if err != nil {
+		return w, err
+	}
+	if err := e.loadServices(); err != nil {
+		return w, err
+	}
+	if w.devices, err = e.wear(); err != nil {
+		return w, err
+	}
+	chains, err := othersNAT()
+	if err != nil {
+		return w, err
+	}
+	if settingsOf(n).HostRouting != state.RoutingEBPF {
+		chains = append([]string{"host routing is legacy (`mustang node set --host-routing ebpf`)"}, chains...)
+	}
+	w.notMasqueraded, w.notKeeping = chains, slices.Clone(chains)
+	if len(w.devices) == 0 { // then all ways are others
+		w.notMasqueraded = append(w.notMasqueraded, "the edge has no device (`mustang edge set`, or the agent's --devices)")
+	}
+	for _, id := range slices.Sorted(maps.Keys(e.known)) {
+		if ep := e.known[id]; len(w.devices) > 0 && ep.Masquerade != nil && ep.Placement == state.InPod {
+			w.notMasqueraded = append(w.notMasqueraded, fmt.Sprintf("endpoint %d has its programs inside its pod", id))
+			break
+		}
+	}
+	if len(w.devices) > 0 {
+		others, err := e.otherWays(w.devices)
+		if err != nil {
+			return w, err
+		}
+		w.notMasqueraded = append(w.notMasqueraded, others...)
+	}
+	wires := e.dp.WireDevices()
+	for _, i := range wires {
+		d := w.devices[uint32(i)]
+		d.Answers = bpfgen.WearAnswers
+		w.devices[uint32(i)] = d
+	}
+	if len(wires) == 0 && len(w.notKeeping) == 0 {
+		w.notKeeping = append(w.notKeeping, "no device leads to other nodes")
+	}
+	return w, nil
+}
+
 // wear is what pods wear behind each device of the edge: its first address that
 // takes node ports, whose answers the edge looks at.
 func (e *Engine) wear() (map[uint32]datapath.Wear, error) {
+	out := map[uint32]datapath.Wear{}
 	edges, err := e.dp.Edges()
 	if err != nil || e.services == nil {
-		return nil, err
+		return out, err
 	}
 	takes := e.services.NodeAddresses()
-	out := map[uint32]datapath.Wear{}
 	for _, index := range edges {
 		l, err := netlink.LinkByIndex(index)
 		if err != nil {
@@ -299,43 +334,6 @@ func (e *Engine) wear() (map[uint32]datapath.Wear, error) {
 		}
 	}
 	return out, nil
-}
-
-// notByPrograms is why the kernel must masquerade, a sentence each, and what pods
-// wear where the programs can.
-func (e *Engine) notByPrograms() (wear map[uint32]datapath.Wear, because []string, err error) {
-	n, err := e.store.Nodes()
-	if err != nil {
-		return nil, nil, err
-	}
-	if settingsOf(n).HostRouting != state.RoutingEBPF {
-		because = append(because, "host routing is legacy (`mustang node set --host-routing ebpf`)")
-	}
-	if err := e.loadServices(); err != nil {
-		return nil, nil, err
-	}
-	wear, err = e.wear()
-	if err != nil {
-		return nil, nil, err
-	}
-	if len(wear) == 0 { // then all ways are others
-		return wear, append(because, "the edge has no device (`mustang edge set`, or the agent's --devices)"), nil
-	}
-	for _, id := range slices.Sorted(maps.Keys(e.known)) {
-		if ep := e.known[id]; ep.Masquerade != nil && ep.Placement == state.InPod {
-			because = append(because, fmt.Sprintf("endpoint %d has its programs inside its pod", id))
-			break
-		}
-	}
-	others, err := e.otherWays(wear)
-	if err != nil {
-		return nil, nil, err
-	}
-	chains, err := othersNAT()
-	if err != nil {
-		return nil, nil, err
-	}
-	return wear, append(append(because, others...), chains...), nil
 }
 
 // otherWays are devices that lead to the outside, and are none of the edge's.
@@ -462,8 +460,8 @@ func (e *Engine) masqueradeStatus() (*MasqueradeStatus, error) {
 		s.By = "ebpf"
 		return s, nil
 	}
-	_, because, err := e.notByPrograms()
-	s.Because = append(s.Because, because...)
+	w, err := e.ways()
+	s.Because = append(s.Because, w.notMasqueraded...)
 	return s, err
 }
 
@@ -475,11 +473,8 @@ func (e *Engine) outsideStatus() (*OutsideStatus, error) {
 		return s, err
 	}
 	s.By = "stack"
-	_, because, err := e.notByPrograms()
-	if err == nil && len(because) == 0 {
-		because = []string{"some device of the edge has no program that takes packets into pods (`mustang node set --devices`, or the agent's --devices)"}
-	}
-	s.Because = append(s.Because, because...)
+	w, err := e.ways()
+	s.Because = append(s.Because, w.notKeeping...)
 	return s, err
 }
 

@@ -110,7 +110,7 @@ func (e *Engine) Status() (Status, error) {
 		s.Bypassed = rules
 		between := "between pods of this node"
 		if s.Nodes != nil && s.Nodes.HostRouting == state.RoutingEBPF {
-			between += ", and to and from pods of other nodes (`mustang node set --host-routing legacy` lets those pass)"
+			between += ", to and from pods of other nodes, and from pods to the outside where programs forward that (`mustang node set --host-routing legacy` lets those pass)"
 		}
 		s.Warnings = append(s.Warnings, "packets that eBPF forwards, "+between+", do not pass the host's FORWARD chains, which have rules or policy drop")
 	}

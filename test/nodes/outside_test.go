@@ -35,15 +35,16 @@ func (m masqueraded) outsideBy() (by string, because []string) {
 	return s.Outside.By, s.Outside.Because
 }
 
-// Pods that keep their addresses reach the outside past the host's stack where
-// there is an edge, and by it else; either way they are reached from there, and
-// what they send arrives whole.
+// Pods that keep their addresses reach the outside past the host's stack, with and
+// without an edge, or by it; either way they are reached from there, and what they
+// send arrives whole.
 func TestOutsideWithAnAddressOfItsOwn(t *testing.T) {
 	for _, mode := range []string{"direct", "vxlan"} {
-		for _, by := range []string{"ebpf", "stack"} {
-			t.Run(mode+"/"+by, func(t *testing.T) {
-				m := newKeeping(t, lab.Join{Mode: mode, HostRouting: "ebpf"})
-				if by == "ebpf" {
+		for what, by := range map[string]string{"ebpf": "ebpf", "edge": "ebpf", "legacy": "stack"} {
+			t.Run(mode+"/"+what, func(t *testing.T) {
+				routing := map[string]string{"ebpf": "ebpf", "stack": "legacy"}[by]
+				m := newKeeping(t, lab.Join{Mode: mode, HostRouting: routing})
+				if what == "edge" {
 					m.mustang(m.node, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
 				}
 				if got, because := m.outsideBy(); got != by || (by == "ebpf") != (len(because) == 0) {

@@ -25,10 +25,13 @@ func TestWhyOutOfTheNode(t *testing.T) {
 				if ipv6 {
 					outside, at = w.lab.Outside().IPv6, node.IPv6
 				}
-				for _, to := range []netip.Addr{far, outside} {
-					text := w.mustang(node, "why", own.String(), netip.AddrPortFrom(to, 80).String())
+				for _, q := range []struct{ from, to netip.Addr }{{own, far}, {own, outside}, {w.ip(w.near), outside}} {
+					to := q.to
+					text := w.mustang(node, "why", q.from.String(), netip.AddrPortFrom(to, 80).String())
 					want := []string{"FORWARDED", "it passes, and leaves the node"}
 					switch ebpf := j.HostRouting == "ebpf"; {
+					case to == outside && ebpf && q.from != own:
+						want = append(want, "it passes, and leaves the node by "+lab.Uplink+" past the host's stack")
 					case to == outside && ebpf:
 						want = append(want, "masqueraded as "+at.String()+", and leaves the node by "+lab.Uplink+" past the host's stack")
 					case j.Mode == "vxlan" && ebpf:

@@ -195,6 +195,11 @@ const (
 	EdgeSides  = 2
 )
 
+// enum wear_answers
+const (
+	WearAnswers = 1
+)
+
 // enum redirect_kind
 const (
 	RedirectNone    = 0

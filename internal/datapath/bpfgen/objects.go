@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "233fff21d12ce20bf376bb7e32aa4755dcba7cfab78aa450d36838ba1c9290b9"
+const ObjectsHash = "19ba7eb199bccfdff877a01a3645c54af7daa58a51ffa0328589a677c6602089"

@@ -507,9 +507,11 @@ type PodVoucherKey struct {
 }
 
 type PodWear struct {
-	_   structs.HostLayout
-	Ip4 PodAddr
-	Ip6 PodAddr
+	_       structs.HostLayout
+	Ip4     PodAddr
+	Ip6     PodAddr
+	Answers uint32
+	Pad     uint32
 }
 
 // Names of all BPF objects in the ELF.

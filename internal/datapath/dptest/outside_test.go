@@ -41,7 +41,7 @@ func (e *Edge) outside(t *testing.T, on bool) {
 		r.Ref = bpfgen.RemoteOutside
 	}
 	check(t, e.MstRemotesV1.Put(uint32(0), r))
-	check(t, e.MstWearV1.Put(e.Ifindex, bpfgen.PodWear{Ip4: toAddr(e.Node(false)), Ip6: toAddr(e.Node(true))}))
+	check(t, e.MstWearV1.Put(e.Ifindex, bpfgen.PodWear{Ip4: toAddr(e.Node(false)), Ip6: toAddr(e.Node(true)), Answers: bpfgen.WearAnswers}))
 }
 
 // more are the flags of a packet that is neither a flow's first nor its first answer.
@@ -94,7 +94,14 @@ func TestWhatIsNotOutsideIsTheStacks(t *testing.T) {
 			"no route": func() {
 				m.to = end(netip.MustParseAddr(map[bool]string{false: "198.18.0.1", true: "2001:db8:ffff::1"}[m.v6]), m.to.Port())
 			},
-			"another device":    func() { check(m.t, m.edge.MstWearV1.Delete(m.edge.Ifindex)) },
+			"another device": func() { check(m.t, m.edge.MstWearV1.Delete(m.edge.Ifindex)) },
+			"no answers there": func() {
+				check(m.t, m.edge.MstWearV1.Put(m.edge.Ifindex, bpfgen.PodWear{Ip4: toAddr(m.edge.Node(false)), Ip6: toAddr(m.edge.Node(true))}))
+			},
+			"the kernel is to masquerade it": func() {
+				check(m.t, m.edge.MstMasqueradeV1.Put(m.pod.ID, uint32(masqueradeGroup)))
+				check(m.t, m.edge.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf}))
+			},
 			"the stack does it": func() { m.edge.outside(m.t, false) },
 		} {
 			was := m
@@ -105,6 +112,8 @@ func TestWhatIsNotOutsideIsTheStacks(t *testing.T) {
 			}
 			m = was
 			m.edge.outside(m.t, true)
+			check(m.t, m.edge.MstMasqueradeV1.Put(m.pod.ID, uint32(0)))
+			check(m.t, m.edge.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf | bpfgen.NodeMasquerade}))
 		}
 	})
 }
