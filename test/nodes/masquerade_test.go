@@ -58,17 +58,47 @@ func (m masqueraded) on(t *testing.T, ipv6 bool) masqueraded {
 	return m
 }
 
-// by is who masquerades, and why not the programs.
+// by is who masquerades, or, when the pod keeps its address, who forwards to the
+// outside, and why not the programs.
 func (m masqueraded) by() (by string, because []string) {
 	m.t.Helper()
-	var s struct {
-		Masquerade struct {
-			By      string
-			Because []string
+	type decided struct {
+		By      string
+		Because []string
+	}
+	var s struct{ Masquerade, Outside decided }
+	m.must(json.Unmarshal([]byte(m.mustang(m.node, "status", "-o", "json")), &s))
+	if m.keeps {
+		return s.Outside.By, s.Outside.Because
+	}
+	return s.Masquerade.By, s.Masquerade.Because
+}
+
+// open opens connections to the outside, and answers whether they still live.
+func (m masqueraded) open(what string) (still func()) {
+	m.t.Helper()
+	var conns []net.Conn
+	for _, ipv6 := range families {
+		m := m.on(m.t, ipv6)
+		c, err := m.dial("tcp", m.direct(m.outside))
+		m.must(err)
+		m.t.Cleanup(func() { c.Close() })
+		if _, saw, err := greeting(c); err != nil || saw != m.worn()[m.outside].String() {
+			m.t.Fatalf("%s: seen as %s, %v", what, saw, err)
+		}
+		conns = append(conns, c)
+	}
+	return func() {
+		m.t.Helper()
+		for _, c := range conns {
+			buf := make([]byte, 5)
+			if _, err := fmt.Fprint(c, "still"); err != nil {
+				m.t.Errorf("%s: %v", what, err)
+			} else if _, err := io.ReadFull(c, buf); err != nil || string(buf) != "still" {
+				m.t.Errorf("%s: %q, %v", what, buf, err)
+			}
 		}
 	}
-	m.must(json.Unmarshal([]byte(m.mustang(m.node, "status", "-o", "json")), &s))
-	return s.Masquerade.By, s.Masquerade.Because
 }
 
 // tracked is how many connections the node's kernel tracks.
@@ -159,42 +189,18 @@ func TestMasqueradeChangesHands(t *testing.T) {
 	m := newMasqueraded(t, lab.Join{Mode: "direct", HostRouting: "ebpf"})
 	edge := []string{"edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire}
 	m.mustang(m.node, edge...)
-	open := func(what string) (still func()) {
-		t.Helper()
-		var conns []net.Conn
-		for _, ipv6 := range families {
-			c, err := m.on(t, ipv6).dial("tcp", m.on(t, ipv6).direct(m.outside))
-			m.must(err)
-			t.Cleanup(func() { c.Close() })
-			if _, saw, err := greeting(c); err != nil || saw != m.on(t, ipv6).worn()[m.outside].String() {
-				t.Fatalf("%s: seen as %s, %v", what, saw, err)
-			}
-			conns = append(conns, c)
-		}
-		return func() {
-			t.Helper()
-			for _, c := range conns {
-				buf := make([]byte, 5)
-				if _, err := fmt.Fprint(c, "still"); err != nil {
-					t.Errorf("%s: %v", what, err)
-				} else if _, err := io.ReadFull(c, buf); err != nil || string(buf) != "still" {
-					t.Errorf("%s: %q, %v", what, buf, err)
-				}
-			}
-		}
-	}
-	byPrograms := open("begun by programs")
+	byPrograms := m.open("begun by programs")
 	m.mustang(m.node, "node", "set", "--host-routing", "legacy")
 	if by, because := m.by(); by != "nftables" || len(because) != 1 || !strings.Contains(because[0], "legacy") {
 		t.Fatalf("by %s, because %v", by, because)
 	}
-	byKernel := open("begun by the kernel")
+	byKernel := m.open("begun by the kernel")
 	byPrograms()
 	m.mustang(m.node, "node", "set", "--host-routing", "ebpf")
 	if by, because := m.by(); by != "ebpf" {
 		t.Fatalf("by %s, because %v", by, because)
 	}
-	again := open("begun by programs again")
+	again := m.open("begun by programs again")
 	byPrograms()
 	byKernel()
 	again()
@@ -215,7 +221,7 @@ func TestMasqueradeChangesHands(t *testing.T) {
 		if by, because := m.by(); by != "nftables" || len(because) != 1 {
 			t.Errorf("%s: by %s, because %v", what, by, because)
 		}
-		open(what)()
+		m.open(what)()
 		if change[1] != "" {
 			m.run(&m.node.Space, "ip %s", change[1])
 		} else {
@@ -238,7 +244,7 @@ func TestPodsHearOfErrorsOutside(t *testing.T) {
 		t.Run(who, func(t *testing.T) {
 			m := make(t, lab.Join{Mode: "direct", HostRouting: "ebpf"})
 			m.mustang(m.node, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
-			if by, because := m.outsideBy(); by != "ebpf" {
+			if by, because := m.by(); by != "ebpf" {
 				t.Fatalf("by %s, because %v", by, because)
 			}
 			m.run(&m.outside.Space, "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")

@@ -3,10 +3,6 @@
 package nodes_test
 
 import (
-	"encoding/json"
-	"fmt"
-	"io"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -21,20 +17,6 @@ func newKeeping(t *testing.T, join lab.Join) masqueraded {
 	return m
 }
 
-// outsideBy is who forwards to the outside for pods that keep their addresses, and
-// why not the programs.
-func (m masqueraded) outsideBy() (by string, because []string) {
-	m.t.Helper()
-	var s struct {
-		Outside struct {
-			By      string
-			Because []string
-		}
-	}
-	m.must(json.Unmarshal([]byte(m.mustang(m.node, "status", "-o", "json")), &s))
-	return s.Outside.By, s.Outside.Because
-}
-
 // Pods that keep their addresses reach the outside past the host's stack, with and
 // without an edge, or by it; either way they are reached from there, and what they
 // send arrives whole.
@@ -47,7 +29,7 @@ func TestOutsideWithAnAddressOfItsOwn(t *testing.T) {
 				if what == "edge" {
 					m.mustang(m.node, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
 				}
-				if got, because := m.outsideBy(); got != by || (by == "ebpf") != (len(because) == 0) {
+				if got, because := m.by(); got != by || (by == "ebpf") != (len(because) == 0) {
 					t.Fatalf("by %s, because %v", got, because)
 				}
 				forwarded := m.forwarded(m.node)
@@ -87,31 +69,7 @@ func TestOutsideChangesHands(t *testing.T) {
 	m.run(&m.node.Space, "nft add table inet guard")
 	m.run(&m.node.Space, "nft add chain inet guard f { type filter hook forward priority 0 ; }")
 	m.run(&m.node.Space, "nft add rule inet guard f ct state invalid counter drop")
-	open := func() (still func() error) {
-		t.Helper()
-		var conns []net.Conn
-		for _, ipv6 := range families {
-			c, err := m.on(t, ipv6).dial("tcp", m.on(t, ipv6).direct(m.outside))
-			m.must(err)
-			t.Cleanup(func() { c.Close() })
-			_, _, err = greeting(c)
-			m.must(err)
-			conns = append(conns, c)
-		}
-		return func() error {
-			for _, c := range conns {
-				buf := make([]byte, 5)
-				if _, err := fmt.Fprint(c, "still"); err != nil {
-					return err
-				}
-				if _, err := io.ReadFull(c, buf); err != nil || string(buf) != "still" {
-					return fmt.Errorf("%q, %w", buf, err)
-				}
-			}
-			return nil
-		}
-	}
-	byPrograms := open()
+	byPrograms := m.open("begun by programs")
 	for what, change := range map[string][2]string{
 		"another's own NAT of destinations": {"nft -f -", "nft delete table ip mine"},
 		"legacy":                            {"", ""},
@@ -124,10 +82,10 @@ func TestOutsideChangesHands(t *testing.T) {
 			m.run(&m.node.Space, "nft add rule ip mine pre ip daddr 192.0.2.1 dnat to %s", m.outside.IPv4)
 			m.mustang(m.node, edge...)
 		}
-		if by, because := m.outsideBy(); by != "stack" || len(because) != 1 {
+		if by, because := m.by(); by != "stack" || len(because) != 1 {
 			t.Errorf("%s: by %s, because %v", what, by, because)
 		}
-		byStack := open()
+		byStack := m.open("begun by the stack")
 		if change[0] != "" {
 			if _, saw, err := askFrom(&m.pod.Space, "tcp", netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), serverPort)); err != nil || saw != m.pod.IPv4 {
 				t.Errorf("%s: %v, %v", what, saw, err)
@@ -137,14 +95,11 @@ func TestOutsideChangesHands(t *testing.T) {
 		} else {
 			m.mustang(m.node, "node", "set", "--host-routing", "ebpf")
 		}
-		if by, because := m.outsideBy(); by != "ebpf" {
+		if by, because := m.by(); by != "ebpf" {
 			t.Errorf("after %s: by %s, because %v", what, by, because)
 		}
-		for began, still := range map[string]func() error{"by the stack": byStack, "by programs": byPrograms} {
-			if err := still(); err != nil {
-				t.Errorf("%s: begun %s: %v", what, began, err)
-			}
-		}
+		byStack()
+		byPrograms()
 	}
 	if out := m.run(&m.node.Space, "nft list chain inet guard f"); !strings.Contains(out, "packets 0 ") {
 		t.Errorf("dropped as invalid:\n%s", out)

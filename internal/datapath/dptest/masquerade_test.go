@@ -35,6 +35,13 @@ func eachMasqueraded(t *testing.T, fn func(m masqueraded)) {
 	}
 	for _, v6 := range []bool{false, true} {
 		check(t, e.MstInsideV1.Put(bpfgen.PodInsideKey{Prefixlen: 32 + 128, Group: masqueradeGroup, Addr: toAddr(External(50, v6))}, uint8(1)))
+	}
+	eachToOutside(t, e, fn)
+}
+
+// eachToOutside runs fn for both families and all protocols, with pod 1.
+func eachToOutside(t *testing.T, e *Edge, fn func(m masqueraded)) {
+	for _, v6 := range []bool{false, true} {
 		for _, proto := range []uint8{oracle.TCP, oracle.UDP, oracle.SCTP, oracle.ICMP} {
 			e.ClearFlows(t)
 			to := uint16(80)

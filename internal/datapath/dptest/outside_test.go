@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
-	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
 )
 
 // eachKeeping runs fn for both families and all protocols: a pod that keeps its
@@ -16,21 +15,7 @@ func eachKeeping(t *testing.T, fn func(m masqueraded)) {
 	e := NewEdge(t, Options{NIC: true}, 2)
 	check(t, e.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf | bpfgen.NodeMasquerade}))
 	e.outside(t, true)
-	for _, v6 := range []bool{false, true} {
-		for _, proto := range []uint8{oracle.TCP, oracle.UDP, oracle.SCTP, oracle.ICMP} {
-			e.ClearFlows(t)
-			to := uint16(80)
-			if proto == oracle.ICMP {
-				to = 4000
-			}
-			if proto == oracle.ICMP && v6 {
-				proto = oracle.ICMPv6
-			}
-			o := outside{speaker{t, e.Network, proto}, e, v6, netip.AddrPort{}, netip.AddrPort{}}
-			pod := e.Pods[1]
-			fn(masqueraded{o, pod, end(pod.IP(v6), 4000), end(External(1, v6), to)})
-		}
-	}
+	eachToOutside(t, e, fn)
 }
 
 // outside has programs forward to the outside, by the NIC, or not.
@@ -158,5 +143,36 @@ func TestErrorsAboutFlowsToTheOutside(t *testing.T) {
 		if a := from(end(m.pod.IP(m.v6), 4444)); a.Direct || a.Dropped != "" {
 			m.t.Errorf("an error about nothing: %v, want it at the stack", a)
 		}
+	})
+}
+
+// Policy has its word there as everywhere: a flow that it no longer allows is cut
+// for both ends, and no other begins.
+func TestPolicyCutsFlowsToTheOutside(t *testing.T) {
+	eachKeeping(t, func(m masqueraded) {
+		m.want("first", m.answer(m.pod, m.from, m.to, syn), 0, m.from, m.to)
+		m.want("answer", m.arrive(m.to, m.from, syn|ack), m.pod.ID, m.to, m.from)
+		m.want("more", m.answer(m.pod, m.from, m.to, m.more()), 0, m.from, m.to)
+		policy := func(p bpfgen.PodEndpointPolicy) {
+			check(m.t, m.edge.MstPoliciesV1.Put(m.pod.ID, p))
+			m.edge.SetPod(m.t, m.pod)
+		}
+		policy(bpfgen.PodEndpointPolicy{Egress: 7})
+		defer policy(bpfgen.PodEndpointPolicy{})
+		next, to := end(m.from.Addr(), m.from.Port()+1), m.to
+		if m.echo() {
+			to = end(to.Addr(), next.Port())
+		}
+		for what, a := range map[string]Arrival{
+			"an answer": m.arrive(m.to, m.from, ack),
+			"more":      m.answer(m.pod, m.from, m.to, m.more()),
+			"another":   m.answer(m.pod, next, to, syn),
+		} {
+			if a.Dropped == "" {
+				m.t.Errorf("%v v6=%v: %s: %v, and policy denies it", m.proto, m.v6, what, a)
+			}
+		}
+		policy(bpfgen.PodEndpointPolicy{})
+		m.want("another, allowed again", m.answer(m.pod, next, to, syn), 0, next, to)
 	})
 }
