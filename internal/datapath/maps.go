@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"sync"
 
@@ -347,20 +348,31 @@ func layoutError(table string, err error) error {
 	return fmt.Errorf("table %s has another layout than this mustang's (%w); use the version that made it, or `mustang reset` and add everything again", table, err)
 }
 
-// refuseOtherLayouts looks for tables of other versions: running beside them
-// would split the node's state in two.
+// refuseOtherLayouts looks for our tables in other versions: running beside them
+// would split the node's state in two. A table that has no counterpart is of a later
+// mustang, for what this one does not do.
 func refuseOtherLayouts(dir string, tables map[string]*ebpf.MapSpec) error {
 	entries, err := os.ReadDir(filepath.Join(dir, mapsDir))
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
 	}
+	known := map[string]bool{}
+	for name := range tables {
+		known[unversioned(name)] = true
+	}
 	for _, e := range entries {
-		if _, ok := tables[e.Name()]; !ok {
-			return layoutError(e.Name(), errors.New("a table it does not know"))
+		if _, ok := tables[e.Name()]; !ok && known[unversioned(e.Name())] {
+			return layoutError(e.Name(), errors.New("another version of it"))
 		}
 	}
 	return nil
 }
+
+var tableVersion = regexp.MustCompile(`_v[0-9]+(_|$)`)
+
+// unversioned is a table's name without its version: mst_services_v2_now is
+// mst_services_now.
+func unversioned(name string) string { return tableVersion.ReplaceAllString(name, "$1") }
 
 func (d *Datapath) checkLayout() error {
 	meta, _, err := d.Meta.Get(0)

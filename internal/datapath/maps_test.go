@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
@@ -40,5 +41,28 @@ func TestTablesOfAnotherLayoutGetNoneBesideThem(t *testing.T) {
 	}
 	if _, err := os.Stat(pin); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a table was made beside them: %v", err)
+	}
+}
+
+// Tables of a later mustang, for what this one does not do, are in nobody's way, so
+// that an upgrade can be taken back; our own in another version are.
+func TestTablesThatAreNotKnown(t *testing.T) {
+	for name, refused := range map[string]bool{"mst_later_v1": false, "mst_later_v1_now": false, "mst_ct_v99": true, "mst_services_v99_now": true} {
+		d := tables(t)
+		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+		if err == nil {
+			err = m.Pin(filepath.Join(d.dir, mapsDir, name))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		again, err := Open(d.dir, Sizes{})
+		if (err != nil) != refused || refused && !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			again.Close()
+		}
 	}
 }

@@ -152,6 +152,9 @@ func (e *Engine) syncMasquerade() error {
 	if err := e.loadEndpoints(); err != nil {
 		return err
 	}
+	if err := e.syncGroups(); err != nil {
+		return err
+	}
 	w, err := e.ways()
 	if err != nil {
 		return err
@@ -169,6 +172,23 @@ func (e *Engine) syncMasquerade() error {
 		return err
 	}
 	return e.dropRules()
+}
+
+// syncGroups brings who is masqueraded to what the endpoints' records say: an
+// earlier mustang that was here meanwhile did not write it down.
+func (e *Engine) syncGroups() error {
+	groups, inside := map[uint32]uint32{}, map[datapath.InsideKey]uint8{}
+	for id, ep := range e.known {
+		group := masqueradeGroup(ep.Masquerade)
+		if group == 0 {
+			continue
+		}
+		groups[id] = group
+		for _, p := range masqueradeInside(ep.Masquerade) {
+			inside[datapath.InsideKeyOf(group, p)] = 1
+		}
+	}
+	return errors.Join(replace(e.dp.Inside, inside), replace(e.dp.Masquerade, groups))
 }
 
 // tryMasquerade is syncMasquerade beside a change that is in force without it.
