@@ -82,6 +82,9 @@ func statusTable(w io.Writer, s statusView) {
 			row(w, "", "not by ebpf: "+why)
 		}
 	}
+	for _, chain := range s.Tracking {
+		row(w, "Tracking", "the kernel tracks the node's connections for "+chain)
+	}
 	row(w, "Sockets", "cgroup "+s.CgroupRoot)
 	f := s.Features
 	row(w, "Kernel", fmt.Sprintf("tcx %s, netkit %s, redirect_peer %s, netns cookie %s, coarse clock %s, set_retval %s, socket storage %s, LRU %s, BTF %s, BIG TCP ipv6 %s ipv4 %s, sockets ended %s",

@@ -395,3 +395,29 @@ func TestStatusWarnsOfBypassedFirewall(t *testing.T) {
 		return err
 	})
 }
+
+// One rule that asks for connections has each of the node's tracked, by nftables'
+// own expressions or iptables'; status names its chain.
+func TestStatusSaysWhoTracksConnections(t *testing.T) {
+	for _, c := range []struct{ rules, want string }{
+		{"nft add rule ip t f ip daddr 1.2.3.4 drop", ""},
+		{"nft add rule ip t f ct state invalid drop", "chain f of table ip t"},
+		{"nft add chain ip t n '{ type nat hook postrouting priority 100; }' && nft add rule ip t n ip saddr 1.2.3.4 masquerade", "chain n of table ip t"},
+		{"iptables-nft -A OUTPUT -m comment --comment x -d 1.2.3.4 -j DROP", ""},
+		{"iptables-nft -A OUTPUT -d 1.2.3.4 -m conntrack --ctstate INVALID -j DROP", "chain OUTPUT of table ip filter"},
+		{"iptables-nft -t nat -A POSTROUTING -s 1.2.3.4 -j MASQUERADE", "chain POSTROUTING of table ip nat"},
+	} {
+		n := newNode(t)
+		if _, err := n.add(n.pod(1)); err != nil {
+			t.Fatal(err)
+		}
+		n.run("%s", "nft add table ip t && nft 'add chain ip t f { type filter hook forward priority 0; }' && "+c.rules)
+		n.must(func(e *Engine) error {
+			s, err := e.Status()
+			if got := strings.Join(s.Tracking, ", "); got != c.want {
+				t.Errorf("%s: %q, want %q", c.rules, got, c.want)
+			}
+			return err
+		})
+	}
+}

@@ -42,6 +42,7 @@ type Status struct {
 	Drops      []Drop                 `json:"drops"`
 	Masquerade *MasqueradeStatus      `json:"masquerade,omitempty"`
 	Outside    *OutsideStatus         `json:"outside,omitempty"`
+	Tracking   []string               `json:"tracking"` // chains for which the kernel tracks each of the node's connections
 	Bypassed   []ForwardRules         `json:"bypassed"` // firewall chains that redirected packets do not pass
 	Warnings   []string               `json:"warnings"`
 }
@@ -49,7 +50,7 @@ type Status struct {
 // Status looks at everything and changes nothing.
 func (e *Engine) Status() (Status, error) {
 	s := Status{BPFFS: e.scope.BPFFS, StateDir: e.scope.StateDir, Present: e.dp != nil, Features: datapath.Probe(), Endpoints: map[string]int{},
-		Programs: []datapath.ProgramInfo{}, Tables: []datapath.TableInfo{}, Drops: []Drop{}, Bypassed: []ForwardRules{}, Warnings: []string{}}
+		Programs: []datapath.ProgramInfo{}, Tables: []datapath.TableInfo{}, Drops: []Drop{}, Bypassed: []ForwardRules{}, Tracking: []string{}, Warnings: []string{}}
 	root, err := e.scope.cgroupRoot()
 	if err != nil {
 		s.Warnings = append(s.Warnings, err.Error())
@@ -58,6 +59,11 @@ func (e *Engine) Status() (Status, error) {
 	rules, err := forwardRules()
 	if err != nil {
 		s.Warnings = append(s.Warnings, "the host's firewall could not be looked at: "+err.Error())
+	}
+	tracking, err := trackers()
+	s.Tracking = append(s.Tracking, tracking...)
+	if err != nil {
+		s.Warnings = append(s.Warnings, err.Error())
 	}
 	if e.dp == nil {
 		return s, nil
