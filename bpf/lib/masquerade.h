@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The outside: what the routing table leads out by a NIC of the edge, and is of no
- * other node's pods. What it leads to the node itself, or by another device, is the
- * host's stack's.
+ * The outside: what the routing table leads out by a NIC of the node's (mst_wear), and
+ * is of no other node's pods. What it leads to the node itself, or by another device,
+ * is the host's stack's.
  *
  * Masquerade: towards it a pod's flow wears the address that its node has at that
- * device, where the pod's group says so (for all but what its network calls inside).
+ * NIC, of the edge's, where the pod's group says so (for all but what it calls inside).
  * The flow is translated at the pod's host end, and its answers at the NIC
  * (edge.bpf.c), both past the stack, whose connection tracking would else cost each
  * packet of the node's. A pod that keeps its address goes past the stack as well: for

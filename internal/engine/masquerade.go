@@ -6,7 +6,7 @@ package engine
 // that. The programs do, past the host's stack, wherever all ways to the outside
 // lead by the edge's devices; else the kernel's nftables do it for all pods, and
 // each packet of the node's passes its connection tracking. Pods that keep their
-// addresses go the same way: past the stack, or through it.
+// addresses need less to go past the stack: that nobody else translates.
 
 import (
 	"errors"
