@@ -279,7 +279,7 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 	if err != nil {
 		return err
 	}
-	slots := map[uint32]datapath.Remote{0: outside} // which is decided apart (masquerade.go)
+	slots := map[uint32]datapath.Remote{0: outside} // which is decided apart (ways.go)
 	addrs := map[datapath.Addr]uint32{}
 	nets := map[datapath.Prefix]uint32{}
 	for _, n := range remotes {
