@@ -70,21 +70,7 @@ func statusTable(w io.Writer, s statusView) {
 	if n := s.Nodes; n != nil {
 		row(w, "Nodes", nodesText(n))
 	}
-	if o := s.Outside; o != nil {
-		row(w, "Outside", "pods with addresses of their own go there by "+o.By)
-		for _, why := range o.Because {
-			row(w, "", "not by ebpf: "+why)
-		}
-	}
-	if m := s.Masquerade; m != nil {
-		row(w, "Masquerade", fmt.Sprintf("of %d pods, by %s", m.Pods, m.By))
-		for _, why := range m.Because {
-			row(w, "", "not by ebpf: "+why)
-		}
-	}
-	for _, chain := range s.Tracking {
-		row(w, "Tracking", "the kernel tracks the node's connections for "+chain)
-	}
+	outsideRows(w, s)
 	row(w, "Sockets", "cgroup "+s.CgroupRoot)
 	f := s.Features
 	row(w, "Kernel", fmt.Sprintf("tcx %s, netkit %s, redirect_peer %s, netns cookie %s, coarse clock %s, set_retval %s, socket storage %s, LRU %s, BTF %s, BIG TCP ipv6 %s ipv4 %s, sockets ended %s",
@@ -140,6 +126,25 @@ func statusTable(w io.Writer, s statusView) {
 	}
 	for _, line := range s.Warnings {
 		row(w, "\nWarning: "+line)
+	}
+}
+
+// outsideRows are who sees to what goes outside, and who has it tracked.
+func outsideRows(w io.Writer, s statusView) {
+	decided := func(what, by string, because []string) {
+		row(w, what, by)
+		for _, why := range because {
+			row(w, "", "not by ebpf: "+why)
+		}
+	}
+	if o := s.Outside; o != nil {
+		decided("Outside", "pods with addresses of their own go there by "+o.By, o.Because)
+	}
+	if m := s.Masquerade; m != nil {
+		decided("Masquerade", fmt.Sprintf("of %d pods, by %s", m.Pods, m.By), m.Because)
+	}
+	for _, chain := range s.Tracking {
+		row(w, "Tracking", "the kernel tracks the node's connections for "+chain)
 	}
 }
 

@@ -146,16 +146,14 @@ func (e *Engine) syncMasquerade() error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(replace(e.dp.Wear, w.devices), e.putOutside(len(w.notKeeping) == 0)); err != nil {
-		return err
-	}
 	if len(w.notMasqueraded) > 0 {
+		// The rules are there before programs have nothing to give: no flow goes out undressed.
 		if err := e.masqueradeByRules(slices.Collect(maps.Values(e.known))); err != nil {
 			return err
 		}
-		return e.putMasquerade(false)
+		return errors.Join(e.putMasquerade(false), e.putWays(w))
 	}
-	if err := e.putMasquerade(true); err != nil {
+	if err := errors.Join(e.putWays(w), e.putMasquerade(true)); err != nil {
 		return err
 	}
 	return e.dropRules()

@@ -8,6 +8,7 @@ package engine
 // nobody else translates.
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -223,6 +224,11 @@ func othersNAT() ([]string, error) {
 		}
 	}
 	return out, nil
+}
+
+// putWays tells the programs the devices, and whether they forward there.
+func (e *Engine) putWays(w ways) error {
+	return errors.Join(replace(e.dp.Wear, w.devices), e.putOutside(len(w.notKeeping) == 0))
 }
 
 // putOutside tells the programs whether they forward to the outside for pods that
