@@ -246,7 +246,7 @@ func (r *DryRun) program(hook Hook, ep state.Endpoint) (*ebpf.Program, error) {
 			delete(spec.Programs, name)
 		}
 	}
-	if err := setVariables(spec, map[string]any{
+	if err := setConstants(spec, map[string]any{
 		bpfgen.PodVarInPod: key.inPod, bpfgen.PodVarDeliverEgress: key.deliverEgress, bpfgen.PodVarDryRun: uint8(1),
 	}); err != nil {
 		return nil, err

@@ -65,6 +65,9 @@ func (d *Datapath) loadEdge() (*bpfgen.EdgePrograms, error) {
 		return nil, err
 	}
 	spec := parsed.Copy()
+	if err := setConstants(spec, nil); err != nil {
+		return nil, err
+	}
 	var p bpfgen.EdgePrograms
 	if err := spec.LoadAndAssign(&p, &ebpf.CollectionOptions{MapReplacements: d.replacements(spec)}); err != nil {
 		return nil, loadError("the NIC's programs", err)

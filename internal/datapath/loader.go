@@ -172,7 +172,7 @@ func (d *Datapath) loadVariant(v variant) error {
 		return err
 	}
 	spec := parsed.Copy()
-	if err := setVariables(spec, map[string]any{
+	if err := setConstants(spec, map[string]any{
 		bpfgen.PodVarInPod:         v.inPod,
 		bpfgen.PodVarDeliverEgress: v.deliverEgress,
 		bpfgen.PodVarFromWire:      v.fromWire,
@@ -203,23 +203,6 @@ func (d *Datapath) loadVariant(v variant) error {
 		}
 		if err := replacePin(d, prog, filepath.Join(d.dir, programsDir, programNames[slot])); err != nil {
 			return err
-		}
-	}
-	return nil
-}
-
-// setVariables sets load-time constants; has_set_retval wherever it exists.
-func setVariables(spec *ebpf.CollectionSpec, values map[string]any) error {
-	if Probe().SetRetval {
-		values["has_set_retval"] = uint8(1)
-	}
-	for name, value := range values {
-		v := spec.Variables[name]
-		if v == nil {
-			continue // the compiler found no use for it
-		}
-		if err := v.Set(value); err != nil {
-			return fmt.Errorf("set constant %s: %w", name, err)
 		}
 	}
 	return nil

@@ -154,7 +154,7 @@ func (d *Datapath) loadParent() (*ebpf.Program, error) {
 	spec := parsed.Copy()
 	node, err := netns.Cookie()
 	if err == nil {
-		err = setVariables(spec, map[string]any{bpfgen.ParentVarNodeNetns: node})
+		err = setConstants(spec, map[string]any{bpfgen.ParentVarNodeNetns: node})
 	}
 	if err != nil {
 		return nil, err

@@ -108,7 +108,7 @@ func (d *Datapath) loadSock() (*ebpf.Collection, error) {
 		return nil, err
 	}
 	spec := parsed.Copy()
-	if err := setVariables(spec, map[string]any{}); err != nil {
+	if err := setConstants(spec, nil); err != nil {
 		return nil, err
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: d.replacements(spec)})

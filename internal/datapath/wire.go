@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -282,9 +281,7 @@ func (d *Datapath) loadWire(h wireHook) (*ebpf.Program, error) {
 			delete(spec.Programs, name)
 		}
 	}
-	constants := map[string]any{}
-	maps.Copy(constants, h.constants)
-	if err := setVariables(spec, constants); err != nil {
+	if err := setConstants(spec, h.constants); err != nil {
 		return nil, err
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: d.replacements(spec)})

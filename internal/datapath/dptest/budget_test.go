@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 )
 
@@ -106,6 +107,7 @@ func cost(t *testing.T, load func() (*ebpf.CollectionSpec, error), name string) 
 		for _, m := range spec.Maps {
 			m.MaxEntries = min(m.MaxEntries, 128)
 		}
+		datapath.Specialize(spec)
 		c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
 			Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats}})
 		check(t, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 )
 
@@ -106,6 +107,7 @@ func Load(o Options) (*Datapath, error) {
 		backends: map[netip.AddrPort]map[uint8]uint32{},
 		out:      make([]byte, 1<<16+512),
 	}
+	datapath.Specialize(spec)
 	if err := spec.LoadAndAssign(&d.PodObjects, nil); err != nil {
 		return nil, fmt.Errorf("load the pod programs: %w", err)
 	}
@@ -168,6 +170,7 @@ func loadWith(t testing.TB, spec *ebpf.CollectionSpec, tables map[string]*ebpf.M
 			s.MaxEntries, used[name] = m.MaxEntries(), m
 		}
 	}
+	datapath.Specialize(spec)
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: used})
 	check(t, err)
 	t.Cleanup(coll.Close)

@@ -41,6 +41,7 @@ func (d *Datapath) LoadParent(t testing.TB, node uint64) *Parent {
 		}
 	}
 	var p bpfgen.ParentPrograms
+	datapath.Specialize(spec)
 	check(t, spec.LoadAndAssign(&p, &ebpf.CollectionOptions{MapReplacements: tables}))
 	t.Cleanup(func() { p.Close() })
 	return &Parent{p.ParentEgress, d}
