@@ -421,7 +421,7 @@ int from_outside(struct __sk_buff *skb)
 	__be16 port;
 	bool udp;
 
-	if (for_this_host(skb) && destination(skb, &dst)) {
+	if (for_this_host(skb) && destination(skb, &dst) != NO_DESTINATION) {
 		port = plain_port(skb, &udp);
 		if (port && !edge_port(port) && own_address(&dst))
 			return NEXT;
@@ -441,7 +441,7 @@ int from_nic(struct __sk_buff *skb)
 	__be16 port;
 	bool udp;
 
-	if (!n || !for_this_host(skb) || !destination(skb, &dst))
+	if (!n || !for_this_host(skb) || destination(skb, &dst) == NO_DESTINATION)
 		return node_call(skb, NODE_PROG_EDGE_IN);
 	if (!addr_equal(&dst, &n->ip4) && !addr_equal(&dst, &n->ip6)) { /* as between nodes */
 		skb->cb[CB_TUNNEL] = WIRE_OR_EDGE;
@@ -478,7 +478,7 @@ int edge_in(struct __sk_buff *skb)
 		if (verdict != FAST_NO)
 			return edge_done(skb, &p, verdict);
 	}
-	if (!destination(skb, &dst))
+	if (destination(skb, &dst) == NO_DESTINATION)
 		return NEXT;
 	if (!p.shape)
 		again = gathered(skb);

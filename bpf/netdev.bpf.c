@@ -11,30 +11,22 @@
 #include "lib/untunnel.h"
 #include "lib/wire_fast.h"
 
-/* Cheap, and false for almost all of the host's own traffic. */
-inline_fn bool maybe_tunnel(struct __sk_buff *skb)
-{
-	void *data = packet(skb), *end = packet_end(skb);
-	const struct ipv6hdr *ip6 = data + ETH_HLEN;
-	const struct iphdr *ip4 = data + ETH_HLEN;
-
-	if ((void *)(ip6 + 1) > end) /* a packet in the tunnel is longer */
-		return false;
-	return (skb->protocol == bpf_htons(ETH_P_IP) ? ip4->protocol : ip6->nexthdr) == IPPROTO_UDP;
-}
-
 SEC("tc")
 int from_netdev(struct __sk_buff *skb)
 {
 	struct addr dst;
-	bool ours;
+	int proto;
+	bool tunnel;
 
-	if (skb->pkt_type != PACKET_HOST || skb->vlan_present || !destination(skb, &dst))
+	if (unlikely(skb->pkt_type != PACKET_HOST || skb->vlan_present))
 		return NEXT;
-	ours = of_this_node(&dst);
-	if (ours ? !maybe_tunnel(skb) : !maybe_endpoint(&dst))
+	proto = destination(skb, &dst);
+	if (unlikely(proto == NO_DESTINATION))
 		return NEXT;
-	skb->cb[CB_TUNNEL] = ours ? WIRE_TUNNEL : WIRE_POD;
+	tunnel = unlikely(proto == IPPROTO_UDP) && of_this_node(&dst);
+	if (!tunnel && !maybe_endpoint(&dst))
+		return NEXT;
+	skb->cb[CB_TUNNEL] = tunnel ? WIRE_TUNNEL : WIRE_POD;
 	return node_call(skb, NODE_PROG_NETDEV_IN);
 }
 
@@ -49,9 +41,9 @@ int netdev_in(struct __sk_buff *skb)
 	if (what == WIRE_TUNNEL)
 		return untunnel(skb);
 	verdict = wire_fast(skb);
-	if (verdict != FAST_NO)
+	if (likely(verdict != FAST_NO))
 		return verdict;
-	id = destination(skb, &dst) ? endpoint_of(&dst) : 0;
+	id = destination(skb, &dst) != NO_DESTINATION ? endpoint_of(&dst) : 0;
 	if (id && behind_host_end(id))
 		return enter_pod(skb, id, 0);
 	return what == WIRE_OR_EDGE ? node_call(skb, NODE_PROG_EDGE_IN) : NEXT;

@@ -360,10 +360,12 @@ int from_pod(struct __sk_buff *skb)
 	struct pkt p = {};
 	int reason, verdict;
 
-	if (!self || !self->generation)
+	if (unlikely(!self || !self->generation))
 		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
 	p.shape = glance(skb, &p);
 	verdict = near_way(skb, &p, self);
+	if (likely(verdict >= 0))
+		return verdict;
 	if (verdict == FAST_NO)
 		verdict = fast_path(skb, &p, self, DIR_FROM_POD);
 	if (to_send_out(verdict))

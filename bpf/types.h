@@ -279,7 +279,7 @@ struct ct_entry {
 	struct ct_end responder;
 	__u32 backend;      /* id, or enum backend_id */
 	/* The other half's tuple in the flow's original direction. Of a flow without translation that lies near:
-	 * between a pod of this node and one of another a struct way_kept, between two with their programs inside
+	 * between a pod of this node and one of another a struct near_ways, between two with their programs inside
 	 * a struct voucher_sum for each direction. */
 	struct tuple other;
 };
@@ -294,7 +294,9 @@ struct near_flow {
 	/* As ct_entry.expires: until then a flow of this place may lie in a table for all flows. Of a place's second any
 	 * flow, of its first one that who begins a flow near must know of (near_elsewhere). */
 	__u32 others;
-	__u32 pad;
+	__u8 filled; /* the engine's, in the first place's second flow alone: it has told all places of others (fillNear) */
+	__u8 plain;  /* 1: one end is on another node or outside, and its packets pass no tunnel; as long as `until` */
+	__u8 pad[2];
 };
 _Static_assert(sizeof(struct near_flow) == 128, "near_flow");
 
@@ -341,7 +343,13 @@ struct way_kept {
 	__u32 mtu;     /* bytes, without the link header; 0: none is kept */
 	__u8 macs[12]; /* destination and source */
 };
-_Static_assert(sizeof(struct way_kept) <= sizeof(struct tuple), "an entry has room for a way");
+
+/* Of a flow between a pod of this node and one of another: its ways. */
+struct near_ways {
+	struct way_kept out;
+	__u8 macs[12]; /* as struct endpoint has them of the pod: both link addresses into it */
+};
+_Static_assert(sizeof(struct near_ways) <= sizeof(struct tuple), "an entry has room for both ways");
 
 /* Both hashes of a voucher, as far as they have come. */
 struct voucher_sum {

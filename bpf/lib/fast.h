@@ -60,13 +60,13 @@ inline_fn __u8 glance_l4(struct __sk_buff *skb, struct pkt *p, void *l4)
 	struct tcphdr *tcp = l4;
 	struct udphdr *udp = l4;
 
-	if (p->proto == IPPROTO_TCP) {
-		if ((void *)(tcp + 1) > packet_end(skb) || tcp->doff < 5 || p->l4_off + tcp->doff * 4 > p->end)
+	if (likely(p->proto == IPPROTO_TCP)) {
+		if (unlikely((void *)(tcp + 1) > packet_end(skb) || tcp->doff < 5 || p->l4_off + tcp->doff * 4 > p->end))
 			return SHAPE_UNKNOWN;
 		p->t.sport = tcp->source;
 		p->t.dport = tcp->dest;
 		p->tcp_flags = ((const __u8 *)tcp)[13];
-		if (!(p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)))
+		if (likely(!(p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))))
 			return SHAPE_USUAL;
 		return p->tcp_flags & (TCP_FIN | TCP_RST) ? SHAPE_ENDS : SHAPE_OPENS;
 	}
@@ -83,8 +83,8 @@ inline_fn __u8 glance_ipv4(struct __sk_buff *skb, struct pkt *p, struct iphdr *i
 	__u32 total;
 
 	total = bpf_ntohs(ip->tot_len);
-	if (*(__u8 *)ip != 0x45 || ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_OFFSET_MASK) ||
-	    total > length - ETH_HLEN || ((__u8 *)&ip->daddr)[0] >= 0xe0)
+	if (unlikely(*(__u8 *)ip != 0x45 || ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_OFFSET_MASK) ||
+		     total > length - ETH_HLEN || ((__u8 *)&ip->daddr)[0] >= 0xe0))
 		return SHAPE_UNKNOWN;
 	p->proto = ip->protocol;
 	p->l4_off = ETH_HLEN + sizeof(*ip);
@@ -98,10 +98,10 @@ inline_fn __u8 glance_ipv6(struct __sk_buff *skb, struct pkt *p, struct ipv6hdr 
 {
 	__u32 payload;
 
-	if ((void *)(ip + 1) > packet_end(skb))
+	if (unlikely((void *)(ip + 1) > packet_end(skb)))
 		return SHAPE_UNKNOWN;
 	payload = bpf_ntohs(ip->payload_len);
-	if (*(__u8 *)ip >> 4 != 6 || payload > length - ETH_HLEN - sizeof(*ip))
+	if (unlikely(*(__u8 *)ip >> 4 != 6 || payload > length - ETH_HLEN - sizeof(*ip)))
 		return SHAPE_UNKNOWN;
 	p->proto = ip->nexthdr;
 	p->ipv6 = 1;
@@ -109,7 +109,7 @@ inline_fn __u8 glance_ipv6(struct __sk_buff *skb, struct pkt *p, struct ipv6hdr 
 	p->end = p->l4_off + payload;
 	__builtin_memcpy(&p->t.src, &ip->saddr, 16);
 	__builtin_memcpy(&p->t.dst, &ip->daddr, 16);
-	if (addr_is_ipv4(&p->t.src) || addr_is_ipv4(&p->t.dst) || p->t.dst.bytes[0] == 0xff)
+	if (unlikely(addr_is_ipv4(&p->t.src) || addr_is_ipv4(&p->t.dst) || p->t.dst.bytes[0] == 0xff))
 		return SHAPE_UNKNOWN;
 	return glance_l4(skb, p, ip + 1);
 }
@@ -121,12 +121,12 @@ inline_fn __u8 glance_frame(struct __sk_buff *skb, struct pkt *p, struct ethhdr 
 	__be16 proto;
 
 	/* UDP over IPv4 has the shortest headers of all. */
-	if ((void *)(ip + 1) + sizeof(struct udphdr) > packet_end(skb))
+	if (unlikely((void *)(ip + 1) + sizeof(struct udphdr) > packet_end(skb)))
 		return SHAPE_UNKNOWN;
 	proto = ((__be16 *)eth)[ETH_ALEN]; /* in one piece: the struct is packed */
-	if (proto == bpf_htons(ETH_P_IP))
+	if (likely(proto == bpf_htons(ETH_P_IP)))
 		return glance_ipv4(skb, p, ip, length);
-	if (proto == bpf_htons(ETH_P_IPV6))
+	if (likely(proto == bpf_htons(ETH_P_IPV6)))
 		return glance_ipv6(skb, p, (void *)ip, length);
 	return SHAPE_UNKNOWN;
 }
@@ -139,7 +139,7 @@ inline_fn __u8 glance_frame(struct __sk_buff *skb, struct pkt *p, struct ethhdr 
  */
 inline_fn __u8 glance(struct __sk_buff *skb, struct pkt *p)
 {
-	return skb->vlan_present ? SHAPE_UNKNOWN : glance_frame(skb, p, packet(skb), skb->len);
+	return unlikely(skb->vlan_present) ? SHAPE_UNKNOWN : glance_frame(skb, p, packet(skb), skb->len);
 }
 
 /**

@@ -26,7 +26,7 @@ inline_fn __u32 wire_length(struct __sk_buff *skb, const struct pkt *p)
 	__u32 header = 8;
 	__u8 doff;
 
-	if (!skb->gso_size)
+	if (likely(!skb->gso_size))
 		return p->end - ETH_HLEN;
 	if (p->proto == IPPROTO_TCP) {
 		if (bpf_skb_load_bytes(skb, p->l4_off + 12, &doff, sizeof(doff)))
@@ -80,7 +80,7 @@ inline_fn int way_out_again(struct __sk_buff *skb, const struct way_kept *kept, 
 {
 	struct ethhdr *eth = packet(skb);
 
-	if (!link_write(skb, kept->macs) || (void *)(eth + 1) > packet_end(skb))
+	if (unlikely(!link_write(skb, kept->macs) || (void *)(eth + 1) > packet_end(skb)))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
 	eth->h_proto = ethertype(ipv6);
 	redirect_note(skb, kept->ifindex, REDIRECT_NEIGH);
@@ -127,7 +127,7 @@ inline_fn bool hop_take(struct __sk_buff *skb, const struct pkt *p)
 	if (p->ipv6) {
 		struct ipv6hdr *ip = header;
 
-		if ((void *)(ip + 1) > packet_end(skb) || ip->hop_limit <= 1)
+		if (unlikely((void *)(ip + 1) > packet_end(skb) || ip->hop_limit <= 1))
 			return false;
 		ip->hop_limit--;
 		bpf_csum_update(skb, (__u16)~bpf_htons(1));
@@ -135,7 +135,7 @@ inline_fn bool hop_take(struct __sk_buff *skb, const struct pkt *p)
 		struct iphdr *ip = header;
 		__u32 sum;
 
-		if ((void *)(ip + 1) > packet_end(skb) || ip->ttl <= 1)
+		if (unlikely((void *)(ip + 1) > packet_end(skb) || ip->ttl <= 1))
 			return false;
 		sum = ip->check + (__u32)bpf_htons(0x0100); /* RFC 1624 */
 		ip->check = sum + (sum >= 0xffff);

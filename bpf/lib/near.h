@@ -11,6 +11,7 @@
 #pragma once
 
 #include "common.h"
+#include "remote.h"
 
 /* The number of a place: of both directions of a flow the same. Ports that follow one another lie side by side. */
 inline_fn __u32 near_number(const struct addr *a, const struct addr *b, __be16 port_a, __be16 port_b)
@@ -74,6 +75,34 @@ inline_fn struct voucher_sum *near_vouched(struct near_flow *n, bool reply)
 }
 _Static_assert(2 * sizeof(struct voucher_sum) <= sizeof(struct tuple), "both in place of the other half's tuple");
 
+/* Both link addresses into the pod that is one end of a flow without translation, another node's the other. */
+inline_fn __u8 *near_macs(struct near_flow *n)
+{
+	return ((struct near_ways *)&n->e.other)->macs;
+}
+
+/* What packets to and from another node ask of that node and of the pod: kept with the flow, for each of the two is
+ * a line of memory more. The engine moves the tables' generation when a node changes. */
+inline_fn void near_note_ends(struct near_flow *n)
+{
+	bool opened_here = n->e.opener.endpoint;
+	const struct ct_end *here = opened_here ? &n->e.opener : &n->e.responder;
+	const struct ct_end *there = opened_here ? &n->e.responder : &n->e.opener;
+	struct endpoint *pod;
+	struct remote *r;
+
+	n->plain = 0;
+	if (in_pod || there->endpoint)
+		return;
+	r = remote_of(there->generation);
+	if (!r)
+		return;
+	n->plain = !(r->flags & REMOTE_TUNNEL);
+	pod = n->e.role == CT_DIRECT ? endpoint_slot(here->endpoint) : NULL;
+	for (int i = 0; pod && i < 3; i++)
+		((__u32 *)near_macs(n))[i] = ((const __u32 *)pod->mac)[i];
+}
+
 /* From now on the flow's packets need not be judged for a while. @tables: read before the flow was. */
 inline_fn void near_renew(struct near_flow *n, __u32 tables)
 {
@@ -81,6 +110,7 @@ inline_fn void near_renew(struct near_flow *n, __u32 tables)
 
 	if (sums)
 		sums[0].a = sums[1].a = 0; /* they speak of ends as they were */
+	near_note_ends(n);
 	n->tables = tables;
 	barrier();
 	n->until = now_ticks() + FAST_LIFETIME;

@@ -49,7 +49,7 @@ inline_fn bool near_is(const struct near_flow *n, const struct tuple *t, bool *s
 /* The room that the tuple's flow has, or had last, at its place; NULL: none. It has no other. */
 inline_fn struct near_flow *near_find(struct near_place *place, const struct tuple *t, bool *src_is_hi)
 {
-	if (near_is(&place->flows[0], t, src_is_hi))
+	if (likely(near_is(&place->flows[0], t, src_is_hi)))
 		return &place->flows[0];
 	return near_is(&place->flows[1], t, src_is_hi) ? &place->flows[1] : NULL;
 }
@@ -245,7 +245,8 @@ inline_fn bool near_passes(struct near_flow *n, struct pkt *p, bool reply)
 {
 	struct ct_entry *e = &n->e;
 
-	if (p->shape == SHAPE_USUAL && (reply ? e->seen_reply : !e->opening) && (e->role == CT_DIRECT || !ct_closed(e)))
+	if (likely(p->shape == SHAPE_USUAL && (reply ? e->seen_reply : !e->opening) &&
+		   (e->role == CT_DIRECT || !ct_closed(e))))
 		return true;
 	if (p->tcp_flags & TCP_SYN && (!reply || p->shape != SHAPE_OPENS))
 		return false;

@@ -30,12 +30,12 @@ inline_fn bool alike(const struct endpoint *a, const struct endpoint *b)
 	return a != b && !((a->flags ^ b->flags) & (EP_HOST_END | EP_IN_POD)) && (!in_pod || siblings(a, b));
 }
 
-/* Whether a packet has its endpoint's link address. */
-inline_fn bool from_own_mac(struct __sk_buff *skb, const struct endpoint *self)
+/* Whether a packet has its pod's link address. */
+inline_fn bool from_mac(struct __sk_buff *skb, const __u8 *mac)
 {
 	struct ethhdr *eth = packet(skb);
 
-	return (void *)(eth + 1) <= packet_end(skb) && mac_equal(eth->h_source, self->mac);
+	return (void *)(eth + 1) <= packet_end(skb) && mac_equal(eth->h_source, mac);
 }
 
 /**
@@ -173,7 +173,7 @@ global_fn int near_open(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	struct endpoint *to;
 	struct pair *pair;
 
-	if (!p || !self || !from_own_mac(skb, self) || observed(now) || shadows_exist())
+	if (!p || !self || !from_mac(skb, self->mac) || observed(now) || shadows_exist())
 		return FAST_NO;
 	pair = pair_of(&p->t, id);
 	if (!pair || !pair->direct)
@@ -233,17 +233,15 @@ inline_fn void near_known(const struct pkt *p, const struct endpoint *self, cons
  */
 inline_fn int near_out(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply, __u32 code)
 {
-	__u32 ref = reply ? n->e.opener.generation : n->e.responder.generation;
 	struct way_kept *way = way_near(n);
-	struct remote *r = remote_of(ref);
 
-	if (!r || in_pod || !near_passes(n, p, reply))
+	if (in_pod || unlikely(!from_mac(skb, near_macs(n)) || !near_passes(n, p, reply)))
 		return FAST_NO;
 	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);
-	if (!(r->flags & REMOTE_TUNNEL) && way_holds(way, wire_length(skb, p)) && hop_take(skb, p))
+	if (likely(n->plain && way_holds(way, wire_length(skb, p)) && hop_take(skb, p)))
 		return way_out_again(skb, way, p->ipv6);
 	skb->cb[CB_WAY] = code;
-	p->remote = ref;
+	p->remote = reply ? n->e.opener.generation : n->e.responder.generation;
 	return SEND_OUT;
 }
 
@@ -270,24 +268,25 @@ global_fn int near_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	number = near_number(&p->t.src, &p->t.dst, p->t.sport, p->t.dport);
 	place = near_place(number);
 	n = place ? near_find(place, &p->t, &reply) : NULL;
-	if (!n)
+	if (unlikely(!n))
 		return FAST_NO;
 	e = &n->e;
 	reply ^= e->flags & CT_ORIGIN_IS_HI;
 	mine = reply ? &e->responder : &e->opener;
 	other = reply ? &e->opener : &e->responder;
-	if (!near_holds(n, tables_generation()) || mine->endpoint != skb->cb[CB_ENDPOINT] || mine->generation != self->generation)
-		return FAST_NO;
-	if (!from_own_mac(skb, self))
+	if (unlikely(!near_holds(n, tables_generation()) || mine->endpoint != skb->cb[CB_ENDPOINT] ||
+		     mine->generation != self->generation))
 		return FAST_NO;
 	if (!other->endpoint && e->role == CT_DIRECT)
 		return near_out(skb, p, n, reply, way_near_code(number, n != &place->flows[0]));
+	if (unlikely(!from_mac(skb, self->mac)))
+		return FAST_NO;
 	to = endpoint_slot(other->endpoint);
-	if (!to || (other->endpoint ? to->generation != other->generation : reply || !remote_of(other->generation)))
+	if (unlikely(!to || (other->endpoint ? to->generation != other->generation : reply)))
 		return FAST_NO;
-	if (e->role != CT_DIRECT && reply != (e->role == CT_POST_NAT))
+	if (unlikely(e->role != CT_DIRECT && reply != (e->role == CT_POST_NAT)))
 		return FAST_NO;
-	if (!near_passes(n, p, reply))
+	if (unlikely(!near_passes(n, p, reply)))
 		return FAST_NO;
 	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);
 	if (e->role != CT_DIRECT) {
@@ -310,9 +309,9 @@ inline_fn int near_way(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 {
 	int verdict;
 
-	if (dry_run || p->proto != IPPROTO_TCP || !p->shape)
+	if (dry_run || unlikely(p->proto != IPPROTO_TCP || !p->shape))
 		return FAST_NO;
-	if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+	if (likely((p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN))
 		return near_path(skb, p, self);
 	if (p->shape != SHAPE_OPENS)
 		return FAST_NO;

@@ -8,23 +8,26 @@
 #include "common.h"
 #include "remote.h"
 
-/* The network destination of a frame; false when it has none that pods or Services could have. */
-inline_fn bool destination(struct __sk_buff *skb, struct addr *dst)
+#define NO_DESTINATION -1
+
+/* The network destination of a frame. Return: the protocol behind, or NO_DESTINATION: none that pods or Services could have. */
+inline_fn int destination(struct __sk_buff *skb, struct addr *dst)
 {
 	void *data = packet(skb), *end = packet_end(skb);
 	const struct ipv6hdr *ip6 = data + ETH_HLEN;
 	const struct iphdr *ip4 = data + ETH_HLEN;
+	__u32 protocol = skb->protocol;
 
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if ((void *)(ip4 + 1) > end)
-			return false; /* short of a header: the stack pulls it, or drops it */
+	if (likely(protocol == bpf_htons(ETH_P_IP))) {
+		if (unlikely((void *)(ip4 + 1) > end))
+			return NO_DESTINATION; /* short of a header: the stack pulls it, or drops it */
 		addr_from_ipv4(dst, ip4->daddr);
-		return true;
+		return ip4->protocol;
 	}
-	if (skb->protocol != bpf_htons(ETH_P_IPV6) || (void *)(ip6 + 1) > end)
-		return false;
+	if (protocol != bpf_htons(ETH_P_IPV6) || (void *)(ip6 + 1) > end)
+		return NO_DESTINATION;
 	__builtin_memcpy(dst, &ip6->daddr, sizeof(*dst));
-	return true;
+	return ip6->nexthdr;
 }
 
 /* Whether it is for the node itself, by its address between nodes: no pod's, so nobody need look. */

@@ -55,7 +55,7 @@ inline_fn __u32 way_near_code(__u32 place, bool second)
 
 inline_fn struct way_kept *way_near(struct near_flow *n)
 {
-	return (struct way_kept *)&n->e.other;
+	return &((struct near_ways *)&n->e.other)->out;
 }
 
 /* Return: the flow whose way has this code, or NULL. */

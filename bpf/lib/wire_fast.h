@@ -49,7 +49,7 @@ inline_fn bool wire_find_near(const struct pkt *p, struct wire_way *w)
 	struct near_flow *n;
 
 	w->near = n = place ? near_find(place, &p->t, &w->reply) : NULL;
-	if (!n)
+	if (unlikely(!n))
 		return false;
 	w->reply ^= n->e.flags & CT_ORIGIN_IS_HI;
 	to = w->reply ? &n->e.opener : &n->e.responder;
@@ -88,10 +88,10 @@ inline_fn bool wire_find_fast(struct pkt *p, struct wire_way *w)
  */
 inline_fn bool wire_find(struct pkt *p, struct wire_way *w)
 {
-	if (p->proto == IPPROTO_TCP && p->shape) {
-		if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+	if (likely(p->proto == IPPROTO_TCP && p->shape)) {
+		if (unlikely((p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN))
 			return p->shape == SHAPE_OPENS && wire_find_pair(p, w);
-		if (wire_find_near(p, w))
+		if (likely(wire_find_near(p, w)))
 			return true;
 		w->near = NULL;
 	}
@@ -127,14 +127,18 @@ slow_fn int wire_turn(struct __sk_buff *skb, struct pkt *p, const struct near_fl
 inline_fn int wire_go(struct __sk_buff *skb, struct pkt *p, struct wire_way *w, struct endpoint *to, __u32 ref)
 {
 	int reason = REASON_NONE;
+	const __u8 *macs;
 
 	if (!to)
 		return FAST_NO;
-	if (w->near) {
-		if (!near_passes(w->near, p, w->reply))
+	macs = to->mac;
+	if (likely(w->near)) {
+		if (unlikely(!near_passes(w->near, p, w->reply)))
 			return FAST_NO;
-		if (w->near->e.role != CT_DIRECT)
+		if (unlikely(w->near->e.role != CT_DIRECT))
 			reason = wire_turn(skb, p, w->near);
+		else
+			macs = near_macs(w->near);
 	} else if (!w->fast) {
 		if (!wire_open(p))
 			return FAST_NO;
@@ -144,23 +148,29 @@ inline_fn int wire_go(struct __sk_buff *skb, struct pkt *p, struct wire_way *w, 
 		reason = translate(skb, p, &w->fast->to);
 	}
 	skb->cb[CB_REMOTE] = ref;
-	return reason ? drop(skb, reason, DIR_TO_POD) : wire_into_pod(skb, p, to, w->id);
+	return unlikely(reason) ? drop(skb, reason, DIR_TO_POD) : wire_into_pod(skb, p, to, macs, w->id);
+}
+
+/* Whether the node's packets come without tunnel. */
+inline_fn bool wire_plain(__u32 ref)
+{
+	struct remote *from = remote_of(ref);
+
+	return from && !(from->flags & REMOTE_TUNNEL);
 }
 
 /* A packet that came without tunnel. Return: a tc verdict or FAST_NO. */
 slow_fn int wire_fast(struct __sk_buff *skb)
 {
 	struct wire_way w = {};
-	struct remote *from;
 	struct pkt p = {};
 
 	p.shape = glance(skb, &p);
-	if (!wire_find(&p, &w))
+	if (unlikely(!wire_find(&p, &w)))
 		return FAST_NO;
 	if (w.fast && w.fast->flags & FAST_VIA_STACK) /* which judges it at the pod's own hook */
 		return NEXT;
-	from = remote_of(w.ref);
-	if (!from || from->flags & REMOTE_TUNNEL)
+	if (unlikely(w.near ? !w.near->plain : !wire_plain(w.ref)))
 		return FAST_NO;
 	return wire_go(skb, &p, &w, w.to, 0);
 }

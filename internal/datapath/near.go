@@ -19,8 +19,8 @@ type (
 	nearPlace = bpfgen.PodNearPlace
 )
 
-// nearFilled stands in the spare word of the first place's second flow when the
-// flows of older programs have been told to the places.
+// nearFilled stands in the first place's second flow when the flows of older
+// programs have been told to the places.
 const nearFilled = 1
 
 // withNear gives fn the node's places, where they lie.
@@ -78,8 +78,8 @@ func nearPlaceOf(k *ctKey) uint32 {
 // count as if they had just been established.
 func (d *Datapath) fillNear() error {
 	return d.withNear(func(places []nearPlace) error {
-		filled := &places[0].Flows[1].Pad
-		if atomic.LoadUint32(filled) == nearFilled {
+		filled := &places[0].Flows[1].Filled
+		if *filled == nearFilled {
 			return nil
 		}
 		until := programSecond() + nearMemory
@@ -98,7 +98,7 @@ func (d *Datapath) fillNear() error {
 				return err
 			}
 		}
-		atomic.StoreUint32(filled, nearFilled)
+		*filled = nearFilled
 		return nil
 	})
 }

@@ -302,14 +302,31 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 	return errors.Join(
 		e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{config}),
 		e.dp.Edge.Put([]uint32{bpfgen.EdgeTunnel}, []datapath.EdgeConfig{own}),
-		replace(e.dp.Remotes, slots), replace(e.dp.Peers, addrs), replace(e.dp.Nets, nets))
+		e.putRemotes(slots), replace(e.dp.Peers, addrs), replace(e.dp.Nets, nets))
+}
+
+// putRemotes makes the table of nodes exactly want. What is kept of flows to and
+// from them is void when one has changed.
+func (e *Engine) putRemotes(want map[uint32]datapath.Remote) error {
+	changed, err := replaced(e.dp.Remotes, want)
+	if err != nil || !changed {
+		return err
+	}
+	_, err = e.dp.NewGeneration()
+	return err
 }
 
 // replace makes a table's content exactly want.
 func replace[K, V comparable](t *datapath.Table[K, V], want map[K]V) error {
+	_, err := replaced(t, want)
+	return err
+}
+
+// replaced is replace; changed says whether that was needed.
+func replaced[K, V comparable](t *datapath.Table[K, V], want map[K]V) (changed bool, err error) {
 	have, err := t.All()
 	if err != nil {
-		return err
+		return false, err
 	}
 	var put, gone []K
 	var values []V
@@ -323,7 +340,7 @@ func replace[K, V comparable](t *datapath.Table[K, V], want map[K]V) error {
 			gone = append(gone, k)
 		}
 	}
-	return errors.Join(t.Put(put, values), t.Delete(gone))
+	return len(put)+len(gone) > 0, errors.Join(t.Put(put, values), t.Delete(gone))
 }
 
 // tunnelled says whether some node is reached through the tunnel.

@@ -234,15 +234,15 @@ func (e *Engine) putWays(w ways) error {
 // putOutside tells the programs whether they forward to the outside for pods that
 // keep their addresses.
 func (e *Engine) putOutside(on bool) error {
-	have, _, err := e.dp.Remotes.Get(0)
-	var want datapath.Remote
-	if on {
-		want.Ref = bpfgen.RemoteOutside
-	}
-	if err != nil || have == want {
+	nodes, err := e.dp.Remotes.All()
+	if err != nil {
 		return err
 	}
-	return e.dp.Remotes.Put([]uint32{0}, []datapath.Remote{want})
+	nodes[0] = datapath.Remote{}
+	if on {
+		nodes[0] = datapath.Remote{Ref: bpfgen.RemoteOutside}
+	}
+	return e.putRemotes(nodes)
 }
 
 // outsideStatus is of a node among others.

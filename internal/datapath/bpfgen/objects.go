@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "19ba7eb199bccfdff877a01a3645c54af7daa58a51ffa0328589a677c6602089"
+const ObjectsHash = "c273ee4bb2b337b19e9d9a160d3de42d0e1e66208a1cf4bf4204daf8124db8e1"

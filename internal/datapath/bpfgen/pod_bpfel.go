@@ -315,7 +315,9 @@ type PodNearFlow struct {
 	Until  uint32
 	Tables uint32
 	Others uint32
-	Pad    uint32
+	Filled uint8
+	Plain  uint8
+	Pad    [2]uint8
 }
 
 type PodNearPlace struct {

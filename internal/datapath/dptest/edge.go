@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 )
 
@@ -89,6 +90,7 @@ func (e *Edge) load(t testing.TB, tables map[string]*ebpf.Map, at string) map[st
 	for name, m := range tables {
 		spec.Maps[name].MaxEntries = m.MaxEntries()
 	}
+	datapath.Specialize(spec)
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
 	check(t, err)
 	t.Cleanup(coll.Close)
@@ -111,7 +113,7 @@ func (e *Edge) Tunnel(t testing.TB, v6 bool) netip.Addr {
 		own.Ip4 = toAddr(a)
 	}
 	check(t, e.MstEdgeV2.Put(uint32(bpfgen.EdgeTunnel), own))
-	check(t, e.MstRemotesV1.Put(uint32(3), bpfgen.PodRemote{Ref: 1<<16 | 3, Flags: bpfgen.RemoteTunnel}))
+	e.putRemote(t, 3, bpfgen.PodRemote{Ref: 1<<16 | 3, Flags: bpfgen.RemoteTunnel})
 	check(t, e.MstRemoteNetsV1.Put(bpfgen.PodPrefix{Length: 128, Addr: External(2, v6).As16()}, uint32(1<<16|3)))
 	return a
 }

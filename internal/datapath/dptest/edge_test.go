@@ -156,7 +156,7 @@ func TestEdgeToAnotherNodeWearsTheAddressBetweenNodes(t *testing.T) {
 		own, ref := External(202, o.v6), uint32(2<<16|4)
 		b := end(External(2, o.v6), 8080)
 		check(o.t, o.edge.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{Ip4: toAddr(External(202, false)), Ip6: toAddr(External(202, true))}))
-		check(o.t, o.edge.MstRemotesV1.Put(uint32(4), bpfgen.PodRemote{Ref: ref}))
+		o.edge.putRemote(o.t, 4, bpfgen.PodRemote{Ref: ref})
 		check(o.t, o.edge.MstRemoteNetsV1.Put(bpfgen.PodPrefix{Length: 128, Addr: b.Addr().As16()}, ref))
 		o.nodePort(0, b)
 		o.worn(o.arrive(o.c, o.f, syn))

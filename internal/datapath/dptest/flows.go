@@ -205,6 +205,13 @@ func (d *Datapath) flowsChanged(t testing.TB) {
 	check(t, d.MstMetaV1.Put(uint32(0), bpfgen.PodMeta{NextGeneration: d.flowGeneration}))
 }
 
+// putRemote writes a node's slot as the engine does.
+func (d *Datapath) putRemote(t testing.TB, slot uint32, r bpfgen.PodRemote) {
+	t.Helper()
+	check(t, d.MstRemotesV1.Put(slot, r))
+	d.flowsChanged(t)
+}
+
 // Age lets seconds pass for all flows, fragments and affinities: their expiry comes nearer.
 func (d *Datapath) Age(t testing.TB, seconds uint32) {
 	t.Helper()

@@ -18,7 +18,7 @@ func TestOneProgramAtTheNIC(t *testing.T) {
 	between := External(202, false)
 	check(t, e.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf, Overlay: 77, Port: port(udpPort),
 		Ip4: toAddr(between), Ip6: toAddr(External(202, true))}))
-	check(t, e.MstRemotesV1.Put(uint32(5), bpfgen.PodRemote{Ref: ref}))
+	e.putRemote(t, 5, bpfgen.PodRemote{Ref: ref})
 	for _, v6 := range []bool{false, true} {
 		length := uint32(128)
 		check(t, e.MstRemoteNetsV1.Put(bpfgen.PodPrefix{Length: length, Addr: External(7, v6).As16()}, uint32(ref)))

@@ -25,7 +25,7 @@ func (e *Edge) outside(t *testing.T, on bool) {
 	if on {
 		r.Ref = bpfgen.RemoteOutside
 	}
-	check(t, e.MstRemotesV1.Put(uint32(0), r))
+	e.putRemote(t, 0, r)
 	check(t, e.MstWearV1.Put(e.Ifindex, bpfgen.PodWear{Ip4: toAddr(e.Node(false)), Ip6: toAddr(e.Node(true)), Answers: bpfgen.WearAnswers}))
 }
 

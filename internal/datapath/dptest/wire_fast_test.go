@@ -180,7 +180,7 @@ func (w *nearWire) eachWireChange(fn func(name string)) {
 		},
 		"its node": func() {
 			const anew = thereRef + 1<<16
-			check(w.t, w.MstRemotesV1.Put(uint32(thereRef&0xffff), bpfgen.PodRemote{Ref: anew}))
+			w.putRemote(w.t, thereRef&0xffff, bpfgen.PodRemote{Ref: anew})
 		},
 	} {
 		w.t.Run(name, func(t *testing.T) {
@@ -200,7 +200,7 @@ func TestTheShortWayFromTheWireEndsWithWhatItRestsOn(t *testing.T) {
 	eachNearWire(t, func(w nearWire) {
 		w.eachWireChange(func(name string) { w.away(w.arrive(ack), name) })
 		w.anew()
-		check(w.t, w.MstRemotesV1.Put(uint32(thereRef&0xffff), bpfgen.PodRemote{}))
+		w.putRemote(w.t, thereRef&0xffff, bpfgen.PodRemote{})
 		if r := w.arrive(ack); r.Verdict == Redirect {
 			w.t.Errorf("its node is gone: %v", r)
 		}

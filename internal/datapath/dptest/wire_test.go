@@ -289,12 +289,12 @@ func TestAFlowOfARemovedNodeIsJudgedAgain(t *testing.T) {
 	if r := n.send(t, n.toFar(false).TCP(5000, 80, syn), Context{}); r.Verdict != Redirect {
 		t.Fatal(r)
 	}
-	check(t, n.MstRemotesV1.Put(uint32(thereRef&0xffff), bpfgen.PodRemote{}))
+	n.putRemote(t, thereRef&0xffff, bpfgen.PodRemote{})
 	if r := n.send(t, n.toFar(false).TCP(5000, 80, ack), Context{}); r.Verdict != Next {
 		t.Errorf("the node is gone: %v", r)
 	}
 	const anew = thereRef + 1<<16
-	check(t, n.MstRemotesV1.Put(uint32(anew&0xffff), bpfgen.PodRemote{Ref: anew}))
+	n.putRemote(t, anew&0xffff, bpfgen.PodRemote{Ref: anew})
 	check(t, n.MstRemoteNetsV1.Put(bpfgen.PodPrefix{Length: 96 + 16, Addr: farPod(9, false).As16()}, uint32(anew)))
 	if r := n.send(t, n.toFar(false).TCP(5000, 80, ack), Context{}); r.Verdict != Redirect {
 		t.Errorf("another node is there: %v", r)
@@ -505,7 +505,7 @@ func TestAPairOfAnotherNodeEndsWithWhatItRestsOn(t *testing.T) {
 		var port uint16
 		for name, change := range map[string]func(){
 			"the pod's endpoint": func() { c.SetPod(c.t, c.pod) },
-			"its node":           func() { check(c.t, c.MstRemotesV1.Put(uint32(thereRef&0xffff), bpfgen.PodRemote{})) },
+			"its node":           func() { c.putRemote(c.t, thereRef&0xffff, bpfgen.PodRemote{}) },
 			"time":               func() { c.agePairs(c.t) },
 			"the tables":         func() { c.flowsChanged(c.t) },
 		} {

@@ -93,7 +93,7 @@ func (n *wireNode) join(t *testing.T, tunnel, over6 bool) {
 		if tunnel {
 			r.Flags, r.Addr = bpfgen.RemoteTunnel, toAddr(wireAddr(byte(2+i), over6))
 		}
-		check(t, n.MstRemotesV1.Put(ref&0xffff, r))
+		n.putRemote(t, ref&0xffff, r)
 		network := byte(9 - i)
 		check(t, n.MstRemoteNetsV1.Put(bpfgen.PodPrefix{Length: 96 + 16, Addr: farPod(network, false).As16()}, ref))
 		check(t, n.MstRemoteNetsV1.Put(bpfgen.PodPrefix{Length: 16, Addr: farPod(network, true).As16()}, ref))
