@@ -309,10 +309,15 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 // from them is void when one has changed.
 func (e *Engine) putRemotes(want map[uint32]datapath.Remote) error {
 	changed, err := replaced(e.dp.Remotes, want)
-	if err != nil || !changed {
+	if !changed {
 		return err
 	}
-	_, err = e.dp.NewGeneration()
+	return errors.Join(err, e.voidFlows())
+}
+
+// voidFlows makes void what the programs keep of flows: each is judged again.
+func (e *Engine) voidFlows() error {
+	_, err := e.dp.NewGeneration()
 	return err
 }
 

@@ -234,15 +234,15 @@ func (e *Engine) putWays(w ways) error {
 // putOutside tells the programs whether they forward to the outside for pods that
 // keep their addresses.
 func (e *Engine) putOutside(on bool) error {
-	nodes, err := e.dp.Remotes.All()
-	if err != nil {
+	have, _, err := e.dp.Remotes.Get(0)
+	var want datapath.Remote
+	if on {
+		want.Ref = bpfgen.RemoteOutside
+	}
+	if err != nil || have == want {
 		return err
 	}
-	nodes[0] = datapath.Remote{}
-	if on {
-		nodes[0] = datapath.Remote{Ref: bpfgen.RemoteOutside}
-	}
-	return e.putRemotes(nodes)
+	return errors.Join(e.dp.Remotes.Put([]uint32{0}, []datapath.Remote{want}), e.voidFlows())
 }
 
 // outsideStatus is of a node among others.

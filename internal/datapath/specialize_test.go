@@ -48,6 +48,24 @@ func width(insns asm.Instructions) (n asm.RawInstructionOffset) {
 	return n
 }
 
+// specOf is a program with tables and constants.
+func specOf(insns asm.Instructions) *ebpf.CollectionSpec {
+	return &ebpf.CollectionSpec{
+		Maps: map[string]*ebpf.MapSpec{
+			"one":  {Type: ebpf.Array, MaxEntries: 1},
+			"two":  {Type: ebpf.Array, MaxEntries: 2},
+			"hash": {Type: ebpf.Hash, MaxEntries: 1},
+		},
+		Variables: map[string]*ebpf.VariableSpec{
+			"byte":  {SectionName: constantsSection, Offset: 4, Value: []byte{7}},
+			"words": {SectionName: constantsSection, Offset: 8, Value: []byte{1, 0, 0, 0, 0xfe, 0xff, 0xff, 0xff}},
+			"long":  {SectionName: constantsSection, Offset: 16, Value: []byte{0, 0, 0, 0, 1, 0, 0, 0}},
+			"other": {SectionName: ".data", Offset: 24, Value: []byte{9}},
+		},
+		Programs: map[string]*ebpf.ProgramSpec{"p": {Instructions: insns}},
+	}
+}
+
 func TestSpecialize(t *testing.T) {
 	load := func(to, from asm.Register, off int16, size asm.Size) asm.Instruction {
 		return asm.LoadMem(to, from, off, size)
@@ -102,20 +120,7 @@ func TestSpecialize(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			spec := &ebpf.CollectionSpec{
-				Maps: map[string]*ebpf.MapSpec{
-					"one":  {Type: ebpf.Array, MaxEntries: 1},
-					"two":  {Type: ebpf.Array, MaxEntries: 2},
-					"hash": {Type: ebpf.Hash, MaxEntries: 1},
-				},
-				Variables: map[string]*ebpf.VariableSpec{
-					"byte":  {SectionName: constantsSection, Offset: 4, Value: []byte{7}},
-					"words": {SectionName: constantsSection, Offset: 8, Value: []byte{1, 0, 0, 0, 0xfe, 0xff, 0xff, 0xff}},
-					"long":  {SectionName: constantsSection, Offset: 16, Value: []byte{0, 0, 0, 0, 1, 0, 0, 0}},
-					"other": {SectionName: ".data", Offset: 24, Value: []byte{9}},
-				},
-				Programs: map[string]*ebpf.ProgramSpec{"p": {Instructions: c.in}},
-			}
+			spec := specOf(c.in)
 			before := lines(c.in)
 			Specialize(spec)
 			got := spec.Programs["p"].Instructions
