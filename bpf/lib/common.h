@@ -100,6 +100,14 @@ inline_fn bool mac_equal(const __u8 *a, const __u8 *b)
 	return *(__u32 *)a == *(__u32 *)b && *(__u16 *)(a + 4) == *(__u16 *)(b + 4);
 }
 
+/* Whether a packet is from that link address. */
+inline_fn bool from_mac(struct __sk_buff *skb, const __u8 *mac)
+{
+	struct ethhdr *eth = packet(skb);
+
+	return (void *)(eth + 1) <= packet_end(skb) && mac_equal(eth->h_source, mac);
+}
+
 inline_fn void addr_from_ipv4(struct addr *a, __be32 ip)
 {
 	a->quads[0] = 0;

@@ -275,7 +275,6 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	__u32 id = skb->cb[CB_ENDPOINT], hook = fast_hook(id, dir), slot;
 	struct endpoint *peer;
 	struct fast_flow *fast;
-	struct ethhdr *eth;
 	int reason;
 
 	if (dir == DIR_FROM_POD && !in_pod)
@@ -293,8 +292,7 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 	peer = fast->peer ? endpoint_slot(fast->peer) : NULL;
 	if (!fast_peer_current(fast, peer))
 		return FAST_NO;
-	eth = packet(skb);
-	if ((void *)(eth + 1) > packet_end(skb) || !mac_equal(eth->h_source, fast->mac))
+	if (!from_mac(skb, fast->mac))
 		return FAST_NO;
 	if (!fast_seen(fast, p))
 		return FAST_NO;

@@ -30,14 +30,6 @@ inline_fn bool alike(const struct endpoint *a, const struct endpoint *b)
 	return a != b && !((a->flags ^ b->flags) & (EP_HOST_END | EP_IN_POD)) && (!in_pod || siblings(a, b));
 }
 
-/* Whether a packet has its pod's link address. */
-inline_fn bool from_mac(struct __sk_buff *skb, const __u8 *mac)
-{
-	struct ethhdr *eth = packet(skb);
-
-	return (void *)(eth + 1) <= packet_end(skb) && mac_equal(eth->h_source, mac);
-}
-
 /**
  * pair_keep - a new flow was judged, and let be
  * @generation: nobody_generation(), from before

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "c273ee4bb2b337b19e9d9a160d3de42d0e1e66208a1cf4bf4204daf8124db8e1"
+const ObjectsHash = "e98f16e3a0b8a50434d487e4fdd034faa917c68ade2dc31cc64bce67993bf294"
