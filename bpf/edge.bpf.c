@@ -77,7 +77,7 @@ inline_fn bool edge_turns(__u32 where)
 /* Into the pod behind a host end, past that: its program is called here. */
 inline_fn int edge_into(struct __sk_buff *skb, const struct endpoint *to, __u32 id)
 {
-	if (too_long(skb, to) || !link_write(skb, to->mac))
+	if (too_long(skb, to->mtu) || !link_write(skb, to->mac))
 		return edge_drop(skb, REASON_DELIVER);
 	skb->cb[CB_ENDPOINT] = id;
 	redirect_note(skb, to->ifindex, REDIRECT_PEER);

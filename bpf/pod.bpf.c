@@ -355,16 +355,21 @@ SEC("tc")
 int from_pod(struct __sk_buff *skb)
 {
 	struct flow f;
-	struct endpoint *self = endpoint_slot(skb->cb[CB_ENDPOINT]);
+	struct endpoint *self;
 	__u8 scope = CT_SCOPE_FLOW;
 	struct pkt p = {};
 	int reason, verdict;
 
+	p.shape = glance(skb, &p);
+	verdict = near_way(skb, &p);
+	if (likely(is_verdict(verdict)))
+		return verdict;
+	self = endpoint_slot(skb->cb[CB_ENDPOINT]);
 	if (unlikely(!self || !self->generation))
 		return drop(skb, REASON_NO_ENDPOINT, DIR_FROM_POD);
-	p.shape = glance(skb, &p);
-	verdict = near_way(skb, &p, self);
-	if (likely(verdict >= 0))
+	if (verdict == FAST_NO)
+		verdict = near_begins(skb, &p, self);
+	if (likely(is_verdict(verdict)))
 		return verdict;
 	if (verdict == FAST_NO)
 		verdict = fast_path(skb, &p, self, DIR_FROM_POD);

@@ -279,8 +279,8 @@ struct ct_entry {
 	struct ct_end responder;
 	__u32 backend;      /* id, or enum backend_id */
 	/* The other half's tuple in the flow's original direction. Of a flow without translation that lies near:
-	 * between a pod of this node and one of another a struct near_ways, between two with their programs inside
-	 * a struct voucher_sum for each direction. */
+	 * between a pod of this node and one of another a struct near_ways, between two of this node a struct
+	 * near_pods, or with their programs inside a struct near_siblings. */
 	struct tuple other;
 };
 _Static_assert(sizeof(struct ct_entry) == 72, "ct_entry");
@@ -296,7 +296,7 @@ struct near_flow {
 	__u32 others;
 	__u8 filled; /* the engine's, in the first place's second flow alone: it has told all places of others (fillNear) */
 	__u8 plain;  /* 1: one end is on another node or outside, and its packets pass no tunnel; as long as `until` */
-	__u8 pad[2];
+	__u16 mtu;   /* of a struct near_ways or near_pods: the longest packet that the pods of this node both take */
 };
 _Static_assert(sizeof(struct near_flow) == 128, "near_flow");
 
@@ -344,18 +344,31 @@ struct way_kept {
 	__u8 macs[12]; /* destination and source */
 };
 
+/* The way into a pod behind a host end, as its struct endpoint has it. */
+struct pod_way {
+	__u8 macs[12]; /* both link addresses */
+	__u32 ifindex; /* of the host end */
+};
+
 /* Of a flow between a pod of this node and one of another: its ways. */
 struct near_ways {
 	struct way_kept out;
-	__u8 macs[12]; /* as struct endpoint has them of the pod: both link addresses into it */
+	struct pod_way in;
 };
 _Static_assert(sizeof(struct near_ways) <= sizeof(struct tuple), "an entry has room for both ways");
 
-/* Both hashes of a voucher, as far as they have come. */
-struct voucher_sum {
-	__u64 a;
-	__u64 b;
+/* Of a flow between two pods of this node: the way to its responder, and the one to its opener. */
+struct near_pods {
+	struct pod_way to[2];
 };
+_Static_assert(sizeof(struct near_pods) <= sizeof(struct tuple), "an entry has room for both ways");
+
+/* Of a flow between two pods on one parent. By who sends a packet, the opener first. */
+struct near_siblings {
+	__u8 macs[2][8];   /* the sender's link address */
+	__u64 vouched[2];  /* what the vouchers of its packets have in common, or zero */
+};
+_Static_assert(sizeof(struct near_siblings) <= sizeof(struct tuple), "an entry has room for both");
 
 /* What was decided about a flow's packets at one hook, and what must still be so for it to hold.
  * All that is compared lies in the first 64 bytes. */
@@ -371,7 +384,7 @@ struct fast_flow {
 	struct tuple to;       /* what the packet's tuple becomes */
 	union {
 		struct way_kept way; /* of packets with that tuple; has a time of its own */
-		struct voucher_sum vouched; /* inside a pod: what their vouchers have in common, or zero */
+		__u64 vouched; /* inside a pod: what their vouchers have in common, or zero */
 	} at;
 };
 _Static_assert(sizeof(struct fast_flow) == 128, "fast_flow");

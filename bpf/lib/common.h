@@ -35,6 +35,9 @@
 /* A program that lets a packet go on leaves the word to those attached after it. */
 #define NEXT TC_ACT_UNSPEC
 
+/* A tc verdict, not one of the programs' own numbers, which are below. */
+#define is_verdict(x) ((x) >= NEXT)
+
 /* Keeps the compiler from reasoning about X, so that the verifier sees each bound. */
 #define opaque(x) asm volatile("" : "+r"(x))
 

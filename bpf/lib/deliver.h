@@ -14,10 +14,10 @@ inline_fn int redirect_note(struct __sk_buff *skb, __u32 ifindex, __u32 kind)
 	return 0;
 }
 
-/* Longer than the pod takes, and not a bundle that is cut into what it takes. */
-inline_fn bool too_long(struct __sk_buff *skb, const struct endpoint *to)
+/* Longer than a pod takes, and not a bundle that is cut into what it takes. @mtu: as struct endpoint has it */
+inline_fn bool too_long(struct __sk_buff *skb, __u16 mtu)
 {
-	return skb->len > to->mtu + ETH_HLEN && !skb->gso_size;
+	return skb->len > mtu + ETH_HLEN && !skb->gso_size;
 }
 
 /**
@@ -72,11 +72,17 @@ inline_fn int leave(struct __sk_buff *skb, const struct endpoint *self)
 }
 
 /* Siblings on one segment find each other's link address themselves. */
-inline_fn bool addressed_to(const struct __sk_buff *skb, const struct endpoint *to)
+inline_fn bool addressed_to(const struct __sk_buff *skb, const __u8 *mac)
 {
 	const struct ethhdr *eth = packet(skb);
 
-	return (void *)(eth + 1) <= packet_end(skb) && mac_equal(eth->h_dest, to->mac);
+	return (void *)(eth + 1) <= packet_end(skb) && mac_equal(eth->h_dest, mac);
+}
+
+/* Address a packet to that link address. Return: false when that failed. */
+inline_fn bool address_to(struct __sk_buff *skb, const __u8 *mac)
+{
+	return addressed_to(skb, mac) || !bpf_skb_store_bytes(skb, 0, mac, ETH_ALEN, 0);
 }
 
 /* Whether both are inside pods, on one parent, which takes packets from one to the other. */
@@ -92,21 +98,44 @@ inline_fn bool siblings(const struct endpoint *self, const struct endpoint *to)
  * its own MAC address, which is every sibling's. Pods with a NIC each have no parent.
  */
 inline_fn int deliver_inner(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, struct endpoint *to, __u32 id,
-			    struct voucher_sum *vouched)
+			    __u64 *vouched)
 {
-	if ((!siblings(self, to) && to != self) || too_long(skb, to))
+	if ((!siblings(self, to) && to != self) || too_long(skb, to->mtu))
 		return NEXT;
-	if (!addressed_to(skb, to) && bpf_skb_store_bytes(skb, 0, to->mac, ETH_ALEN, 0))
+	if (!address_to(skb, to->mac))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
 	if (to != self) {
 		if (vouched)
-			vouch_again(skb, vouched, id, to->generation, p->tcp_flags);
+			vouch_again(skb, vouched, id, p->tcp_flags);
 		else
-			vouch(skb, id, to->generation, NULL);
+			vouch(skb, id, NULL);
 		return NEXT;
 	}
 	redirect_note(skb, skb->ifindex, REDIRECT_INGRESS);
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+}
+
+/**
+ * deliver_to - past the host's end of a pod
+ * @id: of the endpoint
+ * @macs: both link addresses into it
+ * @ifindex: of the host end
+ */
+inline_fn int deliver_to(struct __sk_buff *skb, __u32 id, const __u8 *macs, __u32 ifindex)
+{
+	if (unlikely(!link_write(skb, macs)))
+		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
+	/* Pods on one bridge address each other, not the host's end. */
+	if (skb->pkt_type != PACKET_HOST)
+		bpf_skb_change_type(skb, PACKET_HOST);
+	if (deliver_egress) {
+		vouch(skb, id, NULL);
+		redirect_note(skb, ifindex, REDIRECT_EGRESS);
+		return bpf_redirect(ifindex, 0);
+	}
+	count_to_pod(id, skb->len);
+	redirect_note(skb, ifindex, REDIRECT_PEER);
+	return bpf_redirect_peer(ifindex, 0);
 }
 
 /**
@@ -119,23 +148,11 @@ inline_fn int deliver_inner(struct __sk_buff *skb, struct pkt *p, struct endpoin
  * Return: a tc verdict; NEXT leaves the way to the kernel's routing.
  */
 inline_fn int deliver(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, struct endpoint *to, __u32 id,
-		      struct voucher_sum *vouched)
+		      __u64 *vouched)
 {
 	if (in_pod)
 		return deliver_inner(skb, p, self, to, id, vouched);
-	if (!(to->flags & EP_HOST_END) || too_long(skb, to))
+	if (!(to->flags & EP_HOST_END) || too_long(skb, to->mtu))
 		return leave(skb, self);
-	if (!link_write(skb, to->mac))
-		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
-	/* Pods on one bridge address each other, not the host's end. */
-	if (skb->pkt_type != PACKET_HOST)
-		bpf_skb_change_type(skb, PACKET_HOST);
-	if (deliver_egress) {
-		vouch(skb, id, to->generation, NULL);
-		redirect_note(skb, to->ifindex, REDIRECT_EGRESS);
-		return bpf_redirect(to->ifindex, 0);
-	}
-	count_to_pod(id, skb->len);
-	redirect_note(skb, to->ifindex, REDIRECT_PEER);
-	return bpf_redirect_peer(to->ifindex, 0);
+	return deliver_to(skb, id, to->mac, to->ifindex);
 }

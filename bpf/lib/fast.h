@@ -368,7 +368,7 @@ slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct c
 	if (to)
 		fast->to = *to;
 	if (in_pod)
-		fast->at.vouched = (struct voucher_sum){};
+		fast->at.vouched = 0;
 	else if (dir == DIR_FROM_POD)
 		way_slot_note(skb, slot);
 	return 0;

@@ -68,50 +68,88 @@ inline_fn struct near_flow *near_of(const struct ct_key *key)
 	return place ? near_in(place, key) : NULL;
 }
 
-/* Inside a pod: what the vouchers of a flow without translation have in common, either way; else NULL. */
-inline_fn struct voucher_sum *near_vouched(struct near_flow *n, bool reply)
+/* The way into the pod that is one end of a flow without translation, another node's the other. */
+inline_fn struct pod_way *near_way_in(struct near_flow *n)
 {
-	return in_pod && n->e.role == CT_DIRECT ? (struct voucher_sum *)&n->e.other + reply : NULL;
-}
-_Static_assert(2 * sizeof(struct voucher_sum) <= sizeof(struct tuple), "both in place of the other half's tuple");
-
-/* Both link addresses into the pod that is one end of a flow without translation, another node's the other. */
-inline_fn __u8 *near_macs(struct near_flow *n)
-{
-	return ((struct near_ways *)&n->e.other)->macs;
+	return &((struct near_ways *)&n->e.other)->in;
 }
 
-/* What packets to and from another node ask of that node and of the pod: kept with the flow, for each of the two is
- * a line of memory more. The engine moves the tables' generation when a node changes. */
+/* The way to the pod that a packet is for, of a flow without translation between two of this node. */
+inline_fn struct pod_way *near_way_to(struct near_flow *n, bool reply)
+{
+	return &((struct near_pods *)&n->e.other)->to[reply];
+}
+
+/* Of a flow between two pods on one parent. */
+inline_fn struct near_siblings *near_siblings(struct near_flow *n)
+{
+	return (struct near_siblings *)&n->e.other;
+}
+
+inline_fn void near_note_mtu(struct near_flow *n, const struct endpoint *pod)
+{
+	if (!n->mtu || pod->mtu < n->mtu)
+		n->mtu = pod->mtu;
+}
+
+inline_fn void near_note_pod(struct near_flow *n, struct pod_way *way, __u32 id)
+{
+	const struct endpoint *pod = endpoint_slot(id);
+
+	if (!pod)
+		return;
+	for (int i = 0; i < 3; i++)
+		((__u32 *)way->macs)[i] = ((const __u32 *)pod->mac)[i];
+	way->ifindex = pod->ifindex;
+	near_note_mtu(n, pod);
+}
+
+inline_fn void near_note_sibling(struct near_flow *n, int sender, __u32 id)
+{
+	const struct endpoint *pod = endpoint_slot(id);
+
+	near_siblings(n)->vouched[sender] = 0; /* it speaks of ends as they were */
+	if (!pod)
+		return;
+	__builtin_memcpy(near_siblings(n)->macs[sender], pod->mac, ETH_ALEN);
+	near_note_mtu(n, pod);
+}
+
+/* What packets ask of both ends is kept with the flow, for each end is two lines of memory more. So the engine moves the
+ * tables' generation after it wrote any endpoint or node. */
 inline_fn void near_note_ends(struct near_flow *n)
 {
-	bool opened_here = n->e.opener.endpoint;
-	const struct ct_end *here = opened_here ? &n->e.opener : &n->e.responder;
-	const struct ct_end *there = opened_here ? &n->e.responder : &n->e.opener;
-	struct endpoint *pod;
+	__u32 opener = n->e.opener.endpoint, responder = n->e.responder.endpoint;
+	bool direct = n->e.role == CT_DIRECT;
 	struct remote *r;
 
 	n->plain = 0;
-	if (in_pod || there->endpoint)
-		return;
-	r = remote_of(there->generation);
-	if (!r)
-		return;
-	n->plain = !(r->flags & REMOTE_TUNNEL);
-	pod = n->e.role == CT_DIRECT ? endpoint_slot(here->endpoint) : NULL;
-	for (int i = 0; pod && i < 3; i++)
-		((__u32 *)near_macs(n))[i] = ((const __u32 *)pod->mac)[i];
+	n->mtu = 0;
+	if (in_pod) {
+		if (direct && opener && responder) {
+			near_note_sibling(n, 0, opener);
+			near_note_sibling(n, 1, responder);
+		}
+	} else if (!opener || !responder) {
+		r = remote_of(opener ? n->e.responder.generation : n->e.opener.generation);
+		n->plain = r && !(r->flags & REMOTE_TUNNEL);
+		if (direct)
+			near_note_pod(n, near_way_in(n), opener | responder);
+	} else if (direct) {
+		near_note_pod(n, near_way_to(n, false), responder);
+		near_note_pod(n, near_way_to(n, true), opener);
+	}
 }
+
+/* Another number whenever what near_note_ends keeps is another: what programs of the mustang before or after this one
+ * have kept, which is something else, does not hold. */
+#define NEAR_KEPT 0x6e650001u
 
 /* From now on the flow's packets need not be judged for a while. @tables: read before the flow was. */
 inline_fn void near_renew(struct near_flow *n, __u32 tables)
 {
-	struct voucher_sum *sums = near_vouched(n, false);
-
-	if (sums)
-		sums[0].a = sums[1].a = 0; /* they speak of ends as they were */
 	near_note_ends(n);
-	n->tables = tables;
+	n->tables = tables ^ NEAR_KEPT;
 	barrier();
 	n->until = now_ticks() + FAST_LIFETIME;
 }
@@ -119,7 +157,7 @@ inline_fn void near_renew(struct near_flow *n, __u32 tables)
 /* Whether the flow's packets may go its way, as far as the tables go. */
 inline_fn bool near_holds(const struct near_flow *n, __u32 tables)
 {
-	return (__s32)(n->until - now_ticks()) >= 0 && n->tables == tables;
+	return (__s32)(n->until - now_ticks()) >= 0 && n->tables == (tables ^ NEAR_KEPT);
 }
 
 /* Each packet of the flow takes the long way, until one renews it. */

@@ -227,7 +227,7 @@ inline_fn int near_out(struct __sk_buff *skb, struct pkt *p, struct near_flow *n
 {
 	struct way_kept *way = way_near(n);
 
-	if (in_pod || unlikely(!from_mac(skb, near_macs(n)) || !near_passes(n, p, reply)))
+	if (unlikely(!from_mac(skb, near_way_in(n)->macs) || !near_passes(n, p, reply)))
 		return FAST_NO;
 	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);
 	if (likely(n->plain && way_holds(way, wire_length(skb, p)) && hop_take(skb, p)))
@@ -237,75 +237,104 @@ inline_fn int near_out(struct __sk_buff *skb, struct pkt *p, struct near_flow *n
 	return SEND_OUT;
 }
 
+/* The same to another pod of this node. */
+inline_fn int near_deliver(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply,
+			   const struct ct_end *to)
+{
+	const struct pod_way *way = near_way_to(n, reply);
+
+	if (unlikely(!from_mac(skb, near_way_to(n, !reply)->macs) || too_long(skb, n->mtu) || !near_passes(n, p, reply)))
+		return FAST_NO;
+	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);
+	return deliver_to(skb, to->endpoint, way->macs, way->ifindex);
+}
+
+/* The same to a sibling, from inside a pod. */
+inline_fn int near_send(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply, const struct ct_end *to)
+{
+	struct near_siblings *pods = near_siblings(n);
+
+	if (unlikely(!to->endpoint || !from_mac(skb, pods->macs[reply]) || too_long(skb, n->mtu) || !near_passes(n, p, reply)))
+		return FAST_NO;
+	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);
+	if (unlikely(!address_to(skb, pods->macs[!reply])))
+		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
+	vouch_again(skb, &pods->vouched[reply], to->endpoint, p->tcp_flags);
+	return NEXT;
+}
+
+/* The same of a Service's flow: what its packets ask of both ends is not kept with it. */
+inline_fn int near_turn(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply, const struct ct_end *other)
+{
+	struct endpoint *self = endpoint_slot(skb->cb[CB_ENDPOINT]), *to = endpoint_slot(other->endpoint);
+	struct tuple t;
+	int reason;
+
+	if (!self || !to || reply != (n->e.role == CT_POST_NAT) || (!other->endpoint && (in_pod || reply)))
+		return FAST_NO;
+	if (!from_mac(skb, self->mac) || !near_passes(n, p, reply))
+		return FAST_NO;
+	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);
+	if (!other->endpoint)
+		near_way_claim(skb, p);
+	t = n->e.other;
+	if (reply)
+		tuple_reverse(&t, &n->e.other);
+	reason = translate(skb, p, &t);
+	if (reason)
+		return drop(skb, reason, DIR_FROM_POD);
+	return other->endpoint ? deliver(skb, p, self, to, other->endpoint, NULL) :
+				 send_out(skb, p, self, other->generation);
+}
+
 /**
  * near_path - let a packet go the way of its flow, which lies near
- * @p: as glance leaves it
- * @self: whose hook this is: from_pod's
+ * @p: as glance leaves it, of TCP
  *
  * Return: a tc verdict, SEND_OUT or FAST_NO.
  */
-global_fn int near_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *self)
+global_fn int near_path(struct __sk_buff *skb, struct pkt *p)
 {
 	const struct ct_end *mine, *other;
 	struct near_place *place;
 	struct near_flow *n;
-	struct endpoint *to;
-	struct ct_entry *e;
 	__u32 number;
 	bool reply;
-	int reason;
 
-	if (!p || !self)
+	if (!p)
 		return FAST_NO;
 	number = near_number(&p->t.src, &p->t.dst, p->t.sport, p->t.dport);
 	place = near_place(number);
 	n = place ? near_find(place, &p->t, &reply) : NULL;
 	if (unlikely(!n))
 		return FAST_NO;
-	e = &n->e;
-	reply ^= e->flags & CT_ORIGIN_IS_HI;
-	mine = reply ? &e->responder : &e->opener;
-	other = reply ? &e->opener : &e->responder;
-	if (unlikely(!near_holds(n, tables_generation()) || mine->endpoint != skb->cb[CB_ENDPOINT] ||
-		     mine->generation != self->generation))
+	reply ^= n->e.flags & CT_ORIGIN_IS_HI;
+	mine = reply ? &n->e.responder : &n->e.opener;
+	other = reply ? &n->e.opener : &n->e.responder;
+	if (unlikely(!near_holds(n, tables_generation()) || mine->endpoint != skb->cb[CB_ENDPOINT]))
 		return FAST_NO;
-	if (!other->endpoint && e->role == CT_DIRECT)
-		return near_out(skb, p, n, reply, way_near_code(number, n != &place->flows[0]));
-	if (unlikely(!from_mac(skb, self->mac)))
-		return FAST_NO;
-	to = endpoint_slot(other->endpoint);
-	if (unlikely(!to || (other->endpoint ? to->generation != other->generation : reply)))
-		return FAST_NO;
-	if (unlikely(e->role != CT_DIRECT && reply != (e->role == CT_POST_NAT)))
-		return FAST_NO;
-	if (unlikely(!near_passes(n, p, reply)))
-		return FAST_NO;
-	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);
-	if (e->role != CT_DIRECT) {
-		struct tuple t = e->other;
-
-		if (reply)
-			tuple_reverse(&t, &e->other);
-		if (!other->endpoint)
-			near_way_claim(skb, p);
-		reason = translate(skb, p, &t);
-		if (reason)
-			return drop(skb, reason, DIR_FROM_POD);
-	}
-	return other->endpoint ? deliver(skb, p, self, to, other->endpoint, near_vouched(n, reply)) :
-				 send_out(skb, p, self, other->generation);
+	if (unlikely(n->e.role != CT_DIRECT))
+		return near_turn(skb, p, n, reply, other);
+	if (in_pod)
+		return near_send(skb, p, n, reply, other);
+	return other->endpoint ? near_deliver(skb, p, n, reply, other) :
+				 near_out(skb, p, n, reply, way_near_code(number, n != &place->flows[0]));
 }
 
-/* The same of any packet. */
-inline_fn int near_way(struct __sk_buff *skb, struct pkt *p, struct endpoint *self)
+/* The same of any packet that begins nothing. */
+inline_fn int near_way(struct __sk_buff *skb, struct pkt *p)
+{
+	if (dry_run || unlikely(p->proto != IPPROTO_TCP || !p->shape || (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN))
+		return FAST_NO;
+	return near_path(skb, p);
+}
+
+/* A packet that has no way: a SYN may begin a flow that has one. Return: as near_path. */
+inline_fn int near_begins(struct __sk_buff *skb, struct pkt *p, struct endpoint *self)
 {
 	int verdict;
 
-	if (dry_run || unlikely(p->proto != IPPROTO_TCP || !p->shape))
-		return FAST_NO;
-	if (likely((p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN))
-		return near_path(skb, p, self);
-	if (p->shape != SHAPE_OPENS)
+	if (dry_run || p->proto != IPPROTO_TCP || p->shape != SHAPE_OPENS || p->tcp_flags & TCP_ACK)
 		return FAST_NO;
 	verdict = near_open(skb, p, self);
 	return verdict == NEAR_SERVE ? near_serve(skb, p, self) : verdict;

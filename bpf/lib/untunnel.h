@@ -145,7 +145,7 @@ inline_fn int tunnel_take(struct __sk_buff *skb, const struct outer *o, struct t
 	if (!w.id || tunnel_strip(skb, o, proto))
 		return NEXT;
 	if (known) {
-		verdict = wire_go(skb, &p, &w, endpoint_slot(w.id), w.ref);
+		verdict = wire_go(skb, &p, &w, w.ref);
 		if (verdict != FAST_NO)
 			return verdict;
 	}

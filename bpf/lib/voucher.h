@@ -8,7 +8,7 @@
  * The control block is the kernel's; nobody in a pod writes to it. But inside a
  * pod that has CAP_NET_ADMIN a packet may be changed behind the sender's program
  * (by a tc action), or held back. So there the voucher is for the packet's tuple,
- * protocol and flags, and for the receiver as it is now, under a key that only
+ * protocol and flags, and for the receiver as the tables are now, under a key that only
  * programs know: two universal hashes, so that nobody hits a valid one but with
  * 2^-64, whatever packets it tries. What is not of the usual shape gets none, and
  * is judged by the receiver's program.
@@ -25,16 +25,26 @@
 #define VOUCHER_IPV6 (1u << 31) /* among id, protocol and flags */
 _Static_assert(VOUCHER_WORDS == 4 + 2 * 4, "what is vouched for, two addresses at the end");
 
+/* Both hashes, as far as they have come. */
+struct voucher_sum {
+	__u64 a;
+	__u64 b;
+};
+
 inline_fn void voucher_add(struct voucher_sum *sum, const struct voucher_key *key, int place, __u32 word)
 {
 	sum->a += word * key->words[place][0];
 	sum->b += word * key->words[place][1];
 }
 
-/* TCP's flags are the only part that packets of a flow do not have in common. */
-inline_fn void voucher_add_flags(struct voucher_sum *sum, const struct voucher_key *key, __u8 tcp_flags)
+/* TCP's flags are the only part that packets of a flow do not have in common: hashed by themselves, so that of what is
+ * in common the voucher's own bits are all that must be kept. */
+inline_fn __u64 voucher_with_flags(__u64 common, const struct voucher_key *key, __u8 tcp_flags)
 {
-	voucher_add(sum, key, 2, (__u32)tcp_flags << 8);
+	__u32 a = common + (tcp_flags * key->words[0][0] >> 32);
+	__u32 b = (common >> 32) + (tcp_flags * key->words[0][1] >> 32);
+
+	return a | (__u64)b << 32;
 }
 
 /**
@@ -98,33 +108,33 @@ inline_fn __u64 voucher_of(const struct voucher_sum *sum)
 
 /**
  * voucher - what vouches for a packet as it is now
- * @id: of the endpoint that it is for
- * @generation: of that endpoint
+ * @id: of the endpoint that it is for, as the tables are now
  * @sealed: the sender's pod may still change the packet
  * @common: gets what the vouchers of its flow have in common, when sealed; or NULL
  *
  * Return: 0 when there is none for it.
  */
-inline_fn __u64 voucher(struct __sk_buff *skb, __u32 id, __u32 generation, bool sealed, struct voucher_sum *common)
+inline_fn __u64 voucher(struct __sk_buff *skb, __u32 id, bool sealed, __u64 *common)
 {
 	struct voucher_key *key = voucher_key();
 	struct voucher_sum sum;
 	__u8 tcp_flags;
+	__u64 v;
 
 	if (!key)
 		return 0;
 	sum = (struct voucher_sum){ .a = key->words[0][0], .b = key->words[0][1] };
-	voucher_add(&sum, key, 1, generation);
+	voucher_add(&sum, key, 1, tables_generation());
 	if (!sealed) {
 		voucher_add(&sum, key, 2, id);
 		return voucher_of(&sum);
 	}
 	if (!voucher_add_headers(skb, &sum, key, id, &tcp_flags))
 		return 0;
+	v = voucher_of(&sum);
 	if (common)
-		*common = sum;
-	voucher_add_flags(&sum, key, tcp_flags);
-	return voucher_of(&sum);
+		*common = v;
+	return voucher_with_flags(v, key, tcp_flags);
 }
 
 inline_fn void voucher_attach(struct __sk_buff *skb, __u64 v)
@@ -137,9 +147,9 @@ inline_fn void voucher_attach(struct __sk_buff *skb, __u64 v)
  * vouch - the sender's program has nothing more to ask about a packet for the endpoint @id
  * @common: gets what the vouchers of its flow have in common, when sealed; or NULL
  */
-slow_fn int vouch(struct __sk_buff *skb, __u32 id, __u32 generation, struct voucher_sum *common)
+slow_fn int vouch(struct __sk_buff *skb, __u32 id, __u64 *common)
 {
-	voucher_attach(skb, voucher(skb, id, generation, in_pod, common));
+	voucher_attach(skb, voucher(skb, id, in_pod, common));
 	return 0;
 }
 
@@ -147,20 +157,15 @@ slow_fn int vouch(struct __sk_buff *skb, __u32 id, __u32 generation, struct vouc
  * vouch_again - as vouch, inside a pod, of a packet that goes the way of its flow's packets
  * @common: of its flow and this direction, zero when nobody has vouched yet
  */
-inline_fn void vouch_again(struct __sk_buff *skb, struct voucher_sum *common, __u32 id, __u32 generation, __u8 tcp_flags)
+inline_fn void vouch_again(struct __sk_buff *skb, __u64 *common, __u32 id, __u8 tcp_flags)
 {
-	struct voucher_sum sum = *common;
-	struct voucher_key *key;
+	struct voucher_key *key = voucher_key();
+	__u64 v = *common;
 
-	if (!sum.a) {
-		vouch(skb, id, generation, common);
-		return;
-	}
-	key = voucher_key();
-	if (!key)
-		return;
-	voucher_add_flags(&sum, key, tcp_flags);
-	voucher_attach(skb, voucher_of(&sum));
+	if (unlikely(!v))
+		vouch(skb, id, common);
+	else if (key)
+		voucher_attach(skb, voucher_with_flags(v, key, tcp_flags));
 }
 
 /* The receiver's program has something to do after all. */
@@ -173,15 +178,11 @@ inline_fn void unvouch(struct __sk_buff *skb)
 inline_fn bool vouched(struct __sk_buff *skb, __u32 id, bool sealed)
 {
 	__u32 rest = skb->cb[CB_VOUCHER_REST];
-	struct endpoint *self;
 	__u64 v;
 
 	if (!rest)
 		return false;
-	self = endpoint_slot(id);
-	if (!self || !self->generation)
-		return false;
-	v = voucher(skb, id, self->generation, sealed, NULL);
+	v = voucher(skb, id, sealed, NULL);
 	if (!v || rest != v >> 32 || skb->cb[CB_VOUCHER] != (__u32)v)
 		return false;
 	unvouch(skb);

@@ -64,17 +64,17 @@ inline_fn int wire_verdict(struct __sk_buff *skb, const struct pkt *p, int judge
 	return judged == WIRE_TO_STACK ? wire_to_stack(skb, p) : drop(skb, judged, DIR_TO_POD);
 }
 
-/* Past the host's end of a pod. @macs: both link addresses into it */
-inline_fn int wire_into_pod(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, const __u8 *macs,
-			    __u32 id)
+/* Past the host's end of a pod, @ifindex. @macs: both link addresses into it; @mtu: what it takes */
+inline_fn int wire_into_pod(struct __sk_buff *skb, const struct pkt *p, __u32 id, const __u8 *macs, __u32 ifindex,
+			    __u16 mtu)
 {
-	if (unlikely(too_long(skb, self)))
+	if (unlikely(too_long(skb, mtu)))
 		return wire_to_stack(skb, p);
 	if (unlikely(!link_write(skb, macs)))
 		return drop(skb, REASON_DELIVER, DIR_TO_POD);
 	count_to_pod(id, skb->len);
-	redirect_note(skb, self->ifindex, REDIRECT_PEER);
-	return bpf_redirect_peer(self->ifindex, 0);
+	redirect_note(skb, ifindex, REDIRECT_PEER);
+	return bpf_redirect_peer(ifindex, 0);
 }
 
 /**
@@ -83,5 +83,5 @@ inline_fn int wire_into_pod(struct __sk_buff *skb, const struct pkt *p, const st
  */
 inline_fn int into_pod(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id)
 {
-	return from_wire ? wire_into_pod(skb, p, self, self->mac, id) : NEXT;
+	return from_wire ? wire_into_pod(skb, p, id, self->mac, self->ifindex, self->mtu) : NEXT;
 }

@@ -18,27 +18,23 @@
 struct wire_way {
 	struct near_flow *near;
 	struct fast_flow *fast;
-	struct endpoint *to;
 	__u32 id;   /* of the endpoint that gets it */
 	__u32 ref;  /* of the node that its sender is on */
 	bool reply; /* of a flow that lies near */
 };
 
-/* Both ends of the packet's flow. @generation: of the endpoint */
-inline_fn bool wire_ends(struct wire_way *w, __u32 id, __u32 generation, __u32 ref)
-{
-	w->to = endpoint_slot(id);
-	w->id = id;
-	w->ref = ref;
-	return w->to && w->to->generation == generation;
-}
-
 /* Of a SYN: its pair has just been judged. */
 inline_fn bool wire_find_pair(const struct pkt *p, struct wire_way *w)
 {
 	struct pair *pair = pair_of(&p->t, 0);
+	struct endpoint *to;
 
-	return pair && wire_ends(w, pair->responder, pair->responder_generation, pair->opener_generation);
+	if (!pair)
+		return false;
+	w->id = pair->responder;
+	w->ref = pair->opener_generation;
+	to = endpoint_slot(w->id);
+	return to && to->generation == pair->responder_generation;
 }
 
 /* Its flow lies near, and holds. */
@@ -54,14 +50,16 @@ inline_fn bool wire_find_near(const struct pkt *p, struct wire_way *w)
 	w->reply ^= n->e.flags & CT_ORIGIN_IS_HI;
 	to = w->reply ? &n->e.opener : &n->e.responder;
 	from = w->reply ? &n->e.responder : &n->e.opener;
+	w->id = to->endpoint;
+	w->ref = from->generation;
 	return near_holds(n, tables_generation()) && !from->endpoint &&
-	       (n->e.role == CT_DIRECT || (n->e.role == CT_POST_NAT && w->reply)) &&
-	       wire_ends(w, to->endpoint, to->generation, from->generation);
+	       (n->e.role == CT_DIRECT || (n->e.role == CT_POST_NAT && w->reply));
 }
 
 /* Something is kept of its flow. */
 inline_fn bool wire_find_fast(struct pkt *p, struct wire_way *w)
 {
+	struct endpoint *to;
 	__u32 hash, slot;
 
 	if (!fast_shape(p))
@@ -72,10 +70,10 @@ inline_fn bool wire_find_fast(struct pkt *p, struct wire_way *w)
 		return false;
 	w->id = w->fast->peer;
 	w->ref = w->fast->peer_generation;
-	w->to = endpoint_slot(w->id);
-	if (!w->to)
+	to = endpoint_slot(w->id);
+	if (!to)
 		return false;
-	p->generation = fast_generation(hash, w->to);
+	p->generation = fast_generation(hash, to);
 	return fast_holds(w->fast, p);
 }
 
@@ -116,29 +114,16 @@ slow_fn int wire_turn(struct __sk_buff *skb, struct pkt *p, const struct near_fl
 	return translate(skb, p, &t);
 }
 
-/**
- * wire_go - into the pod
- * @w: as wire_find leaves it
- * @to: the endpoint that it says
- * @ref: the node that sent it by the tunnel, 0: it came without
- *
- * Return: a tc verdict or FAST_NO.
- */
-inline_fn int wire_go(struct __sk_buff *skb, struct pkt *p, struct wire_way *w, struct endpoint *to, __u32 ref)
+/* What is not as most packets are: of a flow that does not lie near, or is translated. Return: a tc verdict or FAST_NO. */
+inline_fn int wire_go_far(struct __sk_buff *skb, struct pkt *p, const struct wire_way *w)
 {
+	struct endpoint *to = endpoint_slot(w->id);
 	int reason = REASON_NONE;
-	const __u8 *macs;
 
 	if (!to)
 		return FAST_NO;
-	macs = to->mac;
-	if (likely(w->near)) {
-		if (unlikely(!near_passes(w->near, p, w->reply)))
-			return FAST_NO;
-		if (unlikely(w->near->e.role != CT_DIRECT))
-			reason = wire_turn(skb, p, w->near);
-		else
-			macs = near_macs(w->near);
+	if (w->near) {
+		reason = wire_turn(skb, p, w->near);
 	} else if (!w->fast) {
 		if (!wire_open(p))
 			return FAST_NO;
@@ -147,8 +132,30 @@ inline_fn int wire_go(struct __sk_buff *skb, struct pkt *p, struct wire_way *w, 
 	} else if (w->fast->flags & FAST_TRANSLATE) {
 		reason = translate(skb, p, &w->fast->to);
 	}
+	return reason ? drop(skb, reason, DIR_TO_POD) : wire_into_pod(skb, p, w->id, to->mac, to->ifindex, to->mtu);
+}
+
+/**
+ * wire_go - into the pod
+ * @w: as wire_find leaves it
+ * @ref: the node that sent it by the tunnel, 0: it came without
+ *
+ * Return: a tc verdict or FAST_NO.
+ */
+inline_fn int wire_go(struct __sk_buff *skb, struct pkt *p, const struct wire_way *w, __u32 ref)
+{
+	struct near_flow *n = w->near;
+	struct pod_way *in;
+
 	skb->cb[CB_REMOTE] = ref;
-	return unlikely(reason) ? drop(skb, reason, DIR_TO_POD) : wire_into_pod(skb, p, to, macs, w->id);
+	if (n && unlikely(!near_passes(n, p, w->reply)))
+		return FAST_NO;
+	if (unlikely(!n || n->e.role != CT_DIRECT))
+		return wire_go_far(skb, p, w);
+	if (unlikely(too_long(skb, n->mtu)))
+		return FAST_NO;
+	in = near_way_in(n);
+	return wire_into_pod(skb, p, w->id, in->macs, in->ifindex, n->mtu);
 }
 
 /* Whether the node's packets come without tunnel. */
@@ -172,5 +179,5 @@ slow_fn int wire_fast(struct __sk_buff *skb)
 		return NEXT;
 	if (unlikely(w.near ? !w.near->plain : !wire_plain(w.ref)))
 		return FAST_NO;
-	return wire_go(skb, &p, &w, w.to, 0);
+	return wire_go(skb, &p, &w, 0);
 }

@@ -168,6 +168,50 @@ func (d *Datapath) linkAlive(ep state.Endpoint, h hook) (bool, error) {
 	return false, errors.Join(ignoreGone(l.Detach()), removePin(pin))
 }
 
+// upgradeEntries replaces the entry programs behind links. Those behind filters stay for
+// as long as their pods live: they only call, or find no voucher that they know.
+func (d *Datapath) upgradeEntries() error {
+	linked, err := d.LinkedEndpoints()
+	if err != nil {
+		return err
+	}
+	slots, err := d.Endpoints.All()
+	if err != nil {
+		return err
+	}
+	for id := range linked {
+		slot, ok := slots[id]
+		if !ok || slot.Generation == 0 {
+			continue
+		}
+		ep := EndpointOf(id, slot)
+		ep.Attach = d.LinkKind(id)
+		for _, h := range hooks(ep) {
+			if err := d.upgradeEntry(id, h); err != nil {
+				return fmt.Errorf("replace the entry program of endpoint %d: %w", id, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) upgradeEntry(id uint32, h hook) error {
+	l, err := link.LoadPinnedLink(d.linkPin(id, h.name), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	p, err := d.entryProgram(id, h.slot)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	return ignoreGone(l.Update(p))
+}
+
 // LinkKind is how the pinned links of endpoint id are attached.
 func (d *Datapath) LinkKind(id uint32) string {
 	l, err := link.LoadPinnedLink(d.linkPin(id, "to"), nil)

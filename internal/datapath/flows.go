@@ -195,7 +195,7 @@ func (d *Datapath) ForgetFlows(dep *Departures, late bool) (forgotten int, err e
 	n, err := d.forgetNear(dep, late)
 	forgotten += n
 	if err == nil && forgotten > 0 {
-		_, err = d.NewGeneration()
+		err = d.VoidFlows()
 	}
 	return forgotten, err
 }

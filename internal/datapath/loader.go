@@ -83,7 +83,7 @@ func ofAnother(build [32]byte) bool { return build != [32]byte{} && !isBuild(bui
 
 // EnsurePrograms loads the shared programs that are missing, and replaces all
 // of them in place when another build left its own: entry programs call by
-// slot, so a replaced slot is the whole upgrade, and no packet meets a gap.
+// slot, so no packet meets a gap.
 // Besides the variant for host ends, a node has those that its endpoints called
 // for; ep calls for its own.
 func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
@@ -115,7 +115,8 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	if same {
 		return nil
 	}
-	if err := errors.Join(d.upgradeSock(), d.upgradeParents(), d.upgradeWire(), d.upgradeEdges(), d.forgetFilterPrograms()); err != nil {
+	if err := errors.Join(d.upgradeSock(), d.upgradeParents(), d.upgradeWire(), d.upgradeEdges(),
+		d.upgradeEntries(), d.forgetFilterPrograms()); err != nil {
 		return err
 	}
 	if err := d.fillNear(); err != nil {
@@ -330,6 +331,14 @@ func loadEntry(spec *ebpf.ProgramSpec, err error) (*ebpf.Program, error) {
 // EntrySpec is the program of one attachment by a link, with the tables it uses.
 func EntrySpec(endpoint, slot uint32, tables map[string]*ebpf.Map) (*ebpf.ProgramSpec, error) {
 	return entryOf(bpfgen.EntryProgEntry, endpoint, slot, tables)
+}
+
+func loadEntrySpec() (*ebpf.CollectionSpec, error) {
+	spec, err := bpfgen.LoadEntry()
+	if err == nil {
+		Specialize(spec)
+	}
+	return spec, err
 }
 
 // entryOf fills in the placeholders of the named program. It goes without type

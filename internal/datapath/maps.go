@@ -71,7 +71,7 @@ type Datapath struct {
 	Wear       *Table[uint32, Wear]
 	Masquerade *Table[uint32, uint32]
 	Inside     *Table[InsideKey, uint8]
-	Endpoints  *Table[uint32, EndpointSlot]
+	Endpoints  EndpointTable
 	Addrs      AddrTable
 	Netns      *Table[uint64, NetnsInfo]
 	Parents    *Table[uint32, Parent]
@@ -163,7 +163,7 @@ func (d *Datapath) openTables(specs map[string]*ebpf.MapSpec) (err error) {
 // are used. To add a pod takes a few of them.
 var atOnce = []string{
 	bpfgen.PodMapMstProgramsV1, bpfgen.PodMapMstEndpointsV1, bpfgen.PodMapMstDropsV1, bpfgen.PodMapMstEndpointCountersV1,
-	bpfgen.PodMapMstVoucherV1,
+	bpfgen.PodMapMstMetaV1, bpfgen.PodMapMstVoucherV1,
 }
 
 // table is the pinned table called name.
@@ -400,7 +400,7 @@ func (d *Datapath) bind() {
 	d.Wear = bindTable[uint32, Wear](d, bpfgen.PodMapMstWearV1)
 	d.Masquerade = bindTable[uint32, uint32](d, bpfgen.PodMapMstMasqueradeV1)
 	d.Inside = bindTable[InsideKey, uint8](d, bpfgen.PodMapMstInsideV1)
-	d.Endpoints = bindTable[uint32, EndpointSlot](d, bpfgen.PodMapMstEndpointsV1)
+	d.Endpoints = EndpointTable{bindTable[uint32, EndpointSlot](d, bpfgen.PodMapMstEndpointsV1)}
 	d.Addrs = addrTable(d)
 	d.Netns = bindTable[uint64, NetnsInfo](d, bpfgen.PodMapMstNetnsV1)
 	d.Parents = bindTable[uint32, Parent](d, bpfgen.ParentMapMstParentsV1)
@@ -448,6 +448,28 @@ func (d *Datapath) NewGeneration() (uint32, error) {
 		m.NextGeneration = 1
 	}
 	return m.NextGeneration, d.PutMeta(m)
+}
+
+// VoidFlows makes void what the programs keep of flows: each is judged again.
+func (d *Datapath) VoidFlows() error {
+	_, err := d.NewGeneration()
+	return err
+}
+
+// EndpointTable is the table of endpoints. What the programs keep of flows holds what
+// their packets ask of endpoints (bpf/lib/near.h), and is void after each change.
+type EndpointTable struct {
+	*Table[uint32, EndpointSlot]
+}
+
+// Put is [Table.Put].
+func (t EndpointTable) Put(ids []uint32, slots []EndpointSlot) error {
+	return errors.Join(t.Table.Put(ids, slots), t.d.VoidFlows())
+}
+
+// Delete is [Table.Delete].
+func (t EndpointTable) Delete(ids []uint32) error {
+	return errors.Join(t.Table.Delete(ids), t.d.VoidFlows())
 }
 
 // MaxEndpoints is the number of endpoint slots; slot 0 is never used.

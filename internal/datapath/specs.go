@@ -21,7 +21,7 @@ import (
 var (
 	podSpec     = passing(bpfgen.LoadPod)
 	sockSpec    = passing(bpfgen.LoadSock)
-	entrySpec   = sync.OnceValues(bpfgen.LoadEntry)
+	entrySpec   = sync.OnceValues(loadEntrySpec)
 	parentSpec  = passing(bpfgen.LoadParent)
 	netdevSpec  = passing(bpfgen.LoadNetdev)
 	overlaySpec = passing(bpfgen.LoadOverlay)

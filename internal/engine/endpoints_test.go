@@ -5,6 +5,7 @@ package engine
 import (
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -287,6 +288,7 @@ func TestUpgradeReplacesTheProgramsInPlace(t *testing.T) {
 	if !current || len(before) != 11 { // two at a host end, nine at the cgroup
 		t.Fatal(before, current)
 	}
+	entries := n.entryPrograms()
 	n.becomesAnotherBuilds()
 	if _, current := ids(); current {
 		t.Fatal("another build is not noticed")
@@ -303,7 +305,35 @@ func TestUpgradeReplacesTheProgramsInPlace(t *testing.T) {
 			t.Errorf("program %d was not replaced", i)
 		}
 	}
+	for pin, program := range n.entryPrograms() {
+		if before, ok := entries[pin]; ok && before == program {
+			t.Errorf("the entry program behind %s was not replaced", pin)
+		}
+	}
 	n.ping(a, "10.9.0.2")
+}
+
+// entryPrograms are the ids of the programs behind endpoints' links, by pin.
+func (n *node) entryPrograms() map[string]ebpf.ProgramID {
+	n.t.Helper()
+	out := map[string]ebpf.ProgramID{}
+	pins, err := filepath.Glob(filepath.Join(n.scope.BPFFS, "links", "ep-*"))
+	if err != nil || len(pins) == 0 && datapath.Probe().TCX {
+		n.t.Fatal(pins, err)
+	}
+	for _, pin := range pins {
+		l, err := link.LoadPinnedLink(pin, nil)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		info, err := l.Info()
+		l.Close()
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		out[pin] = info.Program
+	}
+	return out
 }
 
 // becomesAnotherBuilds makes the tables say that another build left the programs.

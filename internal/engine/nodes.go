@@ -312,13 +312,7 @@ func (e *Engine) putRemotes(want map[uint32]datapath.Remote) error {
 	if !changed {
 		return err
 	}
-	return errors.Join(err, e.voidFlows())
-}
-
-// voidFlows makes void what the programs keep of flows: each is judged again.
-func (e *Engine) voidFlows() error {
-	_, err := e.dp.NewGeneration()
-	return err
+	return errors.Join(err, e.dp.VoidFlows())
 }
 
 // replace makes a table's content exactly want.

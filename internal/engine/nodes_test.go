@@ -7,13 +7,22 @@ import (
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/policy"
 )
 
 // What programs keep of flows to other nodes says how these are reached (bpf/lib/near.h).
-func TestWhatIsKeptOfFlowsIsVoidWhenANodeChanges(t *testing.T) {
+func TestWhatIsKeptOfFlowsIsVoidWhenANodeOrAnEndpointChanges(t *testing.T) {
 	n := newNode(t)
-	if _, err := n.add(n.pod(2)); err != nil {
+	ep, err := n.add(n.pod(2))
+	if err != nil {
 		t.Fatal(err)
+	}
+	slot := func(e *Engine) datapath.EndpointSlot {
+		s, _, err := e.dp.Endpoints.Get(ep.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
 	}
 	generation := func() (g uint32) {
 		n.must(func(e *Engine) error {
@@ -38,6 +47,19 @@ func TestWhatIsKeptOfFlowsIsVoidWhenANodeChanges(t *testing.T) {
 		{"the node is there as before", func(e *Engine) error { return e.putRemotes(one) }, false},
 		{"it is reached by the tunnel", func(e *Engine) error { return e.putRemotes(tunnelled) }, true},
 		{"it goes", func(e *Engine) error { return e.putRemotes(nil) }, true},
+		{"an endpoint is looked at", func(e *Engine) error { slot(e); return nil }, false},
+		{"an endpoint is written", func(e *Engine) error {
+			return e.dp.Endpoints.Put([]uint32{ep.ID}, []datapath.EndpointSlot{slot(e)})
+		}, true},
+		{"policy closes on it", func(e *Engine) error {
+			_, err := e.policyTables().Apply(policy.Change{Stricter: []uint32{ep.ID}})
+			return err
+		}, true},
+		{"policy changes, for nobody the worse", func(e *Engine) error {
+			_, err := e.policyTables().Apply(policy.Change{})
+			return err
+		}, false},
+		{"it goes", func(e *Engine) error { return e.dp.Endpoints.Delete([]uint32{ep.ID}) }, true},
 	} {
 		before := generation()
 		n.must(step.do)

@@ -242,7 +242,7 @@ func (e *Engine) putOutside(on bool) error {
 	if err != nil || have == want {
 		return err
 	}
-	return errors.Join(e.dp.Remotes.Put([]uint32{0}, []datapath.Remote{want}), e.voidFlows())
+	return errors.Join(e.dp.Remotes.Put([]uint32{0}, []datapath.Remote{want}), e.dp.VoidFlows())
 }
 
 // outsideStatus is of a node among others.

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "e98f16e3a0b8a50434d487e4fdd034faa917c68ade2dc31cc64bce67993bf294"
+const ObjectsHash = "f3edd2c02d9e36ea48bed9e463c025df7afd8621c2f61efc17fd3802aa2e3cd9"

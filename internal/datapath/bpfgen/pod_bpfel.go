@@ -317,7 +317,7 @@ type PodNearFlow struct {
 	Others uint32
 	Filled uint8
 	Plain  uint8
-	Pad    [2]uint8
+	Mtu    uint16
 }
 
 type PodNearPlace struct {

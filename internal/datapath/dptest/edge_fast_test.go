@@ -57,7 +57,7 @@ func TestFlowsAtTheEdgeTakeTheShortWay(t *testing.T) {
 		}
 		o.edge.Network.loseFlows(o.t)
 		exchange("by what is kept")
-		o.edge.flowsChanged(o.t)
+		o.edge.VoidFlows(o.t)
 		if o.proto != oracle.TCP {
 			return // its packet begins a flow
 		}

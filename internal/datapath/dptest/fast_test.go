@@ -89,7 +89,7 @@ func TestWhatIsKeptOfAFlowGoesWithWhatItRestsOn(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, s scene){
 		"the sender's endpoint":   func(t *testing.T, s scene) { s.net.SetPod(t, s.client) },
 		"the receiver's endpoint": func(t *testing.T, s scene) { s.net.SetPod(t, s.server) },
-		"the tables":              func(t *testing.T, s scene) { s.net.flowsChanged(t) },
+		"the tables":              func(t *testing.T, s scene) { s.net.VoidFlows(t) },
 		"time":                    func(t *testing.T, s scene) { ageKept(t, s.net) },
 		"a flow that was entered": func(t *testing.T, s scene) {
 			s.sees(s.send(s.client, s.c, s.vip, syn), s.server, s.c, s.b)

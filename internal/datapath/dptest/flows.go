@@ -126,7 +126,7 @@ func (d *Datapath) DeleteFlow(t testing.TB, tuple Tuple, scope uint8) {
 			*n = bpfgen.PodNearFlow{Others: n.Others}
 		}
 	})
-	d.flowsChanged(t)
+	d.VoidFlows(t)
 }
 
 // eachNear calls fn for each entry that lies near, and each place that remembers something.
@@ -198,8 +198,8 @@ func (d *Datapath) nearFlows(t testing.TB) (all []Flow) {
 	return all
 }
 
-// flowsChanged makes void what the programs keep of flows, as the engine does after it wrote them.
-func (d *Datapath) flowsChanged(t testing.TB) {
+// VoidFlows makes void what the programs keep of flows, as the engine does after it wrote them.
+func (d *Datapath) VoidFlows(t testing.TB) {
 	t.Helper()
 	d.flowGeneration++
 	check(t, d.MstMetaV1.Put(uint32(0), bpfgen.PodMeta{NextGeneration: d.flowGeneration}))
@@ -209,7 +209,7 @@ func (d *Datapath) flowsChanged(t testing.TB) {
 func (d *Datapath) putRemote(t testing.TB, slot uint32, r bpfgen.PodRemote) {
 	t.Helper()
 	check(t, d.MstRemotesV1.Put(slot, r))
-	d.flowsChanged(t)
+	d.VoidFlows(t)
 }
 
 // Age lets seconds pass for all flows, fragments and affinities: their expiry comes nearer.
@@ -239,7 +239,7 @@ func (d *Datapath) Age(t testing.TB, seconds uint32) {
 		ports.Expires -= seconds
 		check(t, d.MstFragsV1.Update(key, ports, ebpf.UpdateExist))
 	}
-	d.flowsChanged(t)
+	d.VoidFlows(t)
 }
 
 // ageAffinity lets seconds pass for clients' affinities.
@@ -263,7 +263,7 @@ func (d *Datapath) ageAffinity(t testing.TB, seconds uint32) {
 func (d *Datapath) ClearFlows(t testing.TB) {
 	t.Helper()
 	d.loseFlows(t)
-	d.flowsChanged(t)
+	d.VoidFlows(t)
 }
 
 // loseFlows empties the flow tables as evictions do: nobody says so.

@@ -321,7 +321,7 @@ func TestAWornAddressThatIsGone(t *testing.T) {
 		m.edge.mark(m.t, own, 0)
 		m.edge.mark(m.t, next, bpfgen.SvcAddress|bpfgen.SvcNode)
 		check(m.t, m.edge.MstWearV1.Put(m.edge.Ifindex, wear))
-		m.edge.flowsChanged(m.t)
+		m.edge.VoidFlows(m.t)
 		a := m.answer(m.pod, m.from, m.to, more)
 		if m.proto == oracle.TCP || m.proto == oracle.SCTP {
 			m.dropped(a, bpfgen.ReasonMidstreamNAT)

@@ -87,7 +87,7 @@ func TestWhatAPairRestsOn(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, s scene){
 		"the sender's endpoint":   func(t *testing.T, s scene) { s.net.SetPod(t, s.client) },
 		"the receiver's endpoint": func(t *testing.T, s scene) { s.net.SetPod(t, s.server) },
-		"the tables":              func(t *testing.T, s scene) { s.net.flowsChanged(t) },
+		"the tables":              func(t *testing.T, s scene) { s.net.VoidFlows(t) },
 		"a new Service": func(t *testing.T, s scene) {
 			var meta bpfgen.PodMeta
 			check(t, s.net.MstMetaV1.Lookup(uint32(0), &meta))
@@ -144,7 +144,7 @@ func TestAFlowIsProvedByAnAnswerOfTheLongWay(t *testing.T) {
 	eachPair(t, func(t *testing.T, s scene, to netip.AddrPort) {
 		s.c = s.from(2000)
 		s.sees(s.send(s.client, s.c, to, syn), s.server, s.c, s.b)
-		s.net.flowsChanged(t)
+		s.net.VoidFlows(t)
 		s.sees(s.send(s.server, s.b, s.c, syn|ack), s.client, to, s.c)
 		s.sees(s.send(s.client, s.c, to, syn), s.server, s.c, s.b) // once more: the answer was late
 		s.sees(s.send(s.client, s.c, to, ack), s.server, s.c, s.b)
@@ -229,7 +229,7 @@ func TestAFlowThatClosesLateKeepsItsRoomForAMoment(t *testing.T) {
 			s.sees(s.send(s.client, from, to, fin|ack), s.server, from, to)
 		}
 		net.Age(t, bpfgen.CTNearClosed+1)
-		net.flowsChanged(t) // the long way
+		net.VoidFlows(t) // the long way
 		for i := range uint16(2) {
 			from, to := s.neighbour(i)
 			s.sees(s.send(s.server, to, from, fin|ack), s.client, to, from)

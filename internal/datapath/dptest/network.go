@@ -170,7 +170,7 @@ func (n *Network) before(to Pod, last Result) (Result, error) {
 // entry loads the entry program of one pod's interface, as the loader makes it.
 func (d *Datapath) entry(endpoint, program uint32) (*ebpf.Program, error) {
 	spec, err := datapath.EntrySpec(endpoint, program, map[string]*ebpf.Map{
-		"mst_programs_v1": d.MstProgramsV1, "mst_drops_v1": d.MstDropsV1, "mst_endpoints_v1": d.MstEndpointsV1,
+		"mst_programs_v1": d.MstProgramsV1, "mst_drops_v1": d.MstDropsV1, "mst_meta_v1": d.MstMetaV1,
 		"mst_endpoint_counters_v1": d.MstEndpointCountersV1, "mst_voucher_v1": d.MstVoucherV1,
 	})
 	if err != nil {

@@ -75,7 +75,7 @@ func (d *Datapath) SetNetns(t testing.TB, p Pod, cookie uint64) {
 	var e bpfgen.PodEndpoint
 	check(t, d.MstEndpointsV1.Lookup(p.ID, &e))
 	e.NetnsCookie = cookie
-	check(t, d.MstEndpointsV1.Put(p.ID, e))
+	d.putEndpoint(t, p.ID, e)
 	check(t, d.MstNetnsV1.Put(cookie, bpfgen.PodNetnsInfo{Endpoint: p.ID, Flags: uint32(e.Flags)}))
 }
 

@@ -97,7 +97,7 @@ func (d *Datapath) SetPod(t testing.TB, p Pod) {
 		Generation: d.generation, Ifindex: p.Ifindex, Parent: p.Parent, Mtu: p.MTU, LinkMtu: p.LinkMTU,
 		Ip4: toAddr(p.IP4), Ip6: toAddr(p.IP6), Mac: p.MAC, NodeMac: p.NodeMAC, Flags: flags,
 	}
-	check(t, d.MstEndpointsV1.Put(p.ID, e))
+	d.putEndpoint(t, p.ID, e)
 	for _, a := range []netip.Addr{p.IP4, p.IP6} {
 		if a.IsValid() {
 			setBit(t, d.MstEndpointBitsV1, datapath.EndpointBit(toAddr(a)))
@@ -114,7 +114,14 @@ func (d *Datapath) RemovePod(t testing.TB, p Pod) {
 			check(t, ignoreAbsent(d.MstEndpointAddrsV1.Delete(toAddr(a))))
 		}
 	}
-	check(t, d.MstEndpointsV1.Put(p.ID, bpfgen.PodEndpoint{}))
+	d.putEndpoint(t, p.ID, bpfgen.PodEndpoint{})
+}
+
+// putEndpoint writes an endpoint's slot as the engine does.
+func (d *Datapath) putEndpoint(t testing.TB, id uint32, e bpfgen.PodEndpoint) {
+	t.Helper()
+	check(t, d.MstEndpointsV1.Put(id, e))
+	d.VoidFlows(t)
 }
 
 func ignoreAbsent(err error) error {

@@ -196,8 +196,7 @@ func TestVouchersOfAFlowHaveAPartInCommon(t *testing.T) {
 			both("PSH", ack|8, true)
 		}
 		net.eachNear(t, func(n *bpfgen.PodNearFlow) {
-			for i := range n.E.Other.Src.Bytes {
-				n.E.Other.Src.Bytes[i]++
+			for i := range n.E.Other.Dst.Bytes { // where struct near_siblings has it
 				n.E.Other.Dst.Bytes[i]++
 			}
 		})

@@ -173,7 +173,7 @@ func (w *nearWire) eachWireChange(fn func(name string)) {
 	w.t.Helper()
 	for name, change := range map[string]func(){
 		"the pod's endpoint": func() { w.SetPod(w.t, w.pod) },
-		"the tables":         func() { w.flowsChanged(w.t) },
+		"the tables":         func() { w.VoidFlows(w.t) },
 		"time": func() {
 			ageKept(w.t, w.Network)
 			w.agePairs(w.t)

@@ -507,7 +507,7 @@ func TestAPairOfAnotherNodeEndsWithWhatItRestsOn(t *testing.T) {
 			"the pod's endpoint": func() { c.SetPod(c.t, c.pod) },
 			"its node":           func() { c.putRemote(c.t, thereRef&0xffff, bpfgen.PodRemote{}) },
 			"time":               func() { c.agePairs(c.t) },
-			"the tables":         func() { c.flowsChanged(c.t) },
+			"the tables":         func() { c.VoidFlows(c.t) },
 		} {
 			c.open(port)
 			change()

@@ -40,7 +40,7 @@ func firstPacket(b *testing.B, kind string, n int) {
 	if kind != "no policy" {
 		m.SetPolicy(manyPeers(key, kind, n))
 	}
-	_, err := reconcile.NewPolicies(tablesOf(d)).Apply(m.Plan())
+	_, err := reconcile.NewPolicies(tablesOf(b, d)).Apply(m.Plan())
 	check(b, err)
 	frame := dptest.Eth(dptest.Router, pod.MAC).IP(benchPeer(n/2), pod.IP4).L4(packets.TCP, 1234, 81, packets.SYN).Frame()
 	b.ResetTimer()

@@ -108,20 +108,32 @@ func check(t testing.TB, err error) {
 	}
 }
 
-func tablesOf(d *dptest.Datapath) reconcile.PolicyTables {
+func tablesOf(t testing.TB, d *dptest.Datapath) reconcile.PolicyTables {
 	return reconcile.PolicyTables{
 		Ports:      datapath.NewTable[datapath.PortKey, uint32]("ports", d.MstPortsV1),
 		Peers:      datapath.NewTable[datapath.PeerKey, datapath.PeerRules]("peers", d.MstPeersV1),
 		Identities: datapath.NewTable[datapath.Addr, datapath.Identity]("identities", d.MstIdentitiesV1),
 		Prefixes:   datapath.NewTable[datapath.PrefixKey, uint64]("prefixes", d.MstPrefixesV1),
 		Policies:   datapath.NewTable[uint32, datapath.EndpointPolicy]("policies", d.MstPoliciesV1),
-		Endpoints:  datapath.NewTable[uint32, datapath.EndpointSlot]("endpoints", d.MstEndpointsV1),
+		Endpoints: endpointTable{datapath.NewTable[uint32, datapath.EndpointSlot]("endpoints", d.MstEndpointsV1),
+			func() { d.VoidFlows(t) }},
 	}
+}
+
+// endpointTable voids what is kept of flows with each change, as [datapath.EndpointTable] does.
+type endpointTable struct {
+	*datapath.Table[uint32, datapath.EndpointSlot]
+	void func()
+}
+
+func (t endpointTable) Put(ids []uint32, slots []datapath.EndpointSlot) error {
+	defer t.void()
+	return t.Table.Put(ids, slots)
 }
 
 func newPlay(t *testing.T, net *dptest.Network, rng *rand.Rand) *play {
 	p := &play{t: t, net: net, rng: rng, world: policygen.NewWorld(rng, limits)}
-	p.rec = reconcile.NewPolicies(tablesOf(net.Datapath))
+	p.rec = reconcile.NewPolicies(tablesOf(t, net.Datapath))
 	for id, pod := range net.Pods {
 		net.RemovePod(t, pod)
 		delete(net.Pods, id)

@@ -19,7 +19,7 @@ import (
 func TestAChangeThatSelectsAThousandPods(t *testing.T) {
 	const here, cluster, limit = 1000, 20_000, 100 * time.Millisecond
 	d := dptest.New(t, dptest.Options{Sizes: map[string]uint32{"mst_identities_v1": 65536}})
-	rec := reconcile.NewPolicies(tablesOf(d))
+	rec := reconcile.NewPolicies(tablesOf(t, d))
 	m := policy.New(policy.Limits{Identities: 65536, Prefixes: 65536, Peers: 262144, Ports: 262144})
 	for i := range cluster {
 		p := policy.Pod{Key: policy.Key{Namespace: fmt.Sprintf("ns%d", i%50), Name: fmt.Sprintf("p%d", i)},
