@@ -6,7 +6,7 @@
  */
 #pragma once
 
-#include "types.h"
+#include "flow.h"
 #include "reasons.h"
 
 /*

@@ -11,7 +11,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#include "../types.h"
+#include "../flow.h"
 #include "../reasons.h"
 #include "../config.h"
 #include "../maps.h"

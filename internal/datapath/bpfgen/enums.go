@@ -64,69 +64,6 @@ const (
 	BackendLeft = 4294967295 // of a half-open flow: it left the Service, so the next SYN picks another
 )
 
-// enum ct_scope
-const (
-	CTScopeFlow   = 0
-	CTScopeShadow = 1 // a direct flow whose own tuple a translated flow occupies
-)
-
-// enum ct_role
-const (
-	CTDirect  = 0 // no translation: one entry
-	CTPreNAT  = 1 // keyed by the tuple the client sees
-	CTPostNAT = 2 // keyed by the tuple the backend sees
-)
-
-// enum ct_flag
-const (
-	CTOriginIsHi = 1  // the flow was opened by the key's `hi` end
-	CTViaStack   = 2  // came through the host's stack: replies go back that way
-	CTEdge       = 4  // a client outside uses a Service: replies leave by the node's NIC
-	CTFromNode   = 8  // opened by the node itself, which no policy keeps from its pods
-	CTMasquerade = 16 // with CT_EDGE: a pod's, to the outside, under the node's address (lib/masquerade.h)
-)
-
-// enum ct_closing
-const (
-	CTFin = 1
-	CTRst = 2
-)
-
-// enum ct_opening
-const (
-	CTAnswered       = 0
-	CTOpening        = 1 // in the small table
-	CTOpeningInPlace = 2 // in the big one, where a dead entry was, or on credit
-)
-
-// enum ct_end_id
-const (
-	CTEndCut = 4294967295
-)
-
-// enum fast_flag
-const (
-	FastToPod     = 1 // the hook is to_pod, else from_pod
-	FastOpening   = 2 // the entry is half-open: it must learn of each packet until it is not
-	FastDeliver   = 4 // to the endpoint at the other end; else they are left to the kernel
-	FastTranslate = 8
-	FastClosing   = 16  // the flow is closing: its slot may be taken, but holds until then
-	FastViaStack  = 32  // it came through the host's stack; at the NIC: it is the stack's
-	FastAtEdge    = 64  // the hook is a device at the edge (lib/edge.h)
-	FastByEdge    = 128 // from a pod: to a client at the edge
-)
-
-// enum frag_kind
-const (
-	FragPair = 255
-)
-
-// enum edge_turn
-const (
-	EdgeTurnOut = 1 // at its egress
-	EdgeTurnIn  = 2 // at its ingress, where pods on it pass on their way to the node
-)
-
 // enum identity_number
 const (
 	IdentityAnybody = 0  // of rules that name no peer
@@ -253,6 +190,69 @@ const (
 	NodeProgCount        = 5
 )
 
+// enum ct_scope
+const (
+	CTScopeFlow   = 0
+	CTScopeShadow = 1 // a direct flow whose own tuple a translated flow occupies
+)
+
+// enum ct_role
+const (
+	CTDirect  = 0 // no translation: one entry
+	CTPreNAT  = 1 // keyed by the tuple the client sees
+	CTPostNAT = 2 // keyed by the tuple the backend sees
+)
+
+// enum ct_flag
+const (
+	CTOriginIsHi = 1  // the flow was opened by the key's `hi` end
+	CTViaStack   = 2  // came through the host's stack: replies go back that way
+	CTEdge       = 4  // a client outside uses a Service: replies leave by the node's NIC
+	CTFromNode   = 8  // opened by the node itself, which no policy keeps from its pods
+	CTMasquerade = 16 // with CT_EDGE: a pod's, to the outside, under the node's address (lib/masquerade.h)
+)
+
+// enum ct_closing
+const (
+	CTFin = 1
+	CTRst = 2
+)
+
+// enum ct_opening
+const (
+	CTAnswered       = 0
+	CTOpening        = 1 // in the small table
+	CTOpeningInPlace = 2 // in the big one, where a dead entry was, or on credit
+)
+
+// enum ct_end_id
+const (
+	CTEndCut = 4294967295
+)
+
+// enum fast_flag
+const (
+	FastToPod     = 1 // the hook is to_pod, else from_pod
+	FastOpening   = 2 // the entry is half-open: it must learn of each packet until it is not
+	FastDeliver   = 4 // to the endpoint at the other end; else they are left to the kernel
+	FastTranslate = 8
+	FastClosing   = 16  // the flow is closing: its slot may be taken, but holds until then
+	FastViaStack  = 32  // it came through the host's stack; at the NIC: it is the stack's
+	FastAtEdge    = 64  // the hook is a device at the edge (lib/edge.h)
+	FastByEdge    = 128 // from a pod: to a client at the edge
+)
+
+// enum frag_kind
+const (
+	FragPair = 255
+)
+
+// enum edge_turn
+const (
+	EdgeTurnOut = 1 // at its egress
+	EdgeTurnIn  = 2 // at its ingress, where pods on it pass on their way to the node
+)
+
 // enum drop_reason
 const (
 	ReasonNone             = 0  // not dropped
@@ -343,13 +343,13 @@ const (
 	EventReaders         = 4
 	StoppedKept          = 256
 	SlotMember           = 2147483648
+	SockSlots            = 8192
+	VoucherWords         = 12
 	CTCredit             = 4096
 	NearPlaces           = 32768
 	PairSlots            = 64
 	FastFront            = 64
 	NobodySlots          = 64
-	SockSlots            = 8192
-	VoucherWords         = 12
 	MstLayout            = 3
 	SecondShift          = 30
 	NATPortTries         = 16

@@ -351,3 +351,33 @@ func (n *Network) agePairs(t *testing.T) {
 		check(t, n.MstPairsV1.Put(slot, each))
 	}
 }
+
+// What a pod takes is kept with its flows: of two pods that differ the longer packets of either are judged by the pod
+// that they are for.
+func TestEachPodOfAFlowTakesItsOwnLength(t *testing.T) {
+	eachPair(t, func(t *testing.T, s scene, to netip.AddrPort) {
+		if s.net.InPod && s.net.entries == nil {
+			return // nothing tells where a packet goes from there
+		}
+		s.server.MTU = 9000
+		s.net.SetPod(t, s.server)
+		s.net.Pods[s.server.ID] = s.server
+		s.talk(to, s.c, s.b)
+		for _, c := range []struct {
+			from     Pod
+			src, dst netip.AddrPort
+			handed   bool
+		}{{s.client, s.c, to, true}, {s.server, s.b, s.c, false}} {
+			frame := s.packet(c.from, c.src, c.dst, ack).Payload(2000).Frame()
+			r, err := s.net.FromPod(c.from, frame)
+			check(t, err)
+			handed := r.Verdict == Redirect
+			if s.net.InPod { // there a voucher says it
+				handed = r.Left[bpfgen.CbVoucherRest] != 0
+			}
+			if handed != c.handed {
+				t.Errorf("2000 bytes and headers from pod %d: %v, want handed over: %v", c.from.ID, r, c.handed)
+			}
+		}
+	})
+}
