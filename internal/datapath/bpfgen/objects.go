@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "f3edd2c02d9e36ea48bed9e463c025df7afd8621c2f61efc17fd3802aa2e3cd9"
+const ObjectsHash = "9faaf08b9005934be7a17d0d742330203fc545527f5cb268ffc2c94adf1be59c"
