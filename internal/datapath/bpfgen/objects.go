@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "9faaf08b9005934be7a17d0d742330203fc545527f5cb268ffc2c94adf1be59c"
+const ObjectsHash = "e3d03d009d619ae7700b9eef55b0146fb8d01be28f2ff5880144af8da9464163"
