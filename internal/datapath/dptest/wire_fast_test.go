@@ -391,3 +391,21 @@ func newWall(t *testing.T) *ebpf.Program {
 	t.Cleanup(func() { check(t, p.Close()) })
 	return p
 }
+
+// The way into the pod is kept with the flow, and follows the pod.
+func TestTheShortWayFromTheWireLeadsToThePodAsItIsNow(t *testing.T) {
+	eachNearWire(t, func(w nearWire) {
+		before := w.pod
+		defer func() { w.SetPod(w.t, before) }()
+		w.pod.Ifindex, w.pod.MAC[5] = before.Ifindex+100, before.MAC[5]^1
+		w.SetPod(w.t, w.pod)
+		for range 3 {
+			w.enters(w.arrive(ack))
+		}
+		w.pod.MTU = 39
+		w.SetPod(w.t, w.pod)
+		for range 3 {
+			w.away(w.arrive(ack), "what it takes")
+		}
+	})
+}
