@@ -435,25 +435,27 @@ func (d *Datapath) GetMeta() (Meta, error) {
 // PutMeta writes the meta table.
 func (d *Datapath) PutMeta(m Meta) error { return d.Meta.Put([]uint32{0}, []Meta{m}) }
 
-// NewGeneration takes the next number, which is never 0, so that nothing that
-// the programs keep of a flow (bpf/lib/fast.h) outlives what it was taken from:
-// to be called after the tables of flows were written.
-func (d *Datapath) NewGeneration() (uint32, error) {
-	m, err := d.GetMeta()
-	if err != nil {
-		return 0, err
-	}
-	m.NextGeneration++
-	if m.NextGeneration == 0 { // marks a free endpoint slot
-		m.NextGeneration = 1
-	}
-	return m.NextGeneration, d.PutMeta(m)
+// ComingGeneration is the number that the tables get with the next change: a new
+// endpoint's own. It is never 0, which marks a free slot.
+func (d *Datapath) ComingGeneration() (uint32, error) {
+	m, err := d.coming()
+	return m.NextGeneration, err
 }
 
-// VoidFlows makes void what the programs keep of flows: each is judged again.
+func (d *Datapath) coming() (Meta, error) {
+	m, err := d.GetMeta()
+	m.NextGeneration = max(m.NextGeneration+1, 1)
+	return m, err
+}
+
+// VoidFlows makes void what the programs keep of flows (bpf/lib/fast.h, near.h): each is
+// judged again. To be called after that was written which it was taken from.
 func (d *Datapath) VoidFlows() error {
-	_, err := d.NewGeneration()
-	return err
+	m, err := d.coming()
+	if err != nil {
+		return err
+	}
+	return d.PutMeta(m)
 }
 
 // MaxEndpoints is the number of endpoint slots; slot 0 is never used.

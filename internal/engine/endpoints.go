@@ -308,7 +308,7 @@ func (e *Engine) ensurePrograms(ep state.Endpoint) error {
 // number gives ep an id and a generation. The search for a free id starts
 // where the generations stand, so that an id rests before it is used again.
 func (e *Engine) number(ep *state.Endpoint) error {
-	generation, err := e.dp.NewGeneration()
+	generation, err := e.dp.ComingGeneration()
 	if err != nil {
 		return err
 	}

@@ -42,6 +42,7 @@ func judged(t *testing.T, net *Network, v6, service bool) (s scene, to netip.Add
 		to = s.vip
 	}
 	s.open(to, s.b)
+	s.net.holdPairs(t)
 	return s, to
 }
 
@@ -339,14 +340,19 @@ func (n *Network) freeNear(t *testing.T) {
 	})
 }
 
+// holdPairs lets what was judged of pairs hold for longer than a busy machine stops a test.
+func (n *Network) holdPairs(t *testing.T) { n.movePairs(t, 1<<20) }
+
 // agePairs lets what was judged of pairs be over.
-func (n *Network) agePairs(t *testing.T) {
+func (n *Network) agePairs(t *testing.T) { n.movePairs(t, -1<<21) }
+
+func (n *Network) movePairs(t *testing.T, ticks int32) {
 	t.Helper()
 	for slot := range n.MstPairsV1.MaxEntries() {
 		var each []bpfgen.PodPair
 		check(t, n.MstPairsV1.Lookup(slot, &each))
 		for i := range each {
-			each[i].Until -= bpfgen.PairLifetime + 1
+			each[i].Until += uint32(ticks)
 		}
 		check(t, n.MstPairsV1.Put(slot, each))
 	}

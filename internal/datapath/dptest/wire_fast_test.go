@@ -62,6 +62,7 @@ func (w *nearWire) anew() {
 	w.far, w.own = netip.AddrPortFrom(farPod(9, w.v6), 5000+flowsOpened), netip.AddrPortFrom(w.pod.IP(w.v6), 7000+flowsOpened)
 	w.seen = w.far
 	w.open(w.service)
+	w.holdPairs(w.t)
 }
 
 var flowsOpened uint16 // no test runs beside another
