@@ -8,7 +8,6 @@
 #include "common.h"
 #include "conntrack.h"
 #include "drop.h"
-#include "events.h"
 #include "frag.h"
 #include "icmp_error.h"
 #include "keep.h"

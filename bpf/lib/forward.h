@@ -10,7 +10,6 @@
 #include "deliver.h"
 #include "drop.h"
 #include "edge.h"
-#include "events.h"
 #include "fib.h"
 #include "icmp_error.h"
 #include "keep.h"

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "e3d03d009d619ae7700b9eef55b0146fb8d01be28f2ff5880144af8da9464163"
+const ObjectsHash = "170d434d98bf7efd12c00f82f7161ff0ac8bdc86da7994d0cc19ba616650243a"
