@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // ForwardRules is one chain of the host's firewall that forwarded packets
@@ -126,9 +128,11 @@ type nftObject struct {
 }
 
 func nftDump(kind int) ([]nftObject, error) {
-	req := nl.NewNetlinkRequest(nfnlSubsysNFT<<8|kind, unix.NLM_F_DUMP)
-	req.AddData(nfgen{unix.AF_UNSPEC})
-	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	msgs, err := netns.Dump(func() ([][]byte, error) {
+		req := nl.NewNetlinkRequest(nfnlSubsysNFT<<8|kind, unix.NLM_F_DUMP)
+		req.AddData(nfgen{unix.AF_UNSPEC})
+		return req.Execute(unix.NETLINK_NETFILTER, 0)
+	})
 	if err != nil {
 		return nil, err
 	}
