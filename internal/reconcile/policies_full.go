@@ -6,14 +6,14 @@ package reconcile
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 )
 
-// compare makes of everything that is to be the writes that are missing, and
-// finds the endpoints whose flows may not all be allowed any more.
+// compare makes of everything that is to be the writes that are missing. Flows of every endpoint
+// that is isolated are judged again: who wrote what is there already, a killed agent maybe, or
+// a change that failed halfway, may not have come to say so.
 func (p Policies) compare(want writes) (writes, error) {
 	var w writes
 	ports, err := p.t.Ports.All()
@@ -36,40 +36,20 @@ func (p Policies) compare(want writes) (writes, error) {
 	if err != nil {
 		return w, err
 	}
-	var loosened, retold, renamed bool
-	changed := map[uint64]bool{} // sets that allow some peer otherwise
-	w.ports, w.portsGone, _ = differences(want.ports, ports)
-	w.peers, w.peersGone, _ = differences(want.peers, peers)
-	for _, k := range w.peersGone {
-		changed[k.Set] = true
-	}
-	for _, k := range w.peers.keys {
-		if _, had := peers[k]; had {
-			changed[k.Set] = true
-		}
-	}
-	w.identities, w.identitiesGone, loosened = differences(want.identities, identities)
-	w.prefixes, w.prefixesGone, retold = differences(want.prefixes, prefixes)
-	renamed = loosened || retold || len(w.prefixes.keys) > 0
+	w.ports, w.portsGone = differences(want.ports, ports)
+	w.peers, w.peersGone = differences(want.peers, peers)
+	w.identities, w.identitiesGone = differences(want.identities, identities)
+	w.prefixes, w.prefixesGone = differences(want.prefixes, prefixes)
 	slices.SortFunc(w.prefixesGone, func(a, b datapath.PrefixKey) int { return cmp.Compare(a.Length, b.Length) })
 	w.identities, w.late = fallBack(w.identities, identities)
-	w.policies, w.policiesGone, _ = differences(want.policies, policies)
-	after := maps.Clone(policies)
-	for i, id := range want.policies.keys {
-		after[id] = want.policies.values[i]
-	}
-	for id, e := range after {
-		old := policies[id]
-		if e.Ingress != old.Ingress || e.Egress != old.Egress || changed[e.Ingress] || changed[e.Egress] || renamed {
-			w.stricter = append(w.stricter, id)
-		}
-	}
+	w.policies, w.policiesGone = differences(want.policies, policies)
+	w.stricter = want.policies.keys
 	return w, nil
 }
 
 // differences are the pairs of want that have is without, or has otherwise, and
-// the keys of have that want is without. other: something that is there differs.
-func differences[K, V comparable](want pairs[K, V], have map[K]V) (put pairs[K, V], gone []K, other bool) {
+// the keys of have that want is without.
+func differences[K, V comparable](want pairs[K, V], have map[K]V) (put pairs[K, V], gone []K) {
 	var zero V
 	wanted := make(map[K]bool, len(want.keys))
 	for i, k := range want.keys {
@@ -78,7 +58,6 @@ func differences[K, V comparable](want pairs[K, V], have map[K]V) (put pairs[K, 
 		if has && old == want.values[i] || !has && want.values[i] == zero {
 			continue
 		}
-		other = other || has
 		put.add(k, want.values[i])
 	}
 	for k := range have {
@@ -86,7 +65,7 @@ func differences[K, V comparable](want pairs[K, V], have map[K]V) (put pairs[K, 
 			gone = append(gone, k)
 		}
 	}
-	return put, gone, other || len(gone) > 0
+	return put, gone
 }
 
 // fallBack takes out the addresses whose own prefix identity ends.
