@@ -303,7 +303,8 @@ struct {
 } mst_masquerade_v1 SEC(".maps");
 
 /* (Group, destination) → 1: no masquerade. Written by the engine before the first endpoint of its group, and
- * emptied after the last; read as the tables above. Size: some networks for each network of pods. */
+ * emptied after the last; INSIDE_ALL's when the nodes of the cluster change. Read as the tables above. Size: some
+ * networks for each network of pods, and those of all nodes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -521,6 +521,7 @@ enum wear_answers {
 };
 
 /* A destination towards which the pods of a group keep their own addresses. The bits that count begin at group. */
+#define INSIDE_ALL 0 /* instead of a group: all of them */
 struct inside_key {
 	__u32 prefixlen;
 	__u32 group; /* a hash of all its destinations, never 0 */

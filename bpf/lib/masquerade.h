@@ -38,10 +38,14 @@ inline_fn bool masquerade_forwards(const struct addr *dst, bool keeps)
 	return keeps ? remote_of(REMOTE_OUTSIDE) && !link_local(dst) : n && n->flags & NODE_MASQUERADE;
 }
 
+/* Whether a group's pods keep their address towards a destination: by what is said of the group, or of all. */
 inline_fn bool masquerade_inside(__u32 group, const struct addr *a)
 {
 	struct inside_key key = { .prefixlen = 32 + 128, .group = group, .addr = *a };
 
+	if (bpf_map_lookup_elem(&mst_inside_v1, &key))
+		return true;
+	key.group = INSIDE_ALL;
 	return bpf_map_lookup_elem(&mst_inside_v1, &key);
 }
 

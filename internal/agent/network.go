@@ -19,7 +19,6 @@ import (
 	"github.com/mustang-net/mustang/internal/cni"
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/install"
-	"github.com/mustang-net/mustang/internal/masquerade"
 )
 
 // network is what the agent last did about it.
@@ -107,7 +106,7 @@ func (s *syncer) ready(ctx context.Context) {
 
 func (s *syncer) makeReady(ctx context.Context) error {
 	if s.a.config.CNIConfDir != None {
-		if err := errors.Join(s.tellInside(), s.writeList()); err != nil {
+		if err := errors.Join(s.tellInside(ctx), s.writeList()); err != nil {
 			return err
 		}
 	}
@@ -131,7 +130,7 @@ func (s *syncer) makeReady(ctx context.Context) error {
 
 // tellInside says where pods are, on all nodes: towards them nobody wears the
 // node's address.
-func (s *syncer) tellInside() error {
+func (s *syncer) tellInside(ctx context.Context) error {
 	var all []netip.Prefix
 	for _, n := range s.a.watch.Nodes.All() {
 		all = append(all, n.PodCIDRs...)
@@ -140,7 +139,7 @@ func (s *syncer) tellInside() error {
 	if s.network.told && slices.Equal(all, s.network.inside) {
 		return nil
 	}
-	if err := masquerade.TableFor(s.a.config.StateDir, engine.DefaultStateDir).SetInside(all); err != nil {
+	if err := s.a.with(ctx, func(e *engine.Engine) error { return e.SetInside(all) }); err != nil {
 		return err
 	}
 	s.network.told, s.network.inside = true, all

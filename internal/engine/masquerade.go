@@ -110,7 +110,7 @@ func (e *Engine) pruneMasquerade(known map[uint32]state.Endpoint) error {
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	used := map[uint32]bool{}
+	used := map[uint32]bool{bpfgen.InsideAll: true}
 	for id := range known {
 		group, _, err := e.dp.Masquerade.Get(id)
 		if err != nil {
@@ -162,7 +162,12 @@ func (e *Engine) syncMasquerade() error {
 // syncGroups brings who is masqueraded to what the endpoints' records say: an
 // earlier mustang that was here meanwhile did not write it down.
 func (e *Engine) syncGroups() error {
-	groups, inside := map[uint32]uint32{}, map[datapath.InsideKey]uint8{}
+	groups := map[uint32]uint32{}
+	inside, err := e.dp.Inside.All()
+	if err != nil {
+		return err
+	}
+	maps.DeleteFunc(inside, func(k datapath.InsideKey, _ uint8) bool { return k.Group != bpfgen.InsideAll })
 	for id, ep := range e.known {
 		group := masqueradeGroup(ep.Masquerade)
 		if group == 0 {
@@ -174,6 +179,23 @@ func (e *Engine) syncGroups() error {
 		}
 	}
 	return errors.Join(replace(e.dp.Inside, inside), replace(e.dp.Masquerade, groups))
+}
+
+// SetInside says where pods are, on all nodes: towards these networks every pod keeps its
+// address, whoever masquerades.
+func (e *Engine) SetInside(list []netip.Prefix) error {
+	if e.dp == nil {
+		return errReadOnly
+	}
+	inside, err := e.dp.Inside.All()
+	if err != nil {
+		return err
+	}
+	maps.DeleteFunc(inside, func(k datapath.InsideKey, _ uint8) bool { return k.Group == bpfgen.InsideAll })
+	for _, p := range masquerade.Join(list) {
+		inside[datapath.InsideKeyOf(bpfgen.InsideAll, p)] = 1
+	}
+	return errors.Join(replace(e.dp.Inside, inside), e.masqueradeTable().SetInside(list))
 }
 
 // tryMasquerade is syncMasquerade beside a change that is in force without it.

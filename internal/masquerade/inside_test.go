@@ -31,7 +31,7 @@ func TestPrefixesAreJoined(t *testing.T) {
 		"not at its first place": {prefixes("10.0.0.9/24"), prefixes("10.0.0.0/24")},
 		"everything":             {prefixes("0.0.0.0/1", "128.0.0.0/1"), prefixes("0.0.0.0/0")},
 	} {
-		if got := join(test.in); !slices.Equal(got, test.want) {
+		if got := Join(test.in); !slices.Equal(got, test.want) {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
 	}

@@ -341,6 +341,7 @@ func (t Table) Remove(group string, pods []netip.Addr) error {
 // SetInside makes destinations inside for every group, those that are still to
 // come included: other nodes' pods, which come and go with their nodes.
 func (t Table) SetInside(list []netip.Prefix) error {
+	list = Join(list)
 	c, err := nftables.New()
 	if err != nil {
 		return err
@@ -348,7 +349,7 @@ func (t Table) SetInside(list []netip.Prefix) error {
 	table := c.AddTable(t.nft())
 	chain := c.AddChain(&nftables.Chain{Name: insideChain, Table: table})
 	c.FlushChain(chain)
-	for _, p := range join(list) {
+	for _, p := range list {
 		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(destinationIn(p), &expr.Verdict{Kind: expr.VerdictAccept})})
 	}
 	if err := c.Flush(); err != nil {
@@ -357,9 +358,9 @@ func (t Table) SetInside(list []netip.Prefix) error {
 	return nil
 }
 
-// join says the same with fewer prefixes: halves become the whole, and what lies
+// Join says the same with fewer prefixes: halves become the whole, and what lies
 // in another goes.
-func join(list []netip.Prefix) []netip.Prefix {
+func Join(list []netip.Prefix) []netip.Prefix {
 	have := map[netip.Prefix]bool{}
 	for _, p := range list {
 		have[p.Masked()] = true

@@ -345,6 +345,7 @@ const (
 	SlotMember           = 2147483648
 	SockSlots            = 8192
 	VoucherWords         = 12
+	InsideAll            = 0
 	CTCredit             = 4096
 	NearPlaces           = 32768
 	PairSlots            = 64

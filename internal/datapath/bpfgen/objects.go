@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "170d434d98bf7efd12c00f82f7161ff0ac8bdc86da7994d0cc19ba616650243a"
+const ObjectsHash = "33460020ac92de1e63ada5226c360eb8a67b3b87fa562b708dde44569bc26832"

@@ -25,7 +25,7 @@ type masqueraded struct {
 }
 
 // eachMasqueraded runs fn for both families and all protocols, on one thread.
-// Pods 1 and 2 are masqueraded, but not towards External(50).
+// Pods 1 and 2 are masqueraded, but not towards External(50), nor, as no pod is, towards External(51).
 func eachMasqueraded(t *testing.T, fn func(m masqueraded)) {
 	e := NewEdge(t, Options{}, 3)
 	check(t, e.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf | bpfgen.NodeMasquerade}))
@@ -35,6 +35,7 @@ func eachMasqueraded(t *testing.T, fn func(m masqueraded)) {
 	}
 	for _, v6 := range []bool{false, true} {
 		check(t, e.MstInsideV1.Put(bpfgen.PodInsideKey{Prefixlen: 32 + 128, Group: masqueradeGroup, Addr: toAddr(External(50, v6))}, uint8(1)))
+		check(t, e.MstInsideV1.Put(bpfgen.PodInsideKey{Prefixlen: 32 + 128, Group: bpfgen.InsideAll, Addr: toAddr(External(51, v6))}, uint8(1)))
 	}
 	eachToOutside(t, e, fn)
 }
@@ -141,8 +142,9 @@ func TestWhatIsNotOutsideKeepsThePodsAddress(t *testing.T) {
 		third := m.edge.Pods[3]
 		node := bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf}
 		for what, try := range map[string]func(){
-			"inside":   func() { m.to = end(External(50, m.v6), m.to.Port()) },
-			"the node": func() { m.to = end(m.edge.Node(m.v6), m.to.Port()) },
+			"inside":        func() { m.to = end(External(50, m.v6), m.to.Port()) },
+			"inside of all": func() { m.to = end(External(51, m.v6), m.to.Port()) },
+			"the node":      func() { m.to = end(m.edge.Node(m.v6), m.to.Port()) },
 			"no route": func() {
 				m.to = end(netip.MustParseAddr(map[bool]string{false: "198.18.0.1", true: "2001:db8:ffff::1"}[m.v6]), m.to.Port())
 			},
