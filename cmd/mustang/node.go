@@ -6,6 +6,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -202,6 +203,9 @@ interrupted. The agent does it by itself.`,
 			}
 			if !follow {
 				return sync(cmd.Context())
+			}
+			if g.shared != nil {
+				return errors.New("the agent of this node follows its devices by itself; leave out --follow")
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
 			defer stop()

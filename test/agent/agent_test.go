@@ -110,6 +110,7 @@ func (w *world) testTool() {
 		{args: "svc apply -f /nowhere", code: 2, says: "/nowhere"},
 		{args: "ep ls"}, {args: "status"},
 		{args: "svc frobnicate --yes", code: 2},
+		{args: "node sync"}, {args: "node sync --follow", code: 1, says: "the agent of this node follows its devices by itself"},
 	} {
 		_, errs, code := w.mustang(c.stdin, strings.Fields(c.args)...)
 		if code != c.code || !strings.Contains(errs, c.says) {
