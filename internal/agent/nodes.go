@@ -8,7 +8,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -95,85 +94,6 @@ func (a *Agent) followDevices(ctx context.Context) error {
 		}
 		return err
 	})
-}
-
-// followEdge brings the edge to the devices that are there now.
-func (s *syncer) followEdge(ctx context.Context) {
-	if !s.edgeKnown || s.edgeFailed || len(s.edgeDevices) == 0 {
-		return // it is tried again as it is
-	}
-	want := engine.Edge{Devices: s.edgeDevices, Host: s.a.config.HostServices}
-	want.Prefixes, _ = s.a.config.prefixes() // checked at the start
-	changed := false
-	err := s.a.with(ctx, func(e *engine.Engine) (err error) {
-		changed, err = e.FollowEdge(want)
-		return err
-	})
-	switch {
-	case err != nil && ctx.Err() == nil:
-		// A NIC on its way: whoever brings it back changes it once more.
-		s.a.log.Warn("clients outside are not served as they should be; the next change of the devices is another try", "devices", want.Devices, "error", err)
-	case changed:
-		s.a.log.Info("the edge follows this node's devices", "devices", want.Devices)
-	}
-}
-
-// edge serves clients outside and the node's own sockets. What it is made of
-// may change with the Node, so it is looked at again with each change of it.
-func (s *syncer) edge(ctx context.Context, changes []k8s.Change) {
-	if !aboutNodes(changes) && !s.edgeFailed {
-		return
-	}
-	want := engine.Edge{Devices: s.a.config.Devices, Host: s.a.config.HostServices}
-	want.Prefixes, _ = s.a.config.prefixes() // checked at the start
-	var err error
-	switch {
-	case slices.Contains(want.Devices, None):
-		want.Devices, want.Prefixes = nil, nil
-	case len(want.Devices) == 0:
-		self := s.a.watch.Nodes.Get(s.a.nodeKey())
-		if self == nil {
-			return // what is at work stays
-		}
-		want.Devices, err = devicesOf(self.Addrs)
-	}
-	if err == nil && s.edgeKnown && !s.edgeFailed && slices.Equal(want.Devices, s.edgeDevices) {
-		return
-	}
-	if err == nil {
-		err = s.a.with(ctx, func(e *engine.Engine) error { return e.SetEdge(want) })
-	}
-	s.edgeFailed = err != nil
-	if err != nil {
-		s.a.metrics.failures.Inc()
-		s.a.log.Error("clients outside cannot be served; it is tried again", "devices", want.Devices, "error", err)
-		return
-	}
-	s.edgeDevices, s.edgeKnown = want.Devices, true
-	s.a.log.Info("the edge is in force", "devices", want.Devices, "host", want.Host)
-}
-
-// devicesOf are the links that have one of these addresses, by name.
-func devicesOf(addrs []netip.Addr) ([]string, error) {
-	links, err := net.Interfaces()
-	if err != nil {
-		return nil, fmt.Errorf("list this node's interfaces: %w", err)
-	}
-	var out []string
-	for _, l := range links {
-		list, err := l.Addrs()
-		if err != nil {
-			return nil, fmt.Errorf("list addresses of %s: %w", l.Name, err)
-		}
-		if l.Flags&net.FlagLoopback == 0 && slices.ContainsFunc(list, func(a net.Addr) bool {
-			p, err := netip.ParsePrefix(a.String())
-			return err == nil && slices.Contains(addrs, p.Addr())
-		}) {
-			out = append(out, l.Name)
-		}
-	}
-	slices.Sort(out)
-	return out, nil
 }
 
 // oneOfEach is the first address of each family: a node may have more.

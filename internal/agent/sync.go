@@ -51,6 +51,7 @@ type syncer struct {
 	edgeDevices []string // in force
 	edgeKnown   bool
 	edgeFailed  bool
+	edgeAway    bool          // no device has this Node's addresses
 	devices     chan struct{} // this node's devices may have changed
 
 	network network
