@@ -52,7 +52,7 @@ inline_fn int source_of(struct __sk_buff *skb, const struct pkt *p, struct addr 
 /* Control packets of a host that has no address yet, and those that never leave the link. */
 inline_fn bool unnumbered(const struct pkt *p, const struct addr *a)
 {
-	return link_local(a) || (p->kind == PKT_CONTROL && (addr_is_zero(a) || (addr_is_ipv4(a) && !a->words[3])));
+	return link_local(a) || (p->kind == PKT_CONTROL && addr_is_none(a));
 }
 
 /* A pod whose packets meet a program on the node before they get here, like those that a tunnel

@@ -63,6 +63,8 @@ int from_pod(struct __sk_buff *skb)
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);
+	if (p.kind == PKT_CONTROL && to_be_routed(skb, &p, self))
+		p.kind = PKT_FLOW; /* a neighbour has nothing to tell beyond its link */
 	if (p.kind == PKT_CONTROL) {
 		reason = judge_group(skb, &p, self, skb->cb[CB_ENDPOINT], true);
 		return reason ? drop(skb, reason, DIR_FROM_POD) : NEXT;
@@ -113,6 +115,9 @@ inline_fn int judge_entering(struct __sk_buff *skb)
 	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now, !in_pod);
+	if (in_pod && (!reason || reason == REASON_FRAG_NO_FIRST) &&
+	    sibling_check(skb, self, endpoint_of(&p.t.src))) /* before its flow learns of it */
+		reason = REASON_SPOOFED_MAC;
 	if (reason && reason != REASON_FRAG_NO_FIRST)
 		return drop(skb, reason, DIR_TO_POD);
 	if (from_wire && (p.kind == PKT_CONTROL || (p.kind == PKT_ICMP_ERROR && skb->cb[CB_REMOTE])))

@@ -60,8 +60,6 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 		end_set_opener(&plan.opener, &p->t.src);
 	else
 		end_set(&plan.opener, &p->t.src);
-	if (in_pod)
-		reason = sibling_check(skb, self, plan.opener.endpoint);
 	if (from_wire)
 		reason = wire_sender(&plan.opener, skb->cb[CB_REMOTE]);
 	if (from_wire && reason)
@@ -126,8 +124,6 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 		return drop(skb, REASON_CT_FULL, DIR_TO_POD);
 	if (!flow_current(e, f->reply ? &e->opener : &e->responder, id))
 		reason = judge_again(e, &f->key, id, f->reply);
-	if (!reason && in_pod)
-		reason = sibling_check(skb, self, f->reply ? e->responder.endpoint : e->opener.endpoint);
 	if (reason)
 		return drop(skb, reason, DIR_TO_POD);
 	if (e->role == CT_POST_NAT && f->reply && e->opener.endpoint == id) {
@@ -135,7 +131,7 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 		translated = true;
 	}
 	if (from_wire && e->near)
-		near_keep(&p->t, p->tables);
+		near_known(p);
 	else
 		keep_known(skb, p, e, &f->key, f->reply, translated ? &t : NULL, FAST_TO_POD);
 	if (translated) {
@@ -172,7 +168,5 @@ slow_fn int accept_orphan(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 		return drop(skb, REASON_FRAG_NO_FIRST, DIR_TO_POD);
 	if (!from_wire)
 		count_to_pod(id, skb->len);
-	if (in_pod)
-		reason = sibling_check(skb, self, from.endpoint);
-	return reason ? drop(skb, reason, DIR_TO_POD) : into_pod(skb, p, self, id);
+	return into_pod(skb, p, self, id);
 }

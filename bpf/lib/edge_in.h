@@ -162,6 +162,15 @@ inline_fn bool stays_nobodys(__be16 dport)
 	return !worn_port(dport) && !worn_more(dport);
 }
 
+/* Whether an address is of a pod whose packets pass a host end of this node. */
+inline_fn bool of_host_end(const struct addr *a)
+{
+	__u32 id = endpoint_of(a);
+	struct endpoint *ep = id ? endpoint_slot(id) : NULL;
+
+	return ep && ep->generation && ep->flags & EP_HOST_END;
+}
+
 /**
  * edge_new - a packet from outside that belongs to no known flow
  * @generation: nobody_generation(), as it was when the packet came
@@ -184,6 +193,8 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 generation, __u
 		nobody_keep(p, generation);
 	if (!s) /* as if there were no Service, nor a door */
 		return from_door ? EDGE_SEND : NEXT;
+	if (!from_door && of_host_end(&p->t.src)) /* it would have come by that */
+		return edge_drop(skb, REASON_WIRE_SPOOFED);
 	if (p->proto != IPPROTO_UDP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		/* To the node, it may be of a connection that the node opened from that very port. The node's own
 		 * stack would not take it, from itself. */

@@ -116,12 +116,13 @@ global_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct endpoin
 		return verdict;
 	}
 	if (e->near && remote && e->role == CT_DIRECT) {
-		skb->cb[CB_WAY] = near_keep(&p->t, p->tables);
+		skb->cb[CB_WAY] = near_known(p);
 		return send_out(skb, p, self, remote);
 	}
-	if (e->near && (to || remote))
-		near_known(p, self, to);
-	else if (!(reply && to_edge(e)))
+	if (e->near && (to || remote)) {
+		if (!to || alike(self, to))
+			near_known(p);
+	} else if (!(reply && to_edge(e)))
 		keep_known(skb, p, e, at, reply, translated ? &t : NULL, to ? FAST_DELIVER : 0);
 	else if (edge_way(e) == EDGE_SEND)
 		keep_known(skb, p, e, at, reply, &t, FAST_BY_EDGE);
@@ -217,6 +218,23 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 }
 
 /**
+ * to_be_routed - whether the node would forward what neighbours tell each other
+ *
+ * To itself, and to whom a bridge leads, it goes as it is.
+ */
+slow_fn bool to_be_routed(struct __sk_buff *skb, struct pkt *p, const struct endpoint *self)
+{
+	struct bpf_fib_lookup fib = { .ifindex = skb->ifindex };
+	long found;
+
+	if (!p->ipv6 || p->t.dst.bytes[0] == 0xff || link_local(&p->t.dst) || !masquerade_routes(skb, p, self))
+		return false;
+	fib_addrs(&fib, &p->t.src, &p->t.dst);
+	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH || found == BPF_FIB_LKUP_RET_FRAG_NEEDED;
+}
+
+/**
  * forward_error - an ICMP error from a pod follows the flow that it is about
  */
 slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 now)
@@ -230,6 +248,8 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 
 	if (!reason && f.e && !ends_current(f.e))
 		reason = REASON_ICMP_ERROR_FLOW; /* what it is about was judged on its way, but not as things are now */
+	if (!reason && f.e && (f.reply ? f.e->responder.endpoint : f.e->opener.endpoint) != skb->cb[CB_ENDPOINT])
+		reason = REASON_ICMP_ERROR_FLOW; /* of others */
 	if (reason || !f.e)
 		return drop(skb, reason, DIR_FROM_POD);
 	to = next_endpoint(f.e, f.reply, &id);

@@ -47,6 +47,7 @@ inline_fn int quote_ipv4(struct __sk_buff *skb, struct quote *q)
 
 inline_fn int quote_ipv6(struct __sk_buff *skb, struct quote *q)
 {
+	struct ext_header h;
 	struct ipv6hdr ip;
 
 	if (bpf_skb_load_bytes(skb, q->ip_off, &ip, sizeof(ip)))
@@ -57,6 +58,14 @@ inline_fn int quote_ipv6(struct __sk_buff *skb, struct quote *q)
 	__builtin_memcpy(&q->t.dst, &ip.daddr, 16);
 	q->proto = ip.nexthdr;
 	q->l4_off = q->ip_off + sizeof(ip);
+	if (q->proto != IPPROTO_FRAGMENT)
+		return REASON_NONE;
+	if (bpf_skb_load_bytes(skb, q->l4_off, &h, sizeof(h)))
+		return REASON_TRUNCATED;
+	if (h.frag_off & bpf_htons(IP6_OFFSET_MASK))
+		return REASON_ICMP_ERROR_FLOW;
+	q->proto = h.next;
+	q->l4_off += sizeof(h);
 	return REASON_NONE;
 }
 
@@ -202,6 +211,8 @@ inline_fn int error_flow(struct __sk_buff *skb, struct pkt *p, struct flow *f, s
 
 	if (reason)
 		return reason;
+	if (!addr_equal(&p->t.dst, &q->t.src)) /* it would go to somebody who has not sent that */
+		return REASON_ICMP_ERROR_FLOW;
 	f->src_is_hi = ct_key_of(&f->key, &q->t, q->proto, CT_SCOPE_FLOW);
 	ct_find_by_key(f);
 	if (!f->e)

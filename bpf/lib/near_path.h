@@ -211,11 +211,11 @@ slow_fn int near_new(struct __sk_buff *skb, struct pkt *p, const struct plan *pl
 	return 0;
 }
 
-/* A known flow was judged, on its way from @self to @to, or to another node. */
-inline_fn void near_known(const struct pkt *p, const struct endpoint *self, const struct endpoint *to)
+/* A packet's flow, which lies near and is known, was judged. Return: its way's code; 0 also when the packet does not
+ * say what tables it was judged by: that of a fragment is its identification. */
+inline_fn int near_known(const struct pkt *p)
 {
-	if (!to || alike(self, to))
-		near_keep(&p->t, p->tables);
+	return p->shape ? near_keep(&p->t, p->tables) : 0;
 }
 
 /**

@@ -57,7 +57,7 @@ enum sctp_chunk {
 enum pkt_kind {
 	PKT_FLOW,       /* has a tuple */
 	PKT_ICMP_ERROR, /* carries a part of another packet */
-	PKT_CONTROL,    /* ARP, neighbour discovery, multicast: the kernel's own business */
+	PKT_CONTROL,    /* ARP, neighbour and listener discovery, multicast: the kernel's own business */
 };
 
 enum pkt_frag {
@@ -136,8 +136,6 @@ inline_fn int parse_icmp(struct pkt *p, __u8 type, __be16 id)
 		echo = type == ICMPV6_ECHO_REQUEST || type == ICMPV6_ECHO_REPLY;
 		if (type < ICMPV6_ECHO_REQUEST) /* RFC 4443 2.1: errors have the high bit clear */
 			p->kind = PKT_ICMP_ERROR;
-		else if (!echo && type >= 130 && type <= 143) /* MLD, ND */
-			p->kind = PKT_CONTROL;
 	}
 	if (echo) {
 		p->t.sport = id;
@@ -346,11 +344,28 @@ slow_fn int skip_ext_headers(struct __sk_buff *skb, struct pkt *p)
 	return REASON_EXT_HEADERS;
 }
 
+inline_fn bool link_local(const struct addr *a)
+{
+	return a->bytes[0] == 0xfe && (a->bytes[1] & 0xc0) == 0x80;
+}
+
+/* Whether a packet of ICMPv6 to one receiver is what neighbours on a link tell each other: that no router let it
+ * through shows by the hop limit of neighbour discovery (RFC 4861 6.1), by the source of listener discovery (RFC 3810 5). */
+inline_fn bool of_neighbours(const struct pkt *p, __u8 hop_limit)
+{
+	if (p->frag != FRAG_NONE) /* RFC 6980 */
+		return false;
+	if (p->icmp_type >= 133 && p->icmp_type <= 137)
+		return hop_limit == 255;
+	return ((p->icmp_type >= 130 && p->icmp_type <= 132) || p->icmp_type == 143) && link_local(&p->t.src);
+}
+
 inline_fn int parse_ipv6(struct __sk_buff *skb, struct pkt *p)
 {
 	__u32 payload, avail = skb->len - ETH_HLEN - sizeof(struct ipv6hdr);
 	void *data = headers(skb, ETH_HLEN + sizeof(struct ipv6hdr));
 	struct ipv6hdr *ip;
+	__u8 hop_limit;
 	int reason;
 
 	if (!data)
@@ -369,6 +384,7 @@ inline_fn int parse_ipv6(struct __sk_buff *skb, struct pkt *p)
 	p->l4_off = ETH_HLEN + sizeof(*ip);
 	p->end = p->l4_off + payload;
 	p->proto = ip->nexthdr;
+	hop_limit = ip->hop_limit;
 	__builtin_memcpy(&p->t.src, &ip->saddr, 16);
 	__builtin_memcpy(&p->t.dst, &ip->daddr, 16);
 	if (addr_is_ipv4(&p->t.src) || addr_is_ipv4(&p->t.dst))
@@ -382,7 +398,10 @@ inline_fn int parse_ipv6(struct __sk_buff *skb, struct pkt *p)
 	}
 	if (p->proto == IPPROTO_ICMP)
 		return REASON_BAD_HEADER;
-	return parse_l4(skb, p);
+	reason = parse_l4(skb, p);
+	if (!reason && p->proto == IPPROTO_ICMPV6 && of_neighbours(p, hop_limit))
+		p->kind = PKT_CONTROL;
+	return reason;
 }
 
 /**

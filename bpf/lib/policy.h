@@ -278,8 +278,7 @@ slow_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id, b
 {
 	struct judgment *j = judgment_begin();
 	const struct addr *opened, *answered;
-	struct ct_end *mine;
-	struct ct_end was;
+	struct ct_end opener_now, responder_now, *mine;
 	__be16 port;
 	int reason;
 	bool hi;
@@ -296,19 +295,21 @@ slow_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id, b
 	j->port = bpf_ntohs(e->role == CT_PRE_NAT ? e->other.dport : port);
 	j->proto = at->proto;
 	j->from_node = !!(e->flags & CT_FROM_NODE);
-	was = e->responder;
-	end_set_opener(&e->opener, &j->opener);
-	end_set(&e->responder, &j->responder);
+	end_set_opener(&opener_now, &j->opener);
+	end_set(&responder_now, &j->responder);
 	if (!in_pod)
-		end_stays_outside(&e->responder, was.endpoint, was.generation);
-	mine = opener ? &e->opener : &e->responder;
+		end_stays_outside(&responder_now, e->responder.endpoint, e->responder.generation);
+	mine = opener ? &opener_now : &responder_now;
 	if (id && !mine->endpoint) /* a link-local address is in no table */
 		end_set_id(mine, id);
-	j->opener_id = e->opener.endpoint;
-	j->responder_id = e->responder.endpoint;
+	j->opener_id = opener_now.endpoint;
+	j->responder_id = responder_now.endpoint;
 	reason = policy_judge();
-	if (!reason)
+	if (!reason) { /* not before: to another CPU's packet the flow would be judged, and allowed */
+		e->opener = opener_now;
+		e->responder = responder_now;
 		return REASON_NONE;
+	}
 	e->opener.endpoint = CT_END_CUT;
 	e->responder.endpoint = CT_END_CUT;
 	near_elsewhere(at, e, now_seconds() + CT_CUT_LIFETIME);
@@ -325,7 +326,7 @@ inline_fn bool link_upkeep(const struct pkt *p)
 {
 	if (p->proto == IPPROTO_ICMPV6)
 		return p->icmp_type >= 130 && p->icmp_type <= 143;
-	return !p->proto || p->proto == IPPROTO_IGMP;
+	return !p->l4_off || p->proto == IPPROTO_IGMP; /* ARP has no network header */
 }
 
 /**

@@ -8,9 +8,10 @@
 /* Offset of the sender's protocol address in an Ethernet frame with ARP for IPv4 (RFC 826). */
 #define ARP_SENDER_IP (ETH_HLEN + 14)
 
-inline_fn bool link_local(const struct addr *a)
+/* ::, or 0.0.0.0 */
+inline_fn bool addr_is_none(const struct addr *a)
 {
-	return a->bytes[0] == 0xfe && (a->bytes[1] & 0xc0) == 0x80;
+	return addr_is_zero(a) || (addr_is_ipv4(a) && !a->words[3]);
 }
 
 inline_fn bool address_of(const struct addr *a, const struct endpoint *ep, __u32 id)
@@ -49,8 +50,10 @@ inline_fn int source_check(struct __sk_buff *skb, const struct pkt *p, const str
 		return REASON_TRUNCATED;
 	if (own_mac && !mac_equal(eth->h_source, self->mac))
 		return REASON_SPOOFED_MAC;
-	if (p->kind == PKT_CONTROL)
-		return eth->h_proto == bpf_htons(ETH_P_ARP) ? arp_check(skb, self, id) : REASON_NONE;
+	if (p->kind == PKT_CONTROL && eth->h_proto == bpf_htons(ETH_P_ARP))
+		return arp_check(skb, self, id);
+	if (p->kind == PKT_CONTROL && addr_is_none(&p->t.src)) /* it has none yet */
+		return REASON_NONE;
 	if (link_local(&p->t.src)) /* never leaves the link */
 		return REASON_NONE;
 	return address_of(&p->t.src, self, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;

@@ -96,7 +96,8 @@ inline_fn struct way_kept *way_slot(struct __sk_buff *skb)
  */
 inline_fn bool way_holds(const struct way_kept *kept, __u32 length)
 {
-	return (__s32)(kept->until - now_ticks()) >= 0 && length <= kept->mtu;
+	/* No generation tells an old one: of a sign alone it would hold again once half of all ticks have gone by. */
+	return kept->until - (__u32)now_ticks() <= WAY_LIFETIME && length <= kept->mtu;
 }
 
 /**

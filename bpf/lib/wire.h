@@ -47,7 +47,7 @@ slow_fn int wire_to_stack(struct __sk_buff *skb, const struct pkt *p)
 
 	if (!ref)
 		return NEXT;
-	if (!n || !p || !n->overlay || (p->kind != PKT_CONTROL && remote_find(&p->t.src) != ref))
+	if (!n || !p || !n->overlay || p->kind == PKT_CONTROL || remote_find(&p->t.src) != ref)
 		return drop(skb, REASON_TUNNEL_SOURCE, DIR_TO_POD);
 	if (skb->ifindex == n->overlay)
 		return NEXT;

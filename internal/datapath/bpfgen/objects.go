@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "33460020ac92de1e63ada5226c360eb8a67b3b87fa562b708dde44569bc26832"
+const ObjectsHash = "4cc5aaa9d2ab67b2547a11621451dbfc7593d8104e2302533ad64317cf829594"

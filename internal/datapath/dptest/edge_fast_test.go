@@ -3,11 +3,13 @@
 package dptest
 
 import (
+	"net"
 	"net/netip"
 	"testing"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
+	"github.com/vishvananda/netlink"
 )
 
 // The short way at the edge. That a packet took it shows when the flow's entries
@@ -130,4 +132,43 @@ func TestThePortOfANewServiceIsNoLongerTheNodesOwn(t *testing.T) {
 		a := o.arrive(o.c, o.f, syn)
 		o.want("after", a, 0, o.worn(a), b)
 	})
+}
+
+// A way that was kept half a turn of the kernel's counter of ticks ago (25 days at 1000 Hz) is over.
+func TestAWayOfLongAgoIsOver(t *testing.T) {
+	onOneCPU(t)
+	e := NewEdge(t, Options{NIC: true}, 2)
+	o := outside{speaker{t, e.Network, oracle.UDP}, e, false, end(External(1, false), 4000), end(e.Node(false), 30080)}
+	b := end(External(2, false), 8080)
+	o.nodePort(0, b)
+	client := o.c.Port()
+	goesTo := func(mac byte) {
+		t.Helper()
+		check(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: int(e.Ifindex), IP: b.Addr().AsSlice(),
+			HardwareAddr: net.HardwareAddr{2, 0xab, 0, 0, 0, mac}, State: netlink.NUD_PERMANENT}))
+		for range 2 {
+			client++
+			a := o.arrive(end(o.c.Addr(), client), o.f, 0)
+			if to := a.Frame[:6]; !a.Direct || to[1] == 0xab && to[5] != mac { // else the kernel is to find it
+				t.Errorf("%v, to %x, want %x", a, to, mac)
+			}
+		}
+	}
+	goesTo(1)
+	kept := 0
+	for slot := range e.MstFastV1.MaxEntries() {
+		var each []bpfgen.PodFastFlow
+		check(t, e.MstFastV1.Lookup(slot, &each))
+		for i := range each {
+			if way := &each[i].At.Way; way.Mtu != 0 {
+				way.Until -= 1<<31 + 64 // and its own moment
+				kept++
+			}
+		}
+		check(t, e.MstFastV1.Put(slot, each))
+	}
+	if kept == 0 {
+		t.Fatal("no way is kept")
+	}
+	goesTo(2)
 }

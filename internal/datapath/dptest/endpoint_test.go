@@ -88,7 +88,7 @@ func TestControlPacketsAreTheKernels(t *testing.T) {
 			group, all := netip.MustParseAddr("ff02::1:ff00:2"), netip.MustParseAddr("ff02::1")
 			frames["neighbour solicitation"] = eth().IP(p.IP6, group).ICMP(135, 0, 0).Payload(24).Frame()
 			frames["duplicate address detection"] = eth().IP(netip.IPv6Unspecified(), group).ICMP(135, 0, 0).Payload(16).Frame()
-			frames["neighbour advertisement"] = eth().IP(p.IP6, to.IP6).ICMP(136, 0, 0).Payload(24).Frame()
+			frames["neighbour advertisement"] = eth().IP(p.IP6, to.IP6).ICMP(136, 0, 0).Payload(24).Byte(hopLimitAt, 255).Frame()
 			frames["router solicitation"] = eth().IP(p.IP6, all).ICMP(133, 0, 0).Frame()
 			frames["listener report"] = eth().IP(p.IP6, all).Ext(oracle.HopByHop, 8).ICMP(143, 0, 0).Frame()
 			frames["multicast datagram"] = eth().IP(p.IP6, all).UDP(1, 2).Frame()

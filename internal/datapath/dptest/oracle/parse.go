@@ -78,6 +78,7 @@ type Headers struct {
 	L4       int // offset of the transport header
 	End      int // of the IP packet, in the frame
 	Control  bool
+	Hops     uint8 // IPv6's hop limit
 	Error    bool // an ICMP error
 	ARP      bool
 }
@@ -172,7 +173,7 @@ func parse6(frame []byte) (h Headers, fault Fault) {
 		return h, FaultHeader
 	}
 	h.Control = h.Dst.IsMulticast()
-	h.Proto = ip[6]
+	h.Proto, h.Hops = ip[6], ip[7]
 	h.NetEnd, h.L4, h.End = 54, 54, 54+payload
 	if h, fault = chain(frame, h); fault != "" || h.Frag == Later {
 		return h, fault
@@ -274,6 +275,18 @@ func transportTCP(l4 []byte, h Headers) (Headers, Fault) {
 	return h, ""
 }
 
+// ofNeighbours: discovery that no router has passed on. RFC 4861 wants the most hops left, of multicast listeners
+// RFC 3810 a source that no router forwards; RFC 6980 wants neither in fragments.
+func ofNeighbours(kind byte, h Headers) bool {
+	switch kind {
+	case 133, 134, 135, 136, 137:
+		return h.Hops == 255 && h.Frag == Whole
+	case 130, 131, 132, 143:
+		return h.Src.IsLinkLocalUnicast() && h.Frag == Whole
+	}
+	return false
+}
+
 // transportICMP: an echo's identifier serves as both ports, another message's
 // type as its destination's.
 func transportICMP(l4 []byte, h Headers) (Headers, Fault) {
@@ -282,7 +295,7 @@ func transportICMP(l4 []byte, h Headers) (Headers, Fault) {
 	if h.Proto == ICMPv6 {
 		echo = kind == 128 || kind == 129
 		h.Error = kind < 128
-		h.Control = h.Control || kind >= 130 && kind <= 143
+		h.Control = h.Control || ofNeighbours(kind, h)
 	} else {
 		h.Error = kind == 3 || kind == 4 || kind == 5 || kind == 11 || kind == 12
 	}
