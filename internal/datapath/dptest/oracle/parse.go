@@ -79,7 +79,7 @@ type Headers struct {
 	End      int // of the IP packet, in the frame
 	Control  bool
 	Hops     uint8 // IPv6's hop limit
-	Error    bool // an ICMP error
+	Error    bool  // an ICMP error
 	ARP      bool
 }
 
