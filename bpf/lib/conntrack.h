@@ -364,9 +364,19 @@ inline_fn bool ct_orphaned(const struct ct_entry *e)
 	return ep && (!ep->generation || !(addr_equal(&e->other.src, &ep->ip4) || addr_equal(&e->other.src, &ep->ip6)));
 }
 
-/* Whether a flow occupies the tuple that the backend would see. One that has closed ends,
- * both halves: its late packets must not be taken for the new one's. */
-global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
+/* The last tries for a port are for those of half-open flows: a flood of such takes from its own kind. */
+inline_fn bool half_open_yields(int try)
+{
+	return try >= NAT_PORT_TRIES * 3 / 4;
+}
+
+/**
+ * tuple_taken - whether a flow occupies the tuple that the other end would see
+ * @yields: a half-open one does not, for there is hardly another tuple
+ *
+ * One that does not any more ends, both halves: its late packets must not be taken for the new one's.
+ */
+global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now, bool yields)
 {
 	struct flow f = { .now = now };
 
@@ -374,7 +384,7 @@ global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now)
 		return true;
 	f.src_is_hi = ct_key_of(&f.key, t, proto, CT_SCOPE_FLOW);
 	ct_find_by_key(&f);
-	if (f.e && !ct_closed(f.e) && !ct_orphaned(f.e))
+	if (f.e && !ct_closed(f.e) && !ct_orphaned(f.e) && !(yields && f.e->opening))
 		return true;
 	ct_forget(&f);
 	return false;

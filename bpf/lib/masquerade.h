@@ -98,7 +98,7 @@ global_fn int masquerade_port(struct __sk_buff *skb, struct pkt *p, struct plan 
 		plan->post.sport = i < NAT_PORT_TRIES / 4 ? wear_port(c, try) : wear_more(try);
 		if (p->proto == IPPROTO_ICMP || p->proto == IPPROTO_ICMPV6) /* both are the identifier */
 			plan->post.dport = plan->post.sport;
-		if (wear_free(skb, p, &plan->post, now)) {
+		if (wear_free(skb, p, &plan->post, now, i)) {
 			wear_mark(plan->post.sport);
 			return REASON_NONE;
 		}

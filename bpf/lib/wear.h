@@ -94,8 +94,8 @@ inline_fn void wear_mark(__be16 worn)
 		__sync_fetch_and_or(had, bit);
 }
 
-/* Whether the flow may have the port. @t: as the other end sees it */
-inline_fn bool wear_free(struct __sk_buff *skb, const struct pkt *p, const struct tuple *t, __u32 now)
+/* Whether the flow may have the port. @t: as the other end sees it; @try: how often it was asked for others */
+inline_fn bool wear_free(struct __sk_buff *skb, const struct pkt *p, const struct tuple *t, __u32 now, int try)
 {
-	return !tuple_taken(t, p->proto, now) && !host_has_port(skb, t, p);
+	return !tuple_taken(t, p->proto, now, half_open_yields(try)) && !host_has_port(skb, t, p);
 }

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "4cc5aaa9d2ab67b2547a11621451dbfc7593d8104e2302533ad64317cf829594"
+const ObjectsHash = "aa1ae9e1ae00d6a0662bf18f702e272a1fb79efa2a548a091f68f6d1010beea3"
