@@ -45,7 +45,7 @@ type syncer struct {
 
 	nodeList      []state.Node // in force
 	nodeProblems  []string
-	membersKnown  bool
+	membersKnown  bool // with node-mode none: that there are none
 	membersFailed bool
 
 	edgeDevices []string // in force
