@@ -129,6 +129,17 @@ func (h *healthChecks) remove(key k8s.Key) {
 	h.stop(key)
 }
 
+// retain ends the checks of all Services but these.
+func (h *healthChecks) retain(these func(k8s.Key) bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for key := range h.servers {
+		if !these(key) {
+			h.stop(key)
+		}
+	}
+}
+
 func (h *healthChecks) stop(key k8s.Key) {
 	if c := h.servers[key]; c != nil {
 		delete(h.servers, key)
@@ -138,10 +149,4 @@ func (h *healthChecks) stop(key k8s.Key) {
 }
 
 // close ends all.
-func (h *healthChecks) close() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for key := range h.servers {
-		h.stop(key)
-	}
-}
+func (h *healthChecks) close() { h.retain(func(k8s.Key) bool { return false }) }

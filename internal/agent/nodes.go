@@ -49,7 +49,11 @@ func (s *syncer) place(ctx context.Context, changes []k8s.Change) {
 // members gives the engine the nodes of the cluster. One that cannot be used is
 // named and left out.
 func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
-	if s.a.config.NodeMode == None || !aboutNodes(changes) && !s.membersFailed {
+	if s.a.config.NodeMode == None {
+		s.leaveMembers(ctx)
+		return
+	}
+	if !aboutNodes(changes) && !s.membersFailed {
 		return
 	}
 	list, wrong := s.a.nodes()
@@ -72,6 +76,31 @@ func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
 	}
 	s.nodeList, s.membersKnown = list, true
 	s.a.log.Info("nodes are in force", "nodes", len(list), "mode", s.a.config.NodeMode)
+}
+
+// leaveMembers takes away, once, what an agent with another node-mode has left:
+// nobody else may.
+func (s *syncer) leaveMembers(ctx context.Context) {
+	if s.membersKnown {
+		return
+	}
+	left := false
+	err := s.a.with(ctx, func(e *engine.Engine) error {
+		list, _, err := e.Nodes()
+		left = slices.ContainsFunc(list, func(n state.Node) bool { return n.Owner == state.OwnerKubernetes })
+		if err != nil || !left {
+			return err
+		}
+		return e.ApplyNodes(state.OwnerKubernetes, nil, node.SettingsSpec{})
+	})
+	s.membersKnown = err == nil
+	switch {
+	case err != nil:
+		s.a.metrics.failures.Inc()
+		s.a.log.Error("the nodes that another node-mode has left could not be taken away; it is tried again", "error", err)
+	case left:
+		s.a.log.Info("the nodes that another node-mode has left are gone")
+	}
 }
 
 // followDevices keeps what depends on this node's devices up to date.

@@ -23,7 +23,7 @@ import (
 // runs in the syncer's goroutine.
 type policies struct {
 	a       *Agent
-	pending []k8s.Change // not told to the model yet
+	pending []k8s.Change // not told to the model yet; at first, everything
 	pause   time.Duration
 	due     time.Time     // when what failed is tried again; zero: nothing did
 	wake    chan struct{} // an address of the node came or went
@@ -55,7 +55,7 @@ func (p *policies) ready() bool {
 	return p.whole
 }
 
-// step tells the engine what changed, or, the first time, everything.
+// step tells the engine what changed: the first time, everything.
 func (p *policies) step(ctx context.Context, changes []k8s.Change) {
 	for _, c := range changes {
 		switch c.Kind {
@@ -71,7 +71,7 @@ func (p *policies) step(ctx context.Context, changes []k8s.Change) {
 	}
 	start := time.Now()
 	changes = p.pending
-	err := p.apply(ctx, whole, moved || retry)
+	err := p.apply(ctx, moved || retry)
 	if ctx.Err() != nil {
 		return
 	}
@@ -95,8 +95,8 @@ func (p *policies) step(ctx context.Context, changes []k8s.Change) {
 	}
 }
 
-// apply tells the model what is pending, or everything, and writes the tables.
-func (p *policies) apply(ctx context.Context, whole, refresh bool) error {
+// apply tells the model what is pending, once, and writes the tables.
+func (p *policies) apply(ctx context.Context, refresh bool) error {
 	return p.a.with(ctx, func(e *engine.Engine) error {
 		if refresh {
 			if err := e.RefreshNode(); err != nil {
@@ -104,11 +104,7 @@ func (p *policies) apply(ctx context.Context, whole, refresh bool) error {
 			}
 		}
 		err := e.FeedPolicies(func(m *policy.Model) {
-			if whole {
-				p.tellAll(m)
-			} else {
-				p.tell(m, p.pending)
-			}
+			p.tell(m, p.pending)
 			p.pending = nil
 		})
 		if err != nil {
@@ -151,19 +147,6 @@ func policyAt(k k8s.Key) object { return object{k8s.Policies, k} }
 // kubernetes is the model's key of a Kubernetes object.
 func kubernetes(k k8s.Key) policy.Key {
 	return policy.Key{Namespace: k.Namespace, Name: k.Name, Owner: state.OwnerKubernetes}
-}
-
-// tellAll tells everything.
-func (p *policies) tellAll(m *policy.Model) {
-	for k := range p.a.watch.Namespaces.All() {
-		p.tellNamespace(m, k)
-	}
-	for k := range p.a.watch.Policies.All() {
-		p.tellPolicy(m, k)
-	}
-	for k := range p.a.watch.Pods.All() {
-		p.tellPod(m, k)
-	}
 }
 
 // tell tells of what changed.

@@ -8,6 +8,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 
@@ -115,6 +116,13 @@ func (p *problems) replace(kind k8s.Kind, source int, now map[object][]string) {
 	for o, list := range now {
 		p.set(o, source, list)
 	}
+}
+
+// retain forgets all objects of a kind but these.
+func (p *problems) retain(kind k8s.Kind, these func(k8s.Key) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.by, func(o object, _ *[sources][]string) bool { return o.kind == kind && !these(o.key) })
 }
 
 // count is how many objects of a kind have a problem.

@@ -66,7 +66,7 @@ func TestScripts(t *testing.T) {
 type step struct {
 	title   string
 	objects map[string]string // kind namespace/name → YAML
-	tables  map[string]string // protocol and address → the rest of its line
+	tables  map[string]string // protocol (of clients outside alone: -outside) and address → the rest of its line
 }
 
 // readScript reads steps; each has the objects of those before it, too.
@@ -282,7 +282,11 @@ func (w *scripted) tables() map[string]string {
 			if b.Affinity > 0 {
 				backends = append(backends, "affinity="+b.Affinity.String())
 			}
-			out[b.Frontend.Protocol.String()+" "+b.Frontend.AddrPort.String()] = strings.Join(backends, " ")
+			protocol := b.Frontend.Protocol.String()
+			if b.Outside {
+				protocol += "-outside"
+			}
+			out[protocol+" "+b.Frontend.AddrPort.String()] = strings.Join(backends, " ")
 		}
 		return err
 	}))

@@ -45,7 +45,7 @@ type syncer struct {
 
 	nodeList      []state.Node // in force
 	nodeProblems  []string
-	membersKnown  bool
+	membersKnown  bool // with node-mode none: that there are none
 	membersFailed bool
 
 	edgeDevices []string // in force
@@ -148,6 +148,10 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 		return cmp.Or(created[a].Compare(created[b]), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	clear(s.retry)
+	// A check lets go of its port before a successor asks for it.
+	exists := func(k k8s.Key) bool { _, ok := created[k]; return ok }
+	s.a.checks.retain(exists)
+	s.a.problems.retain(k8s.Services, exists)
 	names := make([]state.ServiceID, 0, len(keys))
 	for some := range slices.Chunk(keys, together) {
 		list := make([]k8s.Affected, 0, len(some))

@@ -74,10 +74,20 @@ func (d *Departures) Gone(b state.Backend) {
 // Empty says that there is nothing to look for.
 func (d *Departures) Empty() bool { return len(d.pairs) == 0 && len(d.gone) == 0 }
 
-// Has says whether flows of p are concerned: of TCP and SCTP, those to reset.
+// Has says whether flows of p end: of TCP and SCTP, those to reset.
 func (d *Departures) Has(p state.Protocol) bool {
+	return d.some(p, func(reset bool) bool { return p == state.UDP || reset })
+}
+
+// Touches says whether flows of p are concerned, be it that half-open ones move.
+func (d *Departures) Touches(p state.Protocol) bool {
+	return d.some(p, func(bool) bool { return true })
+}
+
+// some says whether one of p's backends is gone, or left in a way that counts.
+func (d *Departures) some(p state.Protocol, counts func(reset bool) bool) bool {
 	for k, reset := range d.pairs {
-		if k.proto == uint8(p) && (p == state.UDP || reset) {
+		if k.proto == uint8(p) && counts(reset) {
 			return true
 		}
 	}

@@ -46,7 +46,7 @@ func (d *Datapath) eachNear(fn func(n *nearFlow, was nearFlow)) error {
 
 // forgetNear is forget for flows that lie near.
 func (d *Datapath) forgetNear(dep *Departures, late bool) (forgotten int, err error) {
-	if !dep.Has(state.TCP) {
+	if !dep.Touches(state.TCP) {
 		return 0, nil
 	}
 	now := programSecond()

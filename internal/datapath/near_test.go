@@ -134,7 +134,6 @@ func TestNearFlowsOfABackendThatLeft(t *testing.T) {
 			d.enterNear(t, c.opening)
 			var dep Departures
 			dep.Left(nearService(), nearBackend, false)
-			dep.Gone(state.Backend{AddrPort: netip.MustParseAddrPort("10.0.0.9:1"), Protocol: state.TCP})
 			if _, err := d.ForgetFlows(&dep, true); err != nil {
 				t.Fatal(err)
 			}

@@ -30,7 +30,9 @@ func (e *Engine) aboutGather(op operation) bool {
 		return false
 	}
 	if on, err := e.gathers(); err == nil && on != 0 {
-		return !slices.ContainsFunc(gathered, e.services.Serves)
+		// After a cleanup that failed they are to be read anew. As long as they cannot be, the device stays.
+		err := e.loadServices()
+		return err == nil && !slices.ContainsFunc(gathered, e.services.Serves)
 	}
 	want, err := e.wantsGather()
 	return err != nil || want

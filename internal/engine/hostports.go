@@ -68,7 +68,7 @@ func (e *Engine) AddHostPorts(list ...HostPort) error {
 	for _, h := range list {
 		key := h.frontend()
 		if b, found := e.services.Get(key); found && !h.isOpen(b) {
-			holder, _ := e.catalog.Holder(key)
+			holder, _ := e.catalog.Holder(key.Frontend)
 			return fmt.Errorf("host port %s %w: it leads to %v, of %v's Service %s; give the pod another", key.Frontend, ErrPortTaken, b.Backends, b.Owner, holder)
 		}
 		services = append(services, h.service())
@@ -109,7 +109,7 @@ func (e *Engine) SweepHostPorts() error {
 		if err != nil {
 			return err
 		}
-		if id, held := e.catalog.Holder(b.Key()); !lives && held {
+		if id, held := e.catalog.Holder(b.Frontend); !lives && held {
 			ids = append(ids, id)
 		}
 	}

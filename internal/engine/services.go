@@ -93,7 +93,7 @@ func (e *Engine) Services() ([]state.Binding, error) {
 	}
 	list := e.services.List()
 	for i, b := range list {
-		list[i].Service, _ = e.catalog.Holder(b.Key())
+		list[i].Service, _ = e.catalog.Holder(b.Frontend)
 	}
 	return list, nil
 }
@@ -206,7 +206,7 @@ func (e *Engine) RemoveServices(list ...state.Frontend) error {
 	for _, f := range list {
 		id, ok := state.ServiceID{}, false
 		if e.services != nil {
-			id, ok = e.catalog.Holder(state.BindingKey{Frontend: f})
+			id, ok = e.catalog.Holder(f)
 		}
 		if !ok {
 			return fmt.Errorf("service %s: %w; `mustang svc ls` lists those that exist", f, ErrNotFound)

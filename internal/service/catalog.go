@@ -12,14 +12,14 @@ import (
 )
 
 // Catalog knows every Service of a node, whole, and which of them holds each
-// frontend. Of two that claim one, the first keeps it; when it lets go, the
-// next has it.
+// frontend. Of two that claim one, the first keeps it, for clients outside as
+// for all others; when it lets go, the next has it.
 type Catalog struct {
 	node    Node
 	objects map[state.ServiceID]*object
-	claims  map[state.BindingKey][]state.ServiceID // the first holds it
+	claims  map[state.Frontend][]state.ServiceID // the first holds it
 	// What is not as somebody wants it.
-	contested map[state.BindingKey]bool
+	contested map[state.Frontend]bool
 	invalid   map[state.ServiceID][]error
 }
 
@@ -44,10 +44,23 @@ func (o *object) binding(k state.BindingKey) (state.Binding, bool) {
 	return state.Binding{}, false
 }
 
+// of are the bindings of one frontend: none, one, or one more for clients outside.
+func (o *object) of(f state.Frontend) (list []state.Binding) {
+	if o == nil {
+		return nil
+	}
+	for _, b := range o.bindings {
+		if b.Frontend == f {
+			list = append(list, b)
+		}
+	}
+	return list
+}
+
 // inForce lets go of what the tables hold now.
-func (o *object) inForce(k state.BindingKey) {
+func (o *object) inForce(f state.Frontend) {
 	for i := range o.bindings {
-		if o.bindings[i].Key() == k {
+		if o.bindings[i].Frontend == f {
 			o.bindings[i].Backends = nil
 		}
 	}
@@ -74,13 +87,15 @@ func (e *ConflictError) Error() string {
 }
 
 // NewCatalog is a catalog of what the tables and the records say. A binding that
-// no record accounts for makes a Service of its own, named by its frontend.
+// no record accounts for makes a Service of its own, named by its frontend. One
+// for clients outside, which another Service may have been given once, is the
+// holder's of its frontend, and goes with the holder's next change.
 func NewCatalog(node Node, bound []state.Binding, records []state.Service) *Catalog {
 	c := &Catalog{
 		node:      node,
 		objects:   make(map[state.ServiceID]*object),
-		claims:    make(map[state.BindingKey][]state.ServiceID, len(bound)),
-		contested: make(map[state.BindingKey]bool),
+		claims:    make(map[state.Frontend][]state.ServiceID, len(bound)),
+		contested: make(map[state.Frontend]bool),
 		invalid:   make(map[state.ServiceID][]error),
 	}
 	recorded := make(map[state.BindingKey]state.ServiceID)
@@ -91,16 +106,25 @@ func NewCatalog(node Node, bound []state.Binding, records []state.Service) *Cata
 			recorded[b.Key()] = s.ServiceID
 		}
 	}
-	for _, b := range bound {
-		id, ok := recorded[b.Key()]
-		if !ok || id.Owner != b.Owner {
-			id = c.restore(b)
+	for _, outside := range []bool{false, true} {
+		for _, b := range bound {
+			if b.Outside != outside {
+				continue
+			}
+			id, held := c.Holder(b.Frontend)
+			if !held {
+				var ok bool
+				if id, ok = recorded[b.Key()]; !ok || id.Owner != b.Owner {
+					id = PlainID(b.Owner, b.Frontend)
+				}
+				c.claim(b.Frontend, id)
+			}
+			c.restore(id, b)
 		}
-		c.claims[b.Key()] = append(c.claims[b.Key()], id)
 	}
 	for _, s := range records {
 		for _, b := range c.objects[s.ServiceID].bindings {
-			c.claim(b.Key(), s.ServiceID)
+			c.claim(b.Frontend, s.ServiceID)
 		}
 	}
 	return c
@@ -111,16 +135,18 @@ func PlainID(owner state.Owner, f state.Frontend) state.ServiceID {
 	return state.ServiceID{Owner: owner, Name: f.String()}
 }
 
-func (c *Catalog) restore(b state.Binding) state.ServiceID {
-	id := PlainID(b.Owner, b.Frontend)
+// restore notes that a binding of id's is in force, which its record may know.
+func (c *Catalog) restore(id state.ServiceID, b state.Binding) {
 	o := c.objects[id]
 	if o == nil {
 		o = &object{}
 		c.objects[id] = o
 	}
+	if _, known := o.binding(b.Key()); known {
+		return
+	}
 	b.Service, b.Backends = id, nil
 	o.bindings = append(o.bindings, b)
-	return id
 }
 
 // nameless is what is known of b's frontend since before a restart, and of no
@@ -136,12 +162,12 @@ func (c *Catalog) nameless(b state.Binding) (*object, state.ServiceID) {
 	return c.objects[id], id
 }
 
-func (c *Catalog) claim(k state.BindingKey, id state.ServiceID) {
-	if !slices.Contains(c.claims[k], id) {
-		c.claims[k] = append(c.claims[k], id)
+func (c *Catalog) claim(f state.Frontend, id state.ServiceID) {
+	if !slices.Contains(c.claims[f], id) {
+		c.claims[f] = append(c.claims[f], id)
 	}
-	if len(c.claims[k]) > 1 {
-		c.contested[k] = true
+	if len(c.claims[f]) > 1 {
+		c.contested[f] = true
 	}
 }
 
@@ -167,7 +193,7 @@ type Change struct {
 	Removes []state.BindingKey
 
 	objects map[state.ServiceID]*object // nil: removed
-	claims  map[state.BindingKey][]state.ServiceID
+	claims  map[state.Frontend][]state.ServiceID
 }
 
 // Plan says what setting upserts and removing removes comes to. Nothing changes
@@ -175,17 +201,17 @@ type Change struct {
 func (c *Catalog) Plan(upserts []state.Service, removes []state.ServiceID) Change {
 	ch := Change{
 		objects: make(map[state.ServiceID]*object, len(upserts)+len(removes)),
-		claims:  make(map[state.BindingKey][]state.ServiceID),
+		claims:  make(map[state.Frontend][]state.ServiceID),
 	}
-	var keys []state.BindingKey // in the order given
+	var affected []state.Frontend // in the order given
 	affect := func(o *object) {
 		if o == nil {
 			return
 		}
 		for _, b := range o.bindings {
-			if _, known := ch.claims[b.Key()]; !known {
-				ch.claims[b.Key()] = nil
-				keys = append(keys, b.Key())
+			if _, known := ch.claims[b.Frontend]; !known {
+				ch.claims[b.Frontend] = nil
+				affected = append(affected, b.Frontend)
 			}
 		}
 	}
@@ -204,42 +230,48 @@ func (c *Catalog) Plan(upserts []state.Service, removes []state.ServiceID) Chang
 			}
 		}
 	}
-	for _, k := range keys {
-		for _, id := range c.claims[k] {
+	for _, f := range affected {
+		for _, id := range c.claims[f] {
 			o, changed := ch.objects[id]
-			if _, still := o.binding(k); still || !changed {
-				ch.claims[k] = append(ch.claims[k], id)
+			if !changed || len(o.of(f)) > 0 {
+				ch.claims[f] = append(ch.claims[f], id)
 			}
 		}
 	}
 	for _, s := range upserts {
 		for _, b := range ch.objects[s.ServiceID].bindings {
-			if k := b.Key(); !slices.Contains(ch.claims[k], s.ServiceID) {
-				ch.claims[k] = append(ch.claims[k], s.ServiceID)
+			if f := b.Frontend; !slices.Contains(ch.claims[f], s.ServiceID) {
+				ch.claims[f] = append(ch.claims[f], s.ServiceID)
 			}
 		}
 	}
-	c.resolve(&ch, keys)
+	c.resolve(&ch, affected)
 	return ch
 }
 
-// resolve fills in what becomes of the bindings of keys.
-func (c *Catalog) resolve(ch *Change, keys []state.BindingKey) {
-	for _, k := range keys {
-		if len(ch.claims[k]) == 0 {
-			ch.Removes = append(ch.Removes, k)
-			continue
+// resolve fills in what becomes of the bindings of frontends: all of a holder's
+// are in force, and nobody else's.
+func (c *Catalog) resolve(ch *Change, frontends []state.Frontend) {
+	for _, f := range frontends {
+		var old, now *object
+		if ids := c.claims[f]; len(ids) > 0 {
+			old = c.objects[ids[0]]
 		}
-		holder := ch.claims[k][0]
-		o, changed := ch.objects[holder]
-		if !changed {
-			if c.claims[k][0] == holder {
-				continue // it is in force
+		if ids := ch.claims[f]; len(ids) > 0 {
+			changed := false
+			if now, changed = ch.objects[ids[0]]; !changed {
+				now = c.objects[ids[0]]
 			}
-			o = c.objects[holder]
 		}
-		now, _ := o.binding(k)
-		ch.Upserts = append(ch.Upserts, now)
+		if now == old {
+			continue // it is in force
+		}
+		for _, b := range old.of(f) {
+			if _, stays := now.binding(b.Key()); !stays {
+				ch.Removes = append(ch.Removes, b.Key())
+			}
+		}
+		ch.Upserts = append(ch.Upserts, now.of(f)...)
 	}
 }
 
@@ -256,16 +288,16 @@ func (c *Catalog) Commit(ch Change) {
 			c.invalid[id] = o.errs
 		}
 	}
-	for k, ids := range ch.claims {
-		delete(c.contested, k)
+	for f, ids := range ch.claims {
+		delete(c.contested, f)
 		if len(ids) == 0 {
-			delete(c.claims, k)
+			delete(c.claims, f)
 			continue
 		}
-		c.claims[k] = ids
-		c.objects[ids[0]].inForce(k)
+		c.claims[f] = ids
+		c.objects[ids[0]].inForce(f)
 		if len(ids) > 1 {
-			c.contested[k] = true
+			c.contested[f] = true
 		}
 	}
 }
@@ -288,11 +320,11 @@ func (c *Catalog) Retain(owner state.Owner, list []state.ServiceID) Change {
 // Problems are those of an owner's Services, in a stable order.
 func (c *Catalog) Problems(owner state.Owner) []Problem {
 	var out []Problem
-	for k := range c.contested {
-		ids := c.claims[k]
+	for f := range c.contested {
+		ids := c.claims[f]
 		for _, id := range ids[1:] {
 			if id.Owner == owner {
-				out = append(out, Problem{id, &ConflictError{k.Frontend, ids[0]}})
+				out = append(out, Problem{id, &ConflictError{f, ids[0]}})
 			}
 		}
 	}
@@ -324,9 +356,9 @@ func (c *Catalog) Service(id state.ServiceID) (state.Service, bool) {
 // Has says whether a Service of this name is known.
 func (c *Catalog) Has(id state.ServiceID) bool { return c.objects[id] != nil }
 
-// Holder is the Service that holds a binding.
-func (c *Catalog) Holder(k state.BindingKey) (state.ServiceID, bool) {
-	if ids := c.claims[k]; len(ids) > 0 {
+// Holder is the Service that holds a frontend.
+func (c *Catalog) Holder(f state.Frontend) (state.ServiceID, bool) {
+	if ids := c.claims[f]; len(ids) > 0 {
 		return ids[0], true
 	}
 	return state.ServiceID{}, false
@@ -344,7 +376,7 @@ func (ch Change) Refused() error {
 			errs = append(errs, Problem{id, err})
 		}
 		for _, b := range o.bindings {
-			if holder := ch.claims[b.Key()][0]; holder != id {
+			if holder := ch.claims[b.Frontend][0]; holder != id {
 				errs = append(errs, Problem{id, &ConflictError{b.Frontend, holder}})
 			}
 		}

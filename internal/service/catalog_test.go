@@ -45,8 +45,17 @@ func small(owner state.Owner, name, front string, backends ...string) state.Serv
 	return state.Service{ServiceID: state.ServiceID{Owner: owner, Name: name}, Ports: []state.ServicePort{port}}
 }
 
-func key(front string) state.BindingKey {
-	return state.BindingKey{Frontend: state.Frontend{AddrPort: netip.MustParseAddrPort(front), Protocol: state.TCP}}
+func at(front string) state.Frontend {
+	return state.Frontend{AddrPort: netip.MustParseAddrPort(front), Protocol: state.TCP}
+}
+
+func key(front string) state.BindingKey { return state.BindingKey{Frontend: at(front)} }
+
+// outer is a Service with one external address.
+func outer(name, front string, external state.TrafficPolicy, backends ...string) state.Service {
+	s := small(state.OwnerKubernetes, name, front, backends...)
+	s.Ports[0].Frontends[0].Kind, s.External = state.ExternalIP, external
+	return s
 }
 
 func TestTheFirstOfTwoKeepsAFrontend(t *testing.T) {
@@ -73,6 +82,56 @@ func TestTheFirstOfTwoKeepsAFrontend(t *testing.T) {
 	}
 }
 
+// A frontend is held whole: who does not hold it does not get its clients outside either.
+func TestClientsOutsideAreTheHoldersToo(t *testing.T) {
+	const front = "192.0.2.1:80"
+	outside := state.BindingKey{Frontend: at(front), Outside: true}
+	c, m := NewCatalog(Node{}, nil, nil), tables{}
+	is := func(when, holder, plain, out string) {
+		t.Helper()
+		if id, _ := c.Holder(at(front)); id.Name != holder {
+			t.Errorf("%s: it is held by %s, want %s", when, id.Name, holder)
+		}
+		b, split := m[outside]
+		if got := m[key(front)]; numbers(got.Backends) != plain || got.SplitOutside != split || numbers(b.Backends) != out {
+			t.Errorf("%s: it leads to %v, clients outside to %v; want %q and %q", when, got, b, plain, out)
+		}
+	}
+	set := func(s state.Service) { m.apply(c, c.Plan([]state.Service{s}, nil)) }
+	set(outer("a", front, state.PolicyCluster, "1 ready local"))
+	set(outer("b", front, state.PolicyLocal, "2 ready local"))
+	is("b claims it with Local", "a", "1", "")
+	set(outer("a", front, state.PolicyLocal, "1 ready local"))
+	is("a becomes Local", "a", "1", "1")
+	if p := c.Problems(state.OwnerKubernetes); len(p) != 1 || p[0].Service.Name != "b" {
+		t.Errorf("problems %v, want b's alone", p)
+	}
+	set(outer("a", front, state.PolicyCluster, "1 ready local"))
+	is("a becomes Cluster again", "a", "1", "")
+	m.apply(c, c.Plan(nil, []state.ServiceID{{Owner: state.OwnerKubernetes, Name: "a"}}))
+	is("a goes", "b", "2", "2")
+	set(outer("c", front, state.PolicyCluster, "3 ready local"))
+	m.apply(c, c.Plan(nil, []state.ServiceID{{Owner: state.OwnerKubernetes, Name: "b"}}))
+	is("b goes, and c is Cluster", "c", "3", "")
+}
+
+// Tables in which an older process gave clients outside to another Service.
+func TestAfterARestartClientsOutsideAreTheHolders(t *testing.T) {
+	const front = "192.0.2.1:80"
+	for name, owner := range map[string]state.Owner{"of the same owner": state.OwnerKubernetes, "of another": state.OwnerCNI} {
+		mine, _ := Bind(outer("a", front, state.PolicyCluster, "1 ready local"), Node{})
+		others, _ := Bind(outer("b", front, state.PolicyLocal, "2 ready local"), Node{})
+		others[1].Owner = owner
+		bound := []state.Binding{others[1], mine[0]}
+		m := tables{mine[0].Key(): mine[0], others[1].Key(): others[1]}
+		c := NewCatalog(Node{}, bound, nil)
+		m.apply(c, c.Plan([]state.Service{outer("a", front, state.PolicyCluster, "1 ready local")}, nil))
+		if holder, _ := c.Holder(at(front)); holder.Name != "a" || len(m) != 1 || numbers(m[key(front)].Backends) != "1" {
+			t.Errorf("%s: %v holds it, in force is %v", name, holder, m)
+		}
+	}
+}
+
 // After a restart, only the bindings and their owners are known.
 func TestAfterARestartOnlyTheOwnersAreRemoved(t *testing.T) {
 	first, m := NewCatalog(Node{}, nil, nil), tables{}
@@ -91,7 +150,7 @@ func TestAfterARestartOnlyTheOwnersAreRemoved(t *testing.T) {
 		m.apply(c, ch)
 		names = append(names, s.ServiceID)
 	}
-	if holder, _ := c.Holder(key("10.96.0.2:80")); holder != names[0] {
+	if holder, _ := c.Holder(at("10.96.0.2:80")); holder != names[0] {
 		t.Fatal(holder)
 	}
 	ch := c.Retain(state.OwnerKubernetes, names)
@@ -159,7 +218,7 @@ func TestAfterARestartAFrontendIsReplacedWhole(t *testing.T) {
 		t.Fatal(ch)
 	}
 	for k := range m {
-		if holder, _ := c.Holder(k); holder != s.ServiceID {
+		if holder, _ := c.Holder(k.Frontend); holder != s.ServiceID {
 			t.Errorf("%v is held by %v", k, holder)
 		}
 	}
@@ -203,29 +262,34 @@ func TestCatalogOnGeneratedChanges(t *testing.T) {
 
 func check(t *testing.T, c *Catalog, m tables, wanted map[state.ServiceID]state.Service) {
 	t.Helper()
-	claims := map[state.BindingKey]int{}
-	for _, s := range wanted {
+	claims := map[state.Frontend]map[state.ServiceID][]state.Binding{}
+	for id, s := range wanted {
 		list, _ := Bind(s, Node{})
 		for _, b := range list {
-			claims[b.Key()]++
-			holder, _ := c.Holder(b.Key())
-			if got := m[b.Key()]; holder == s.ServiceID && (got.Service != holder || !slices.Equal(got.Backends, b.Backends)) {
+			if claims[b.Frontend] == nil {
+				claims[b.Frontend] = map[state.ServiceID][]state.Binding{}
+			}
+			claims[b.Frontend][id] = append(claims[b.Frontend][id], b)
+		}
+	}
+	inForce, lost := 0, 0
+	for f, by := range claims {
+		holder, _ := c.Holder(f)
+		if by[holder] == nil {
+			t.Fatalf("%v is held by %v, which does not claim it", f, holder)
+		}
+		for _, b := range by[holder] {
+			if got := m[b.Key()]; got.Service != holder || got.SplitOutside != b.SplitOutside || !slices.Equal(got.Backends, b.Backends) {
 				t.Fatalf("%v is %v, its holder wants %v", b.Key(), got, b)
 			}
 		}
+		inForce += len(by[holder])
+		lost += len(by) - 1
 	}
-	if len(claims) != len(m) {
-		t.Fatalf("%d frontends are claimed, %d are in force", len(claims), len(m))
+	if inForce != len(m) {
+		t.Fatalf("%d bindings are to be in force, %d are", inForce, len(m))
 	}
-	lost := 0
-	for k, n := range claims {
-		holder, _ := c.Holder(k)
-		if _, ok := wanted[holder]; !ok {
-			t.Fatalf("%v is held by %v, which is gone", k, holder)
-		}
-		lost += n - 1
-	}
-	if got := len(c.Problems(state.OwnerCLI)) + len(c.Problems(state.OwnerCNI)); (got == 0) != (lost == 0) {
+	if got := len(c.Problems(state.OwnerCLI)) + len(c.Problems(state.OwnerCNI)); got != lost {
 		t.Fatalf("%d problems for %d lost claims", got, lost)
 	}
 }

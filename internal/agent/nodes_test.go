@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/node"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// onNIC gives this namespace a link with an address.
+func onNIC(t *testing.T, address string) {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "nic0"
+	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "wire0"}))
+	for _, name := range []string{"wire0", "nic0"} {
+		l, err := netlink.LinkByName(name)
+		must(t, err)
+		must(t, netlink.LinkSetUp(l))
+		if name == "nic0" {
+			a, err := netlink.ParseAddr(address)
+			must(t, err)
+			must(t, netlink.AddrAdd(l, a))
+		}
+	}
+}
+
+func clusterNode(name, address, pods string) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: []string{pods}}}
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}
+	return n
+}
+
+// What another node-mode has put into force would be nobody's: only Kubernetes may remove it.
+func TestNodesGoWithTheirMode(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		onNIC(t, "192.0.2.1/24")
+		w := newScripted(t)
+		defer func() { w.close() }()
+		// is wants these nodes known, and each but this one to have its route.
+		is := func(when string, names ...string) {
+			t.Helper()
+			var known []string
+			must(t, w.agent.with(t.Context(), func(e *engine.Engine) error {
+				list, _, err := e.Nodes()
+				for _, n := range list {
+					known = append(known, n.Name)
+				}
+				return err
+			}))
+			routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Protocol: 'm'}, netlink.RT_FILTER_PROTOCOL)
+			must(t, err)
+			if !slices.Equal(known, names) || len(routes) != max(len(names)-1, 0) {
+				t.Errorf("%s: nodes %v, routes %v; want %v", when, known, routes, names)
+			}
+		}
+		turn := func() {
+			w.tellObjects(nil, nil)
+			check(t, w.agent.watch.Nodes.Replace([]any{clusterNode("n1", "192.0.2.1", "10.1.1.0/24"), clusterNode("n2", "192.0.2.2", "10.1.2.0/24")}, ""))
+			w.turn()
+		}
+		w.agent.config.NodeMode = "direct"
+		turn()
+		is("direct", "n1", "n2")
+		w.close()
+		w.open() // node-mode none
+		turn()
+		is("none")
+		// The command line's are its own.
+		must(t, w.agent.with(t.Context(), func(e *engine.Engine) error {
+			for _, spec := range []node.Spec{{Name: "n1", Address: []string{"192.0.2.1"}, PodCIDRs: []string{"10.1.1.0/24"}, Mode: "direct"},
+				{Name: "n3", Address: []string{"192.0.2.3"}, PodCIDRs: []string{"10.1.3.0/24"}, Mode: "direct"}} {
+				n, err := node.Parse(spec)
+				if err != nil {
+					return err
+				}
+				n.Owner = state.OwnerCLI
+				if err := e.AddNode(n); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		w.close()
+		w.open()
+		turn()
+		is("none, with the command line's", "n1", "n3")
+	})
+}

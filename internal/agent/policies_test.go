@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mustang-net/mustang/internal/engine"
+)
+
+// While everything is told for the first time and cannot be written, the cluster goes on.
+func TestWhatGoesWhileTheFirstPolicyFailsIsGone(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: "ns", Name: name} }
+	stays, goes := &networkingv1.NetworkPolicy{ObjectMeta: meta("stays")}, &networkingv1.NetworkPolicy{ObjectMeta: meta("goes")}
+	pod := &corev1.Pod{ObjectMeta: meta("goes"), Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.1.0.1"}}}}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer w.close()
+		full := filepath.Join(w.config.StateDir, "policy-names.json") // cannot be written, as on a full /run
+		check(t, os.MkdirAll(filepath.Join(full, "x"), 0o700))
+		w.tellObjects(nil, nil)
+		check(t, w.agent.watch.Policies.Replace([]any{stays, goes}, ""))
+		check(t, w.agent.watch.Pods.Replace([]any{pod}, ""))
+		w.turn()
+		if w.agent.policies.ready() {
+			t.Error("ready although nothing could be written")
+		}
+		check(t, os.RemoveAll(full))
+		check(t, w.agent.watch.Policies.Delete(goes))
+		check(t, w.agent.watch.Pods.Delete(pod))
+		w.agent.policies.due = w.agent.policies.due.Add(-retryMost)
+		w.turn()
+		if !w.agent.policies.ready() {
+			t.Error("not ready")
+		}
+		check(t, w.agent.with(t.Context(), func(e *engine.Engine) error {
+			m, err := e.Policies()
+			if err != nil {
+				return err
+			}
+			if list := m.Policies(); len(list) != 1 || list[0].Name != "stays" {
+				t.Errorf("policies in force are %v, want the one that stays", list)
+			}
+			if p, found := m.PodAt(netip.MustParseAddr("10.1.0.1")); found {
+				t.Errorf("pod %v is still known", p.Key)
+			}
+			return nil
+		}))
+	})
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mustang-net/mustang/internal/k8s"
+)
+
+// checked is a Service with a health check, and with a source range that is none.
+func checked(name, address string, port int32) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeLoadBalancer, ClusterIP: address, ClusterIPs: []string{address},
+		ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: port,
+		LoadBalancerSourceRanges: []string{"everywhere"}, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}},
+	}}
+}
+
+// While everything is to be replaced, as after another zone, Services go: their health
+// check's port is a successor's, and nobody hears of their problems any more.
+func TestWhatGoesWhileEverythingIsReplaced(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		lo, err := netlink.LinkByName("lo")
+		must(t, err)
+		must(t, netlink.LinkSetUp(lo))
+		w := newScripted(t)
+		defer func() { w.agent.checks.close(); w.close() }()
+		w.tellObjects([]any{checked("old", "10.96.0.1", 31999), checked("moves", "10.96.0.2", 31998)}, nil)
+		w.turn()
+		if n := w.agent.problems.count(k8s.Services); n != 2 || len(w.agent.checks.servers) != 2 {
+			t.Fatalf("%d Services have problems, %d a health check; want 2 each", n, len(w.agent.checks.servers))
+		}
+		zone := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.config.Node, Labels: map[string]string{corev1.LabelTopologyZone: "z"}}}
+		check(t, w.agent.watch.Nodes.Replace([]any{zone}, ""))
+		check(t, w.agent.watch.Services.Replace([]any{checked("new", "10.96.0.3", 31999)}, ""))
+		w.turn()
+		for o, sentences := range w.agent.problems.list() {
+			if o.key.Name != "new" || strings.Contains(strings.Join(sentences, " "), "healthCheckNodePort") {
+				t.Errorf("%v is said to have a problem: %q", o, sentences)
+			}
+		}
+		for port, open := range map[int]bool{31999: true, 31998: false} {
+			c, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+			if err == nil {
+				c.Close()
+			}
+			if (err == nil) != open {
+				t.Errorf("port %d: %v, want it open: %v", port, err, open)
+			}
+		}
+	})
+}
