@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "33460020ac92de1e63ada5226c360eb8a67b3b87fa562b708dde44569bc26832"
+const ObjectsHash = "043094f306e5a01461368bd7b1b210c7e3ac5d0e13742ed58c50675b4ef3c374"
