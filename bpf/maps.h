@@ -335,8 +335,8 @@ struct {
 
 /* Unconnected UDP sockets: the choice made for a frontend, and the way back from the
  * backend. Written and read at sendmsg(), read at recvmsg(). Two entries for each pair of
- * socket and Service; LRU. Connected ones: one entry each, written at connect(), read by who
- * removes a backend. Size: such pairs in use at once. */
+ * socket and Service; LRU, for at close() nobody knows them. Connected ones: one entry each, written at connect(),
+ * freed at close(), read by who removes a backend. Size: such pairs in use at once. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);

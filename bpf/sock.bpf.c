@@ -138,20 +138,27 @@ enum outcome {
 };
 
 /* What is known of a UDP socket that is led to a backend, under the socket's own number. */
-inline_fn void connected_key(struct sock_flow_key *key, struct bpf_sock_addr *ctx, const struct sock_peer *peer)
+inline_fn void connected_key(struct sock_flow_key *key, __u64 cookie, const struct sock_peer *peer)
 {
 	__builtin_memset(key, 0, sizeof(*key));
-	key->cookie = bpf_get_socket_cookie(ctx);
+	key->cookie = cookie;
 	key->addr = peer->backend_addr;
 	key->port = peer->backend_port;
 	key->kind = SOCK_FLOW_CONNECTED;
+}
+
+inline_fn void connected_forget(__u64 cookie, const struct sock_peer *peer)
+{
+	struct sock_flow_key key;
+
+	connected_key(&key, cookie, peer);
+	bpf_map_delete_elem(&mst_sock_flows_v1, &key);
 }
 
 /* What an earlier connect() left must not speak for the socket. */
 slow_fn int forget_peer(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
-	struct sock_flow_key key;
 	struct sock_peer *peer;
 
 	if (!sk)
@@ -160,10 +167,8 @@ slow_fn int forget_peer(struct bpf_sock_addr *ctx)
 		sock_slot_free(bpf_get_socket_cookie(ctx));
 	if (ctx->protocol == IPPROTO_UDP) {
 		peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
-		if (peer) {
-			connected_key(&key, ctx, peer);
-			bpf_map_delete_elem(&mst_sock_flows_v1, &key);
-		}
+		if (peer)
+			connected_forget(bpf_get_socket_cookie(ctx), peer);
 	}
 	bpf_sk_storage_delete(&mst_sock_peers_v1, sk);
 	return 0;
@@ -193,7 +198,7 @@ slow_fn int remember_peer(struct bpf_sock_addr *ctx, const struct sock_peer *pee
 	}
 	if (ctx->protocol == IPPROTO_UDP) {
 		forget_peer(ctx);
-		connected_key(&key, ctx, peer);
+		connected_key(&key, bpf_get_socket_cookie(ctx), peer);
 		bpf_map_update_elem(&mst_sock_flows_v1, &key, &there, BPF_ANY);
 	}
 	stored = bpf_sk_storage_get(&mst_sock_peers_v1, sk, (void *)peer, BPF_SK_STORAGE_GET_F_CREATE);
@@ -288,18 +293,41 @@ inline_fn bool peer_frontend(struct bpf_sock_addr *ctx, struct dest *d)
 }
 
 /* The choice made earlier for this socket and frontend, while that backend exists. */
-inline_fn bool flow_backend(const struct sock_flow_key *key, struct dest *d)
+inline_fn bool flow_backend(const struct sock_flow_key *key, struct sock_flow *there)
 {
 	struct sock_flow *flow = bpf_map_lookup_elem(&mst_sock_flows_v1, key);
 	struct backend *b;
 
 	if (!flow)
 		return false;
-	b = grown_find(&mst_backends_v1_now, &flow->backend);
-	if (!b || b->port != flow->port || !addr_equal(&b->addr, &flow->addr))
+	*there = *flow;
+	b = grown_find(&mst_backends_v1_now, &there->backend);
+	return b && b->port == there->port && addr_equal(&b->addr, &there->addr);
+}
+
+/**
+ * way_back - have the socket take what comes from a backend for the Service's
+ * @d: the Service's address
+ * @there: the backend
+ *
+ * With each datagram, not the first alone: while a server is slow nobody looks at its way back, and the table gives
+ * the entry's room away.
+ *
+ * Return: false when the socket reaches this backend by another Service already. A datagram from it could not be told
+ * apart, so this one is left to NAT, which gives it a port of its own; where there is none, the Service that was
+ * asked last has the answers.
+ */
+inline_fn bool way_back(const struct netns_info *ns, __u64 cookie, const struct dest *d, const struct sock_flow *there)
+{
+	struct sock_flow_key key = { .cookie = cookie, .addr = there->addr, .port = there->port, .kind = SOCK_FLOW_BACK };
+	struct sock_flow back = { .addr = d->addr, .port = d->port, .backend = there->backend };
+	struct sock_flow *known = bpf_map_lookup_elem(&mst_sock_flows_v1, &key);
+
+	if (known && known->port == d->port && addr_equal(&known->addr, &d->addr))
+		return true;
+	if (known && ns->flags & EP_SERVICE_TC)
 		return false;
-	d->addr = flow->addr;
-	d->port = flow->port;
+	bpf_map_update_elem(&mst_sock_flows_v1, &key, &back, BPF_ANY);
 	return true;
 }
 
@@ -311,13 +339,14 @@ inline_fn bool flow_backend(const struct sock_flow_key *key, struct dest *d)
  */
 inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 {
-	struct sock_flow_key key = { .addr = d->addr, .port = d->port }, back = { .kind = SOCK_FLOW_BACK };
-	struct sock_flow there = {}, here = { .addr = d->addr, .port = d->port }, *other;
+	struct sock_flow_key key = { .addr = d->addr, .port = d->port };
 	struct netns_info *ns = socket_netns(ctx);
+	struct sock_flow there = {};
 	struct addr client;
 	struct service *s;
 	struct backend *b;
 	__u16 address;
+	bool chosen;
 
 	if (!ns)
 		return KEEP;
@@ -329,23 +358,19 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 		return REFUSED;
 	}
 	key.cookie = bpf_get_socket_cookie(ctx);
-	if (flow_backend(&key, d))
-		return REWRITE;
-	client_of(ns, &d->addr, &client);
-	b = balance(ctx, ns, d, &client, &s, &there.backend);
-	if (!b)
-		return s ? REFUSED : KEEP;
-	back.cookie = key.cookie;
-	back.addr = there.addr = b->addr;
-	back.port = there.port = b->port;
-	other = bpf_map_lookup_elem(&mst_sock_flows_v1, &back);
-	/* The socket reaches this backend by another Service already: a datagram from it could
-	 * not be told apart, so this one is left to NAT, which gives it a port of its own. */
-	if (other && ns->flags & EP_SERVICE_TC && (other->port != d->port || !addr_equal(&other->addr, &d->addr)))
+	chosen = flow_backend(&key, &there);
+	if (!chosen) {
+		client_of(ns, &d->addr, &client);
+		b = balance(ctx, ns, d, &client, &s, &there.backend);
+		if (!b)
+			return s ? REFUSED : KEEP;
+		there.addr = b->addr;
+		there.port = b->port;
+	}
+	if (!way_back(ns, key.cookie, d, &there))
 		return KEEP;
-	here.backend = there.backend;
-	bpf_map_update_elem(&mst_sock_flows_v1, &key, &there, BPF_ANY);
-	bpf_map_update_elem(&mst_sock_flows_v1, &back, &here, BPF_ANY);
+	if (!chosen)
+		bpf_map_update_elem(&mst_sock_flows_v1, &key, &there, BPF_ANY);
 	d->addr = there.addr;
 	d->port = there.port;
 	return REWRITE;
@@ -470,8 +495,15 @@ int mst_getpeername6(struct bpf_sock_addr *ctx)
 SEC("cgroup/sock_release")
 int mst_release(struct bpf_sock *sk)
 {
+	struct sock_peer *peer;
+
 	if (sk->protocol == IPPROTO_TCP)
 		sock_slot_free(bpf_get_socket_cookie(sk));
+	if (sk->protocol == IPPROTO_UDP) {
+		peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
+		if (peer)
+			connected_forget(bpf_get_socket_cookie(sk), peer);
+	}
 	return ALLOW;
 }
 

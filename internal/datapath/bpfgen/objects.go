@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "aa1ae9e1ae00d6a0662bf18f702e272a1fb79efa2a548a091f68f6d1010beea3"
+const ObjectsHash = "3d33c8d3625120f8305a99db6d977baf6d3c431e5dd3dd165f127c98a9f595e1"
