@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "3d33c8d3625120f8305a99db6d977baf6d3c431e5dd3dd165f127c98a9f595e1"
+const ObjectsHash = "9ee4dd882cd3286500f0d762e282e0b16eb7d1737618325c3724ed84fbb5ff24"

@@ -259,3 +259,25 @@ func TestErrorsAboutFragmentsOfIPv6(t *testing.T) {
 		}
 	}
 }
+
+// Under its node's address a pod's datagram to the tunnel's port would be a packet of any of that node's pods.
+func TestAMasqueradedPodHasNoTunnel(t *testing.T) {
+	eachMasqueraded(t, func(m masqueraded) {
+		if m.proto != oracle.UDP {
+			return
+		}
+		config := bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf | bpfgen.NodeMasquerade, Vni: tunnelID, Port: port(udpPort)}
+		for _, overlay := range []uint32{0, 77} {
+			config.Overlay = overlay
+			check(t, m.edge.MstNodeV1.Put(uint32(0), config))
+			m.edge.ClearFlows(t)
+			a := m.answer(m.pod, m.from, end(m.to.Addr(), udpPort), 0)
+			if want := map[uint32]string{0: "", 77: ReasonName(bpfgen.ReasonTunnelPort)}[overlay]; a.Dropped != want {
+				t.Errorf("device %d: %v", overlay, a)
+			}
+			if a := m.answer(m.pod, m.from, m.to, 0); a.Dropped != "" {
+				t.Errorf("device %d, to another port: %v", overlay, a)
+			}
+		}
+	})
+}
