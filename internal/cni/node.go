@@ -5,6 +5,7 @@ package cni
 // What the plugin needs to know of its node, and to set on it.
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -64,18 +65,23 @@ func (c *Config) uplinkAndMTU() (uplink string, mtu int, err error) {
 // forward lets the node route between its interfaces: pods behind it reach the
 // outside by that. Nothing is written where it is on already.
 func (p *plugin) forward(v4, v6 bool) error {
-	for key, wanted := range map[string]bool{"ipv4/ip_forward": v4, "ipv6/conf/all/forwarding": v6} {
-		if !wanted {
-			continue
-		}
-		file := p.here.Sysctl(key)
-		now, err := os.ReadFile(file)
-		if err == nil && strings.TrimSpace(string(now)) != "0" {
-			continue
-		}
-		if err := os.WriteFile(file, []byte("1"), 0); err != nil {
-			return fmt.Errorf("let the node forward packets: %w", err)
-		}
+	var errs []error
+	if v4 {
+		errs = append(errs, p.forwardIPv4())
+	}
+	if v6 {
+		errs = append(errs, netns.ForwardIPv6(p.here.Sysctl("ipv6/conf"), "all"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("let the node forward packets: %w", err)
 	}
 	return nil
+}
+
+func (p *plugin) forwardIPv4() error {
+	file := p.here.Sysctl("ipv4/ip_forward")
+	if now, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(now)) != "0" {
+		return nil
+	}
+	return os.WriteFile(file, []byte("1"), 0)
 }
