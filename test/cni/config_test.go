@@ -80,6 +80,52 @@ func TestConfig_MTUIsTheUplinks(t *testing.T) {
 	c.del(n.config("veth"))
 }
 
+// A default route with several next hops has several uplinks.
+func TestConfig_UplinksAreThoseOfAllHops(t *testing.T) {
+	for family, hops := range map[string][2]string{"-4": {"192.168.7.2", "192.168.8.2"}, "-6": {"fd00:7::2", "fd00:8::2"}} {
+		t.Run(family, func(t *testing.T) {
+			n := newNode(t)
+			n.secondUplink("1400")
+			for _, f := range []string{"-4", "-6"} {
+				run(t, "ip", "-n", n.name, f, "route", "flush", "default")
+			}
+			run(t, "ip", "-n", n.name, family, "route", "add", "default", "nexthop", "via", hops[0], "dev", uplink, "nexthop", "via", hops[1], "dev", "up1")
+			c := n.container()
+			conf := n.config("veth").ports(mapping(8081, "tcp", ""))
+			if a := c.add(conf); a.Interfaces[1].Mtu != 1400 {
+				t.Errorf("the MTU is not the smallest of the uplinks': %s", a.stdout)
+			}
+			c.server(":80")
+			for _, to := range []string{"192.168.7.1:8081", "192.168.8.1:8081", "[fd00:7::1]:8081", "[fd00:8::1]:8081"} {
+				if got := n.reaches(n.outside(), to); !strings.HasPrefix(got, "hello ") {
+					t.Errorf("from outside to %s: %q", to, got)
+				}
+			}
+			c.del(conf)
+			n.ok(n.exec(n.command(binary, "STATUS", n.config("macvlan"))))
+			d := n.container()
+			if a := d.add(n.config("macvlan")); a.Interfaces[0].Mtu != 1500 {
+				t.Errorf("by macvlan the MTU is not that of the one uplink: %s", a.stdout)
+			}
+			d.del(n.config("macvlan"))
+		})
+	}
+}
+
+// secondUplink is up1, to the same outside.
+func (n *node) secondUplink(mtu string) {
+	n.t.Helper()
+	for _, args := range []string{
+		"-n NODE link add up1 mtu MTU type veth peer name up1 mtu MTU netns OUT",
+		"-n NODE addr add 192.168.8.1/24 dev up1", "-n OUT addr add 192.168.8.2/24 dev up1",
+		"-n NODE addr add fd00:8::1/64 dev up1 nodad", "-n OUT addr add fd00:8::2/64 dev up1 nodad",
+		"-n NODE link set up1 up", "-n OUT link set up1 up",
+	} {
+		args = strings.NewReplacer("NODE", n.name, "OUT", n.outside(), "MTU", mtu).Replace(args)
+		run(n.t, "ip", strings.Fields(args)...)
+	}
+}
+
 // As far as the uplink takes it, and a warning where it takes less.
 func TestConfig_BigTCPIsTheUplinks(t *testing.T) {
 	n := newNode(t)
