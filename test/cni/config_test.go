@@ -3,8 +3,13 @@
 package cni_test
 
 import (
+	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestConfig_ContradictionsFailByName(t *testing.T) {
@@ -44,6 +49,31 @@ func TestConfig_UnknownFieldsWarn(t *testing.T) {
 		t.Errorf("standard error: %q", a.stderr)
 	}
 	c.del(n.config("veth"))
+}
+
+// As the convention has them (CONVENTIONS.md, "args"), and shorter.
+func TestConfig_LabelsAreAListOrAnObject(t *testing.T) {
+	n := newNode(t)
+	for _, labels := range []any{
+		map[string]any{"app": "web", "env": "prod"},
+		[]any{map[string]any{"key": "app", "value": "web"}, map[string]any{"key": "env", "value": "prod"}},
+	} {
+		c, conf := n.container(), n.config("veth").with("args", map[string]any{"cni": map[string]any{"labels": labels}})
+		c.add(conf)
+		records, _ := filepath.Glob(filepath.Join(n.state(), "endpoints", "*.json"))
+		var ep struct{ Labels map[string]string }
+		text, err := os.ReadFile(records[0])
+		if err == nil {
+			err = json.Unmarshal(text, &ep)
+		}
+		if d := cmp.Diff(map[string]string{"app": "web", "env": "prod"}, ep.Labels); err != nil || d != "" {
+			t.Errorf("%v: %v: %s", labels, err, d)
+		}
+		c.del(conf)
+	}
+	for _, labels := range []any{"app", []any{"app"}} {
+		n.refused(n.container().call("ADD", n.config("veth").with("args", map[string]any{"cni": map[string]any{"labels": labels}})), 6, "args")
+	}
 }
 
 func TestConfig_CapabilitiesIPsMACAndMTU(t *testing.T) {
