@@ -41,6 +41,19 @@ func TestAnEdgeThatCannotBeSetIsAsItWas(t *testing.T) {
 	}
 }
 
+func TestPortsOfAnEdgeAreReadWhole(t *testing.T) {
+	w := newEdgeTool(t)
+	for _, ports := range []string{"61000-62000-63000", "61000-62000x", "+61000-62000", "61000-70000", "61000", "-", "61000 - 62000"} {
+		if _, errs, code := w.run("", "edge", "set", "--dev", "up0", "--ports="+ports); code != 2 || !strings.Contains(errs, fmt.Sprintf("%q", ports)) {
+			t.Errorf("%s: status %d: %s", ports, code, errs)
+		}
+	}
+	w.ok("edge", "set", "--dev", "up0", "--ports", "61000-62000")
+	if e := w.edge(); e.Ports != "61000-62000" {
+		t.Errorf("%+v", e)
+	}
+}
+
 func TestKilledEdgeChangesAreOldOrNew(t *testing.T) {
 	w := newEdgeTool(t)
 	w.ok("edge", "set", "--dev", "up0", "--host")

@@ -234,6 +234,10 @@ func (c *Config) Validate() error {
 	if err := c.validateIPAM(); err != nil {
 		return err
 	}
+	v6 := slices.ContainsFunc(c.IPAM.Pools, func(p ipam.Pool) bool { return p.Subnet.Addr().Is6() })
+	if err := link.ValidateMTU(int(c.MTU), v6); err != nil {
+		return invalid("mtu", "%v", err)
+	}
 	return c.validateLocal()
 }
 

@@ -24,7 +24,7 @@ func TestConfig_ContradictionsFailByName(t *testing.T) {
 		"masqueradeExclude":             n.config("veth").with("masqueradeExclude", []string{"10.0.0.0/8"}),
 		"not a network":                 n.config("veth").with("masquerade", true).with("masqueradeExclude", []string{"ten"}),
 		"servicePath":                   n.config("veth").with("servicePath", "psychic"),
-		"MTU 20":                        n.config("veth").with("mtu", 20),
+		"mtu: MTU 20":                   n.config("veth").with("mtu", 20),
 		"runtimeConfig.mac":             n.config("veth").with("runtimeConfig", map[string]any{"mac": "01:00:00:00:00:01"}),
 		"runtimeConfig.ips":             n.config("veth").with("runtimeConfig", map[string]any{"ips": []string{"10.9.0.3", "10.9.0.4"}}),
 		"bigTCP: big TCP size 9000":     n.config("veth").with("bigTCP", 9000),
