@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -43,8 +44,9 @@ Services for the node's own sockets with --host.`,
 				want.Prefixes = append(want.Prefixes, p)
 			}
 			if ports != "" {
-				if _, err := fmt.Sscanf(ports, "%d-%d", &want.Ports.First, &want.Ports.Last); err != nil {
-					return usagef("--ports %q is not FIRST-LAST, as 61000-65535", ports)
+				var err error
+				if want.Ports, err = portRange(ports); err != nil {
+					return err
 				}
 			}
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error { return e.SetEdge(want) })
@@ -56,6 +58,16 @@ Services for the node's own sockets with --host.`,
 	f.StringVar(&ports, "ports", "", "source ports that flows from outside wear (default: 61000-65535)")
 	f.BoolVar(&want.Host, "host", false, "the node's own sockets get Services, too")
 	return cmd
+}
+
+func portRange(text string) (r engine.PortRange, err error) {
+	first, last, _ := strings.Cut(text, "-")
+	a, errFirst := strconv.ParseUint(first, 10, 16)
+	b, errLast := strconv.ParseUint(last, 10, 16)
+	if errFirst != nil || errLast != nil {
+		return r, usagef("--ports %q is not FIRST-LAST, as 61000-65535", text)
+	}
+	return engine.PortRange{First: uint16(a), Last: uint16(b)}, nil
 }
 
 // edgeView is the edge as it is printed.

@@ -180,6 +180,9 @@ everything; ` + "`ip link set HOST-END type netkit forward peer forward`" + ` op
 			}
 			return g.with(cmd.Context(), true, func(e *engine.Engine) error {
 				ids, err := endpointIDs(e, g.path(netns), ifname, args)
+				if err != nil {
+					return err
+				}
 				for _, id := range ids {
 					err = errors.Join(err, e.RemoveEndpoint(id))
 				}
@@ -192,6 +195,7 @@ everything; ` + "`ip link set HOST-END type netkit forward peer forward`" + ` op
 	return cmd
 }
 
+// endpointIDs are those of what is named, all of which is there.
 func endpointIDs(e *engine.Engine, netns, ifname string, args []string) ([]uint32, error) {
 	if netns != "" {
 		path, err := filepath.Abs(netns)
@@ -204,13 +208,23 @@ func endpointIDs(e *engine.Engine, netns, ifname string, args []string) ([]uint3
 		}
 		return []uint32{id}, nil
 	}
+	known, err := e.Endpoints()
+	if err != nil {
+		return nil, err
+	}
 	var ids []uint32
 	for _, arg := range args {
-		id, err := strconv.ParseUint(arg, 10, 32)
+		n, err := strconv.ParseUint(arg, 10, 32)
 		if err != nil {
 			return nil, usagef("id %q is not a number; `mustang ep ls` shows the ids", arg)
 		}
-		ids = append(ids, uint32(id))
+		id := uint32(n)
+		if !slices.ContainsFunc(known, func(ep state.Endpoint) bool { return ep.ID == id }) {
+			return nil, fmt.Errorf("endpoint %d: %w; `mustang ep ls` lists those that exist", id, engine.ErrNotFound)
+		}
+		if !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
 	}
 	return ids, nil
 }

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -128,16 +129,24 @@ func (f *installFlags) putPlugin(w io.Writer) error {
 
 // list is the network list to install, checked.
 func (f *installFlags) list(g *globals) ([]byte, error) {
-	text, err := os.ReadFile(f.config)
-	if f.config == "" {
-		text, err = f.makeList(g)
-	}
+	text, err := f.text(g)
 	if err != nil {
-		return nil, fmt.Errorf("--config: %w", err)
+		return nil, err
 	}
 	err = install.Check(text, func(field string) { g.notify(fmt.Sprintf("unknown field %q in the network list", field)) })
 	if err != nil {
 		return nil, usagef("--config: %w", err)
+	}
+	return text, nil
+}
+
+func (f *installFlags) text(g *globals) ([]byte, error) {
+	if f.config == "" {
+		return f.makeList(g)
+	}
+	text, err := os.ReadFile(f.config)
+	if err != nil {
+		return nil, fmt.Errorf("--config: %w", err)
 	}
 	return text, nil
 }
@@ -147,8 +156,11 @@ func (f *installFlags) makeList(g *globals) ([]byte, error) {
 		return nil, errors.New("pods need addresses: name this node's networks by --pool, or give a whole list by --config")
 	}
 	own := map[string]any{"mode": f.mode, "mtu": f.mtu, "masquerade": f.masquerade, "ipam": map[string]any{"type": cni.OwnIPAM, "pools": f.pools}}
-	var bytes int
-	if n, err := fmt.Sscanf(f.mtu, "%d", &bytes); n == 1 && err == nil {
+	if f.mtu != "auto" {
+		bytes, err := strconv.Atoi(f.mtu)
+		if err != nil {
+			return nil, usagef("--mtu %q is neither a number of bytes nor auto", f.mtu)
+		}
 		own["mtu"] = bytes
 	}
 	for key, value := range map[string]string{"uplink": f.uplink, "cgroupRoot": g.CgroupRoot} {

@@ -91,6 +91,8 @@ func TestInstallCNIChecksTheList(t *testing.T) {
 	i := newInstaller(t)
 	for says, args := range map[string][]string{
 		"--pool": {}, "pigeon": {"--mode", "pigeon", "--pool", "10.1.0.0/24"}, "10.1.0.1/24": {"--pool", "10.1.0.1/24"},
+		`--mtu "9k"`: {"--mtu", "9k", "--pool", "10.1.0.0/24"}, `--mtu "1e3"`: {"--mtu", "1e3", "--pool", "10.1.0.0/24"},
+		"MTU 9 is": {"--mtu", "9", "--pool", "10.1.0.0/24"}, "MTU 1000 is": {"--mtu", "1000", "--pool", "10.1.0.0/24,fd00:1::/64"},
 		"masqueradeExclude": {"--pool", "10.1.0.0/24", "--masquerade=false", "--masquerade-exclude", "10.0.0.0/8"},
 	} {
 		if _, err := i.run(append([]string{"install-cni", "--plugin", i.plugin}, args...)...); err == nil || !strings.Contains(err.Error(), says) {

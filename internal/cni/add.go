@@ -142,7 +142,7 @@ func linkError(a attachment, err error) error {
 // attach puts the datapath on the interface, of which s says more.
 func (p *plugin) attach(a *attachment, s engine.EndpointSpec) error {
 	s.Netns, s.IfName, s.Owner, s.ServicePath = a.NetNS, a.IfName, state.OwnerCNI, state.ServicePath(p.ServicePath)
-	s.Labels, s.Pod, s.OwnQdiscs = p.Args.CNI.Lbl, p.pod(), len(a.Bandwidth) > 0
+	s.Labels, s.Pod, s.OwnQdiscs = p.Args.CNI.Labels, p.pod(), len(a.Bandwidth) > 0
 	if p.Masquerade {
 		s.Masquerade = &state.Masquerade{Inside: p.inside()}
 	}

@@ -6,6 +6,7 @@ package cni
 // a test compares the two.
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -80,10 +81,29 @@ func leases(ipamType string) bool { return ipamType == "dhcp" }
 // Args are arguments by the older convention (CONVENTIONS.md, "args").
 type Args struct {
 	CNI struct {
-		IPs []string          `json:"ips"`
-		MAC string            `json:"mac"`
-		Lbl map[string]string `json:"labels"`
+		IPs    []string `json:"ips"`
+		MAC    string   `json:"mac"`
+		Labels Labels   `json:"labels"`
 	} `json:"cni"`
+}
+
+// Labels are a pod's, by key.
+type Labels map[string]string
+
+// UnmarshalJSON takes the convention's list of keys and values, or an object.
+func (l *Labels) UnmarshalJSON(text []byte) error {
+	if !bytes.HasPrefix(text, []byte("[")) {
+		return json.Unmarshal(text, (*map[string]string)(l))
+	}
+	var list []struct{ Key, Value string }
+	if err := json.Unmarshal(text, &list); err != nil {
+		return err
+	}
+	*l = make(Labels, len(list))
+	for _, x := range list {
+		(*l)[x.Key] = x.Value
+	}
+	return nil
 }
 
 // RuntimeConfig are the capability arguments.
@@ -213,6 +233,10 @@ func (c *Config) Validate() error {
 	}
 	if err := c.validateIPAM(); err != nil {
 		return err
+	}
+	v6 := slices.ContainsFunc(c.IPAM.Pools, func(p ipam.Pool) bool { return p.Subnet.Addr().Is6() })
+	if err := link.ValidateMTU(int(c.MTU), v6); err != nil {
+		return invalid("mtu", "%v", err)
 	}
 	return c.validateLocal()
 }

@@ -111,13 +111,13 @@ func (p *plugin) openEdge(e *engine.Engine) error {
 	if c.Mode == link.HostDevice {
 		c.Uplink = "" // that one is the pod's
 	}
-	l, err := c.uplink()
+	uplinks, err := c.uplinks()
 	if err != nil {
 		return err
 	}
 	want := engine.Edge{Host: true}
-	if l != nil {
-		want.Devices = []string{l.Attrs().Name}
+	for _, l := range uplinks {
+		want.Devices = append(want.Devices, l.Attrs().Name)
 	}
 	if err := e.SetEdge(want); err != nil {
 		return fmt.Errorf("open the node's host ports: %w", err)

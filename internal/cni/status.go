@@ -82,14 +82,14 @@ func (p *plugin) statusUplink() error {
 	if !link.NeedsUplink(p.Mode) && p.Uplink == "" {
 		return nil
 	}
-	l, err := p.uplink()
-	if err == nil && l == nil {
+	all, err := p.uplinks()
+	if err == nil && len(all) == 0 {
 		err = fmt.Errorf("mode %s needs the node's interface to the network, and there is no default route: name it by uplink", p.Mode)
 	}
 	if err != nil {
 		return p.unavailable(p.Mode != link.HostDevice, err) // a pod that has the device has all it needs
 	}
-	if l.Attrs().Flags&net.FlagUp == 0 && p.Mode != link.HostDevice {
+	if l := all[0]; l.Attrs().Flags&net.FlagUp == 0 && p.Mode != link.HostDevice {
 		return p.unavailable(true, fmt.Errorf("uplink %s is down", l.Attrs().Name))
 	}
 	return nil

@@ -6,6 +6,7 @@ package engine
 // own sockets.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -59,7 +60,7 @@ type nic struct {
 }
 
 // SetEdge makes the edge what want says; what it was before does not matter. A
-// zero Edge takes it away.
+// zero Edge takes it away. What cannot be done leaves the edge as it was.
 func (e *Engine) SetEdge(want Edge) error {
 	if err := e.loadServices(); err != nil {
 		return err
@@ -77,6 +78,89 @@ func (e *Engine) SetEdge(want Edge) error {
 	if err != nil {
 		return err
 	}
+	if len(nics) > 0 && len(want.takes(nics)) == 0 {
+		return fmt.Errorf("none of the addresses of %v is in %v; give prefixes that hold one, or none", want.Devices, want.Prefixes)
+	}
+	e.warnOfPorts(want)
+	before, err := e.edgeBefore()
+	if err != nil {
+		return err
+	}
+	op := operation{Kind: opEdge, Edge: &want, EdgeBefore: &before}
+	if err := e.store.WriteJournal(op); err != nil {
+		return err
+	}
+	if err := e.applyEdge(op); err != nil {
+		return privilege(err) // undone, or the journal stays
+	}
+	return e.store.ClearJournal()
+}
+
+// edgeBefore is the edge as it is, to return to.
+func (e *Engine) edgeBefore() (Edge, error) {
+	now, err := e.Edge()
+	was := Edge{Ports: cmp.Or(now.Ports, DefaultPorts), Host: now.Host}
+	for _, a := range now.Addresses {
+		was.Prefixes = append(was.Prefixes, netip.PrefixFrom(a, a.BitLen()))
+	}
+	for _, name := range now.Devices {
+		if _, gone := netlink.LinkByName(name); gone == nil {
+			was.Devices = append(was.Devices, name)
+		}
+	}
+	return was, err
+}
+
+// applyEdge makes the journal's edge the present one. One that cannot be is
+// undone: the edge before takes its place.
+func (e *Engine) applyEdge(op operation) error {
+	if err := e.loadServices(); err != nil {
+		return err
+	}
+	err := e.putEdge(*op.Edge)
+	if err == nil {
+		return nil
+	}
+	undo := e.putEdge(*op.EdgeBefore)
+	if undo == nil {
+		undo = e.store.ClearJournal()
+	}
+	return errors.Join(err, undo)
+}
+
+// putEdge can be done again at any point of itself.
+func (e *Engine) putEdge(want Edge) error {
+	nics, err := findNICs(want)
+	if err != nil {
+		return err
+	}
+	takes := want.takes(nics)
+	before, _, err := e.dp.Edge.Get(bpfgen.EdgeWire)
+	if err != nil {
+		return err
+	}
+	config := want.config(nics)
+	config.Door = before.Door
+	turns, err := e.needsTurns(takes)
+	if err == nil && turns {
+		err = e.ensureTurns()
+	}
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(e.dp.Edge.Put([]uint32{bpfgen.EdgeWire}, []datapath.EdgeConfig{config}), e.services.SetNodeAddresses(takes)); err != nil {
+		return err
+	}
+	e.turning = false // the tunnel's device goes by the NICs
+	err = errors.Join(e.attachEdges(nics, turns), e.syncTunnelEdge(), e.setHost(want.Host), e.syncDoor())
+	e.turning = turns && err == nil
+	e.tryGather()
+	e.tryMasquerade()
+	return err
+}
+
+// config is what the programs are told: flows wear the first address of each family.
+func (want Edge) config(nics []nic) datapath.EdgeConfig {
 	config := datapath.EdgeConfig{PortFirst: want.Ports.First, PortCount: want.Ports.Last - want.Ports.First + 1}
 	for _, n := range nics {
 		for _, a := range n.addrs {
@@ -87,32 +171,7 @@ func (e *Engine) SetEdge(want Edge) error {
 			}
 		}
 	}
-	takes := want.takes(nics)
-	if len(nics) > 0 && len(takes) == 0 {
-		return fmt.Errorf("none of the addresses of %v is in %v; give prefixes that hold one, or none", want.Devices, want.Prefixes)
-	}
-	e.warnOfPorts(want)
-	before, _, err := e.dp.Edge.Get(bpfgen.EdgeWire)
-	if err != nil {
-		return err
-	}
-	config.Door = before.Door
-	turns, err := e.needsTurns(takes)
-	if err == nil && turns {
-		err = e.ensureTurns()
-	}
-	if err != nil {
-		return privilege(err)
-	}
-	if err := errors.Join(e.dp.Edge.Put([]uint32{bpfgen.EdgeWire}, []datapath.EdgeConfig{config}), e.services.SetNodeAddresses(takes)); err != nil {
-		return err
-	}
-	e.turning = false // the tunnel's device goes by the NICs
-	err = errors.Join(e.attachEdges(nics, turns), e.syncTunnelEdge(), e.setHost(want.Host), e.syncDoor())
-	e.turning = turns && err == nil
-	e.tryGather()
-	e.tryMasquerade()
-	return privilege(err)
+	return config
 }
 
 // syncTunnelEdge lets answers to clients outside come by the tunnel, where there

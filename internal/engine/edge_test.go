@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -167,6 +168,48 @@ func TestTheNodesOwnSockets(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// What cannot be done whole leaves the edge as it was; what a killed tool began is
+// finished by the next.
+func TestAnEdgeIsSetWholeOrNotAtAll(t *testing.T) {
+	n := newNode(t)
+	w := &edgeWorld{node: n, home: netns.Path(n.name)}
+	w.wire(0, 1)
+	w.wire(1, 2)
+	n.scope.CgroupRoot = t.TempDir()
+	edge := func() (s EdgeStatus) {
+		t.Helper()
+		n.must(func(e *Engine) (err error) { s, err = e.Edge(); return err })
+		return s
+	}
+	fails := func(want Edge) {
+		t.Helper()
+		if err := n.do(func(e *Engine) error { return e.SetEdge(want) }); err == nil {
+			t.Fatal("sockets of a directory that is no cgroup are served")
+		}
+	}
+	both := Edge{Devices: []string{"w0", "w1"}, Host: true}
+	fails(both)
+	if s := edge(); len(s.Devices)+len(s.Addresses) > 0 || s.Host {
+		t.Errorf("a failed edge is half there: %+v", s)
+	}
+	n.must(func(e *Engine) error {
+		return e.SetEdge(Edge{Devices: []string{"w0"}, Prefixes: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}, Ports: PortRange{62000, 62999}})
+	})
+	before := edge()
+	fails(both)
+	if s := edge(); !reflect.DeepEqual(s, before) {
+		t.Errorf("a failed edge is %+v\nit was %+v", s, before)
+	}
+	n.scope.CgroupRoot = cgroup
+	both.Ports = DefaultPorts
+	n.must(func(e *Engine) error {
+		return e.store.WriteJournal(operation{Kind: opEdge, Edge: &both, EdgeBefore: &Edge{}})
+	})
+	if s := edge(); !slices.Equal(s.Devices, both.Devices) || !s.Host || len(s.Addresses) != 4 {
+		t.Errorf("after a kill the edge is %+v", s)
+	}
 }
 
 // An affinity holds for a client by whichever frontend it comes, at the socket

@@ -21,6 +21,7 @@ const (
 	opGone           = "end connections"
 	opPolicies       = "policies"
 	opNodes          = "nodes"
+	opEdge           = "edge"
 )
 
 // operation is what the journal holds while a change is under way: enough to
@@ -39,6 +40,9 @@ type operation struct {
 	// The list of nodes that is to be, and the one that was.
 	Nodes       *store.Nodes `json:",omitempty"`
 	NodesBefore *store.Nodes `json:",omitempty"`
+	// The edge that is to be, and the one that was.
+	Edge       *Edge `json:",omitempty"`
+	EdgeBefore *Edge `json:",omitempty"`
 }
 
 // MarshalJSON writes an operation on an endpoint without the rest: the CNI plugin
@@ -81,6 +85,8 @@ func (e *Engine) recover(op operation) error {
 	case opGone:
 	case opNodes:
 		err = e.applyNodes(op)
+	case opEdge:
+		err = e.applyEdge(op)
 	default:
 		return fmt.Errorf("the journal in %s holds a %q operation, which this mustang does not know; use the version that wrote it", e.scope.StateDir, op.Kind)
 	}

@@ -54,6 +54,9 @@ func (b *builder) addBridge() (Result, error) {
 			return Result{}, err
 		}
 	}
+	if br, err = must(b.node, b.BridgeName); err != nil { // its MTU is another by now
+		return Result{}, err
+	}
 	res := pairResult(eth, host)
 	res.setParent(br)
 	return res, nil

@@ -9,6 +9,7 @@ package link
 // namespace dies first.
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -118,25 +119,38 @@ func (b *builder) giveBack() error {
 			}
 		}
 	}
-	if b.Uplink == "" {
-		return nil
+	return b.reclaim()
+}
+
+// reclaim undoes takeDevice where the device is on the node: a killed Add did not
+// move it, or the kernel brought it back, under the pod's name for it or another.
+// Whoever wants the device next does it, too: a namespace dies when it pleases, and
+// that may be after its pod's Delete.
+func (b *builder) reclaim() error {
+	links, err := netns.Dump(b.node.LinkList)
+	if err != nil {
+		return fmt.Errorf("list the node's links: %w", err)
 	}
-	dev, err := find(b.node, b.Uplink)
-	if err != nil || dev == nil || dev.Attrs().Group != linkGroup || deviceName(dev) != b.Uplink {
-		return err
+	var errs []error
+	for _, dev := range links {
+		name, alias := deviceName(dev), dev.Attrs().Alias
+		if dev.Attrs().Group == linkGroup && name != "" && (name == b.Uplink || strings.HasPrefix(alias, aliasPrefix+b.Name+deviceMark)) {
+			if err = rename(b.node, dev, name); err == nil {
+				err = unmark(b.node, dev)
+			}
+			errs = append(errs, err)
+		}
 	}
-	return unmark(b.node, dev)
+	return errors.Join(errs...)
 }
 
 func (b *builder) moveBack(dev netlink.Link) error {
 	name := deviceName(dev)
-	if err := b.pod.LinkSetDown(dev); err != nil {
-		return fmt.Errorf("set %s down: %w", dev.Attrs().Name, err)
+	if err := rename(b.pod, dev, name); err != nil {
+		return err
 	}
-	if dev.Attrs().Name != name {
-		if err := b.pod.LinkSetName(dev, name); err != nil {
-			return fmt.Errorf("rename %s to %s: %w", dev.Attrs().Name, name, err)
-		}
+	if err := b.pod.LinkSetDown(dev); err != nil {
+		return fmt.Errorf("set %s down: %w", name, err)
 	}
 	if err := b.pod.LinkSetNsFd(dev, int(b.nodeNS.Fd())); err != nil {
 		return fmt.Errorf("move %s out of the pod: %w", name, err)
@@ -146,6 +160,20 @@ func (b *builder) moveBack(dev netlink.Link) error {
 		return err
 	}
 	return unmark(b.node, dev)
+}
+
+// rename leaves a device down, unless it has that name.
+func rename(h *netlink.Handle, dev netlink.Link, name string) error {
+	if dev.Attrs().Name == name {
+		return nil
+	}
+	if err := h.LinkSetDown(dev); err != nil {
+		return fmt.Errorf("set %s down: %w", dev.Attrs().Name, err)
+	}
+	if err := h.LinkSetName(dev, name); err != nil {
+		return fmt.Errorf("rename %s to %s: %w", dev.Attrs().Name, name, err)
+	}
+	return nil
 }
 
 // others says whether a complete device in the pod is another pod's: somebody

@@ -217,14 +217,23 @@ func (s Spec) Validate() error {
 	if err := s.validateAddrs(); err != nil && s.Lease == nil {
 		return err
 	}
-	low := 68
-	if s.IPv6.IsValid() {
-		low = 1280
-	}
-	if s.MTU != 0 && (s.MTU < low || s.MTU > 65535) {
-		return fmt.Errorf("MTU %d is out of range: use %d to 65535", s.MTU, low)
+	if err := ValidateMTU(s.MTU, s.IPv6.IsValid()); err != nil {
+		return err
 	}
 	return errors.Join(s.validateLocalMTU(), s.ValidateBigTCP())
+}
+
+// ValidateMTU refuses what an interface with such addresses cannot have; 0 is what
+// its mode makes it.
+func ValidateMTU(mtu int, v6 bool) error {
+	low := 68 // RFC 791
+	if v6 {
+		low = 1280 // RFC 8200 5
+	}
+	if mtu != 0 && (mtu < low || mtu > 65535) {
+		return fmt.Errorf("MTU %d is out of range: use %d to 65535", mtu, low)
+	}
+	return nil
 }
 
 func (s Spec) validateAddrs() error {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -277,6 +278,51 @@ func TestHostDeviceComesBack(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A physical device comes back by itself when its pod's namespace dies first, under
+// the name that it had there, or any where that is taken. These are no such devices,
+// so they are moved as the kernel does.
+func TestHostDeviceThatCameBackByItselfIsTheNodesAgain(t *testing.T) {
+	for _, name := range []string{DefaultIfName, "dev7"} {
+		for who, finds := range map[string]func(s Spec) error{
+			"Delete": Delete,
+			"Delete, which knows no uplink": func(s Spec) error {
+				s.Uplink = ""
+				return Delete(s)
+			},
+			"the next Add": func(s Spec) error {
+				s.Name = "next"
+				_, err := Add(s)
+				return errors.Join(err, Delete(s))
+			},
+		} {
+			t.Run(who+" finds "+name, func(t *testing.T) {
+				w := newWorld(t)
+				s := w.spec(HostDevice, 0)
+				before := w.links(w.node)
+				w.add(s)
+				script := fmt.Sprintf("ip link set eth0 down && { test %s = eth0 || ip link set eth0 name %s; } && ip link set %s netns %s", name, name, name, w.node)
+				if out, err := exec.Command("nsenter", "--net="+s.NetNS, "sh", "-c", script).CombinedOutput(); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+				if who != "the next Add" {
+					s.NetNS += "-gone"
+				}
+				w.onNode(func() error { return finds(s) })
+				if d := cmp.Diff(before, w.links(w.node), cmpopts.SortSlices(strings.Compare)); d != "" {
+					t.Errorf("links on the node changed:\n%s", d)
+				}
+				w.onNode(func() error {
+					l, err := netlink.LinkByName(w.nic(0))
+					if err == nil && (l.Attrs().Alias != "" || l.Attrs().Group != 0) {
+						t.Errorf("it keeps alias %q and group %d", l.Attrs().Alias, l.Attrs().Group)
+					}
+					return err
+				})
+			})
+		}
+	}
 }
 
 func TestDeleteIsIdempotentAndLeavesNothing(t *testing.T) {

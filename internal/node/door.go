@@ -105,13 +105,12 @@ func setUpDoor(l netlink.Link, v6 bool) error {
 	name := l.Attrs().Name
 	settings := map[string]string{
 		"ipv4/conf/" + name + "/forwarding":    "1", // the program asks for the way on from here
-		"ipv6/conf/" + name + "/forwarding":    "1",
 		"ipv6/conf/" + name + "/addr_gen_mode": "1", // none: nobody is to be met there
 	}
 	if v6 {
 		settings["ipv6/conf/"+name+"/disable_ipv6"] = "0"
 	}
-	if err := setSysctls(settings); err != nil {
+	if err := errors.Join(setSysctls(settings), forwardIPv6(name)); err != nil {
 		return err
 	}
 	for _, err := range []error{netlink.LinkSetARPOff(l), netlink.LinkSetMTU(l, doorDevice), netlink.LinkSetUp(l)} {

@@ -127,10 +127,9 @@ func makeGather(space *os.File) error {
 	err := setSysctls(map[string]string{
 		"ipv4/conf/" + GatherName + "/forwarding":    "1", // to pods
 		"ipv4/conf/" + GatherName + "/rp_filter":     "2", // what comes back came in elsewhere
-		"ipv6/conf/" + GatherName + "/forwarding":    "1",
 		"ipv6/conf/" + GatherName + "/addr_gen_mode": "1", // none: nobody is to be met there
 	})
-	if err != nil {
+	if err := errors.Join(err, forwardIPv6(GatherName)); err != nil {
 		return err
 	}
 	own := &netlink.Addr{IPNet: ipNet(gatherAddr), Scope: int(netlink.SCOPE_LINK)}
@@ -206,6 +205,15 @@ func removeOldTables() error {
 		if err != nil && !absent {
 			return fmt.Errorf("remove the nftables table %s: %w", gatherTable, err)
 		}
+	}
+	return nil
+}
+
+// forwardIPv6 leaves the node its routers.
+func forwardIPv6(name string) error {
+	err := netns.ForwardIPv6(netns.Sysctl("ipv6/conf"), name)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
+		return fmt.Errorf("have %s forward IPv6: %w", name, err)
 	}
 	return nil
 }

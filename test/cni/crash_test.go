@@ -5,6 +5,7 @@ package cni_test
 import (
 	"bufio"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // Killed at any instant of ADD or DEL, the next DEL or GC leaves nothing.
@@ -150,4 +153,22 @@ func TestVictim(t *testing.T) {
 	c.server(":80")
 	fmt.Println("victim", n.name)
 	select {}
+}
+
+// unchangedRound is unchanged for the i-th round of a loop: namespaces come
+// and go with the rounds.
+func (n *node) unchangedRound(i int, fn func()) {
+	n.t.Helper()
+	look := func() map[string]string {
+		out := n.traces()
+		maps.DeleteFunc(out, func(k, _ string) bool {
+			return strings.HasPrefix(k, "netns ") || strings.Contains(k, "/run/netns/") || strings.Contains(k, "dev0")
+		})
+		return out
+	}
+	before := look()
+	fn()
+	if d := cmp.Diff(before, look()); d != "" {
+		n.t.Errorf("round %d: left behind (+) or missing (-):\n%s", i, d)
+	}
 }

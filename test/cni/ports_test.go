@@ -218,6 +218,27 @@ func TestPorts_WhatCannotBeFailsByName(t *testing.T) {
 	}
 }
 
+// A node that cannot give its own sockets host ports says so each time.
+func TestPorts_AreServedToAllOrADDFails(t *testing.T) {
+	n := newNode(t)
+	conf := n.config("veth").with("servicePath", "tc").ports(mapping(8081, "tcp", ""))
+	bad := conf.with("cgroupRoot", n.dir)
+	for range 2 {
+		c := n.container()
+		n.refused(c.call("ADD", bad), 999, "open the node's host ports")
+		c.del(bad)
+	}
+	c := n.container()
+	c.add(conf)
+	c.server(":80")
+	for _, from := range []string{n.name, n.outside()} {
+		if got := n.reaches(from, "192.168.7.1:8081"); !strings.HasPrefix(got, "hello ") {
+			t.Errorf("from %s: %q", from, got)
+		}
+	}
+	c.del(conf)
+}
+
 // Where both plugins of a list declare the capability, both do it, and neither
 // is in the other's way.
 func TestPorts_BesidePortmapBothLead(t *testing.T) {

@@ -113,6 +113,32 @@ func TestCHECK_NamesWhatSomebodyBrokeOnTheNode(t *testing.T) {
 	}
 }
 
+// A bridge has the smallest MTU of its pods, whoever they are.
+func TestCHECK_PodsOfABridgeMayHaveAnyMTU(t *testing.T) {
+	for _, local := range []string{"auto", "off"} {
+		t.Run("localMTU "+local, func(t *testing.T) {
+			n := newNode(t)
+			run(t, "ip", "-n", n.name, "link", "set", uplink, "mtu", "1400")
+			conf := n.config("bridge").with("localMTU", local)
+			first, second := n.container(), n.container()
+			a := first.add(conf)
+			if a.Interfaces[0].Mtu != 1400 {
+				t.Errorf("the first pod's bridge: %s", a.stdout)
+			}
+			first.ok(first.call("CHECK", conf.prev(a)))
+			second.add(conf.with("mtu", 1300))
+			first.ok(first.call("CHECK", conf.prev(a)))
+			second.del(conf)
+			first.ok(first.call("CHECK", conf.prev(a)))
+			third := n.container()
+			b := third.add(conf)
+			third.ok(third.call("CHECK", conf.prev(b)))
+			first.del(conf)
+			third.del(conf)
+		})
+	}
+}
+
 func TestSTATUS_MustExitWithZeroIfReady(t *testing.T) {
 	eachMode(t, func(t *testing.T, n *node, mode string) {
 		a := n.ok(n.exec(n.command(binary, "STATUS", n.config(mode))))

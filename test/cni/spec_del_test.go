@@ -6,6 +6,7 @@ package cni_test
 // sentence's words: DEL and GC.
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,6 +36,39 @@ func TestDEL_ShouldCompleteWithoutErrorWithoutTheNamespace(t *testing.T) {
 			n.device(mode) // a virtual one dies with the namespace
 		}
 	})
+}
+
+// A physical one comes back by itself, under the pod's name for it. This one is
+// moved as the kernel does.
+func TestDEL_WithoutTheNamespaceThePodsDeviceIsTheNodesAgain(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		t.Run(fmt.Sprintf("after the next ADD: %v", late), func(t *testing.T) {
+			n := newNode(t)
+			n.device("host-device")
+			conf := n.config("host-device")
+			first, second := n.container(), n.container()
+			first.add(conf)
+			run(t, "ip", "-n", first.ns, "link", "set", "eth0", "down")
+			run(t, "ip", "-n", first.ns, "link", "set", "eth0", "netns", n.name)
+			run(t, "ip", "netns", "del", first.ns)
+			if !late {
+				first.del(conf)
+				if out := run(t, "ip", "-n", n.name, "-d", "link", "show", "dev0"); strings.Contains(out, "mustang") || !strings.Contains(out, "group default") {
+					t.Errorf("after DEL: %s", out)
+				}
+			}
+			a := second.add(conf)
+			if late {
+				first.del(conf)
+			}
+			second.ok(second.call("CHECK", conf.prev(a)))
+			run(t, "ip", "-n", n.outside(), "addr", "add", "10.9.0.1/24", "dev", "dev0")
+			if !n.pings(second.ns, "10.9.0.1") {
+				t.Error("the next pod does not reach its gateway")
+			}
+			second.del(conf)
+		})
+	}
 }
 
 func TestDEL_ShouldCompleteWithoutErrorWithoutState(t *testing.T) {

@@ -61,6 +61,8 @@ func TestMain(m *testing.M) {
 	case "client":
 		wait, _ := time.ParseDuration(os.Getenv("WAIT"))
 		os.Exit(dial(os.Getenv("DIAL"), wait))
+	case "router":
+		os.Exit(advertise())
 	}
 	removeLeft()
 	dir, err := os.MkdirTemp("", "mustang-cni-test-")
@@ -478,22 +480,4 @@ func modesOnce(t *testing.T) []string {
 func (a answer) address(i int) string {
 	host, _, _ := strings.Cut(a.IPs[i].Address, "/")
 	return host
-}
-
-// unchangedRound is unchanged for the i-th round of a loop: namespaces come
-// and go with the rounds.
-func (n *node) unchangedRound(i int, fn func()) {
-	n.t.Helper()
-	look := func() map[string]string {
-		out := n.traces()
-		maps.DeleteFunc(out, func(k, _ string) bool {
-			return strings.HasPrefix(k, "netns ") || strings.Contains(k, "/run/netns/") || strings.Contains(k, "dev0")
-		})
-		return out
-	}
-	before := look()
-	fn()
-	if d := cmp.Diff(before, look()); d != "" {
-		n.t.Errorf("round %d: left behind (+) or missing (-):\n%s", i, d)
-	}
 }
