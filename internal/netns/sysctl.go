@@ -10,6 +10,9 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // hostSysctls is where deploy/ mounts the host's /proc/sys/net for the agent: a
@@ -31,26 +34,40 @@ func Sysctl(key string) string { return filepath.Join(sysctlDir(), key) }
 // ipv6/conf. Nothing is written where it does already. The kernel drops the routes
 // that routers' advertisements brought, on all interfaces, as soon as one forwards,
 // and heeds no more on those that do, unless they have accept_ra 2 (ip-sysctl): so
-// whoever took advertisements gets that. Not conf/default, for what comes later may
-// lead to a container, which is no router.
+// interfaces by which such routes lead get that. No others: one that waits for an
+// advertisement may lead to a container, which is no router.
 func ForwardIPv6(conf, name string) error {
 	if forwards(conf, name) {
 		return nil
 	}
-	interfaces, err := os.ReadDir(conf)
+	advertised, err := Routes(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
-		return err
+		return fmt.Errorf("list routes that routers advertise: %w", err)
 	}
-	for _, i := range interfaces {
-		if i.Name() == "all" || i.Name() == "default" || setting(conf, i.Name(), "accept_ra") != "1" || forwards(conf, i.Name()) {
-			continue
-		}
-		err := os.WriteFile(filepath.Join(conf, i.Name(), "accept_ra"), []byte("2"), 0)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // gone meanwhile
-			return fmt.Errorf("have %s listen to routers still: %w", i.Name(), err)
+	for _, r := range advertised {
+		for _, hop := range append(r.MultiPath, &netlink.NexthopInfo{LinkIndex: r.LinkIndex}) {
+			if err := keepListening(conf, hop.LinkIndex); err != nil {
+				return err
+			}
 		}
 	}
 	return os.WriteFile(filepath.Join(conf, name, "forwarding"), []byte("1"), 0)
+}
+
+// keepListening has an interface that takes advertisements do so when it forwards.
+func keepListening(conf string, index int) error {
+	l, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return nil // gone meanwhile, or there is none of that number
+	}
+	name := l.Attrs().Name
+	if setting(conf, name, "accept_ra") != "1" || forwards(conf, name) {
+		return nil
+	}
+	if err := os.WriteFile(filepath.Join(conf, name, "accept_ra"), []byte("2"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("have %s listen to routers still: %w", name, err)
+	}
+	return nil
 }
 
 func forwards(conf, name string) bool {

@@ -100,8 +100,10 @@ func TestForward_TheNodeKeepsItsRouters(t *testing.T) {
 func TestForward_TouchesNoOtherInterface(t *testing.T) {
 	n := newNode(t)
 	n.sysctl("ipv6/conf/up0/accept_ra", "0")
+	run(t, "ip", "-n", n.name, "link", "add", "other0", "type", "veth", "peer", "name", "other1") // somebody else's container's
+	n.sysctl("ipv6/conf/other0/accept_ra", "1")
 	n.sysctl("ipv6/conf/lo/forwarding", "1")
-	want := map[string]string{"up0": "0", "lo": "1", "default": n.sysctl("ipv6/conf/default/accept_ra", "")}
+	want := map[string]string{"up0": "0", "lo": "1", "other0": "1", "default": n.sysctl("ipv6/conf/default/accept_ra", "")}
 	c := n.container()
 	c.add(n.config("veth"))
 	for name, value := range want {
