@@ -130,7 +130,7 @@ func (b *builder) clearHalfBuilt() error {
 	}
 	if l != nil {
 		if l.Attrs().Group != linkGroup && !b.halfNetkit(l) {
-			return fmt.Errorf("%s in %s is not mustang's: remove it or choose another interface name", b.IfName, b.NetNS)
+			return fmt.Errorf("%s in %s is %w: remove it or choose another interface name", b.IfName, b.NetNS, ErrForeign)
 		}
 		if strings.HasPrefix(l.Attrs().Alias, aliasPrefix) {
 			return fmt.Errorf("%s in %s: %w", b.IfName, b.NetNS, ErrExists)
