@@ -125,7 +125,8 @@ func hostIndex(a attachment) int {
 	return l.Attrs().Index
 }
 
-// release gives the addresses back.
+// release gives the addresses back, to who gave them: by the configuration of then
+// when this call's is of another, or of none.
 func (p *plugin) release(a attachment) error {
 	switch a.IPAM {
 	case "":
@@ -134,7 +135,7 @@ func (p *plugin) release(a attachment) error {
 		return p.store.ipam().Release(a.owner())
 	}
 	config := p.raw
-	if p.env.command == "GC" && len(a.Config) > 0 {
+	if (p.env.command == "GC" || a.IPAM != p.IPAM.Type) && len(a.Config) > 0 {
 		config = a.Config
 	}
 	c := call{"DEL", a.ContainerID, a.NetNS, a.IfName, a.Args, p.env.path}
