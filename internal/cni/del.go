@@ -62,15 +62,21 @@ func (p *plugin) undo(a attachment, shared bool) error {
 	if theirs && a.Endpoint == 0 {
 		a.NetNS = ""
 	}
-	var errs []error
-	if leases(a.IPAM) { // the network is told by the interface, or a lease ends by itself (spec, DEL)
-		if err := p.release(a); err != nil {
+	release := func() error {
+		err := p.release(a)
+		if err != nil && (leases(a.IPAM) || p.leaves) { // a lease ends by itself (spec, DEL)
 			p.warn("%v", err)
+			return nil
 		}
+		return err
+	}
+	var errs []error
+	if leases(a.IPAM) { // the network is told by the interface
+		errs = append(errs, release())
 	}
 	errs = append(append(errs, p.disconnect(a, where)...), p.masqueradeRemove(a))
 	if !leases(a.IPAM) { // nobody gets the addresses while this one has them
-		errs = append(errs, p.release(a))
+		errs = append(errs, release())
 	}
 	return errors.Join(errs...)
 }

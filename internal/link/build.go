@@ -22,8 +22,8 @@ import (
 	"github.com/mustang-net/mustang/internal/netns"
 )
 
-// linkGroup marks the pod's interface as ours in the very message that creates
-// it, so that even an Add that is killed right after can be told from somebody
+// linkGroup marks the pod's interface as ours, and a bridge, in the very message
+// that creates it, so that even an Add that is killed right after can be told from somebody
 // else's interface ("mst" in ASCII).
 const linkGroup = 0x6d7374
 
