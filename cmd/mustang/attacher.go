@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"errors"
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/state"
@@ -24,19 +23,15 @@ func init() {
 
 type engineAttacher struct{ *engine.Engine }
 
-func (a engineAttacher) AddEndpoint(ctx context.Context, made state.Endpoint, pod podSpec) error {
-	_, err := a.Engine.AddEndpoint(ctx, engine.EndpointSpec{Owner: state.OwnerCLI, ServicePath: pod.servicePath, Made: &made,
+func (a engineAttacher) AddEndpoint(ctx context.Context, made state.Endpoint, pod podSpec) (uint32, error) {
+	ep, err := a.Engine.AddEndpoint(ctx, engine.EndpointSpec{Owner: state.OwnerCLI, ServicePath: pod.servicePath, Made: &made,
 		Labels: pod.labels, Ports: pod.ports, Pod: pod.ref, Masquerade: pod.masquerade})
-	return err
+	if err != nil {
+		return 0, err
+	}
+	return ep.ID, nil
 }
 
-func (a engineAttacher) RemoveEndpoint(_ context.Context, netnsPath, ifname string) error {
-	id, err := a.FindEndpoint(netnsPath, ifname)
-	if errors.Is(err, engine.ErrNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return a.Engine.RemovePod(id)
+func (a engineAttacher) RemoveEndpoint(_ context.Context, id uint32, netnsPath, ifname string) error {
+	return a.RemoveAt(engine.Whereabouts{ID: id, Netns: netnsPath, IfName: ifname, Owner: state.OwnerCLI})
 }

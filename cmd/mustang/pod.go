@@ -28,11 +28,12 @@ import (
 
 // endpointAttacher puts the datapath on a pod's new link, which is not up yet,
 // and takes it off again.
-// Removing what is absent is success, also when the namespace is gone. One
-// that is also an io.Closer is closed after use.
+// Removing what is absent is success, also when the namespace is gone. Of an
+// endpoint whose id is not known (0) only remains are removed: a living one in
+// its place is another pod's. One that is also an io.Closer is closed after use.
 type endpointAttacher interface {
-	AddEndpoint(ctx context.Context, made state.Endpoint, pod podSpec) error
-	RemoveEndpoint(ctx context.Context, netnsPath, ifname string) error
+	AddEndpoint(ctx context.Context, made state.Endpoint, pod podSpec) (id uint32, err error)
+	RemoveEndpoint(ctx context.Context, id uint32, netnsPath, ifname string) error
 }
 
 // openAttacher is set by the datapath's part of the tool.
@@ -177,7 +178,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 			return err
 		}
 	}
-	res, err := podMake(ctx, att, spec, rec, pod)
+	res, err := podMake(ctx, att, spec, &rec, pod)
 	if err != nil {
 		if undoErr := podUndo(ctx, g, att, rec); undoErr != nil {
 			return errors.Join(err, undoErr) // the record stays, for pod rm
@@ -192,14 +193,17 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	return store.write(rec)
 }
 
-func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec podRecord, pod podSpec) (link.Result, error) {
+func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec *podRecord, pod podSpec) (link.Result, error) {
 	if rec.OwnNetNS {
 		if err := netns.Create(rec.NetNS); err != nil {
 			return link.Result{}, err
 		}
 	}
 	if att != nil {
-		spec.Attach = func(made state.Endpoint) error { return att.AddEndpoint(ctx, made, pod) }
+		spec.Attach = func(made state.Endpoint) (err error) {
+			rec.Endpoint, err = att.AddEndpoint(ctx, made, pod)
+			return err
+		}
 	}
 	return link.Add(spec)
 }
@@ -216,17 +220,18 @@ func podUndo(ctx context.Context, g *globals, att endpointAttacher, rec podRecor
 		att = opened
 	}
 	// The interface goes before its programs do, so that it is never up without
-	// them; but a device that comes back must not bring them along.
+	// them; but a device that comes back must not bring them along, if it is known
+	// that they are its own.
 	steps := []func() error{
 		func() error { return link.Delete(rec.linkSpec()) },
 		func() error {
 			if att == nil || rec.Datapath == podPlain {
 				return nil
 			}
-			return att.RemoveEndpoint(ctx, rec.NetNS, rec.IfName)
+			return att.RemoveEndpoint(ctx, rec.Endpoint, rec.NetNS, rec.IfName)
 		},
 	}
-	if rec.Mode == link.HostDevice {
+	if rec.Mode == link.HostDevice && rec.Endpoint != 0 {
 		slices.Reverse(steps)
 	}
 	var errs []error

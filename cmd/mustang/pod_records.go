@@ -35,6 +35,7 @@ type podRecord struct {
 	HostIfName string       `json:"hostIfname"`
 	Uplink     string       `json:"uplink,omitempty"`
 	Datapath   string       `json:"datapath"` // "plain" or the service path
+	Endpoint   uint32       `json:"endpoint,omitzero"`
 	LocalMTU   int          `json:"localMtu,omitzero"`
 	BigTCP4    int          `json:"bigTcpIpv4,omitzero"`
 	BigTCP6    int          `json:"bigTcpIpv6,omitzero"`

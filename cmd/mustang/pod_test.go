@@ -106,13 +106,13 @@ type recordingAttacher struct {
 	calls []string
 }
 
-func (a *recordingAttacher) AddEndpoint(_ context.Context, ep state.Endpoint, pod podSpec) error {
+func (a *recordingAttacher) AddEndpoint(_ context.Context, ep state.Endpoint, pod podSpec) (uint32, error) {
 	a.calls = append(a.calls, fmt.Sprintf("add %s %s %s %s", ep.HostIf, ep.IP4, ep.IP6, pod.servicePath))
-	return a.fail
+	return 7, a.fail
 }
 
-func (a *recordingAttacher) RemoveEndpoint(_ context.Context, ns, ifname string) error {
-	a.calls = append(a.calls, "remove "+ifname)
+func (a *recordingAttacher) RemoveEndpoint(_ context.Context, id uint32, ns, ifname string) error {
+	a.calls = append(a.calls, fmt.Sprintf("remove %d %s", id, ifname))
 	return nil
 }
 
@@ -135,7 +135,7 @@ func TestPodAddLsRm(t *testing.T) {
 	}
 	n.must("rm", name)
 	n.must("rm", name)
-	if d := cmp.Diff([]string{"add " + link.HostName(name) + " 10.1.0.2 fd00::2 tc", "remove eth0"}, a.calls); d != "" {
+	if d := cmp.Diff([]string{"add " + link.HostName(name) + " 10.1.0.2 fd00::2 tc", "remove 7 eth0"}, a.calls); d != "" {
 		t.Errorf("the datapath was told:\n%s", d)
 	}
 	if d := cmp.Diff(before, n.traces()); d != "" {
@@ -235,4 +235,30 @@ func TestPodAddKilledAtAnyInstant(t *testing.T) {
 			t.Fatalf("round %d left:\n%s", i, d)
 		}
 	}
+}
+
+// Whoever is refused takes nothing of the pod that has the namespace.
+func TestPodAddWhereAPodIsIsRefusedAndLeavesItBe(t *testing.T) {
+	w := newTool(t)
+	pod := w.netns + "-p"
+	w.sh("ip netns add %s", pod)
+	t.Cleanup(func() { w.sh("ip netns del %s", pod) })
+	space := "--netns=/var/run/netns/" + pod
+	w.ok("pod", "add", "a", space, "--ip=10.9.0.2")
+	there := w.ok("ep", "ls")
+	if _, errs, code := w.run("", "pod", "add", "b", space, "--ip=10.9.0.3"); code != 1 || !strings.Contains(errs, "already connected") {
+		t.Errorf("status %d: %s", code, errs)
+	}
+	if got := w.ok("ep", "ls"); !strings.Contains(there, "10.9.0.2") || got != there {
+		t.Errorf("endpoints:\n%sbefore:\n%s", got, there)
+	}
+	w.sh("ip -n %s link show %s | grep -q ,UP", w.netns, link.HostName("a"))
+	if n := w.attachments(link.HostName("a")); n != 2 {
+		t.Errorf("%d attachments", n)
+	}
+	w.ok("pod", "rm", "a")
+	if out := w.ok("ep", "ls"); strings.Contains(out, "10.9.0.2") {
+		t.Errorf("after rm: %s", out)
+	}
+	w.sh("rmdir %s/pods", w.state)
 }

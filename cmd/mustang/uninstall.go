@@ -53,6 +53,13 @@ func (f *uninstallFlags) run(cmd *cobra.Command, g *globals) error {
 	if err != nil {
 		return err
 	}
+	own, err := newPodStore(g.StateDir).List()
+	if err != nil {
+		return err
+	}
+	for _, r := range own {
+		pods = append(pods, fmt.Sprintf("%s (%s)", r.Name, r.IfName))
+	}
 	if len(pods) > 0 && !f.pods {
 		return fmt.Errorf("%d pods are connected by mustang: %s; drain the node, or say --pods, and they lose their interfaces", len(pods), strings.Join(pods, ", "))
 	}
@@ -63,7 +70,12 @@ func (f *uninstallFlags) run(cmd *cobra.Command, g *globals) error {
 	if err != nil {
 		return err
 	}
-	if err := cni.Uninstall(cmd.Context(), scope); err != nil {
+	for _, r := range own {
+		if err := podRm(cmd.Context(), g, r.Name, out); err != nil {
+			return err
+		}
+	}
+	if err := cni.Uninstall(cmd.Context(), scope, f.place.BinDir); err != nil {
 		return err
 	}
 	for _, pod := range pods {
@@ -79,9 +91,10 @@ func (f *uninstallFlags) run(cmd *cobra.Command, g *globals) error {
 // removeState removes what a killed agent left, and the state directory. Files
 // that are not mustang's stay.
 func removeState(dir string) error {
-	var errs []error
-	for _, path := range agent.Files(dir) {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	pods := newPodStore(dir)
+	errs := []error{pods.Sweep()}
+	for _, path := range append(agent.Files(dir), pods.Path) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
 			errs = append(errs, err)
 		}
 	}

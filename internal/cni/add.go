@@ -41,7 +41,7 @@ func (p *plugin) add() error {
 		return err
 	}
 	if left != nil {
-		if err := p.undo(*left); err != nil {
+		if err := p.undo(*left, false); err != nil {
 			return fmt.Errorf("clean up what a killed ADD of %s left: %w", a.key(), err)
 		}
 		if err := p.store.Write(a.file(), a); err != nil {
@@ -69,7 +69,7 @@ func (p *plugin) supported() error {
 
 // undoFailed takes back what a failed ADD made; its error stays the answer.
 func (p *plugin) undoFailed(a attachment, err error) error {
-	undo := p.undo(a)
+	undo := p.undo(a, true)
 	if undo == nil {
 		undo = p.store.Forget(a.file())
 	}
@@ -105,7 +105,7 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 	}
 	spec.Attach = func(ep state.Endpoint) error {
 		if a.Endpoint != 0 { // the one without addresses, by which the network was asked
-			if err := p.detach(*a, 0); err != nil {
+			if err := p.detach(*a, a.whereabouts(true)); err != nil {
 				return err
 			}
 		}
@@ -133,7 +133,7 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 
 // linkError gives the codes that runtimes know.
 func linkError(a attachment, err error) error {
-	if errors.Is(err, link.ErrExists) {
+	if errors.Is(err, link.ErrExists) || errors.Is(err, link.ErrForeign) {
 		return codedf(errExists, "interface %s exists already: %v", a.IfName, err)
 	}
 	return err

@@ -187,6 +187,10 @@ func Parse(text []byte, unknown func(field string)) (*Config, error) {
 			return nil, codedf(types.ErrDecodingFailure, "read the network configuration: %s: %v", name, err)
 		}
 	}
+	// libcni writes null for no attachment at all.
+	if _, said := given["cni.dev/valid-attachments"]; said && c.Valid == nil {
+		c.Valid = new([]Attachment)
+	}
 	if c.Mode == "" {
 		c.Mode = link.Veth
 	}

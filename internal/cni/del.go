@@ -30,7 +30,7 @@ func (p *plugin) del() error {
 	// Without a record it was done before, or never ADDed, or the records are
 	// lost: what carries the container's own name is removed.
 	a.HostPorts = a.HostPorts || !found
-	if err := p.undo(a); err != nil {
+	if err := p.undo(a, false); err != nil {
 		return err
 	}
 	return p.store.Forget(a.file())
@@ -51,26 +51,32 @@ func (p *plugin) settle(a attachment) error {
 }
 
 // undo removes all of an attachment but its record. It works on any half of
-// one, does every step whatever the others say, and can be done again.
-func (p *plugin) undo(a attachment) error {
-	if a.Endpoint == 0 && a.NetNS != "" {
-		theirs, err := p.isAnothers(a)
-		if err != nil {
-			return err
+// one, does every step whatever the others say, and can be done again. shared: an
+// endpoint in a's place without a's id is another's.
+func (p *plugin) undo(a attachment, shared bool) error {
+	theirs, err := p.isAnothers(a)
+	if err != nil {
+		return err
+	}
+	where := a.whereabouts(shared || theirs)
+	if theirs && a.Endpoint == 0 {
+		a.NetNS = ""
+	}
+	release := func() error {
+		err := p.release(a)
+		if err != nil && (leases(a.IPAM) || p.leaves) { // a lease ends by itself (spec, DEL)
+			p.warn("%v", err)
+			return nil
 		}
-		if theirs {
-			a.NetNS = ""
-		}
+		return err
 	}
 	var errs []error
-	if leases(a.IPAM) { // the network is told by the interface, or a lease ends by itself (spec, DEL)
-		if err := p.release(a); err != nil {
-			p.warn("%v", err)
-		}
+	if leases(a.IPAM) { // the network is told by the interface
+		errs = append(errs, release())
 	}
-	errs = append(append(errs, p.disconnect(a)...), p.masqueradeRemove(a))
+	errs = append(append(errs, p.disconnect(a, where)...), p.masqueradeRemove(a))
 	if !leases(a.IPAM) { // nobody gets the addresses while this one has them
-		errs = append(errs, p.release(a))
+		errs = append(errs, release())
 	}
 	return errors.Join(errs...)
 }
@@ -78,21 +84,21 @@ func (p *plugin) undo(a attachment) error {
 // disconnect removes interface and endpoint. An interface of ours goes before
 // its programs do, so that it is never up without them; but a device that comes
 // back to the node must not bring them along.
-func (p *plugin) disconnect(a attachment) []error {
-	host := hostIndex(a)
-	switch a.Mode {
-	case Chained:
-		return []error{p.detach(a, host)}
-	case link.HostDevice:
-		return []error{p.detach(a, host), link.Delete(a.linkSpec())}
-	}
+// Of one without an id only the place is known, and whether its device has left it.
+func (p *plugin) disconnect(a attachment, where engine.Whereabouts) []error {
 	s := a.linkSpec()
 	s.Here = p.here
-	return []error{link.Delete(s), p.detach(a, host)}
+	switch {
+	case a.Mode == Chained:
+		return []error{p.detach(a, where)}
+	case a.Mode == link.HostDevice && a.Endpoint != 0:
+		return []error{p.detach(a, where), link.Delete(s)}
+	}
+	return []error{link.Delete(s), p.detach(a, where)}
 }
 
-// isAnothers says that the interface which a names is another container's: its
-// ADD was refused for that reason, or it never had one.
+// isAnothers says that another container is, or is to be, where a is: its path
+// was used again after a's namespace was gone, or an ADD is refused for that reason.
 func (p *plugin) isAnothers(a attachment) (bool, error) {
 	all, err := p.store.List()
 	return slices.ContainsFunc(all, func(o attachment) bool {
@@ -100,11 +106,17 @@ func (p *plugin) isAnothers(a attachment) (bool, error) {
 	}), err
 }
 
-// detach takes the datapath off, by the endpoint's id, or by where it is.
-func (p *plugin) detach(a attachment, host int) error {
-	_, err := p.node(request{Op: opRemove, Sweep: a.HostPorts, Where: engine.Whereabouts{
-		ID: a.Endpoint, Netns: a.NetNS, IfName: a.IfName, HostIfIndex: host, Owner: state.OwnerCNI}})
+// detach takes the datapath off.
+func (p *plugin) detach(a attachment, where engine.Whereabouts) error {
+	_, err := p.node(request{Op: opRemove, Sweep: a.HostPorts, Where: where})
 	return err
+}
+
+// whereabouts are what the engine can find a's endpoint by. In mode chained the
+// interface outlives a DEL, so that one whose id is not known is a living one.
+func (a attachment) whereabouts(shared bool) engine.Whereabouts {
+	return engine.Whereabouts{ID: a.Endpoint, Netns: a.NetNS, IfName: a.IfName, HostIfIndex: hostIndex(a), Owner: state.OwnerCNI,
+		Living: a.Mode == Chained && a.Endpoint == 0, Shared: shared}
 }
 
 // hostIndex is the interface on the node that only this attachment can have.
@@ -119,7 +131,8 @@ func hostIndex(a attachment) int {
 	return l.Attrs().Index
 }
 
-// release gives the addresses back.
+// release gives the addresses back, to who gave them: by the configuration of then
+// when this call's is of another, or of none.
 func (p *plugin) release(a attachment) error {
 	switch a.IPAM {
 	case "":
@@ -128,7 +141,7 @@ func (p *plugin) release(a attachment) error {
 		return p.store.ipam().Release(a.owner())
 	}
 	config := p.raw
-	if p.env.command == "GC" && len(a.Config) > 0 {
+	if (p.env.command == "GC" || a.IPAM != p.IPAM.Type) && len(a.Config) > 0 {
 		config = a.Config
 	}
 	c := call{"DEL", a.ContainerID, a.NetNS, a.IfName, a.Args, p.env.path}

@@ -51,7 +51,7 @@ func (p *plugin) collect(a attachment) error {
 	if err != nil || !found {
 		return err
 	}
-	if err := p.undo(r); err != nil {
+	if err := p.undo(r, false); err != nil {
 		return err
 	}
 	return p.store.Forget(r.file())

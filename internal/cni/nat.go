@@ -7,14 +7,12 @@ import (
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/masquerade"
-	"github.com/mustang-net/mustang/internal/record"
 )
 
 // natLock is held while groups come and go: a group is removed with its last
-// pod, which must not be while another ADD counts on it.
-func (p *plugin) natLock(fn func() error) error {
-	return record.Dir[struct{}]{Path: p.store.dir}.Locked(fn)
-}
+// pod, which must not be while another ADD counts on it. An ADD's record is there
+// before the engine hooks the table for it, under the same lock.
+func (p *plugin) natLock(fn func() error) error { return masquerade.Locked(p.StateDir, fn) }
 
 func (p *plugin) natTable() masquerade.Table {
 	return masquerade.TableFor(p.StateDir, engine.DefaultStateDir)

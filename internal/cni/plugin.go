@@ -39,6 +39,7 @@ type plugin struct {
 	by      worker
 	here    link.Here // what the runtime names, where this process sees it
 	turn    *turn
+	leaves  bool // mustang leaves the node: what others keep does not hold it
 }
 
 // worker is who does the work of an execution.

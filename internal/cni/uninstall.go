@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -37,23 +38,18 @@ func Attached(scope engine.Scope) (names []string, err error) {
 
 // Uninstall takes every container off the network, and removes what attachments
 // shared: bridges, shims, masquerade, records. It can be done again at any point
-// of itself. The engine's things stay for Reset.
-func Uninstall(ctx context.Context, scope engine.Scope) error {
+// of itself. The engine's things stay for Reset. Other IPAM plugins are in
+// plugins, as in CNI_PATH.
+func Uninstall(ctx context.Context, scope engine.Scope, plugins string) error {
 	s := storeAt(scope.StateDir)
 	all, err := s.List()
 	if err != nil {
 		return err
 	}
 	var errs []error
-	shared := map[string]bool{link.DefaultBridge: true}
 	for _, a := range all {
-		if a.Bridge != "" {
-			shared[a.Bridge] = true
-		}
-		if link.HasShim(a.Mode) && a.Uplink != "" {
-			shared[link.ShimName(a.Mode, a.Uplink)] = true
-		}
-		p := &plugin{store: s, ctx: ctx, tell: toStderr, by: worker{maker: record.ThisMaker()}, env: call{command: "GC", containerID: a.ContainerID, netns: a.NetNS, ifname: a.IfName}}
+		p := &plugin{store: s, ctx: ctx, tell: toStderr, by: worker{maker: record.ThisMaker()}, leaves: true,
+			env: call{command: "GC", containerID: a.ContainerID, netns: a.NetNS, ifname: a.IfName, path: plugins}}
 		if p.Config, err = configOf(a, scope); err == nil {
 			err = p.collect(a)
 		}
@@ -64,10 +60,7 @@ func Uninstall(ctx context.Context, scope engine.Scope) error {
 	if err := errors.Join(errs...); err != nil {
 		return err // the records say what is left to do
 	}
-	for name := range shared {
-		errs = append(errs, deleteLink(name))
-	}
-	errs = append(errs, masquerade.TableFor(scope.StateDir, engine.DefaultStateDir).Delete(), os.RemoveAll(s.dir))
+	errs = append(errs, deleteShared(), masquerade.TableFor(scope.StateDir, engine.DefaultStateDir).Delete(), os.RemoveAll(s.dir))
 	if err := os.Remove(SocketPath(scope.StateDir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		errs = append(errs, err)
 	}
@@ -87,27 +80,28 @@ func configOf(a attachment, scope engine.Scope) (*Config, error) {
 	return c, err
 }
 
-// deleteLink deletes a link that only mustang makes. One that is absent, or has
-// somebody's ports, is left.
-func deleteLink(name string) error {
-	l, err := netlink.LinkByName(name)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return nil
-	}
+// deleteShared deletes the links that pods shared, but a bridge that has
+// somebody's ports.
+func deleteShared() error {
+	shared, err := link.Shared()
 	if err != nil {
-		return fmt.Errorf("look for %s: %w", name, err)
+		return fmt.Errorf("look for what pods shared: %w", err)
 	}
 	links, err := netns.Links()
 	if err != nil {
-		return fmt.Errorf("list the ports of %s: %w", name, err)
+		return fmt.Errorf("list the ports of bridges: %w", err)
 	}
-	for _, port := range links {
-		if port.Attrs().MasterIndex == l.Attrs().Index {
-			return fmt.Errorf("%s has a port that is not mustang's, %s: remove that, and then the bridge", name, port.Attrs().Name)
+	var errs []error
+	for _, l := range shared {
+		name := l.Attrs().Name
+		i := slices.IndexFunc(links, func(port netlink.Link) bool { return port.Attrs().MasterIndex == l.Attrs().Index })
+		if i >= 0 {
+			errs = append(errs, fmt.Errorf("%s has a port that is not mustang's, %s: remove that, and then the bridge", name, links[i].Attrs().Name))
+			continue
+		}
+		if err := netlink.LinkDel(l); err != nil {
+			errs = append(errs, fmt.Errorf("delete %s: %w", name, err))
 		}
 	}
-	if err := netlink.LinkDel(l); err != nil {
-		return fmt.Errorf("delete %s: %w", name, err)
-	}
-	return nil
+	return errors.Join(errs...)
 }

@@ -133,7 +133,7 @@ func TestAnAgentsPolicyOutlivesIt(t *testing.T) {
 	n.asAgent(func(e *Engine) error {
 		closed()
 		n.hold(c, "10.9.0.1", false)
-		if err := e.RemoveAt(Whereabouts{Netns: c, IfName: "eth0", Owner: state.OwnerCNI}); err != nil {
+		if err := e.RemoveAt(Whereabouts{Netns: c, IfName: "eth0", Owner: state.OwnerCNI, Living: true}); err != nil {
 			return err
 		}
 		closed()

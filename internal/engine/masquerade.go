@@ -28,9 +28,6 @@ type MasqueradeStatus struct {
 	Because []string `json:"because"` // why not by eBPF
 }
 
-// cliNetwork names the pods that no plugin masquerades.
-const cliNetwork = "mustang pod"
-
 func (e *Engine) masqueradeTable() masquerade.Table {
 	return masquerade.TableFor(e.scope.StateDir, DefaultStateDir)
 }
@@ -90,11 +87,28 @@ func (e *Engine) unmasquerade(ep state.Endpoint) error {
 		return err
 	}
 	if ep.Owner == state.OwnerCLI {
-		if err := e.masqueradeTable().Remove(masquerade.Group(cliNetwork, insideOf(ep)), ep.Addrs()); err != nil {
+		if err := masquerade.Locked(e.scope.StateDir, func() error { return e.leaveGroup(ep) }); err != nil {
 			return err
 		}
 	}
 	return e.dp.Masquerade.Put([]uint32{ep.ID}, []uint32{0})
+}
+
+// leaveGroup takes ep out of its group of rules, which goes with its last pod.
+func (e *Engine) leaveGroup(ep state.Endpoint) error {
+	table, group := e.masqueradeTable(), masquerade.PodGroup(insideOf(ep))
+	if err := table.Remove(group, ep.Addrs()); err != nil {
+		return err
+	}
+	if left, err := table.Members(group); err == nil && len(left) > 0 {
+		return nil
+	}
+	masqueraded, err := e.dp.Masquerade.All()
+	if err != nil {
+		return err
+	}
+	delete(masqueraded, ep.ID)
+	return table.Drop(group, len(masqueraded) > 0)
 }
 
 func insideOf(ep state.Endpoint) []netip.Prefix {
@@ -195,7 +209,9 @@ func (e *Engine) SetInside(list []netip.Prefix) error {
 	for _, p := range masquerade.Join(list) {
 		inside[datapath.InsideKeyOf(bpfgen.InsideAll, p)] = 1
 	}
-	return errors.Join(replace(e.dp.Inside, inside), e.masqueradeTable().SetInside(list))
+	return errors.Join(replace(e.dp.Inside, inside), masquerade.Locked(e.scope.StateDir, func() error {
+		return e.masqueradeTable().SetInside(list)
+	}))
 }
 
 // tryMasquerade is syncMasquerade beside a change that is in force without it.
@@ -217,24 +233,23 @@ func (e *Engine) putMasquerade(on bool) error {
 // masqueradeByRules has the kernel masquerade these endpoints, of which the CNI
 // plugin's own enter its sets by itself.
 func (e *Engine) masqueradeByRules(list []state.Endpoint) error {
-	table, wanted := e.masqueradeTable(), false
-	for _, ep := range list {
-		if ep.Masquerade == nil {
-			continue
-		}
-		wanted = true
-		if ep.Owner != state.OwnerCLI {
-			continue
-		}
-		inside := insideOf(ep)
-		if err := table.Add(masquerade.Group(cliNetwork, inside), inside, ep.Addrs()); err != nil {
-			return err
-		}
-	}
-	if !wanted {
+	list = slices.DeleteFunc(slices.Clone(list), func(ep state.Endpoint) bool { return ep.Masquerade == nil })
+	if len(list) == 0 {
 		return nil
 	}
-	return table.Hook()
+	return masquerade.Locked(e.scope.StateDir, func() error {
+		table := e.masqueradeTable()
+		for _, ep := range list {
+			if ep.Owner != state.OwnerCLI {
+				continue
+			}
+			inside := insideOf(ep)
+			if err := table.Add(masquerade.PodGroup(inside), inside, ep.Addrs()); err != nil {
+				return err
+			}
+		}
+		return table.Hook()
+	})
 }
 
 // dropRules takes the kernel's part away as soon as no flow needs it.

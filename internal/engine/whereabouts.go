@@ -21,11 +21,19 @@ type Whereabouts struct {
 	IfName      string // inside it
 	HostIfIndex int    // the host's end, when that can only be this endpoint's
 	Owner       state.Owner
+	// For RemoveAt, of an endpoint there without this ID: Living ones go, too, not
+	// only those whose interfaces are gone; or none, for the place is Shared.
+	Living, Shared bool
 }
 
 // at says that ep is where w says.
 func (w Whereabouts) at(ep state.Endpoint) bool {
 	return ep.Owner == w.Owner && w.Netns != "" && ep.Netns == w.Netns && ep.IfName == w.IfName
+}
+
+// hostEnd says that ep has the host's end that w names.
+func (w Whereabouts) hostEnd(ep state.Endpoint) bool {
+	return ep.Owner == w.Owner && w.HostIfIndex != 0 && ep.Placement == state.HostEnd && ep.IfIndex == w.HostIfIndex
 }
 
 // EndpointOf is the id of the endpoint that w describes.
@@ -38,24 +46,21 @@ func (e *Engine) EndpointOf(w Whereabouts) (uint32, error) {
 	}
 	// A path may have led to a pod that is gone before it led to this one.
 	return e.pick(func(ep state.Endpoint) bool {
-		return w.at(ep) || ep.Owner == w.Owner && w.HostIfIndex != 0 && ep.Placement == state.HostEnd && ep.IfIndex == w.HostIfIndex
+		return w.at(ep) || w.hostEnd(ep)
 	}, w.IfName, w.Netns)
 }
 
 // RemoveAt is RemovePod for the endpoint that w describes, and for those of
-// pods that are gone which were in the same place; absent is success.
+// pods that are gone which were in the same place; absent is success. A place is
+// no name: a living endpoint there may be another's, who came later.
 func (e *Engine) RemoveAt(w Whereabouts) error {
-	id, err := e.EndpointOf(w)
-	if errors.Is(err, ErrNotFound) {
-		return nil
-	}
-	if err != nil {
+	if err := e.loadEndpoints(); err != nil {
 		return err
 	}
-	errs := []error{e.RemovePod(id)}
-	for other, ep := range e.known {
-		if other != id && w.at(ep) && !e.alive(ep) {
-			errs = append(errs, e.RemovePod(other))
+	var errs []error
+	for id, ep := range e.known {
+		if w.hostEnd(ep) || w.at(ep) && (id == w.ID || !w.Shared && (w.Living || !e.alive(ep))) {
+			errs = append(errs, e.RemovePod(id))
 		}
 	}
 	return errors.Join(errs...)

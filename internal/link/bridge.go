@@ -72,7 +72,8 @@ func (b *builder) ensureBridge() (netlink.Link, error) {
 		// A MAC of its own: else the bridge takes its lowest port's, and
 		// changes it under the pods' neighbour entries as ports come and go.
 		attrs := b.attrs(b.BridgeName, randomMAC())
-		attrs.MTU = 0 // it follows its ports
+		attrs.MTU = 0           // it follows its ports
+		attrs.Group = linkGroup // an uninstall deletes no other
 		snoop := false
 		err := b.node.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snoop})
 		if err != nil && !errors.Is(err, unix.EEXIST) { // another Add may be as fast

@@ -22,8 +22,8 @@ import (
 	"github.com/mustang-net/mustang/internal/netns"
 )
 
-// linkGroup marks the pod's interface as ours in the very message that creates
-// it, so that even an Add that is killed right after can be told from somebody
+// linkGroup marks the pod's interface as ours, and a bridge, in the very message
+// that creates it, so that even an Add that is killed right after can be told from somebody
 // else's interface ("mst" in ASCII).
 const linkGroup = 0x6d7374
 
@@ -130,7 +130,7 @@ func (b *builder) clearHalfBuilt() error {
 	}
 	if l != nil {
 		if l.Attrs().Group != linkGroup && !b.halfNetkit(l) {
-			return fmt.Errorf("%s in %s is not mustang's: remove it or choose another interface name", b.IfName, b.NetNS)
+			return fmt.Errorf("%s in %s is %w: remove it or choose another interface name", b.IfName, b.NetNS, ErrForeign)
 		}
 		if strings.HasPrefix(l.Attrs().Alias, aliasPrefix) {
 			return fmt.Errorf("%s in %s: %w", b.IfName, b.NetNS, ErrExists)

@@ -44,6 +44,9 @@ var (
 // ErrExists says that the pod is connected already.
 var ErrExists = errors.New("already connected")
 
+// ErrForeign says that the pod has an interface of that name by somebody else.
+var ErrForeign = errors.New("not mustang's")
+
 // Spec describes one pod's connection.
 type Spec struct {
 	Name  string // the pod's name, unique on its node

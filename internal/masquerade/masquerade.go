@@ -62,6 +62,13 @@ func Group(network string, exclude []netip.Prefix) string {
 	return digest("2 " + network + " " + strings.Join(words, " "))
 }
 
+// podPrefix is of the groups of pods that no plugin masquerades, which the engine
+// makes and removes; other groups' names are digits alone.
+const podPrefix = "pod-"
+
+// PodGroup is Group for the pods that no plugin masquerades.
+func PodGroup(exclude []netip.Prefix) string { return podPrefix + Group("", exclude) }
+
 // HookChain is the one chain of a table that packets pass.
 const HookChain = "postrouting"
 
@@ -210,13 +217,18 @@ func (t Table) Unhook() error {
 	if err != nil {
 		return err
 	}
-	c.FlushChain(&nftables.Chain{Name: wornChain, Table: t.nft()})
-	c.FlushChain(t.hookChain())
-	c.DelChain(t.hookChain())
+	t.unhook(c)
 	if err := c.Flush(); err != nil && !absent(err) {
 		return fmt.Errorf("take nftables table %s off its hook: %w", t.Name, err)
 	}
 	return nil
+}
+
+// unhook adds it to the transaction, which fails when there is no hook.
+func (t Table) unhook(c *nftables.Conn) {
+	c.FlushChain(&nftables.Chain{Name: wornChain, Table: t.nft()})
+	c.FlushChain(t.hookChain())
+	c.DelChain(t.hookChain())
 }
 
 // InUse says whether the kernel tracks a connection of a pod that it translates.
@@ -417,76 +429,4 @@ func (t Table) Delete() error {
 		return nil
 	}
 	return fmt.Errorf("delete nftables table %s: %w", t.Name, err)
-}
-
-// Keep removes the groups that are not in used, and the table when none is
-// left and nobody has said what is inside. A kernel without nftables has none.
-func (t Table) Keep(used []string) error {
-	c, err := nftables.New()
-	if err != nil {
-		return err
-	}
-	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
-	if err != nil {
-		if unsupported(err) {
-			return nil
-		}
-		return fmt.Errorf("list nftables chains: %w", err)
-	}
-	left, found := 0, 0
-	var stay, gone []string
-	for _, chain := range chains {
-		group, ours := strings.CutPrefix(chain.Name, chainPrefix)
-		if !ours {
-			group, ours = strings.CutPrefix(chain.Name, hookedGroup)
-		}
-		if chain.Table.Name != t.Name {
-			continue
-		}
-		found++
-		switch {
-		case chain.Name == insideChain:
-			rules, err := c.GetRules(t.nft(), chain)
-			if err != nil {
-				return fmt.Errorf("list what is inside for nftables table %s: %w", t.Name, err)
-			}
-			left += min(len(rules), 1)
-		case slices.Contains([]string{HookChain, groupsChain, wornChain}, chain.Name):
-		case ours && !slices.Contains(used, group):
-			gone = append(gone, chain.Name)
-		default:
-			left++
-			if chain.Hooknum == nil && ours {
-				stay = append(stay, chain.Name)
-			}
-		}
-	}
-	if len(gone) > 0 {
-		groups := c.AddChain(&nftables.Chain{Name: groupsChain, Table: t.nft()})
-		c.FlushChain(groups)
-		for _, name := range stay {
-			c.AddRule(&nftables.Rule{Table: t.nft(), Chain: groups, Exprs: jump(name)})
-		}
-	}
-	for _, name := range gone {
-		chain := &nftables.Chain{Name: name, Table: t.nft()}
-		c.FlushChain(chain)
-		c.DelChain(chain)
-		for _, v4 := range []bool{true, false} {
-			c.DelSet(t.set(name[strings.Index(name, "-")+1:], v4))
-		}
-	}
-	switch {
-	case found == 0:
-		return nil
-	case left == 0:
-		if c, err = nftables.New(); err != nil { // the whole of it instead
-			return err
-		}
-		c.DelTable(t.nft())
-	}
-	if err := c.Flush(); err != nil && !absent(err) {
-		return fmt.Errorf("tidy nftables table %s: %w", t.Name, err)
-	}
-	return nil
 }

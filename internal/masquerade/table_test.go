@@ -94,6 +94,38 @@ func TestAHookIsApartFromGroups(t *testing.T) {
 	}
 }
 
+// The plugin removes its own groups, not the command line's, nor what an ADD that is
+// under way counts on.
+func TestEachRemovesItsOwnGroups(t *testing.T) {
+	alone(t)
+	table, pods := Table{DefaultTable}, PodGroup(excluded)
+	ok(t, table.Add(pods, excluded, []netip.Addr{one}))
+	ok(t, table.Add("a", nil, []netip.Addr{two}))
+	ok(t, table.Hook())
+	ok(t, table.Keep(nil))
+	has(t, map[string]bool{"group-a": false, "jump group-" + pods: true, "10.9.0.1": true, "type nat hook": true})
+	ok(t, table.Drop(pods, true))
+	has(t, map[string]bool{"group-": false, "type nat hook": true})
+	ok(t, table.Keep([]string{"coming"}))
+	has(t, map[string]bool{"type nat hook": true})
+	ok(t, table.Add(pods, excluded, nil))
+	ok(t, table.Drop(pods, false))
+	has(t, map[string]bool{"table": false})
+}
+
+// What is inside stays known; nobody's packets are tracked for it.
+func TestATableWithoutGroupsIsOffItsHook(t *testing.T) {
+	alone(t)
+	table := Table{DefaultTable}
+	ok(t, table.SetInside(excluded))
+	ok(t, table.Hook())
+	ok(t, table.Add("a", nil, []netip.Addr{one}))
+	for range 2 {
+		ok(t, table.Keep(nil))
+		has(t, map[string]bool{"group-a": false, "10.9.0.0/16": true, "type nat hook": false, "masquerade": false})
+	}
+}
+
 // What an earlier version made stays for as long as a pod of it does.
 func TestGroupsOfEarlierVersions(t *testing.T) {
 	alone(t)

@@ -245,6 +245,35 @@ func TestMasquerade_ByProgramsAtTheEdge(t *testing.T) {
 	}
 }
 
+// Containers and the command line's pods share the table, and each leaves the other's.
+func TestMasquerade_OfPodsByTheCommandLineIsTheirs(t *testing.T) {
+	n := newNode(t)
+	outside := &container{node: n, id: "outside", ns: n.outside()}
+	outside.server(":80")
+	conf := n.config("veth").with("masquerade", true)
+	c, pod := n.container(), n.container()
+	a := c.add(conf)
+	n.tool("pod", "add", "b", "--netns", pod.path(), "--ip", "10.9.0.99", "--masquerade")
+	wears := func(when, ns string) {
+		t.Helper()
+		if got := strings.TrimPrefix(n.reaches(ns, "192.168.7.2:80"), "hello "); !strings.HasPrefix(got, "192.168.7.1:") {
+			t.Errorf("%s: seen as %q", when, got)
+		}
+	}
+	wears("both are there", pod.ns)
+	n.ok(n.exec(n.command(binary, "GC", conf.with("cni.dev/valid-attachments", []any{map[string]any{"containerID": c.id, "ifname": "eth0"}}))))
+	wears("after GC", pod.ns)
+	c.del(conf)
+	wears("after the last DEL", pod.ns)
+	a = c.add(conf)
+	n.tool("pod", "rm", "b")
+	wears("after the last pod rm", c.ns)
+	c.ok(c.call("CHECK", conf.prev(a)))
+	c.del(conf)
+	n.tool("pod", "add", "b", "--netns", pod.path(), "--ip", "10.9.0.99", "--masquerade")
+	n.tool("pod", "rm", "b") // the node's cleanup looks for the table
+}
+
 // masquerades fails unless a pod wears the node's address, towards the outside only.
 func (n *node) masquerades(mode, by string) {
 	t := n.t

@@ -156,8 +156,18 @@ var builtTool struct {
 	err  error
 }
 
-// tool runs mustang on the node. MUSTANG_BIN names a binary instead of building one.
+// tool runs mustang on the node.
 func (n *node) tool(args ...string) string {
+	n.t.Helper()
+	out, err := n.toolCommand(args...).CombinedOutput()
+	if err != nil {
+		n.t.Fatalf("mustang %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// toolCommand is mustang on the node. MUSTANG_BIN names a binary instead of building one.
+func (n *node) toolCommand(args ...string) *exec.Cmd {
 	n.t.Helper()
 	builtTool.Do(func() {
 		builtTool.file, builtTool.err = built.Binary(filepath.Dir(binary), "mustang", "MUSTANG_BIN")
@@ -166,9 +176,5 @@ func (n *node) tool(args ...string) string {
 		n.t.Fatal(builtTool.err)
 	}
 	cmd := append([]string{"--net=/var/run/netns/" + n.name, builtTool.file, "--bpffs", filepath.Join(n.bpffs(), "scope"), "--state-dir", n.state()}, args...)
-	out, err := exec.Command("nsenter", cmd...).CombinedOutput()
-	if err != nil {
-		n.t.Fatalf("mustang %s: %v: %s", strings.Join(args, " "), err, out)
-	}
-	return string(out)
+	return exec.Command("nsenter", cmd...)
 }

@@ -6,6 +6,7 @@ package cni_test
 // sentence's words: DEL and GC.
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -118,7 +119,8 @@ func TestGC_RemovesExactlyWhatIsNotInValidAttachments(t *testing.T) {
 		other := conf.with("name", "another-network").with("cni.dev/valid-attachments", []any{})
 		n.ok(n.exec(n.command(binary, "GC", other)))
 		all[0].ok(all[0].call("CHECK", conf.prev(results[0])))
-		n.ok(n.exec(n.command(binary, "GC", conf.with("cni.dev/valid-attachments", []any{}))))
+		// What libcni makes of no attachment at all.
+		n.ok(n.exec(n.command(binary, "GC", conf.with("cni.dev/valid-attachments", json.RawMessage("null")))))
 	})
 }
 

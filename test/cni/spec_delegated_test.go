@@ -137,3 +137,24 @@ func TestDelegated_HostLocalAndStaticOfDebianWork(t *testing.T) {
 		}
 	}
 }
+
+// The list may have changed since ADD: who gave an address takes it back, by the
+// configuration that it gave it by.
+func TestDelegated_ReleasesAlsoWhenTheListNamesAnotherIPAM(t *testing.T) {
+	n := newNode(t)
+	dir := filepath.Join(n.dir, "host-local")
+	older := n.config("veth").with("ipam", map[string]any{"type": "host-local", "dataDir": dir, "ranges": []any{[]any{map[string]any{"subnet": "10.6.0.0/24"}}}})
+	reserved := func() []string {
+		list, _ := filepath.Glob(filepath.Join(dir, "*", "10.6*"))
+		return list
+	}
+	c := n.container()
+	c.add(older)
+	if len(reserved()) != 1 {
+		t.Fatalf("allocations: %v", reserved())
+	}
+	c.del(n.config("veth").with("name", older["name"]))
+	if left := reserved(); len(left) > 0 {
+		t.Errorf("allocations left: %v", left)
+	}
+}
