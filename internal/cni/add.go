@@ -105,7 +105,7 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 	}
 	spec.Attach = func(ep state.Endpoint) error {
 		if a.Endpoint != 0 { // the one without addresses, by which the network was asked
-			if err := p.detach(*a, a.whereabouts(true)); err != nil {
+			if err := p.detach(*a, a.whereabouts()); err != nil {
 				return err
 			}
 		}
@@ -179,13 +179,15 @@ func (g addresses) of(v4 bool) ipam.Allocation {
 }
 
 // lease asks IPAM when the interface is there. The record learns what has to be
-// cleaned up.
+// cleaned up: not the id, which another is about to take the place of.
 func (p *plugin) lease(a *attachment, g *addresses) (link.Lease, error) {
 	if err := p.allocate(a, g); err != nil {
 		return link.Lease{}, err
 	}
 	v4, v6 := g.of(true), g.of(false)
-	return link.Lease{IPv4: v4.Prefix, IPv6: v6.Prefix, Gateway4: v4.Gateway, Gateway6: v6.Gateway}, p.store.Write(a.file(), *a)
+	r := *a
+	r.Endpoint = 0
+	return link.Lease{IPv4: v4.Prefix, IPv6: v6.Prefix, Gateway4: v4.Gateway, Gateway6: v6.Gateway}, p.store.Write(r.file(), r)
 }
 
 // allocate asks IPAM.

@@ -52,15 +52,18 @@ func (p *plugin) settle(a attachment) error {
 
 // undo removes all of an attachment but its record. It works on any half of
 // one, does every step whatever the others say, and can be done again. shared: an
-// endpoint in a's place without a's id is another's.
+// endpoint in a's place is another's, unless it has a's id.
 func (p *plugin) undo(a attachment, shared bool) error {
-	theirs, err := p.isAnothers(a)
-	if err != nil {
-		return err
-	}
-	where := a.whereabouts(shared || theirs)
-	if theirs && a.Endpoint == 0 {
-		a.NetNS = ""
+	where := a.whereabouts()
+	where.Shared = shared || a.Endpoint != 0
+	if a.Endpoint == 0 {
+		theirs, err := p.isAnothers(a)
+		if err != nil {
+			return err
+		}
+		if theirs {
+			a.NetNS, where.Shared = "", true
+		}
 	}
 	release := func() error {
 		err := p.release(a)
@@ -83,8 +86,8 @@ func (p *plugin) undo(a attachment, shared bool) error {
 
 // disconnect removes interface and endpoint. An interface of ours goes before
 // its programs do, so that it is never up without them; but a device that comes
-// back to the node must not bring them along.
-// Of one without an id only the place is known, and whether its device has left it.
+// back to the node must not bring them along. Without an id, the endpoint is told
+// by its device's having left the place.
 func (p *plugin) disconnect(a attachment, where engine.Whereabouts) []error {
 	s := a.linkSpec()
 	s.Here = p.here
@@ -114,9 +117,9 @@ func (p *plugin) detach(a attachment, where engine.Whereabouts) error {
 
 // whereabouts are what the engine can find a's endpoint by. In mode chained the
 // interface outlives a DEL, so that one whose id is not known is a living one.
-func (a attachment) whereabouts(shared bool) engine.Whereabouts {
+func (a attachment) whereabouts() engine.Whereabouts {
 	return engine.Whereabouts{ID: a.Endpoint, Netns: a.NetNS, IfName: a.IfName, HostIfIndex: hostIndex(a), Owner: state.OwnerCNI,
-		Living: a.Mode == Chained && a.Endpoint == 0, Shared: shared}
+		Living: a.Mode == Chained}
 }
 
 // hostIndex is the interface on the node that only this attachment can have.
