@@ -81,7 +81,11 @@ func (e *Engine) keepNames() error {
 	if !changed {
 		return nil
 	}
-	return e.store.WriteNames(names)
+	if err := e.store.WriteNames(names); err != nil {
+		return err
+	}
+	e.policies.NamesKept()
+	return nil
 }
 
 // close is isolate while policy is held: nobody but the node reaches ep.

@@ -5,6 +5,8 @@ package engine
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/mustang-net/mustang/internal/policy"
@@ -183,4 +185,39 @@ func TestNamesAreKept(t *testing.T) {
 			t.Errorf("the endpoint's labels are %v", ep.Labels)
 		}
 	}
+}
+
+// Names that could not be written are written with the next word, though nothing else is new.
+func TestNamesThatCouldNotBeWrittenAre(t *testing.T) {
+	n := newNode(t)
+	a := n.pod(1)
+	n.asAgent(func(e *Engine) error {
+		if _, err := e.AddEndpoint(context.Background(), labelled(a, state.OwnerCNI, named("a"))); !errors.Is(err, ErrHeld) {
+			return err
+		}
+		if err := e.FeedPolicies(func(m *policy.Model) { m.SetPod(kubePod("a")) }); err != nil {
+			return err
+		}
+		if _, err := e.AddEndpoint(context.Background(), labelled(a, state.OwnerCNI, named("a"))); err != nil {
+			return err
+		}
+		file := filepath.Join(n.scope.StateDir, "policy-names.json")
+		if err := errors.Join(os.Rename(file, file+".away"), os.MkdirAll(filepath.Join(file, "x"), 0o700)); err != nil {
+			return err
+		}
+		if err := e.FeedPolicies(func(m *policy.Model) { m.SetPolicy(kubePolicy("closed", "a")) }); err == nil {
+			t.Error("names were written where nothing can be")
+		}
+		if err := errors.Join(os.RemoveAll(file), os.Rename(file+".away", file)); err != nil {
+			return err
+		}
+		if err := e.FeedPolicies(func(*policy.Model) {}); err != nil {
+			return err
+		}
+		var names policy.Names
+		if _, err := e.store.ReadNames(&names); err != nil || len(names.Sets) == 0 {
+			t.Errorf("names are %v, %v", names, err)
+		}
+		return nil
+	})
 }

@@ -203,7 +203,7 @@ func (e *Engine) Policies() (*policy.Model, error) {
 func (e *Engine) writePolicies() error {
 	c := e.policies.Plan()
 	if c.Empty() {
-		return nil
+		return e.keepNames() // which may have failed the last time
 	}
 	generations, err := e.policyTables().Apply(c)
 	if err != nil {

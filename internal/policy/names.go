@@ -99,12 +99,11 @@ func (n Names) Set(id uint64) (SetName, bool) {
 	return SetName{}, false
 }
 
-// Names are the names as of the last plan; changed: since the last call.
+// Names are the names as of the last plan; changed: since those that were kept.
 func (m *Model) Names() (_ Names, changed bool) {
 	if !m.renamed {
 		return Names{}, false
 	}
-	m.renamed = false
 	out := Names{Rules: map[uint32]RuleName{}, Sets: make(map[uint64]SetName, len(m.sets))}
 	for id, s := range m.sets {
 		out.Sets[id] = SetName{s.direction, s.policies}
@@ -114,6 +113,9 @@ func (m *Model) Names() (_ Names, changed bool) {
 	}
 	return out, true
 }
+
+// NamesKept says that whoever shows names has what Names said.
+func (m *Model) NamesKept() { m.renamed = false }
 
 // Selecting are the policies that isolate an endpoint in a direction; known is
 // false while its pod is not known, and then it is closed.

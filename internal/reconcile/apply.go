@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -77,6 +78,8 @@ func (s *Services) Apply(upserts []state.Binding, removes []state.BindingKey) er
 	for _, b := range upserts {
 		tx.planUpsert(b)
 	}
+	// What clients outside are led to is there before its frontend says that it is.
+	slices.SortStableFunc(tx.flips, func(a, b flip) int { return cmp.Compare(b.key.Scope, a.key.Scope) })
 	tx.planShared()
 	tx.metaChanged = s.meta != before
 	if err := tx.write(); err != nil {

@@ -325,6 +325,38 @@ func TestEveryInstantIsValid(t *testing.T) {
 	}
 }
 
+// A frontend that leads clients outside elsewhere does so only while there is such.
+func TestClientsOutsideAreLedSomewhereAtEveryInstant(t *testing.T) {
+	w := newWorld()
+	s := w.load(t)
+	r := rand.New(rand.NewPCG(5, 6))
+	key := randomKey(r)
+	key.Outside = false
+	all := randomBinding(r, key, false)
+	outside := key
+	outside.Outside = true
+	all.SplitOutside = false
+	w.watch = func() {
+		for k, v := range w.frontends {
+			if _, led := w.frontends[datapath.KeyOf(outside)]; k == datapath.KeyOf(key) && v.Flags&bpfgen.SvcSplit != 0 && !led {
+				t.Fatal("clients outside are led nowhere")
+			}
+		}
+	}
+	for i := range 20 {
+		var err error
+		if all.SplitOutside = i%2 == 1; all.SplitOutside {
+			all.Affinity = time.Duration(i/2%2) * time.Hour // fresh slots now and then
+			err = s.Apply([]state.Binding{all, randomBinding(r, outside, false)}, nil)
+		} else {
+			err = s.Apply([]state.Binding{all}, []state.BindingKey{outside})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Whichever write fails, the previous state stays in force, or, from the point
 // on where the change is complete, the new one with a CleanupError.
 func TestAFailedWriteLeavesThePreviousState(t *testing.T) {
