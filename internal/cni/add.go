@@ -133,7 +133,7 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 
 // linkError gives the codes that runtimes know.
 func linkError(a attachment, err error) error {
-	if errors.Is(err, link.ErrExists) || errors.Is(err, link.ErrForeign) {
+	if errors.Is(err, link.ErrExists) || errors.Is(err, link.ErrForeign) || errors.Is(err, engine.ErrExists) {
 		return codedf(errExists, "interface %s exists already: %v", a.IfName, err)
 	}
 	return err
@@ -154,7 +154,7 @@ func (p *plugin) attach(a *attachment, s engine.EndpointSpec) error {
 	if err == nil {
 		a.Endpoint, a.Addrs = ep.ID, ep.Addrs()
 	}
-	return err
+	return linkError(*a, err)
 }
 
 // pod is what the runtime tells of whose container it is.

@@ -395,6 +395,7 @@ func TestErrorsKeepTheirKindAcrossTheSocket(t *testing.T) {
 	for _, err := range []error{
 		fmt.Errorf("endpoint 3: %w", engine.ErrNotFound),
 		fmt.Errorf("the other end %w", engine.ErrElsewhere),
+		fmt.Errorf("eth0 %w: 3", engine.ErrExists),
 		fmt.Errorf("wrapped: %w", types.NewError(11, "later", "")),
 		errors.New("plain"),
 	} {
@@ -405,6 +406,7 @@ func TestErrorsKeepTheirKindAcrossTheSocket(t *testing.T) {
 		}
 		got := r.err()
 		if got.Error() != err.Error() || errors.Is(got, engine.ErrNotFound) != errors.Is(err, engine.ErrNotFound) ||
+			errors.Is(got, engine.ErrExists) != errors.Is(err, engine.ErrExists) ||
 			errors.Is(got, engine.ErrElsewhere) != errors.Is(err, engine.ErrElsewhere) {
 			t.Errorf("%v became %v", err, got)
 		}

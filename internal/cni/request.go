@@ -97,7 +97,7 @@ type response struct {
 	Kinds    []string       `json:"kinds,omitempty"`
 }
 
-var kinds = map[string]error{"not found": engine.ErrNotFound, "elsewhere": engine.ErrElsewhere}
+var kinds = map[string]error{"not found": engine.ErrNotFound, "elsewhere": engine.ErrElsewhere, "exists": engine.ErrExists}
 
 func responseOf(ep state.Endpoint, err error) response {
 	r := response{Endpoint: ep}

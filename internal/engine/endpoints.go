@@ -224,6 +224,9 @@ func (e *Engine) isStranger(ep state.Endpoint) (bool, error) {
 	return !taken, err
 }
 
+// ErrExists is about an interface that another call made an endpoint.
+var ErrExists = errors.New("is an endpoint already")
+
 // makeRoom refuses what is there already, and removes remains of pods that
 // are gone.
 func (e *Engine) makeRoom(ep state.Endpoint) error {
@@ -240,7 +243,7 @@ func (e *Engine) makeRoom(ep state.Endpoint) error {
 			continue
 		}
 		if same {
-			return fmt.Errorf("%s in %s is endpoint %d already; `mustang ep rm %d` removes it", ep.IfName, ep.Netns, id, id)
+			return fmt.Errorf("%s in %s %w: %d; `mustang ep rm %d` removes it", ep.IfName, ep.Netns, ErrExists, id, id)
 		}
 		return fmt.Errorf("address %s of %s in %s belongs to endpoint %d (%s in %s); give the pod another, or `mustang ep rm %d`",
 			clash, ep.IfName, ep.Netns, id, other.IfName, other.Netns, id)

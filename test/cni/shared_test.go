@@ -26,7 +26,7 @@ func (n *node) linked(list ...*container) string {
 }
 
 func TestADD_WhereAnAdoptedPodIsIsRefusedAndLeavesItBe(t *testing.T) {
-	for _, mode := range []string{"veth", "bridge", "macvlan"} {
+	for _, mode := range []string{"veth", "bridge", "macvlan", "chained"} {
 		t.Run(mode, func(t *testing.T) {
 			n := newNode(t)
 			c := n.container()
@@ -41,9 +41,15 @@ func TestADD_WhereAnAdoptedPodIsIsRefusedAndLeavesItBe(t *testing.T) {
 			dir, bin := n.linked(c), t.TempDir()
 			n.tool("install-cni", "--bin-dir", bin, "--conf-dir", bin, "--plugin", binary, "--pool", "10.9.0.0/24", "--netns-dir", dir, "--adopt")
 			there := n.tool("ep", "ls")
-			path := "CNI_NETNS=" + filepath.Join(dir, c.id)
-			n.refused(c.call("ADD", n.config(mode), path), 101, "exists")
-			c.del(n.config(mode), path) // as runtimes do then
+			path, conf := filepath.Join(dir, c.id), n.config(mode)
+			if mode == "chained" {
+				conf["prevResult"] = map[string]any{"cniVersion": "1.1.0", "interfaces": []any{map[string]any{"name": "eth0", "sandbox": path}},
+					"ips": []any{map[string]any{"address": "10.30.0.2/24", "interface": 0}}}
+			}
+			n.refused(c.call("ADD", conf, "CNI_NETNS="+path), 101, "exists")
+			if mode != "chained" { // there DEL is for whoever has the place
+				c.del(conf, "CNI_NETNS="+path) // as runtimes do then
+			}
 			if got := n.tool("ep", "ls"); !strings.Contains(there, "10.30.0.2") || got != there {
 				t.Errorf("endpoints:\n%sbefore:\n%s", got, there)
 			}
