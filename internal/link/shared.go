@@ -11,8 +11,8 @@ import (
 	"github.com/mustang-net/mustang/internal/netns"
 )
 
-// Shared are the links that were made for pods to share: bridges by their mark,
-// since a configured one may have been there before, and shims, whose names are
+// Shared are the links that were made for pods to share: bridges by their mark, since a
+// configured one may have been there before, or by the default name, as earlier versions made it; and shims, whose names are
 // nobody else's, by name and kind. Records of pods tell of neither once the node
 // is drained.
 func Shared() (out []netlink.Link, err error) {
@@ -26,7 +26,7 @@ func Shared() (out []netlink.Link, err error) {
 	}
 	for _, l := range all {
 		a, mode := l.Attrs(), subMode(l)
-		bridge := l.Type() == "bridge" && a.Group == linkGroup
+		bridge := l.Type() == "bridge" && (a.Group == linkGroup || a.Name == DefaultBridge)
 		shim := HasShim(mode) && a.NetNsID < 0 && a.Name == ShimName(mode, names[a.ParentIndex])
 		if bridge || shim {
 			out = append(out, l)
