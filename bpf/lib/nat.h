@@ -169,6 +169,15 @@ slow_fn bool nat_csum(struct __sk_buff *skb, const struct pkt *p, __u32 diff, __
 	       !bpf_l4_csum_replace(skb, csum, old, new, zero_is_none | sizeof(new));
 }
 
+/* A later fragment has no checksum that would follow. IPv4's own header keeps the sum that a device gave of the whole
+ * what it was; of IPv6 the sum follows the addresses. */
+inline_fn int translated_later(struct __sk_buff *skb, const struct pkt *p, __u32 diff)
+{
+	if (p->ipv6)
+		bpf_csum_update(skb, diff);
+	return REASON_NONE;
+}
+
 /* The identifier of an echo, and the checksum with it; ICMPv6's covers the addresses, too. */
 slow_fn int translate_echo(struct __sk_buff *skb, struct pkt *p, const struct tuple *to)
 {
@@ -179,7 +188,7 @@ slow_fn int translate_echo(struct __sk_buff *skb, struct pkt *p, const struct tu
 		return REASON_NAT_FAILED;
 	p->t = *to;
 	if (p->frag == FRAG_LATER)
-		return REASON_NONE;
+		return translated_later(skb, p, diff);
 	if (p->ipv6 && bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR))
 		return REASON_NAT_FAILED;
 	if (p->ipv6) /* as translate() does */
@@ -214,7 +223,7 @@ global_fn int translate(struct __sk_buff *skb, struct pkt *p, const struct tuple
 	new = *(__be32 *)&to->sport;
 	p->t = *to;
 	if (p->frag == FRAG_LATER)
-		return REASON_NONE;
+		return translated_later(skb, p, diff);
 	if (old != new && !nat_ports(skb, p->l4_off, new))
 		return REASON_NAT_FAILED;
 	if (!nat_csum(skb, p, diff, old, new))

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "9ee4dd882cd3286500f0d762e282e0b16eb7d1737618325c3724ed84fbb5ff24"
+const ObjectsHash = "2fc0c0897e6880bdee1dd60ee8fd8252573bf48fc682496b1f7d0849c2e433c7"
