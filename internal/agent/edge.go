@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/k8s"
@@ -19,20 +20,20 @@ import (
 
 // edge puts the edge where the Node says, with each change of it.
 func (s *syncer) edge(ctx context.Context, changes []k8s.Change) {
-	if aboutNodes(changes) || s.edgeFailed {
+	if aboutNodes(changes) || s.edgeRetry.again() {
 		s.placeEdge(ctx)
 	}
 }
 
 // followEdge brings the edge to the devices that are there now.
 func (s *syncer) followEdge(ctx context.Context) {
-	if !s.edgeKnown && !s.edgeAway || s.edgeFailed {
+	if !s.edgeKnown && !s.edgeAway || s.edgeRetry.fails() {
 		return // it is tried again as it is
 	}
 	if len(s.a.config.Devices) == 0 { // the Node's addresses may have come to others
 		s.placeEdge(ctx)
 	}
-	if s.edgeFailed || len(s.edgeDevices) == 0 {
+	if s.edgeRetry.fails() || len(s.edgeDevices) == 0 {
 		return
 	}
 	want := s.edgeAt(s.edgeDevices)
@@ -59,19 +60,28 @@ func (s *syncer) edgeAt(devices []string) engine.Edge {
 
 // placeEdge puts the edge where it belongs, unless it is there.
 func (s *syncer) placeEdge(ctx context.Context) {
+	start := time.Now()
 	want, stays, err := s.wantedEdge(ctx)
-	if stays || err == nil && s.edgeKnown && !s.edgeFailed && slices.Equal(want.Devices, s.edgeDevices) {
+	if err == nil && stays {
+		s.edgeRetry.succeeded()
+		return
+	}
+	if err == nil && s.edgeKnown && !s.edgeRetry.fails() && slices.Equal(want.Devices, s.edgeDevices) {
 		return
 	}
 	if err == nil {
 		err = s.a.with(ctx, func(e *engine.Engine) error { return e.SetEdge(want) })
 	}
-	s.edgeFailed = err != nil
+	if ctx.Err() != nil {
+		return
+	}
 	if err != nil {
+		s.edgeRetry.wait(start)
 		s.a.metrics.failures.Inc()
 		s.a.log.Error("clients outside cannot be served; it is tried again", "devices", want.Devices, "error", err)
 		return
 	}
+	s.edgeRetry.succeeded()
 	s.edgeDevices, s.edgeKnown = want.Devices, true
 	s.a.log.Info("the edge is in force", "devices", want.Devices, "host", want.Host)
 }

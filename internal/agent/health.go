@@ -60,8 +60,13 @@ func (a *Agent) healthy() Health {
 		}
 		h.Because = append(h.Because, because)
 	}
-	if since := earliest(a.sync.failed.Load(), a.policies.failed.Load()); since != 0 && time.Since(time.Unix(0, since)) > stuck {
-		h.Because = append(h.Because, "something has not been possible to apply since "+time.Unix(0, since).Format(time.RFC3339))
+	for _, r := range []struct {
+		what string
+		*retrying
+	}{{"a Service", &a.sync.retrying}, {"policy", &a.policies.retrying}, {"the list of nodes", &a.sync.membersRetry}, {"the edge", &a.sync.edgeRetry}} {
+		if since := r.failed.Load(); since != 0 && time.Since(time.Unix(0, since)) > stuck {
+			h.Because = append(h.Because, r.what+" has not been possible to apply since "+time.Unix(0, since).Format(time.RFC3339))
+		}
 	}
 	if why := a.sync.unready.Load(); why != nil && *why != "" {
 		h.Because = append(h.Because, *why)
@@ -79,14 +84,6 @@ func (a *Agent) healthy() Health {
 		h.Problems[o.String()] = list
 	}
 	return h
-}
-
-// earliest is the earlier of two times; 0 is none.
-func earliest(a, b int64) int64 {
-	if a == 0 || b != 0 && b < a {
-		return b
-	}
-	return a
 }
 
 func answerHealth(look func() Health, count *prometheus.CounterVec) http.HandlerFunc {

@@ -15,10 +15,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/mustang-net/mustang/internal/cni"
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/install"
+	"github.com/mustang-net/mustang/internal/k8s"
 )
 
 // network is what the agent last did about it.
@@ -86,16 +88,20 @@ func (c Config) checkCNI() error {
 
 // ready makes the node ready for pods, once everything is in force; a network
 // list and the taint are the last things to change.
-func (s *syncer) ready(ctx context.Context) {
-	if !s.synced.Load() {
+func (s *syncer) ready(ctx context.Context, changes []k8s.Change) {
+	if !s.synced.Load() || s.readyRetry.fails() && !s.readyRetry.isDue() && !aboutNodes(changes) {
 		return
 	}
+	start := time.Now()
 	err := s.makeReady(ctx)
 	if ctx.Err() != nil {
 		return
 	}
 	var because string
-	if err != nil {
+	if err == nil {
+		s.readyRetry.succeeded()
+	} else {
+		s.readyRetry.wait(start)
 		because = "the node is not ready for pods: " + err.Error()
 	}
 	if before := s.unready.Swap(&because); err != nil && (before == nil || *before != because) {

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/k8s"
@@ -53,7 +54,7 @@ func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
 		s.leaveMembers(ctx)
 		return
 	}
-	if !aboutNodes(changes) && !s.membersFailed {
+	if !aboutNodes(changes) && !s.membersRetry.again() {
 		return
 	}
 	list, wrong := s.a.nodes()
@@ -64,16 +65,21 @@ func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
 	}
 	s.nodeProblems = wrong
 	same := func(a, b state.Node) bool { return a.Equal(b) }
-	if s.membersKnown && !s.membersFailed && slices.EqualFunc(list, s.nodeList, same) {
+	if s.membersKnown && !s.membersRetry.fails() && slices.EqualFunc(list, s.nodeList, same) {
 		return // a heartbeat, or a label
 	}
+	start := time.Now()
 	err := s.a.with(ctx, func(e *engine.Engine) error { return e.ApplyNodes(state.OwnerKubernetes, list, node.SettingsSpec{}) })
-	s.membersFailed = err != nil
+	if ctx.Err() != nil {
+		return
+	}
 	if err != nil {
+		s.membersRetry.wait(start)
 		s.a.metrics.failures.Inc()
 		s.a.log.Error("the nodes could not be brought into force; they stay as they were, and are tried again", "nodes", len(list), "error", err)
 		return
 	}
+	s.membersRetry.succeeded()
 	s.nodeList, s.membersKnown = list, true
 	s.a.log.Info("nodes are in force", "nodes", len(list), "mode", s.a.config.NodeMode)
 }
@@ -81,10 +87,10 @@ func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
 // leaveMembers takes away, once, what an agent with another node-mode has left:
 // nobody else may.
 func (s *syncer) leaveMembers(ctx context.Context) {
-	if s.membersKnown {
+	if s.membersKnown || s.membersRetry.fails() && !s.membersRetry.isDue() {
 		return
 	}
-	left := false
+	left, start := false, time.Now()
 	err := s.a.with(ctx, func(e *engine.Engine) error {
 		list, _, err := e.Nodes()
 		left = slices.ContainsFunc(list, func(n state.Node) bool { return n.Owner == state.OwnerKubernetes })
@@ -93,9 +99,15 @@ func (s *syncer) leaveMembers(ctx context.Context) {
 		}
 		return e.ApplyNodes(state.OwnerKubernetes, nil, node.SettingsSpec{})
 	})
-	s.membersKnown = err == nil
+	if ctx.Err() != nil {
+		return
+	}
+	if s.membersKnown = err == nil; s.membersKnown {
+		s.membersRetry.succeeded()
+	}
 	switch {
 	case err != nil:
+		s.membersRetry.wait(start)
 		s.a.metrics.failures.Inc()
 		s.a.log.Error("the nodes that another node-mode has left could not be taken away; it is tried again", "error", err)
 	case left:

@@ -24,12 +24,10 @@ import (
 type policies struct {
 	a       *Agent
 	pending []k8s.Change // not told to the model yet; at first, everything
-	pause   time.Duration
-	due     time.Time     // when what failed is tried again; zero: nothing did
-	wake    chan struct{} // an address of the node came or went
-	moved   atomic.Bool   // so it is
+	retrying
+	wake  chan struct{} // an address of the node came or went
+	moved atomic.Bool   // so it is
 
-	failed  atomic.Int64 // since when, Unix nanoseconds; 0: not at all
 	leftOut atomic.Int64
 
 	// told are pods that the model knows since publish was called last, as they
@@ -64,9 +62,9 @@ func (p *policies) step(ctx context.Context, changes []k8s.Change) {
 		}
 	}
 	whole := !p.ready()
-	retry := !p.due.IsZero() && !time.Now().Before(p.due)
+	retry := p.again()
 	moved := p.moved.Swap(false)
-	if whole && !p.due.IsZero() && !retry || !whole && !retry && !moved && len(p.pending) == 0 {
+	if whole && p.fails() && !retry || !whole && !retry && !moved && len(p.pending) == 0 {
 		return
 	}
 	start := time.Now()
@@ -77,14 +75,11 @@ func (p *policies) step(ctx context.Context, changes []k8s.Change) {
 	}
 	if err != nil {
 		p.a.metrics.failures.Inc()
-		p.failed.CompareAndSwap(0, start.UnixNano())
-		p.pause = min(max(2*p.pause, retryFirst), retryMost)
-		p.due = time.Now().Add(p.pause)
+		p.wait(start)
 		p.a.log.Error("policy could not be brought into force; no pod may more than before, and it is tried again", "error", err)
 		return
 	}
-	p.pause, p.due = 0, time.Time{}
-	p.failed.Store(0)
+	p.succeeded()
 	p.publish()
 	if whole {
 		p.a.log.Info("policy is in force", "policies", p.a.watch.Policies.Len(), "pods", p.a.watch.Pods.Len(), "took", time.Since(start).Round(time.Millisecond))

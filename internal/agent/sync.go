@@ -23,13 +23,6 @@ import (
 	"github.com/mustang-net/mustang/internal/state"
 )
 
-// Something that failed is tried again after retryFirst, then twice as long up
-// to retryMost.
-const (
-	retryFirst = 100 * time.Millisecond
-	retryMost  = 30 * time.Second
-)
-
 // heartbeat is how often the loop says that it is alive without any work.
 const heartbeat = 5 * time.Second
 
@@ -39,27 +32,26 @@ type syncer struct {
 	zone       string
 	whole      bool // the next step replaces everything
 	retry      map[k8s.Key]k8s.Affected
-	pause      time.Duration // before the next try
-	due        time.Time     // when that is
-	gone       []netip.Addr  // may be gone: nobody has told the engine yet
+	retrying                // of Services
+	gone       []netip.Addr // may be gone: nobody has told the engine yet
 
-	nodeList      []state.Node // in force
-	nodeProblems  []string
-	membersKnown  bool // with node-mode none: that there are none
-	membersFailed bool
+	nodeList     []state.Node // in force
+	nodeProblems []string
+	membersKnown bool // with node-mode none: that there are none
+	membersRetry retrying
 
 	edgeDevices []string // in force
 	edgeKnown   bool
-	edgeFailed  bool
+	edgeRetry   retrying
 	edgeAway    bool          // no device has this Node's addresses
 	devices     chan struct{} // this node's devices may have changed
 
-	network network
-	unready atomic.Pointer[string] // why the node is not ready for pods; nil: not looked at yet; "": it is
+	network    network
+	unready    atomic.Pointer[string] // why the node is not ready for pods; nil: not looked at yet; "": it is
+	readyRetry retrying
 
 	synced atomic.Bool  // everything that there was has been applied
 	alive  atomic.Int64 // Unix nanoseconds of the loop's last turn
-	failed atomic.Int64 // since when something cannot be applied; 0: nothing
 }
 
 func newSyncer(a *Agent) *syncer {
@@ -88,11 +80,11 @@ func (s *syncer) run(ctx context.Context) error {
 		s.alive.Store(time.Now().UnixNano())
 		s.step(ctx)
 		var due time.Time
-		if len(s.retry) > 0 || s.whole && s.pause > 0 {
+		if len(s.retry) > 0 || s.whole {
 			due = s.due
 		}
-		if at := s.a.policies.due; !at.IsZero() && (due.IsZero() || at.Before(due)) {
-			due = at
+		for _, r := range []*retrying{&s.a.policies.retrying, &s.membersRetry, &s.edgeRetry, &s.readyRetry} {
+			due = earliest(due, r.due)
 		}
 		if !due.IsZero() {
 			again.Reset(max(time.Until(due), 0))
@@ -122,13 +114,14 @@ func (s *syncer) step(ctx context.Context) {
 		s.change(ctx, affected)
 	}
 	s.end(ctx)
-	if !s.whole && s.a.policies.ready() && s.synced.CompareAndSwap(false, true) {
+	inForce := !s.whole && s.a.policies.ready() && !s.membersRetry.fails() && !s.edgeRetry.fails()
+	if inForce && s.synced.CompareAndSwap(false, true) {
 		// From here on little is made anew beside what is kept: half as much garbage
 		// as by default may wait. What the start has left does not come again.
 		debug.SetGCPercent(50)
 		debug.FreeOSMemory()
 	}
-	s.ready(ctx)
+	s.ready(ctx, changes)
 }
 
 // together is how many Services are brought into force at once when all are:
@@ -293,22 +286,6 @@ func (s *syncer) applied(start time.Time, affected []k8s.Affected) {
 		}
 	}
 }
-
-// wait notes a failure and sets the time of the next try.
-func (s *syncer) wait(since time.Time) {
-	s.failed.CompareAndSwap(0, since.UnixNano())
-	s.pause = min(max(2*s.pause, retryFirst), retryMost)
-	s.due = time.Now().Add(s.pause)
-}
-
-// succeeded notes that nothing fails.
-func (s *syncer) succeeded() {
-	s.failed.Store(0)
-	s.pause, s.due = 0, time.Time{}
-}
-
-// isDue says whether what failed is to be tried again.
-func (s *syncer) isDue() bool { return !time.Now().Before(s.due) }
 
 // end ends the connections to endpoints that are gone: they were terminating
 // and are in no slice any more. One that left a slice without having been

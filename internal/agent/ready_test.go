@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mustang-net/mustang/internal/node"
+)
+
+// A node is for pods and load balancers once nodes and the edge are in force, not only Services and policy. What fails
+// is tried again when its time has come, not with each change of anything.
+func TestANodeIsNotReadyBeforeNodesAndTheEdge(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		onNIC(t, "192.0.2.1/24")
+		w := newScripted(t)
+		defer w.close()
+		w.agent.config.NodeMode, w.agent.config.Devices = "vxlan", []string{"nic1"} // which is not there yet
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "theirs"
+		theirs := &netlink.Vxlan{LinkAttrs: attrs, Port: node.DefaultPort, FlowBased: true} // who has the tunnel's port
+		must(t, netlink.LinkAdd(theirs))
+		must(t, netlink.LinkSetUp(theirs))
+		s := w.agent.sync
+		wants := func(when string, ready bool, failing ...*retrying) {
+			t.Helper()
+			w.turn()
+			if got := s.synced.Load(); got != ready {
+				t.Errorf("%s: ready %v, want %v", when, got, ready)
+			}
+			for _, r := range []*retrying{&s.membersRetry, &s.edgeRetry} {
+				if r.fails() != slices.Contains(failing, r) {
+					t.Errorf("%s: nodes fail: %v, the edge fails: %v", when, s.membersRetry.fails(), s.edgeRetry.fails())
+				}
+			}
+		}
+		w.tellObjects(nil, nil)
+		check(t, w.agent.watch.Nodes.Replace([]any{clusterNode("n1", "192.0.2.1", "10.1.1.0/24"), clusterNode("n2", "192.0.2.2", "10.1.2.0/24")}, ""))
+		wants("neither can be", false, &s.membersRetry, &s.edgeRetry)
+		due := s.edgeRetry.due
+		check(t, w.agent.watch.Services.Replace([]any{&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "s"}}}, ""))
+		s.edgeRetry.due = due.Add(time.Hour)
+		wants("something else changes", false, &s.membersRetry, &s.edgeRetry)
+		if !s.edgeRetry.due.Equal(due.Add(time.Hour)) {
+			t.Error("it was tried again before its time")
+		}
+		for _, r := range []*retrying{&s.membersRetry, &s.edgeRetry} { // for longer than is overlooked
+			r.failed.Store(time.Now().Add(-2 * stuck).UnixNano())
+		}
+		if got := w.agent.healthy().Because; len(got) != 3 {
+			t.Errorf("not healthy because of %q, want the start, the nodes, and the edge", got)
+		}
+		must(t, netlink.LinkDel(theirs))
+		s.membersRetry.due = time.Now()
+		wants("nodes can be", false, &s.edgeRetry)
+		l := w.nic("nic1")
+		a, err := netlink.ParseAddr("198.51.100.1/24")
+		must(t, err)
+		must(t, netlink.AddrAdd(l, a))
+		s.edgeRetry.due = time.Now()
+		wants("both can be", true)
+	})
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Something that failed is tried again after retryFirst, then twice as long up
+// to retryMost.
+const (
+	retryFirst = 100 * time.Millisecond
+	retryMost  = 30 * time.Second
+)
+
+// retrying is about something that may fail. But for since, it is its goroutine's.
+type retrying struct {
+	failed atomic.Int64  // since when, Unix nanoseconds; 0: not at all
+	pause  time.Duration // before the next try
+	due    time.Time     // when that is; zero: nothing failed
+}
+
+// wait notes a failure and sets the time of the next try.
+func (r *retrying) wait(since time.Time) {
+	r.failed.CompareAndSwap(0, since.UnixNano())
+	r.pause = min(max(2*r.pause, retryFirst), retryMost)
+	r.due = time.Now().Add(r.pause)
+}
+
+// succeeded notes that nothing fails.
+func (r *retrying) succeeded() {
+	r.failed.Store(0)
+	r.pause, r.due = 0, time.Time{}
+}
+
+// isDue says whether what failed is to be tried again.
+func (r *retrying) isDue() bool { return !time.Now().Before(r.due) }
+
+// fails says that the last try failed.
+func (r *retrying) fails() bool { return !r.due.IsZero() }
+
+// again says that a try is to be made because the last one failed.
+func (r *retrying) again() bool { return r.fails() && r.isDue() }
+
+// earliest is the earlier of two times of the next try; zero is none.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
