@@ -18,3 +18,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "mustang.port" -}}
 {{- if ne . "none" }}{{ regexFind "[0-9]+$" . }}{{ end -}}
 {{- end }}
+
+{{- /* What confines a container that works on the node, beside its capabilities. */ -}}
+{{- define "mustang.confinement" -}}
+{{- toYaml (dict "appArmorProfile" .Values.appArmorProfile "seLinuxOptions" .Values.seLinuxOptions) }}
+{{- end }}
