@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 
 	"helm.sh/helm/v3/pkg/strvals"
@@ -71,6 +72,19 @@ func TestRuntimesProfilesDoNotConfine(t *testing.T) {
 		for _, c := range workers(t, podOf(t, uninstall, "appArmorProfile=null", "seLinuxOptions=null")) {
 			if s := c.SecurityContext; s.AppArmorProfile != nil || s.SELinuxOptions != nil {
 				t.Errorf("%s, %s: null is not the runtime's: %v, %v", uninstall, c.Name, s.AppArmorProfile, s.SELinuxOptions)
+			}
+		}
+	}
+}
+
+// Root without any right is kept from directories of others, as Kubespray's
+// /opt/cni/bin is.
+func TestDirectoriesMayBeOthers(t *testing.T) {
+	for _, uninstall := range []string{"uninstall=false", "uninstall=true"} {
+		for _, c := range workers(t, podOf(t, uninstall)) {
+			rights := c.SecurityContext.Capabilities
+			if !slices.Contains(rights.Drop, "ALL") || !slices.Contains(rights.Add, "DAC_OVERRIDE") {
+				t.Errorf("%s, %s: capabilities %v, want all dropped and DAC_OVERRIDE added", uninstall, c.Name, rights)
 			}
 		}
 	}
