@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"slices"
+	"strings"
 	"testing"
 
 	"helm.sh/helm/v3/pkg/strvals"
@@ -86,6 +87,51 @@ func TestDirectoriesMayBeOthers(t *testing.T) {
 			if !slices.Contains(rights.Drop, "ALL") || !slices.Contains(rights.Add, "DAC_OVERRIDE") {
 				t.Errorf("%s, %s: capabilities %v, want all dropped and DAC_OVERRIDE added", uninstall, c.Name, rights)
 			}
+		}
+	}
+}
+
+// Where mustang connects no pods, plugins' and lists' directories are neither
+// mounted nor made on the node, and the uninstall is not told of any.
+func TestPluginsDirectoriesOnlyWhereUsed(t *testing.T) {
+	for set, want := range map[string]bool{
+		"agent.cni-conf-dir=none": false, "agent.cni-conf-dir=null": false, "agent.cni-conf-dir=/etc/cni/net.d": true,
+	} {
+		for _, uninstall := range []string{"uninstall=false", "uninstall=true"} {
+			pod := podOf(t, uninstall, set)
+			for _, name := range []string{"cni-conf", "cni-bin"} {
+				if slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == name }) != want {
+					t.Errorf("%s, %s: volume %s is there: %v", uninstall, set, name, !want)
+				}
+			}
+			for _, c := range workers(t, pod) {
+				for _, m := range c.VolumeMounts {
+					if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name }) {
+						t.Errorf("%s, %s: %s mounts %s, which is no volume", uninstall, set, c.Name, m.Name)
+					}
+				}
+				told := slices.ContainsFunc(c.Args, func(a string) bool { return strings.HasPrefix(a, "--bin-dir") || strings.HasPrefix(a, "--conf-dir") })
+				if c.Name == "uninstall" && told != want {
+					t.Errorf("%s: uninstall is told of directories: %v", set, c.Args)
+				}
+			}
+		}
+	}
+}
+
+func TestUninstallHasTheAgentsScope(t *testing.T) {
+	for _, c := range []struct{ set, want string }{
+		{"host.bpffs=/bpf", "--bpffs=/bpf/mustang"},
+		{"host.run=/run/other", "--state-dir=/run/other"},
+		{"agent.cgroup-root=/sys/fs/cgroup/unified", "--cgroup-root=/sys/fs/cgroup/unified"},
+	} {
+		if args := workers(t, podOf(t, "uninstall=true", c.set))[0].Args; !slices.Contains(args, c.want) {
+			t.Errorf("%s: uninstall %v, want %s", c.set, args, c.want)
+		}
+	}
+	for _, arg := range workers(t, podOf(t, "uninstall=true"))[0].Args {
+		if strings.HasPrefix(arg, "--cgroup-root") {
+			t.Errorf("nobody names a cgroup root: %s", arg)
 		}
 	}
 }

@@ -19,6 +19,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if ne . "none" }}{{ regexFind "[0-9]+$" . }}{{ end -}}
 {{- end }}
 
+{{- /* "yes" where mustang connects pods; else empty: plugin and list are none of its business. */ -}}
+{{- define "mustang.cni" -}}
+{{- if ne (index .Values.agent "cni-conf-dir" | default "none") "none" }}yes{{ end -}}
+{{- end }}
+
 {{- /* What confines a container that works on the node, beside its capabilities. */ -}}
 {{- define "mustang.confinement" -}}
 {{- toYaml (dict "appArmorProfile" .Values.appArmorProfile "seLinuxOptions" .Values.seLinuxOptions) }}
