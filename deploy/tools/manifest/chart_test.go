@@ -135,3 +135,20 @@ func TestUninstallHasTheAgentsScope(t *testing.T) {
 		}
 	}
 }
+
+// What is run in the agent's container, as `status --cluster` does, is about the
+// agent's scope.
+func TestTheContainerNamesTheScope(t *testing.T) {
+	pod := podOf(t, "host.bpffs=/bpf", "host.run=/run/other", "agent.cgroup-root=/sys/fs/cgroup/unified")
+	got := map[string]string{}
+	for _, e := range pod.Containers[0].Env {
+		got[e.Name] = e.Value
+	}
+	for name, want := range map[string]string{
+		"MUSTANG_BPFFS": "/bpf/mustang", "MUSTANG_STATE_DIR": "/run/other", "MUSTANG_CGROUP_ROOT": "/sys/fs/cgroup/unified",
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %q, want %q", name, got[name], want)
+		}
+	}
+}
