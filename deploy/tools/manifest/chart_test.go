@@ -152,3 +152,18 @@ func TestTheContainerNamesTheScope(t *testing.T) {
 		}
 	}
 }
+
+// The kubelet asks where the agent listens.
+func TestProbesAskWhereTheAgentListens(t *testing.T) {
+	for address, want := range map[string]string{
+		"[::]:10256": "127.0.0.1", "0.0.0.0:10256": "127.0.0.1", "127.0.0.1:10256": "127.0.0.1",
+		"[::1]:10256": "::1", "[2001:db8::1]:10256": "2001:db8::1", "192.0.2.7:10256": "192.0.2.7",
+	} {
+		agent := podOf(t, "agent.health-address="+address).Containers[0]
+		for _, probe := range []*corev1.Probe{agent.StartupProbe, agent.LivenessProbe, agent.ReadinessProbe} {
+			if got := probe.HTTPGet; got.Host != want || got.Port.IntValue() != 10256 {
+				t.Errorf("the agent listens at %s, the kubelet asks %s:%s", address, got.Host, got.Port.String())
+			}
+		}
+	}
+}
