@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -84,8 +85,8 @@ func clusterTable(w io.Writer, list []cluster.NodeStatus) {
 			for _, because := range n.Health.Because {
 				row(w, "\n"+n.Node+": not well: "+because)
 			}
-			for name, problems := range n.Health.Problems {
-				row(w, "\n"+n.Node+": Service "+name+": "+strings.Join(problems, "; "))
+			for _, object := range slices.Sorted(maps.Keys(n.Health.Problems)) {
+				row(w, "\n"+n.Node+": "+object+": "+strings.Join(n.Health.Problems[object], "; "))
 			}
 		}
 		for _, problem := range n.Problems {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mustang-net/mustang/internal/agent"
 	"github.com/mustang-net/mustang/internal/cluster"
 	"github.com/mustang-net/mustang/internal/engine"
 )
@@ -33,5 +34,16 @@ func TestANodeThatShowsNothingIsNotWell(t *testing.T) {
 	clusterTable(&out, []cluster.NodeStatus{blind})
 	if text := out.String(); strings.Contains(strings.SplitN(text, "\n\n", 2)[0], "\t0\t0") || !strings.Contains(text, "c: status: nothing is loaded") {
 		t.Errorf("a node that shows nothing:\n%s", text)
+	}
+}
+
+// An object's kind is in its name already.
+func TestProblemsNameTheirObjectsOnce(t *testing.T) {
+	var out bytes.Buffer
+	clusterTable(&out, []cluster.NodeStatus{{Node: "a", Ready: true, Health: &agent.Health{Problems: map[string][]string{
+		"Service shop/web": {"one", "two"}, "NetworkPolicy shop/deny": {"three"},
+	}}}})
+	if want := "\na: NetworkPolicy shop/deny: three\n\na: Service shop/web: one; two\n"; !strings.HasSuffix(out.String(), want) {
+		t.Errorf("problems:\n%s\nwant at its end %q", out.String(), want)
 	}
 }
