@@ -65,9 +65,11 @@ Settings come from flags, then from --config, then from defaults.`,
 	return cmd
 }
 
-// agentConfig is the defaults, then the file, then the flags that were given.
+// agentConfig is the defaults, of the scope the environment's, then the file,
+// then the flags that were given.
 func agentConfig(cmd *cobra.Command, g *globals, given agent.Config, file string) (agent.Config, error) {
 	c := agent.Defaults()
+	c.BPFFS, c.StateDir, c.CgroupRoot = g.BPFFS, g.StateDir, g.CgroupRoot
 	if file != "" {
 		var err error
 		if c, err = c.Read(file); err != nil {
@@ -127,7 +129,9 @@ func (g *globals) delegate(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	call := agent.Call{Args: os.Args[1:], BPFFS: g.BPFFS, Dir: dir}
+	// The scope goes with the call: the agent's environment may name another.
+	args = append([]string{"--bpffs=" + g.BPFFS, "--state-dir=" + g.StateDir, "--cgroup-root=" + g.CgroupRoot}, os.Args[1:]...)
+	call := agent.Call{Args: args, BPFFS: g.BPFFS, Dir: dir}
 	for _, name := range []string{"file", "filename"} {
 		f := cmd.Flags().Lookup(name)
 		if f == nil || f.Value.String() == "" {

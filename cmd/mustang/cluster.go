@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,10 +38,16 @@ func (g *globals) clusterStatus(cmd *cobra.Command, kubeconfig string) error {
 	if err := g.print(cmd.OutOrStdout(), list, func(w io.Writer) { clusterTable(w, list) }); err != nil {
 		return err
 	}
-	for _, n := range list {
-		if !n.Ready {
-			return errors.New("not every node has an agent that is ready")
-		}
+	return clusterVerdict(list)
+}
+
+// clusterVerdict is an error where a node is not well, or nobody can tell.
+func clusterVerdict(list []cluster.NodeStatus) error {
+	if slices.ContainsFunc(list, func(n cluster.NodeStatus) bool { return !n.Ready }) {
+		return errors.New("not every node has an agent that is ready")
+	}
+	if slices.ContainsFunc(list, func(n cluster.NodeStatus) bool { return len(n.Problems) > 0 }) {
+		return errors.New("not every node shows what its agent does")
 	}
 	return nil
 }
@@ -58,7 +66,7 @@ func clusterTable(w io.Writer, list []cluster.NodeStatus) {
 				cells[10] = fmt.Sprintf("away for %.0f s", h.SyncAge)
 			}
 		}
-		if s := n.Status; s != nil {
+		if s := n.Status; s != nil && s.Present { // else they would be noughts of nothing
 			if s.Nodes != nil {
 				cells[4] = s.Nodes.Direct + s.Nodes.VXLAN
 			}
@@ -77,8 +85,8 @@ func clusterTable(w io.Writer, list []cluster.NodeStatus) {
 			for _, because := range n.Health.Because {
 				row(w, "\n"+n.Node+": not well: "+because)
 			}
-			for name, problems := range n.Health.Problems {
-				row(w, "\n"+n.Node+": Service "+name+": "+strings.Join(problems, "; "))
+			for _, object := range slices.Sorted(maps.Keys(n.Health.Problems)) {
+				row(w, "\n"+n.Node+": "+object+": "+strings.Join(n.Health.Problems[object], "; "))
 			}
 		}
 		for _, problem := range n.Problems {

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,9 +81,9 @@ func newRoot(g *globals) *cobra.Command {
 		},
 	}
 	f := root.PersistentFlags()
-	f.StringVar(&g.BPFFS, "bpffs", engine.DefaultBPFFS, "directory for pinned tables, programs and links; one for each node on this machine")
-	f.StringVar(&g.StateDir, "state-dir", engine.DefaultStateDir, "directory for what tables cannot hold; one for each node on this machine")
-	f.StringVar(&g.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose sockets get Services (default: where cgroup2 is mounted)")
+	f.StringVar(&g.BPFFS, "bpffs", fromEnv("MUSTANG_BPFFS", engine.DefaultBPFFS), "directory for pinned tables, programs and links; one for each node on this machine")
+	f.StringVar(&g.StateDir, "state-dir", fromEnv("MUSTANG_STATE_DIR", engine.DefaultStateDir), "directory for what tables cannot hold; one for each node on this machine")
+	f.StringVar(&g.CgroupRoot, "cgroup-root", fromEnv("MUSTANG_CGROUP_ROOT", ""), "cgroup2 directory whose sockets get Services (default: where cgroup2 is mounted)")
 	f.StringVarP(&g.Output, "output", "o", "table", "table, json or yaml; wide for more columns")
 	root.AddCommand(newSvcCmd(g), newEdgeCmd(g), newPolicyCmd(g), newEpCmd(g), newStatusCmd(g), newObserveCmd(g), newWhyCmd(g), newResetCmd(g), newPodCmd(g), newNodeCmd(g), newLabCmd(g),
 		newBenchCmd(g), newBenchLoadCmd(), newInstallCNICmd(g), newUninstallCNICmd(g), newAgentCmd(g), newConnectivityCmd(g), newSysdumpCmd(g), newUninstallCmd(g))
@@ -91,6 +92,10 @@ func newRoot(g *globals) *cobra.Command {
 	})
 	return root
 }
+
+// fromEnv is a flag's default: the environment's word, else ours. A container
+// says by it where its agent's scope is, so that each tool in it finds that.
+func fromEnv(name, otherwise string) string { return cmp.Or(os.Getenv(name), otherwise) }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)

@@ -61,6 +61,18 @@ func (c *Cluster) nodeStatus(ctx context.Context, m member) NodeStatus {
 		}
 	}
 	ask("status", &s.Status, "status", "-o", "json")
+	if because := unseen(s.Status); because != "" {
+		s.Problems = append(s.Problems, "status: "+because)
+	}
 	ask("health", &s.Health, "agent", "health", "--config", "/etc/mustang/agent.yaml")
 	return s
+}
+
+// unseen is why an agent's status says nothing of it; "" if it does. A tool that
+// looks into another scope than the agent's finds nothing amiss there.
+func unseen(s *engine.Status) string {
+	if s == nil || s.Present {
+		return ""
+	}
+	return fmt.Sprintf("nothing is loaded in %s, though an agent runs: it has not begun yet, or has another bpffs, which MUSTANG_BPFFS is to name in its container", s.BPFFS)
 }

@@ -18,3 +18,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "mustang.port" -}}
 {{- if ne . "none" }}{{ regexFind "[0-9]+$" . }}{{ end -}}
 {{- end }}
+
+{{- /* Where a listen address is asked from its own node: one that means all of them, at the loopback's. */ -}}
+{{- define "mustang.host" -}}
+{{- $host := regexReplaceAll ":[0-9]+$" . "" | trimPrefix "[" | trimSuffix "]" -}}
+{{- if regexMatch "^[0.:]+$" $host }}127.0.0.1{{ else }}{{ $host }}{{ end -}}
+{{- end }}
+
+{{- /* "yes" where mustang connects pods; else empty: plugin and list are none of its business. */ -}}
+{{- define "mustang.cni" -}}
+{{- if ne (index .Values.agent "cni-conf-dir" | default "none") "none" }}yes{{ end -}}
+{{- end }}
+
+{{- /* What confines a container that works on the node, beside its capabilities. */ -}}
+{{- define "mustang.confinement" -}}
+{{- toYaml (dict "appArmorProfile" .Values.appArmorProfile "seLinuxOptions" .Values.seLinuxOptions) }}
+{{- end }}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/mustang-net/mustang/internal/agent"
+	"github.com/mustang-net/mustang/internal/cluster"
+	"github.com/mustang-net/mustang/internal/engine"
+)
+
+// An agent that is ready, and of which nothing is seen, is no all-clear.
+func TestANodeThatShowsNothingIsNotWell(t *testing.T) {
+	well := cluster.NodeStatus{Node: "a", Ready: true, Status: &engine.Status{Present: true}}
+	away := cluster.NodeStatus{Node: "b"}
+	blind := cluster.NodeStatus{Node: "c", Ready: true, Status: &engine.Status{}, Problems: []string{"status: nothing is loaded"}}
+	for _, c := range []struct {
+		list []cluster.NodeStatus
+		want string
+	}{
+		{[]cluster.NodeStatus{well}, ""},
+		{[]cluster.NodeStatus{well, away}, "ready"},
+		{[]cluster.NodeStatus{well, blind}, "shows"},
+	} {
+		err := clusterVerdict(c.list)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want %q", c.list, err, c.want)
+		}
+	}
+	var out bytes.Buffer
+	clusterTable(&out, []cluster.NodeStatus{blind})
+	if text := out.String(); strings.Contains(strings.SplitN(text, "\n\n", 2)[0], "\t0\t0") || !strings.Contains(text, "c: status: nothing is loaded") {
+		t.Errorf("a node that shows nothing:\n%s", text)
+	}
+}
+
+// An object's kind is in its name already.
+func TestProblemsNameTheirObjectsOnce(t *testing.T) {
+	var out bytes.Buffer
+	clusterTable(&out, []cluster.NodeStatus{{Node: "a", Ready: true, Health: &agent.Health{Problems: map[string][]string{
+		"Service shop/web": {"one", "two"}, "NetworkPolicy shop/deny": {"three"},
+	}}}})
+	if want := "\na: NetworkPolicy shop/deny: three\n\na: Service shop/web: one; two\n"; !strings.HasSuffix(out.String(), want) {
+		t.Errorf("problems:\n%s\nwant at its end %q", out.String(), want)
+	}
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/mustang-net/mustang/internal/agent"
+	"github.com/mustang-net/mustang/internal/engine"
+)
+
+// A flag goes before the file, the file before the environment, and that before
+// the default.
+func TestTheEnvironmentNamesTheScope(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "agent.yaml")
+	if err := os.WriteFile(file, []byte("state-dir: /of/file\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{"MUSTANG_BPFFS": "/of/env", "MUSTANG_STATE_DIR": "/of/env", "MUSTANG_CGROUP_ROOT": "/of/env"}
+	for _, c := range []struct {
+		name        string
+		env         map[string]string
+		args        []string
+		file        string
+		tool, agent engine.Scope
+	}{
+		{"nobody", nil, nil, "", engine.Scope{BPFFS: engine.DefaultBPFFS, StateDir: engine.DefaultStateDir}, engine.Scope{BPFFS: engine.DefaultBPFFS, StateDir: engine.DefaultStateDir}},
+		{"environment", env, nil, "", engine.Scope{BPFFS: "/of/env", StateDir: "/of/env", CgroupRoot: "/of/env"}, engine.Scope{BPFFS: "/of/env", StateDir: "/of/env", CgroupRoot: "/of/env"}},
+		{"all", env, []string{"--bpffs=/of/flag"}, file, engine.Scope{BPFFS: "/of/flag", StateDir: "/of/env", CgroupRoot: "/of/env"}, engine.Scope{BPFFS: "/of/flag", StateDir: "/of/file", CgroupRoot: "/of/env"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for name := range env {
+				t.Setenv(name, c.env[name])
+			}
+			g := &globals{}
+			cmd, _, err := newRoot(g).Find([]string{"agent"})
+			if err == nil {
+				err = cmd.ParseFlags(c.args)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if g.scope() != c.tool {
+				t.Errorf("the tool's scope is %+v, want %+v", g.scope(), c.tool)
+			}
+			got, err := agentConfig(cmd, g, agent.Config{}, c.file)
+			if scope := (engine.Scope{BPFFS: got.BPFFS, StateDir: got.StateDir, CgroupRoot: got.CgroupRoot}); err != nil || scope != c.agent {
+				t.Errorf("the agent's scope is %+v, %v; want %+v", scope, err, c.agent)
+			}
+		})
+	}
+}
+
+// An agent that was told its scope by flags runs a tool's call in that, though
+// the tool was told by its environment.
+func TestTheScopeGoesWithACall(t *testing.T) {
+	w := newTool(t)
+	if err := os.Mkdir(w.state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(w.state, "tool.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := make(chan agent.Call, 1)
+	go func() {
+		defer close(calls)
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		var call agent.Call
+		if json.NewDecoder(conn).Decode(&call) == nil {
+			calls <- call
+			_ = json.NewEncoder(conn).Encode(agent.Answer{})
+		}
+	}()
+	cmd := w.command()
+	cmd.Args = append(slices.DeleteFunc(cmd.Args, func(a string) bool {
+		return slices.Contains([]string{"--bpffs", w.bpffs, "--state-dir", w.state}, a)
+	}), "pod", "ls")
+	cmd.Env = append(cmd.Env, "MUSTANG_BPFFS="+w.bpffs, "MUSTANG_STATE_DIR="+w.state)
+	out, err := cmd.CombinedOutput()
+	l.Close()
+	call := <-calls
+	g := &globals{}
+	root := newRoot(g)
+	sub, rest, findErr := root.Find(call.Args)
+	if err != nil || findErr != nil || sub.CommandPath() != "mustang pod ls" {
+		t.Fatalf("%v: %s; call %v: %v", err, out, call.Args, findErr)
+	}
+	if err := sub.ParseFlags(rest); err != nil || g.BPFFS != w.bpffs || g.StateDir != w.state {
+		t.Errorf("call %v is about %+v, %v", call.Args, g.scope(), err)
+	}
+}
