@@ -59,7 +59,7 @@ the last are kept, and --last N shows them.`,
 	f.StringSliceVar(&o.Filter.Protocols, "protocol", nil, "tcp, udp, icmp, icmpv6 …")
 	f.UintSliceVar(&ports, "port", nil, "of either end, or of the Service")
 	f.StringSliceVar(&o.Filter.From, "from", nil, "the sender: pod, address or prefix")
-	f.StringSliceVar(&o.Filter.To, "to", nil, "the receiver: pod, address or prefix")
+	f.StringSliceVar(&o.Filter.To, "to", nil, "the receiver: pod, address or prefix, or the Service's address")
 	f.IntVar(&o.Last, "last", 0, "show the last so many packets that did not pass, and end")
 	f.BoolVar(&follow, "follow", false, "with --last: go on with what comes")
 	f.Uint32Var(&o.Sample, "sample", 1, "of the flows that pass, show one of so many")

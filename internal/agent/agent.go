@@ -68,10 +68,25 @@ func assemble(config Config, log *slog.Logger, client *k8s.Client, e *engine.Eng
 	a.watch = client.NewWatch(log, everything...)
 	a.metrics = newMetrics(a)
 	a.checks = newHealthChecks(log, func() bool { return len(a.healthy().Because) == 0 })
-	a.problems = newProblems(log, client.Events(config.Node))
+	a.problems = newProblems(log, a.uid, client.Events(config.Node).Warn)
 	a.policies = newPolicies(a)
 	a.sync = newSyncer(a)
 	return a
+}
+
+// uid is of an object as it is now, "" when there is none.
+func (a *Agent) uid(o object) string {
+	switch o.kind {
+	case k8s.Services:
+		if s := a.watch.Services.Get(o.key); s != nil {
+			return s.UID
+		}
+	case k8s.Policies:
+		if p := a.watch.Policies.Get(o.key); p != nil {
+			return p.UID
+		}
+	}
+	return ""
 }
 
 // Close lets go of the scope. What is at work stays.

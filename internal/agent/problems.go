@@ -12,6 +12,8 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/time/rate"
+
 	"github.com/mustang-net/mustang/internal/k8s"
 	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
@@ -37,22 +39,26 @@ func serviceAt(k k8s.Key) object { return object{k8s.Services, k} }
 
 // problems are the sentences about each object, as they are now.
 type problems struct {
-	log    *slog.Logger
-	events *k8s.Events
+	log  *slog.Logger
+	uid  func(object) string // of the object as it is now; "": it is gone
+	warn warn
+	pace *rate.Limiter // of all events
+	tell chan struct{} // something waits
 
-	mu   sync.Mutex
-	by   map[object]*[sources][]string
-	tell chan struct{}
-	news []told
+	mu     sync.Mutex
+	by     map[object]*[sources][]string
+	news   []told // what waits
+	limits map[object]*rate.Limiter
 }
 
-type told struct {
-	object   object
-	sentence string
-}
+// warn writes an event.
+type warn func(ctx context.Context, kind k8s.Kind, object k8s.Key, uid, sentence string) error
 
-func newProblems(log *slog.Logger, events *k8s.Events) *problems {
-	return &problems{log: log, events: events, by: map[object]*[sources][]string{}, tell: make(chan struct{}, 1)}
+func newProblems(log *slog.Logger, uid func(object) string, warn warn) *problems {
+	return &problems{
+		log: log, uid: uid, warn: warn, pace: rate.NewLimiter(pace, burst), tell: make(chan struct{}, 1),
+		by: map[object]*[sources][]string{}, limits: map[object]*rate.Limiter{},
+	}
 }
 
 // set replaces what a source says of an object, and tells what is new.
@@ -67,18 +73,14 @@ func (p *problems) set(o object, source int, now []string) {
 		all = new([sources][]string)
 		p.by[o] = all
 	}
+	before := all[source]
+	all[source] = now
 	for _, s := range now {
-		if slices.Contains(all[source], s) {
-			continue
-		}
-		p.log.Warn("an object is not in force in whole", "object", o, "problem", s)
-		p.news = append(p.news, told{o, s})
-		select {
-		case p.tell <- struct{}{}:
-		default:
+		if !slices.Contains(before, s) {
+			p.log.Warn("an object is not in force in whole", "object", o, "problem", s)
+			p.note(told{o, s})
 		}
 	}
-	all[source] = now
 	if len(all[fromObject])+len(all[fromEngine])+len(all[fromWrite]) == 0 {
 		delete(p.by, o)
 		p.log.Info("an object has no problem any more", "object", o)
@@ -146,24 +148,4 @@ func (p *problems) list() map[object][]string {
 		out[k] = slices.Concat(all[:]...)
 	}
 	return out
-}
-
-// run writes events until ctx ends.
-func (p *problems) run(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.tell:
-		}
-		p.mu.Lock()
-		news := p.news
-		p.news = nil
-		p.mu.Unlock()
-		for _, n := range news {
-			if err := p.events.Warn(ctx, n.object.kind, n.object.key, n.sentence); err != nil && ctx.Err() == nil {
-				p.log.Debug("an event could not be written", "object", n.object, "error", err)
-			}
-		}
-	}
 }

@@ -6,7 +6,9 @@ package observe
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,7 +26,7 @@ type Filter struct {
 	Reasons    []string
 	Protocols  []string
 	Ports      []uint16 // of either end, or the Service's
-	From, To   []string // one end: pod, address, or prefix
+	From, To   []string // one end: pod, address, or prefix; To: the Service's address, too
 }
 
 // Check finds what can never match, with the sentence that says so.
@@ -41,23 +43,77 @@ func (f Filter) Check() error {
 	}
 	for _, s := range f.Services {
 		if _, _, err := serviceFilter(s); err != nil {
-			return fmt.Errorf("--service: %q is no number, address or address:port; `mustang svc ls` shows them", s)
+			return fmt.Errorf("--service: %q is no Service's number, address or address:port; `mustang svc ls` shows them", s)
+		}
+	}
+	for _, p := range f.Protocols {
+		if !isProtocol(p) {
+			return fmt.Errorf("--protocol: %q is none of %s", p, strings.Join(namedProtocols(), ", "))
+		}
+	}
+	if err := checkEnds("--from", f.From); err != nil {
+		return err
+	}
+	return checkEnds("--to", f.To)
+}
+
+// otherProtocol is how protocol calls what has no name.
+var otherProtocol = regexp.MustCompile(`(?i)^(protocol [0-9]+|ethertype 0x[0-9a-f]{4})$`)
+
+func isProtocol(s string) bool {
+	return otherProtocol.MatchString(s) || slices.ContainsFunc(namedProtocols(), func(name string) bool { return strings.EqualFold(name, s) })
+}
+
+func namedProtocols() []string {
+	return slices.Concat(slices.Sorted(maps.Values(protocolNames)), slices.Sorted(maps.Values(ethertypes)))
+}
+
+// checkEnds finds what looks like an address, and is none that an end can have:
+// as a pod's name it would match nothing, silently.
+func checkEnds(flag string, list []string) error {
+	for _, s := range list {
+		if _, err := netip.ParseAddrPort(s); err == nil {
+			return fmt.Errorf("%s: %q has a port; give the address alone, and --port", flag, s)
+		}
+		before, _, slash := strings.Cut(s, "/")
+		a, err := netip.ParseAddr(before)
+		if err != nil {
+			continue
+		}
+		if a.Zone() != "" {
+			return fmt.Errorf("%s: %q has a zone, which packets do not tell; leave %%%s out", flag, s, a.Zone())
+		}
+		if _, ok := prefix(s); slash && !ok {
+			return fmt.Errorf("%s: %q is no prefix; write it like 192.0.2.0/24 or 2001:db8::/32", flag, s)
 		}
 	}
 	return nil
 }
 
-// serviceFilter is what a Service is asked for by: its number, else its address
-// with any port (0) or one.
+// prefix reads a prefix, or an address as the prefix that has only it. One of
+// IPv4 that is written as IPv6 (::ffff:192.0.2.1) is IPv4, as packets are.
+func prefix(s string) (netip.Prefix, bool) {
+	p, err := netip.ParsePrefix(s)
+	if a, bad := netip.ParseAddr(s); bad == nil {
+		p, err = netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	if err == nil && p.Addr().Is4In6() && p.Bits() >= 96 {
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p, err == nil
+}
+
+// serviceFilter is what a Service is asked for by: its number, from 1, else its
+// address with any port (0) or one.
 func serviceFilter(s string) (number uint64, at netip.AddrPort, err error) {
-	if number, err = strconv.ParseUint(s, 10, 32); err == nil {
+	if number, err = strconv.ParseUint(s, 10, 32); err == nil && number > 0 {
 		return number, at, nil
 	}
 	if a, err := netip.ParseAddr(s); err == nil {
-		return 0, netip.AddrPortFrom(a, 0), nil
+		return 0, netip.AddrPortFrom(a.Unmap(), 0), nil
 	}
 	at, err = netip.ParseAddrPort(s)
-	return 0, at, err
+	return 0, netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), err
 }
 
 // Match says whether f is to be shown.
@@ -72,7 +128,8 @@ func (f Filter) Match(flow Flow) bool {
 		any1(f.Ports, func(p uint16) bool {
 			return src.Port == p || dst.Port == p || flow.Service != nil && flow.Service.Frontend.Port() == p
 		}) &&
-		any1(f.From, src.at) && any1(f.To, dst.at)
+		any1(f.From, src.at) &&
+		any1(f.To, func(where string) bool { return dst.at(where) || flow.Service.at(where) })
 }
 
 // any1 is true when one of list does, or there is none.
@@ -86,13 +143,16 @@ func (e End) is(pod string) bool {
 
 // at says whether an end is a pod, has an address, or is in a prefix.
 func (e End) at(where string) bool {
-	if p, err := netip.ParsePrefix(where); err == nil {
+	if p, ok := prefix(where); ok {
 		return p.Contains(e.Address)
 	}
-	if a, err := netip.ParseAddr(where); err == nil {
-		return a == e.Address
-	}
 	return e.is(where)
+}
+
+// at says whether the Service has an address, or one in a prefix: whoever sends
+// there knows no other destination.
+func (s *ServiceRef) at(where string) bool {
+	return s != nil && End{Address: s.Frontend.Addr()}.at(where)
 }
 
 func (s *ServiceRef) is(text string) bool {

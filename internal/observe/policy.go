@@ -5,6 +5,7 @@ package observe
 // Policy's part of a verdict, by the names of its objects.
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -160,9 +161,9 @@ func (q *question) portText(port uint16) string {
 func (q *question) rule(side string, isolated, peer End, port uint16) string {
 	who := fmt.Sprintf("ipBlock: {cidr: %s}", netip.PrefixFrom(peer.Address, peer.Address.BitLen()))
 	if peer.Endpoint != 0 {
-		who = "podSelector: {" + matchLabels(peer.Labels) + "}"
+		who = "podSelector: {" + matchLabels(lasting(peer.Labels)) + "}"
 		if peer.Namespace != isolated.Namespace {
-			who += fmt.Sprintf(", namespaceSelector: {matchLabels: {%s: %s}}", policy.NamespaceName, peer.Namespace)
+			who += ", namespaceSelector: {" + matchLabels(map[string]string{policy.NamespaceName: peer.Namespace}) + "}"
 		}
 	}
 	ports := ""
@@ -172,13 +173,31 @@ func (q *question) rule(side string, isolated, peer End, port uint16) string {
 	return fmt.Sprintf("%s: [{%s}]%s", side, who, ports)
 }
 
+// matchLabels are quoted, as JSON, for YAML takes a bare 0 for a number and a bare
+// true for a boolean, which the API refuses in a label.
 func matchLabels(labels map[string]string) string {
 	if len(labels) == 0 {
 		return ""
 	}
-	var list []string
-	for _, k := range slices.Sorted(maps.Keys(labels)) {
-		list = append(list, k+": "+labels[k])
+	text, _ := json.Marshal(labels) // strings cannot fail
+	return "matchLabels: " + string(text)
+}
+
+// fleeting are labels that controllers give to one replica or one revision: a rule
+// by them matches no pod after the next rollout.
+var fleeting = []string{
+	"pod-template-hash", "rollouts-pod-template-hash", "pod-template-generation", "controller-revision-hash",
+	"apps.kubernetes.io/pod-index", "statefulset.kubernetes.io/pod-name",
+	"controller-uid", "batch.kubernetes.io/controller-uid", "job-name", "batch.kubernetes.io/job-name",
+	"batch.kubernetes.io/job-completion-index",
+}
+
+// lasting are the labels without those that are fleeting, unless there are no others.
+func lasting(labels map[string]string) map[string]string {
+	out := maps.Clone(labels)
+	maps.DeleteFunc(out, func(k, _ string) bool { return slices.Contains(fleeting, k) })
+	if len(out) == 0 {
+		return labels
 	}
-	return "matchLabels: {" + strings.Join(list, ", ") + "}"
+	return out
 }

@@ -9,6 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
 	"github.com/mustang-net/mustang/internal/datapath/dptest"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
 	"github.com/mustang-net/mustang/internal/engine"
@@ -84,4 +87,49 @@ func TestTheMendOfAPolicyDropMendsIt(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A rule that `why` prints is read by kubectl, which turns it to JSON before it
+// knows that labels are strings.
+func TestARuleKeepsLabelsStrings(t *testing.T) {
+	address := netip.MustParseAddr("fd00::1")
+	isolated := End{Endpoint: 1, Namespace: "shop"}
+	for _, x := range []struct {
+		peer End
+		want map[string]any
+	}{
+		{End{Endpoint: 2, Namespace: "shop", Labels: map[string]string{"app": "web"}}, matching("app", "web")},
+		{End{Endpoint: 2, Namespace: "shop", Labels: map[string]string{"index": "0", "on": "true", "none": "", "1": "1e3"}},
+			matching("index", "0", "on", "true", "none", "", "1", "1e3")},
+		{End{Endpoint: 2, Namespace: "0", Labels: map[string]string{"app": "~"}},
+			map[string]any{"podSelector": labels("app", "~"), "namespaceSelector": labels("kubernetes.io/metadata.name", "0")}},
+		{End{Endpoint: 2, Namespace: "shop", Labels: map[string]string{
+			"app": "db", "controller-revision-hash": "db-5d4", "apps.kubernetes.io/pod-index": "0", "statefulset.kubernetes.io/pod-name": "db-0"}},
+			matching("app", "db")},
+		{End{Endpoint: 2, Namespace: "shop", Labels: map[string]string{"pod-template-hash": "12345"}}, matching("pod-template-hash", "12345")},
+		{End{Endpoint: 2, Namespace: "shop"}, map[string]any{"podSelector": map[string]any{}}},
+		{End{Address: address}, map[string]any{"ipBlock": map[string]any{"cidr": "fd00::1/128"}}},
+	} {
+		rule := (&question{proto: protoTCP}).rule("from", isolated, x.peer, 80)
+		var got map[string]any
+		if err := yaml.Unmarshal([]byte("{"+rule+"}"), &got); err != nil {
+			t.Errorf("%s: %v", rule, err)
+			continue
+		}
+		want := map[string]any{"from": []any{x.want}, "ports": []any{map[string]any{"protocol": "TCP", "port": 80.0}}}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", rule, diff)
+		}
+	}
+}
+
+// matching is a peer by its pod's labels, given as name, value, name, value, …
+func matching(pairs ...string) map[string]any { return map[string]any{"podSelector": labels(pairs...)} }
+
+func labels(pairs ...string) map[string]any {
+	out := map[string]any{}
+	for pair := range slices.Chunk(pairs, 2) {
+		out[pair[0]] = pair[1]
+	}
+	return map[string]any{"matchLabels": out}
 }

@@ -58,6 +58,9 @@ func TestFlowsOfRealSocketsAreTold(t *testing.T) {
 				if x.front.IsValid() && (f.Service.Frontend != x.front || f.Service.Number == 0 || f.Service.Backend == 0) {
 					t.Errorf("%s: the Service is %+v", name, f.Service)
 				}
+				if to := (Filter{To: []string{x.to.Addr().String()}}); !to.Match(f) {
+					t.Errorf("%s: --to %s does not show %+v", name, x.to.Addr(), f)
+				}
 				if x.network != "tcp" {
 					continue
 				}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"net/netip"
+	"testing"
+)
+
+func TestFilterOfEnds(t *testing.T) {
+	plain := Flow{
+		Source:      End{Address: netip.MustParseAddr("10.1.0.2"), Namespace: "shop", Pod: "web"},
+		Destination: End{Address: netip.MustParseAddr("10.1.0.4"), Port: 8080, Namespace: "shop", Pod: "db"},
+	}
+	led := plain
+	led.Service = &ServiceRef{Frontend: netip.MustParseAddrPort("10.96.0.1:80"), Number: 1}
+	for _, x := range []struct {
+		name       string
+		filter     Filter
+		plain, led bool
+	}{
+		{"a Service's prefix", Filter{To: []string{"10.96.0.0/12"}}, false, true},
+		{"a Service's address", Filter{To: []string{"10.96.0.1"}}, false, true},
+		{"another Service's address", Filter{To: []string{"10.96.0.2"}}, false, false},
+		{"the backend's address", Filter{To: []string{"10.1.0.4"}}, true, true},
+		{"the backend's name", Filter{To: []string{"shop/db"}}, true, true},
+		{"a Service sends nothing", Filter{From: []string{"10.96.0.0/12"}}, false, false},
+		{"both ends", Filter{From: []string{"web"}, To: []string{"10.96.0.1"}}, false, true},
+		{"IPv4 written as IPv6", Filter{To: []string{"::ffff:10.1.0.4"}}, true, true},
+		{"a prefix of IPv4 written as IPv6", Filter{From: []string{"::ffff:10.1.0.0/112"}}, true, true},
+		{"a Service of IPv4 written as IPv6", Filter{Services: []string{"::ffff:10.96.0.1"}}, false, true},
+		{"its port, too", Filter{Services: []string{"[::ffff:10.96.0.1]:80"}}, false, true},
+	} {
+		if err := x.filter.Check(); err != nil {
+			t.Errorf("%s: %v", x.name, err)
+		}
+		if got := x.filter.Match(plain); got != x.plain {
+			t.Errorf("%s: a flow without a Service matches: %v", x.name, got)
+		}
+		if got := x.filter.Match(led); got != x.led {
+			t.Errorf("%s: a flow by a Service matches: %v", x.name, got)
+		}
+	}
+}
+
+func TestCheckLetsWhatCanMatchPass(t *testing.T) {
+	for _, f := range []Filter{
+		{Protocols: []string{"tcp", "UDP", "sctp", "icmpv6", "arp", "ipv6", "protocol 47", "ethertype 0x88cc"}},
+		{From: []string{"web", "shop/web", "10.0.0.1", "fd00::1", "10.0.0.1/8", "fd00::/8", "10.0.0.300"}},
+		{Services: []string{"1", "10.96.0.1", "10.96.0.1:80", "[fd00::1]:80"}},
+	} {
+		if err := f.Check(); err != nil {
+			t.Errorf("%+v: %v", f, err)
+		}
+	}
+}
