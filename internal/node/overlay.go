@@ -142,6 +142,7 @@ func (o *Overlay) setUp(self state.Node, l netlink.Link, mtu int) error {
 	}{
 		{"set MTU of", func() error { return netlink.LinkSetMTU(l, mtu) }},
 		{"set the link address of", func() error { return setVTEP(self, l) }},
+		{"accept what comes by", acceptStrays},
 		{"turn off ARP of", func() error { return netlink.LinkSetARPOff(l) }},
 		{"set up", func() error { return netlink.LinkSetUp(l) }},
 		{"give addresses to", func() error { return o.setAddrs(l) }},
@@ -151,6 +152,12 @@ func (o *Overlay) setUp(self state.Node, l netlink.Link, mtu int) error {
 		}
 	}
 	return nil
+}
+
+// acceptStrays has the device take what the routes do not lead back by it: another
+// node's own packets to our pods, who is itself met on the wire.
+func acceptStrays() error {
+	return setSysctls(map[string]string{"ipv4/conf/" + OverlayName + "/rp_filter": "2"})
 }
 
 func setVTEP(self state.Node, l netlink.Link) error {
