@@ -147,3 +147,18 @@ func TestTheTunnelKeepsIPv6OverANarrowWire(t *testing.T) {
 	n.podMTUIs(1450)
 	n.tunnelIs("1500")
 }
+
+// A node whose new devices have no IPv6, and a strict reverse path filter, has a tunnel for its
+// pods of both families.
+func TestTheTunnelsDeviceMindsNoDefaults(t *testing.T) {
+	n := newNode(t)
+	n.wired()
+	n.run("sysctl -qw net.ipv6.conf.default.disable_ipv6=1 net.ipv4.conf.default.rp_filter=1")
+	if err := n.twoNodes(state.NodeVXLAN); err != nil {
+		t.Fatal(err)
+	}
+	n.tunnelIs("1500")
+	if got := n.run("sysctl -n net.ipv4.conf.%s.rp_filter", peers.OverlayName); got != "2" {
+		t.Errorf("its reverse path filter is %s, want 2, which is loose", got)
+	}
+}

@@ -144,6 +144,7 @@ func (o *Overlay) setUp(self state.Node, l netlink.Link, mtu int) error {
 		{"set the link address of", func() error { return setVTEP(self, l) }},
 		{"accept what comes by", acceptStrays},
 		{"turn off ARP of", func() error { return netlink.LinkSetARPOff(l) }},
+		{"turn on IPv6 of", o.turnOnIPv6},
 		{"set up", func() error { return netlink.LinkSetUp(l) }},
 		{"give addresses to", func() error { return o.setAddrs(l) }},
 	} {
@@ -158,6 +159,14 @@ func (o *Overlay) setUp(self state.Node, l netlink.Link, mtu int) error {
 // node's own packets to our pods, who is itself met on the wire.
 func acceptStrays() error {
 	return setSysctls(map[string]string{"ipv4/conf/" + OverlayName + "/rp_filter": "2"})
+}
+
+// turnOnIPv6 is for a node whose new devices have none, where the device needs it.
+func (o *Overlay) turnOnIPv6() error {
+	if !hasIPv6(o.Own) {
+		return nil
+	}
+	return setSysctls(map[string]string{"ipv6/conf/" + OverlayName + "/disable_ipv6": "0"})
 }
 
 func setVTEP(self state.Node, l netlink.Link) error {
