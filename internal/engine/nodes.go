@@ -117,6 +117,7 @@ func (e *Engine) changeNodes(fn func(store.Nodes) (store.Nodes, error)) error {
 	if now.PodMTU, now.Tunnel, err = podMTU(now); err != nil {
 		return err
 	}
+	now.Telling = nil
 	slices.SortFunc(now.Nodes, func(a, b state.Node) int { return strings.Compare(a.Name, b.Name) })
 	slots, err := e.dp.MaxRemotes()
 	if err != nil {
@@ -171,16 +172,17 @@ func giveRefs(was store.Nodes, now *store.Nodes, slots uint32) error {
 // applyNodes makes the journal's list the present one. One that cannot be is
 // undone: the list before takes its place.
 func (e *Engine) applyNodes(op operation) error {
-	err := e.store.PutNodes(*op.Nodes)
+	was := store.Nodes{}
+	if op.NodesBefore != nil {
+		was = *op.NodesBefore
+	}
+	telling := untilTold(was, *op.Nodes)
+	err := e.store.PutNodes(telling)
 	if err == nil {
 		err = e.syncNodes(*op.Nodes)
 	}
 	if err == nil {
-		before := store.Nodes{}
-		if op.NodesBefore != nil {
-			before = *op.NodesBefore
-		}
-		return e.syncPodMTU(before, *op.Nodes)
+		return e.tellPods(telling, *op.Nodes)
 	}
 	if op.NodesBefore == nil {
 		return err

@@ -32,7 +32,7 @@ func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	s := &NodesStatus{Self: self.Name, HostRouting: set.HostRouting, PodMTU: n.PodMTU, Devices: []string{}, Wire: peers.ProbeWire(remotes)}
+	s := &NodesStatus{Self: self.Name, HostRouting: set.HostRouting, PodMTU: n.ToldMTU(), Devices: []string{}, Wire: peers.ProbeWire(remotes)}
 	for _, r := range remotes {
 		if r.Mode == state.NodeVXLAN {
 			s.VXLAN++
@@ -56,8 +56,10 @@ func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 			warnings = append(warnings, fmt.Sprintf("device %s leads to other nodes and does not carry mustang's program, so the host's stack forwards what comes by it; `mustang node sync` attaches it", d.Name))
 		}
 	}
-	if mtu, _, err := podMTU(n); err == nil && mtu != n.PodMTU {
-		warnings = append(warnings, fmt.Sprintf("the devices to other nodes leave pods %d bytes, and pods were told %d; `mustang node sync` tells them anew", mtu, n.PodMTU))
+	if mtu, _, err := podMTU(n); err == nil && mtu != n.ToldMTU() {
+		warnings = append(warnings, fmt.Sprintf("the devices to other nodes leave pods %d bytes, and pods were told %d; `mustang node sync` tells them anew", mtu, n.ToldMTU()))
+	} else if len(n.Telling) > 0 {
+		warnings = append(warnings, fmt.Sprintf("not all pods could be told that they send other nodes up to %d bytes; `mustang node sync` tries again, and says what is in the way", n.ToldMTU()))
 	}
 	for _, p := range s.Wire {
 		if p.Fault != "" {

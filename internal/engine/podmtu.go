@@ -42,21 +42,32 @@ func podMTU(n store.Nodes) (mtu int, tunnel bool, err error) {
 // pod's routes asks, for they come after its endpoint.
 func ToNodes(scope Scope) (mtu int, tunnel bool, err error) {
 	n, err := store.At(scope.withDefaults().StateDir).Nodes()
-	return n.PodMTU, n.Tunnel, err
+	return n.ToldMTU(), n.Tunnel, err
 }
 
 // narrowPod gives a new pod's routes the MTU.
 func (e *Engine) narrowPod(ep state.Endpoint) error {
 	n, err := e.store.Nodes()
-	if err != nil || n.PodMTU == 0 {
+	if err != nil || n.ToldMTU() == 0 {
 		return err
 	}
-	return e.setPodMTU(ep, 0, n.PodMTU, n.Tunnel)
+	return e.setPodMTU(ep, []int{0}, n.ToldMTU(), n.Tunnel)
 }
 
-// syncPodMTU brings all pods from what one list of nodes asks to what another does.
-func (e *Engine) syncPodMTU(before, now store.Nodes) error {
-	if before.PodMTU == now.PodMTU && (before.Tunnel || !now.Tunnel) {
+// untilTold is the list now as long as not all pods have been told what it asks: whoever is
+// not reached keeps an MTU of before, and is told by the next change, or the next try.
+func untilTold(before, now store.Nodes) store.Nodes {
+	if len(before.Telling) == 0 && before.PodMTU == now.PodMTU && (before.Tunnel || !now.Tunnel) {
+		return now
+	}
+	others := slices.DeleteFunc(slices.Clone(before.PodMTUs()), func(mtu int) bool { return mtu == now.PodMTU })
+	now.PodMTU, now.Telling = 0, append(others, now.PodMTU)
+	return now
+}
+
+// tellPods brings all pods to what now asks, which is the present list from then on.
+func (e *Engine) tellPods(telling, now store.Nodes) error {
+	if len(telling.Telling) == 0 {
 		return nil
 	}
 	if err := e.loadEndpoints(); err != nil {
@@ -64,16 +75,19 @@ func (e *Engine) syncPodMTU(before, now store.Nodes) error {
 	}
 	var errs []error
 	for _, ep := range e.known {
-		errs = append(errs, e.setPodMTU(ep, before.PodMTU, now.PodMTU, now.Tunnel))
+		errs = append(errs, e.setPodMTU(ep, telling.Telling, now.PodMTU, now.Tunnel))
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return e.store.PutNodes(now)
 }
 
-// setPodMTU changes the default routes of a pod behind a host end: one that is
-// before, or none at all. Somebody else's stays. In front of a tunnel its bundles
-// are kept to what that takes; larger ones want room over IPv6. A pod that is gone
-// is success.
-func (e *Engine) setPodMTU(ep state.Endpoint, before, now int, tunnel bool) error {
+// setPodMTU changes the default routes of a pod behind a host end: one that is one
+// of before, or none at all. Somebody else's stays. In front of a tunnel its bundles
+// are kept to what that takes; larger ones want room over IPv6. A pod that is gone,
+// or its interface, is success.
+func (e *Engine) setPodMTU(ep state.Endpoint, before []int, now int, tunnel bool) error {
 	if ep.Placement != state.HostEnd || ep.Netns == "" {
 		return nil
 	}
@@ -90,31 +104,37 @@ func (e *Engine) setPodMTU(ep state.Endpoint, before, now int, tunnel bool) erro
 		if err != nil {
 			return err
 		}
-		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-			routes, err := netns.Routes(family, &netlink.Route{LinkIndex: ep.PodIndex, Table: unix.RT_TABLE_MAIN},
-				netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
-			if err != nil {
-				return err
-			}
-			now, was := now, []int{0, before}
-			if family == unix.AF_INET6 {
-				now = link.JumboRoom(pod.Attrs(), now)
-				was = append(was, link.WithJumboRoom(pod.Attrs(), before))
-			}
-			for _, r := range routes {
-				if !defaultRoute(r) || r.MTU == now || !slices.Contains(was, r.MTU) {
-					continue
-				}
-				r.MTU = now
-				if err := netlink.RouteReplace(&r); err != nil {
-					return err
-				}
-			}
+		was6 := []int{0}
+		for _, mtu := range before {
+			was6 = append(was6, mtu, link.WithJumboRoom(pod.Attrs(), mtu))
 		}
-		return nil
+		return errors.Join(
+			setRouteMTU(unix.AF_INET, ep.PodIndex, append([]int{0}, before...), now),
+			setRouteMTU(unix.AF_INET6, ep.PodIndex, was6, link.JumboRoom(pod.Attrs(), now)))
 	})
-	if err != nil {
+	if err != nil && !errors.As(err, new(netlink.LinkNotFoundError)) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("set MTU %d of the routes, and the bundles, of endpoint %d: %w", now, ep.ID, err)
+	}
+	return nil
+}
+
+// setRouteMTU changes the default routes by an interface of the calling thread's
+// namespace whose MTU is one of was.
+func setRouteMTU(family, index int, was []int, now int) error {
+	routes, err := netns.Routes(family, &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN},
+		netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		if !defaultRoute(r) || r.MTU == now || !slices.Contains(was, r.MTU) {
+			continue
+		}
+		r.MTU = now
+		r.Flags &^= unix.RTNH_F_DEAD | unix.RTNH_F_LINKDOWN // as it is now, which nobody may ask for
+		if err := netlink.RouteReplace(&r); err != nil {
+			return err
+		}
 	}
 	return nil
 }

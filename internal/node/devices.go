@@ -83,12 +83,7 @@ func defaultLinks() ([]int, error) {
 			if r.Dst != nil && prefixOf(r.Dst).Bits() != 0 {
 				continue
 			}
-			if r.LinkIndex != 0 {
-				out = append(out, r.LinkIndex)
-			}
-			for _, hop := range r.MultiPath {
-				out = append(out, hop.LinkIndex)
-			}
+			out = append(out, hops(r)...)
 		}
 	}
 	return out, nil
@@ -112,7 +107,7 @@ func describe(indexes []int) ([]Device, error) {
 	return out, nil
 }
 
-// UnderlayMTU is the smallest MTU of the devices by which remotes are reached.
+// UnderlayMTU is the smallest MTU of the routes and devices by which remotes are reached.
 func UnderlayMTU(remotes []state.Node) (int, error) {
 	smallest := 0
 	for _, n := range remotes {
@@ -132,18 +127,44 @@ func UnderlayMTU(remotes []state.Node) (int, error) {
 	return smallest, nil
 }
 
-// pathMTU is the route's metric, or the device's; 0: there is no way.
+// pathMTU is the metric of the route that leads there, or the smallest of its devices';
+// 0: there is no way. What the kernel has learned of the path does not count: anybody can
+// tell it that, by an ICMP error, and it says less than the devices do for ten minutes.
 func pathMTU(a netip.Addr) (int, error) {
-	routes, err := netlink.RouteGet(a.AsSlice())
+	routes, err := netlink.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	if err != nil || len(routes) == 0 {
 		return 0, nil
 	}
 	if routes[0].MTU > 0 {
 		return routes[0].MTU, nil
 	}
-	l, err := netlink.LinkByIndex(routes[0].LinkIndex)
-	if err != nil {
-		return 0, fmt.Errorf("look up the device of the route to %s: %w", a, err)
+	links := hops(routes[0])
+	if len(links) == 0 { // a nexthop object's, where net.ipv4.nexthop_compat_mode is 0
+		if routes, err = netlink.RouteGet(a.AsSlice()); err != nil || len(routes) == 0 {
+			return 0, nil
+		}
+		links = hops(routes[0])
 	}
-	return l.Attrs().MTU, nil
+	smallest := 0
+	for _, index := range links {
+		l, err := netlink.LinkByIndex(index)
+		if err != nil {
+			return 0, fmt.Errorf("look up the device of the route to %s: %w", a, err)
+		}
+		if mtu := l.Attrs().MTU; smallest == 0 || mtu < smallest {
+			smallest = mtu
+		}
+	}
+	return smallest, nil
+}
+
+// hops are the links of a route's next hops.
+func hops(r netlink.Route) (out []int) {
+	if r.LinkIndex != 0 {
+		out = append(out, r.LinkIndex)
+	}
+	for _, hop := range r.MultiPath {
+		out = append(out, hop.LinkIndex)
+	}
+	return out
 }

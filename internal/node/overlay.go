@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -26,6 +27,10 @@ const (
 	overhead4 = 20 + 8 + 8 + 14
 	overhead6 = 40 + 8 + 8 + 14
 )
+
+// minMTU6 is the least MTU by which a device has IPv6 (RFC 8200 5). With less, the
+// kernel takes its addresses and routes away.
+const minMTU6 = 1280
 
 // Overlay is the tunnel's device.
 type Overlay struct {
@@ -70,7 +75,7 @@ func (o *Overlay) lead(r *netlink.Route, is4 bool) error {
 // is this node; the node itself speaks through the tunnel as the first address
 // of its pods' networks, which no pod has, so that the answer comes back by it.
 func EnsureOverlay(self state.Node, remotes []state.Node, set state.NodeSettings, underlay int) (*Overlay, error) {
-	want := overlayDevice(set, underlay)
+	want := overlayDevice(set, OverlayMTU(self, underlay))
 	have, err := netlink.LinkByName(OverlayName)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		have, err = nil, nil
@@ -93,7 +98,7 @@ func EnsureOverlay(self state.Node, remotes []state.Node, set state.NodeSettings
 		}
 	}
 	o := OverlayOf(self, remotes, have.Attrs().Index, underlay)
-	return o, o.setUp(self, have, underlay)
+	return o, o.setUp(self, have, want.MTU)
 }
 
 // OverlayOf describes the tunnel's device with that index.
@@ -115,16 +120,31 @@ func overlayDevice(set state.NodeSettings, mtu int) *netlink.Vxlan {
 	}
 }
 
-// setUp finishes the device. Its MTU is the wire's: the routes by it say what
-// fits, and the program that pushes headers must not be held to less.
-func (o *Overlay) setUp(self state.Node, l netlink.Link, underlay int) error {
+// OverlayMTU is that of the tunnel's device: the wire's, and where it has to have
+// IPv6 no less than that takes. The routes by it say what fits; the program that
+// pushes headers must not be held to less than the wire.
+func OverlayMTU(self state.Node, underlay int) int {
+	if hasIPv6(self.PodCIDRs) {
+		return max(underlay, minMTU6)
+	}
+	return underlay
+}
+
+func hasIPv6(list []netip.Prefix) bool {
+	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Addr().Is6() })
+}
+
+// setUp finishes the device.
+func (o *Overlay) setUp(self state.Node, l netlink.Link, mtu int) error {
 	for _, step := range []struct {
 		what string
 		do   func() error
 	}{
-		{"set MTU of", func() error { return netlink.LinkSetMTU(l, underlay) }},
+		{"set MTU of", func() error { return netlink.LinkSetMTU(l, mtu) }},
 		{"set the link address of", func() error { return setVTEP(self, l) }},
+		{"accept what comes by", acceptStrays},
 		{"turn off ARP of", func() error { return netlink.LinkSetARPOff(l) }},
+		{"turn on IPv6 of", o.turnOnIPv6},
 		{"set up", func() error { return netlink.LinkSetUp(l) }},
 		{"give addresses to", func() error { return o.setAddrs(l) }},
 	} {
@@ -133,6 +153,20 @@ func (o *Overlay) setUp(self state.Node, l netlink.Link, underlay int) error {
 		}
 	}
 	return nil
+}
+
+// acceptStrays has the device take what the routes do not lead back by it: another
+// node's own packets to our pods, who is itself met on the wire.
+func acceptStrays() error {
+	return setSysctls(map[string]string{"ipv4/conf/" + OverlayName + "/rp_filter": "2"})
+}
+
+// turnOnIPv6 is for a node whose new devices have none, where the device needs it.
+func (o *Overlay) turnOnIPv6() error {
+	if !hasIPv6(o.Own) {
+		return nil
+	}
+	return setSysctls(map[string]string{"ipv6/conf/" + OverlayName + "/disable_ipv6": "0"})
 }
 
 func setVTEP(self state.Node, l netlink.Link) error {
@@ -163,13 +197,16 @@ func (o *Overlay) setAddrs(l netlink.Link) error {
 		return err
 	}
 	for _, a := range have {
-		if p := prefixOf(a.IPNet); !p.Addr().IsLinkLocalUnicast() && !contains(o.Own, p) {
+		if p := prefixOf(a.IPNet); !p.Addr().IsLinkLocalUnicast() && !slices.Contains(o.Own, p) {
 			if err := netlink.AddrDel(l, &a); err != nil {
 				return err
 			}
 		}
 	}
 	for _, p := range o.Own {
+		if slices.ContainsFunc(have, func(a netlink.Addr) bool { return prefixOf(a.IPNet) == p }) {
+			continue // replaced, it would be news to who follows addresses, and so without end
+		}
 		a := &netlink.Addr{IPNet: ipNet(p)}
 		if p.Addr().Is6() {
 			a.Flags = unix.IFA_F_NODAD
@@ -179,15 +216,6 @@ func (o *Overlay) setAddrs(l netlink.Link) error {
 		}
 	}
 	return nil
-}
-
-func contains(list []netip.Prefix, p netip.Prefix) bool {
-	for _, q := range list {
-		if q == p {
-			return true
-		}
-	}
-	return false
 }
 
 // RemoveOverlay removes the tunnel's device. Absent is success.

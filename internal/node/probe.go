@@ -33,7 +33,7 @@ const (
 type Probe struct {
 	Node    string     `json:"node"`
 	Address netip.Addr `json:"address"`
-	MTU     int        `json:"mtu"` // of the way there, as the kernel has it
+	MTU     int        `json:"mtu"` // that the route there, or its device, promises
 	Fault   string     `json:"fault,omitempty"`
 }
 

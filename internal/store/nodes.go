@@ -17,6 +17,23 @@ type Nodes struct {
 	PodMTU   int                 `json:"pod_mtu,omitempty"` // of pods' routes, where it is less than their interfaces'
 	Tunnel   bool                `json:"tunnel,omitempty"`  // pods of another node are reached by one
 	LastRef  uint32              `json:"last_ref"`          // the number that the last reference was told apart by
+	// Telling is there until all pods have been told an MTU, when it becomes PodMTU, 0 till
+	// then: those that their routes may have, and last the one that they are told.
+	Telling []int `json:"telling,omitempty"`
+}
+
+// PodMTUs are those that pods' routes may have; the last is what pods are told.
+func (n Nodes) PodMTUs() []int {
+	if len(n.Telling) > 0 {
+		return n.Telling
+	}
+	return []int{n.PodMTU}
+}
+
+// ToldMTU is what pods are told, and those to come with them.
+func (n Nodes) ToldMTU() int {
+	all := n.PodMTUs()
+	return all[len(all)-1]
 }
 
 // Nodes reads the list of nodes; none is an empty one.

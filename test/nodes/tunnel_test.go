@@ -95,3 +95,21 @@ func TestPlainVXLANIsUnderstood(t *testing.T) {
 		})
 	}
 }
+
+// Pods and the other node's own addresses reach each other by the tunnel, though the way to these
+// is the wire: a reverse path filter that is strict by default must not mind.
+func TestTheTunnelUnderAStrictReversePathFilter(t *testing.T) {
+	for _, routing := range []string{"ebpf", "legacy"} {
+		t.Run(routing, func(t *testing.T) {
+			w := newWorld(t, lab.Config{}, lab.Join{Mode: "direct", HostRouting: routing})
+			for _, n := range w.lab.Nodes() {
+				w.run(&n.Space, "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=1")
+			}
+			w.must(w.lab.Join(deadline(t), lab.Join{Mode: "vxlan", HostRouting: routing}))
+			second := w.lab.Nodes()[1]
+			w.run(&w.client.Space, "ping -c 2 -i 0.1 -W 5 %s", second.Wire4)
+			w.run(&second.Space, "ping -c 2 -i 0.1 -W 5 -I %s %s", second.Wire4, w.client.IPv4)
+			w.tcp(w.far, w.direct(w.far))
+		})
+	}
+}
