@@ -312,12 +312,3 @@ func (e *Engine) Edge() (EdgeStatus, error) {
 	_, s.Host, err = e.dp.Netns.Get(home)
 	return s, err
 }
-
-// detachEdgeFilters is for reset: links go with their pins, filters do not.
-func detachEdgeFilters() error {
-	links, err := netns.Links()
-	for _, l := range links {
-		err = errors.Join(err, datapath.DetachEdgeFilters(l.Attrs().Index))
-	}
-	return err
-}
