@@ -309,16 +309,36 @@ func (d *Datapath) installNodeProgram(n nodeProgram, p *ebpf.Program) error {
 	return nil
 }
 
-// upgradeWire puts this binary's programs behind the links that exist.
+// upgradeWire puts this binary's programs behind the links that exist, and in the
+// place of the filters where there are none.
 func (d *Datapath) upgradeWire() error {
-	for _, h := range append([]wireHook{doorIn, gatherIn}, wireHooks...) {
+	hooks := append([]wireHook{doorIn, gatherIn}, wireHooks...)
+	filtered, err := wireFilters(hooks...)
+	if err != nil {
+		return err
+	}
+	for _, h := range hooks {
 		for _, at := range d.wirePlaces(h) {
 			if err := d.replaceWire(h, at); err != nil {
 				return err
 			}
 		}
+		for _, l := range filtered[h.pin] {
+			if err := d.replaceWireFilter(h, l); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+func (d *Datapath) replaceWireFilter(h wireHook, l netlink.Link) error {
+	p, err := d.loadWire(h)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	return ignoreGone(attachWireFilter(l, h, p))
 }
 
 func (d *Datapath) replaceWire(h wireHook, at wirePlace) error {
@@ -350,6 +370,24 @@ func (h wireHook) filterName() string { return filterPrefix + h.pin }
 func (h wireHook) owns(f netlink.Filter) bool {
 	b, ok := f.(*netlink.BpfFilter)
 	return ok && b.Name == h.filterName()
+}
+
+// wireFilters are the devices that have hooks' filters, by the hook's pin.
+func wireFilters(hooks ...wireHook) (map[string][]netlink.Link, error) {
+	links, err := netns.Links()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	out := map[string][]netlink.Link{}
+	for _, l := range links {
+		for _, h := range hooks {
+			filters, _ := netns.Filters(l, h.parent()) // without a qdisc there are none
+			if slices.ContainsFunc(filters, h.owns) {
+				out[h.pin] = append(out[h.pin], l)
+			}
+		}
+	}
+	return out, nil
 }
 
 // foreignFilters says whether somebody else's filters are at the hook.
@@ -425,14 +463,9 @@ func (d *Datapath) WireDevices() []int {
 	for _, at := range d.wirePlaces(netdevIn) {
 		out = append(out, at.ifindex)
 	}
-	links, _ := netns.Links()
-	for _, l := range links {
-		filters, _ := netns.Filters(l, netdevIn.parent())
-		for _, f := range filters {
-			if netdevIn.owns(f) {
-				out = append(out, l.Attrs().Index)
-			}
-		}
+	filtered, _ := wireFilters(netdevIn)
+	for _, l := range filtered[netdevIn.pin] {
+		out = append(out, l.Attrs().Index)
 	}
 	return out
 }
