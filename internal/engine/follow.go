@@ -3,15 +3,18 @@
 package engine
 
 // This node's devices change under our feet: a NIC gets another MTU, is
-// restarted, which takes its routes along, or comes back as another.
+// restarted, which takes its routes along, comes back as another, or gets this node's
+// address after the list of nodes was there.
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	peers "github.com/mustang-net/mustang/internal/node"
 	"github.com/mustang-net/mustang/internal/state"
 	"github.com/mustang-net/mustang/internal/store"
@@ -56,6 +59,10 @@ func (e *Engine) devicesCurrent(n store.Nodes) (bool, error) {
 	if self.Name == "" {
 		return true, nil // a NIC is away: what there is waits for it
 	}
+	current, err := e.selfCurrent(self, remotes)
+	if err != nil || !current {
+		return false, err
+	}
 	mtu, tunnel, err := podMTU(n)
 	if err != nil || mtu != n.PodMTU || tunnel != n.Tunnel {
 		return false, err
@@ -82,6 +89,15 @@ func (e *Engine) devicesCurrent(n store.Nodes) (bool, error) {
 		return false, err
 	}
 	return peers.RoutesCurrent(remotes, overlay)
+}
+
+// selfCurrent says whether the tables are of this node, by the name that it has now:
+// before the machine had its address, its entry was one of the others.
+func (e *Engine) selfCurrent(self state.Node, remotes []state.Node) (bool, error) {
+	config, _, err := e.dp.Node.Get(0)
+	others, noTable := e.dp.Peers.All()
+	return config.Ip4 == datapath.FromAddr(self.Addr(true)) && config.Ip6 == datapath.FromAddr(self.Addr(false)) &&
+		maps.Equal(others, refsByAddr(remotes)), errors.Join(err, noTable)
 }
 
 // overlayCurrent is the tunnel's device as it is, nil where none is needed, and
