@@ -251,6 +251,16 @@ func (d *Datapath) attachWire(h wireHook, ifindex int) error {
 // removed.
 func (d *Datapath) wireAlive(h wireHook, ifindex int) (bool, error) {
 	pin := d.wirePin(h, ifindex)
+	alive, err := pinHolds(pin, ifindex)
+	if err != nil || alive {
+		return alive, err
+	}
+	return false, detachPin(pin)
+}
+
+// pinHolds says whether a pinned link holds the device that has this ifindex, which
+// may be another's by now.
+func pinHolds(pin string, ifindex int) (bool, error) {
 	l, err := link.LoadPinnedLink(pin, nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -259,10 +269,8 @@ func (d *Datapath) wireAlive(h wireHook, ifindex int) (bool, error) {
 		return false, fmt.Errorf("open link %s: %w", pin, err)
 	}
 	defer l.Close()
-	if at, _, err := linkIfIndex(l); err == nil && at == ifindex {
-		return true, nil
-	}
-	return false, errors.Join(ignoreGone(l.Detach()), removePin(pin))
+	at, _, err := linkIfIndex(l)
+	return err == nil && at == ifindex, nil
 }
 
 func (d *Datapath) loadWire(h wireHook) (*ebpf.Program, error) {
@@ -461,7 +469,9 @@ func (d *Datapath) WireDevices() []int {
 		}
 	}
 	for _, at := range d.wirePlaces(netdevIn) {
-		out = append(out, at.ifindex)
+		if alive, err := pinHolds(d.wirePin(netdevIn, at.ifindex), at.ifindex); err == nil && alive {
+			out = append(out, at.ifindex)
+		}
 	}
 	filtered, _ := wireFilters(netdevIn)
 	for _, l := range filtered[netdevIn.pin] {

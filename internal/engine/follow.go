@@ -43,8 +43,8 @@ func (e *Engine) FollowDevices() (changed bool, err error) {
 
 // followOutside decides anew how pods get outside, where FollowEdge does not.
 func (e *Engine) followOutside() error {
-	edges, err := e.dp.Edges()
-	if err != nil || len(edges) > 0 {
+	edge, err := e.hasEdge()
+	if err != nil || edge {
 		return err
 	}
 	return e.syncMasquerade()
@@ -138,7 +138,8 @@ func (e *Engine) FollowEdge(want Edge) (changed bool, err error) {
 	slices.SortFunc(takes, netip.Addr.Compare)
 	slices.SortFunc(have.Addresses, netip.Addr.Compare)
 	indexes, err := e.dp.Edges()
-	if err != nil {
+	gone, unknown := e.dp.GoneEdges()
+	if err := errors.Join(err, unknown); err != nil {
 		return false, err
 	}
 	var wanted []int
@@ -146,7 +147,7 @@ func (e *Engine) FollowEdge(want Edge) (changed bool, err error) {
 		wanted = append(wanted, n.index)
 	}
 	slices.Sort(wanted)
-	if slices.Equal(wanted, indexes) && slices.Equal(takes, have.Addresses) {
+	if slices.Equal(wanted, indexes) && len(gone) == 0 && slices.Equal(takes, have.Addresses) {
 		return false, errors.Join(e.followDoor(), e.followGather(), e.syncMasquerade())
 	}
 	return true, e.SetEdge(want)

@@ -247,7 +247,7 @@ func (e *Engine) syncWire(devices []peers.Device, remotes []state.Node, set stat
 			netdevs = append(netdevs, d.Index)
 		}
 	}
-	edges, err := e.dp.Edges()
+	edge, err := e.hasEdge()
 	if err != nil {
 		return err
 	}
@@ -255,7 +255,7 @@ func (e *Engine) syncWire(devices []peers.Device, remotes []state.Node, set stat
 	if err != nil {
 		return err
 	}
-	return e.dp.SyncWire(netdevs, overlay.Ifindex(), len(edges) > 0, turns)
+	return e.dp.SyncWire(netdevs, overlay.Ifindex(), edge, turns)
 }
 
 // syncRemotes writes the tables of nodes: a node before the networks that lead

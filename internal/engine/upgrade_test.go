@@ -18,17 +18,12 @@ import (
 	"github.com/mustang-net/mustang/internal/state"
 )
 
-// joined has the node be n1 of two, on w0, where the other is w0's far end.
-func (w *edgeWorld) joined(mode state.NodeMode) {
+// tunnelled has the node be n1 of two, on w0, where the other is w0's far end.
+func (w *edgeWorld) tunnelled() {
 	w.t.Helper()
-	w.must(func(e *Engine) error { return e.ApplyNodes(state.OwnerCLI, twoNodes(mode), peers.SettingsSpec{}) })
-}
-
-func twoNodes(mode state.NodeMode) []state.Node {
-	return []state.Node{
-		{Name: "n1", Addrs: []netip.Addr{netip.MustParseAddr("198.51.100.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")}, Mode: mode},
-		{Name: "n2", Addrs: []netip.Addr{netip.MustParseAddr("198.51.100.9")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.10.0.0/24")}, Mode: mode},
-	}
+	n1 := state.Node{Name: "n1", Addrs: []netip.Addr{netip.MustParseAddr("198.51.100.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")}, Mode: state.NodeVXLAN}
+	n2 := state.Node{Name: "n2", Addrs: []netip.Addr{netip.MustParseAddr("198.51.100.9")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.10.0.0/24")}, Mode: state.NodeVXLAN}
+	w.must(func(e *Engine) error { return e.ApplyNodes(state.OwnerCLI, []state.Node{n1, n2}, peers.SettingsSpec{}) })
 }
 
 // filterPrograms are those of the node's filters that are mustang's, by the filter
@@ -87,7 +82,7 @@ func TestUpgradeReplacesTheFiltersOfTheNodesDevices(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.must(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w0"}, Host: true}) })
-			w.joined(state.NodeVXLAN)
+			w.tunnelled()
 			w.sctp([]string{"*198.51.100.1:8081"}, []string{"*[2001:db8::1]:8081"})
 			before := w.filterPrograms()
 			for _, f := range c.filters {
