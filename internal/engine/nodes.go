@@ -185,7 +185,9 @@ func (e *Engine) applyNodes(op operation) error {
 	if op.NodesBefore == nil {
 		return err
 	}
-	undo := errors.Join(e.store.PutNodes(*op.NodesBefore), e.syncNodes(*op.NodesBefore))
+	before := *op.NodesBefore
+	before.LastRef = op.Nodes.LastRef // flows may have met who was there for a moment
+	undo := errors.Join(e.store.PutNodes(before), e.syncNodes(before))
 	if undo == nil {
 		undo = e.store.ClearJournal()
 	}
