@@ -173,6 +173,9 @@ func (d *Datapath) isWireToo(ifindex int) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("look at the edge's link at interface %d: %w", ifindex, err)
 	}
+	if at := info.TCX(); at == nil || int(at.Ifindex) != ifindex {
+		return false, nil // its NIC is gone
+	}
 	p, err := ebpf.NewProgramFromID(info.Program)
 	if err != nil {
 		return false, fmt.Errorf("open the edge's program at interface %d: %w", ifindex, err)
@@ -238,10 +241,23 @@ func edgeFilters(ifindex int, hooks ...edgeHook) (out []*netlink.BpfFilter, err 
 }
 
 // Edges are the NICs that have the edge's programs, by ifindex.
-func (d *Datapath) Edges() ([]int, error) { return d.edges(edgeIn) }
+func (d *Datapath) Edges() ([]int, error) {
+	here, _, err := d.edges(edgeIn)
+	return here, err
+}
 
-// Turns are the NICs of Edges where what leaves meets a program, too.
-func (d *Datapath) Turns() ([]int, error) { return d.edges(edgeOut) }
+// GoneEdges are those that had them and are gone, until DetachEdge. Another may have
+// the number by now, and be one of Edges only when it was given them itself.
+func (d *Datapath) GoneEdges() ([]int, error) {
+	_, gone, err := d.edges(edgeIn)
+	return gone, err
+}
+
+// Turns are the NICs of Edges and GoneEdges where what leaves meets a program, too.
+func (d *Datapath) Turns() ([]int, error) {
+	here, gone, err := d.edges(edgeOut)
+	return append(here, gone...), err
+}
 
 // HaveTurned says whether any flow's replies were the NIC's to turn back.
 func (d *Datapath) HaveTurned() (bool, error) {
@@ -256,36 +272,52 @@ func (d *Datapath) HaveTurned() (bool, error) {
 	return facts.EdgeTurn != 0, nil
 }
 
-func (d *Datapath) edges(h edgeHook) ([]int, error) {
+func (d *Datapath) edges(h edgeHook) (here, gone []int, err error) {
 	suffix := "-" + h.name
 	pins, err := filepath.Glob(filepath.Join(d.dir, linksDir, edgePin+"*"+suffix))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var out []int
 	for _, pin := range pins {
 		n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(pin), edgePin), suffix))
-		if err == nil {
-			out = append(out, n)
-		}
-	}
-	if d.AttachKind() == AttachClsact {
-		links, err := netns.Links()
 		if err != nil {
-			return nil, fmt.Errorf("list interfaces: %w", err)
+			continue
 		}
-		for _, l := range links {
-			filters, err := edgeFilters(l.Attrs().Index, h)
-			if err != nil {
-				return nil, err
-			}
-			if len(filters) > 0 {
-				out = append(out, l.Attrs().Index)
-			}
+		holds, err := pinHolds(pin, n)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case holds:
+			here = append(here, n)
+		default:
+			gone = append(gone, n)
 		}
 	}
-	slices.Sort(out)
-	return slices.Compact(out), nil
+	filtered, err := d.filteredEdges(h)
+	here = append(here, filtered...)
+	slices.Sort(here)
+	return slices.Compact(here), gone, err
+}
+
+// filteredEdges are those of kernels without tcx.
+func (d *Datapath) filteredEdges(h edgeHook) (out []int, err error) {
+	if d.AttachKind() != AttachClsact {
+		return nil, nil
+	}
+	links, err := netns.Links()
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	for _, l := range links {
+		filters, err := edgeFilters(l.Attrs().Index, h)
+		if err != nil {
+			return nil, err
+		}
+		if len(filters) > 0 {
+			out = append(out, l.Attrs().Index)
+		}
+	}
+	return out, nil
 }
 
 // upgradeEdges puts this binary's programs in the place of those attached.

@@ -78,6 +78,11 @@ func (d *Datapath) DetachParent(ifindex int) error {
 	if err := detachPin(d.parentPin(ifindex)); err != nil {
 		return err
 	}
+	return DetachParentFilter(ifindex)
+}
+
+// DetachParentFilter is DetachParent for what kernels without tcx have.
+func DetachParentFilter(ifindex int) error {
 	l, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
 		return ignoreGone(err)

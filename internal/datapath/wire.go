@@ -251,6 +251,16 @@ func (d *Datapath) attachWire(h wireHook, ifindex int) error {
 // removed.
 func (d *Datapath) wireAlive(h wireHook, ifindex int) (bool, error) {
 	pin := d.wirePin(h, ifindex)
+	alive, err := pinHolds(pin, ifindex)
+	if err != nil || alive {
+		return alive, err
+	}
+	return false, detachPin(pin)
+}
+
+// pinHolds says whether a pinned link holds the device that has this ifindex, which
+// may be another's by now.
+func pinHolds(pin string, ifindex int) (bool, error) {
 	l, err := link.LoadPinnedLink(pin, nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -259,10 +269,8 @@ func (d *Datapath) wireAlive(h wireHook, ifindex int) (bool, error) {
 		return false, fmt.Errorf("open link %s: %w", pin, err)
 	}
 	defer l.Close()
-	if at, _, err := linkIfIndex(l); err == nil && at == ifindex {
-		return true, nil
-	}
-	return false, errors.Join(ignoreGone(l.Detach()), removePin(pin))
+	at, _, err := linkIfIndex(l)
+	return err == nil && at == ifindex, nil
 }
 
 func (d *Datapath) loadWire(h wireHook) (*ebpf.Program, error) {
@@ -309,16 +317,36 @@ func (d *Datapath) installNodeProgram(n nodeProgram, p *ebpf.Program) error {
 	return nil
 }
 
-// upgradeWire puts this binary's programs behind the links that exist.
+// upgradeWire puts this binary's programs behind the links that exist, and in the
+// place of the filters where there are none.
 func (d *Datapath) upgradeWire() error {
-	for _, h := range append([]wireHook{doorIn, gatherIn}, wireHooks...) {
+	hooks := append([]wireHook{doorIn, gatherIn}, wireHooks...)
+	filtered, err := wireFilters(hooks...)
+	if err != nil {
+		return err
+	}
+	for _, h := range hooks {
 		for _, at := range d.wirePlaces(h) {
 			if err := d.replaceWire(h, at); err != nil {
 				return err
 			}
 		}
+		for _, l := range filtered[h.pin] {
+			if err := d.replaceWireFilter(h, l); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+func (d *Datapath) replaceWireFilter(h wireHook, l netlink.Link) error {
+	p, err := d.loadWire(h)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	return ignoreGone(attachWireFilter(l, h, p))
 }
 
 func (d *Datapath) replaceWire(h wireHook, at wirePlace) error {
@@ -350,6 +378,24 @@ func (h wireHook) filterName() string { return filterPrefix + h.pin }
 func (h wireHook) owns(f netlink.Filter) bool {
 	b, ok := f.(*netlink.BpfFilter)
 	return ok && b.Name == h.filterName()
+}
+
+// wireFilters are the devices that have hooks' filters, by the hook's pin.
+func wireFilters(hooks ...wireHook) (map[string][]netlink.Link, error) {
+	links, err := netns.Links()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	out := map[string][]netlink.Link{}
+	for _, l := range links {
+		for _, h := range hooks {
+			filters, _ := netns.Filters(l, h.parent()) // without a qdisc there are none
+			if slices.ContainsFunc(filters, h.owns) {
+				out[h.pin] = append(out[h.pin], l)
+			}
+		}
+	}
+	return out, nil
 }
 
 // foreignFilters says whether somebody else's filters are at the hook.
@@ -423,16 +469,13 @@ func (d *Datapath) WireDevices() []int {
 		}
 	}
 	for _, at := range d.wirePlaces(netdevIn) {
-		out = append(out, at.ifindex)
-	}
-	links, _ := netns.Links()
-	for _, l := range links {
-		filters, _ := netns.Filters(l, netdevIn.parent())
-		for _, f := range filters {
-			if netdevIn.owns(f) {
-				out = append(out, l.Attrs().Index)
-			}
+		if alive, err := pinHolds(d.wirePin(netdevIn, at.ifindex), at.ifindex); err == nil && alive {
+			out = append(out, at.ifindex)
 		}
+	}
+	filtered, _ := wireFilters(netdevIn)
+	for _, l := range filtered[netdevIn.pin] {
+		out = append(out, l.Attrs().Index)
 	}
 	return out
 }

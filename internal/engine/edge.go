@@ -244,7 +244,8 @@ func (e *Engine) warnOfPorts(want Edge) {
 
 func (e *Engine) attachEdges(nics []nic, turns bool) error {
 	now, err := e.dp.Edges()
-	if err != nil {
+	gone, unknown := e.dp.GoneEdges()
+	if err := errors.Join(err, unknown); err != nil {
 		return err
 	}
 	for _, n := range nics {
@@ -252,12 +253,20 @@ func (e *Engine) attachEdges(nics []nic, turns bool) error {
 			return err
 		}
 	}
-	for _, index := range now {
+	for _, index := range append(now, gone...) {
 		if !slices.ContainsFunc(nics, func(n nic) bool { return n.index == index }) {
 			err = errors.Join(err, e.dp.DetachEdge(index))
 		}
 	}
 	return err
+}
+
+// hasEdge says whether there is an edge, be it that its NICs are gone: it waits for
+// others to be set.
+func (e *Engine) hasEdge() (bool, error) {
+	here, err := e.dp.Edges()
+	gone, unknown := e.dp.GoneEdges()
+	return len(here)+len(gone) > 0, errors.Join(err, unknown)
 }
 
 // setHost enters the node's own namespace among those whose sockets get
@@ -295,12 +304,20 @@ func (e *Engine) Edge() (EdgeStatus, error) {
 	if err != nil {
 		return s, err
 	}
+	gone, err := e.dp.GoneEdges()
+	if err != nil {
+		return s, err
+	}
 	for _, i := range indexes {
-		name := fmt.Sprintf("interface %d, which is gone", i)
-		if l, err := netlink.LinkByIndex(i); err == nil {
-			name = l.Attrs().Name
+		l, err := netlink.LinkByIndex(i)
+		if err != nil {
+			gone = append(gone, i)
+			continue
 		}
-		s.Devices = append(s.Devices, name)
+		s.Devices = append(s.Devices, l.Attrs().Name)
+	}
+	for _, i := range gone {
+		s.Devices = append(s.Devices, fmt.Sprintf("interface %d, which is gone", i))
 	}
 	home, err := netns.Cookie()
 	if err != nil {
@@ -311,13 +328,4 @@ func (e *Engine) Edge() (EdgeStatus, error) {
 	}
 	_, s.Host, err = e.dp.Netns.Get(home)
 	return s, err
-}
-
-// detachEdgeFilters is for reset: links go with their pins, filters do not.
-func detachEdgeFilters() error {
-	links, err := netns.Links()
-	for _, l := range links {
-		err = errors.Join(err, datapath.DetachEdgeFilters(l.Attrs().Index))
-	}
-	return err
 }

@@ -50,11 +50,21 @@ func (w *edgeWorld) wire(i, host int) string {
 	name := fmt.Sprintf("%s-w%d", w.name, i)
 	w.namespace(name)
 	w.run("ip netns exec %s sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0", name)
-	w.run("ip link add w%d type veth peer name eth0 netns %s && ip link set w%d up && ip -n %s link set eth0 up && ip -n %s link set lo up", i, name, i, name, name)
+	w.plug(i, 0)
+	return netns.Path(name)
+}
+
+// plug makes network i's devices, the node's with this ifindex; 0: any.
+func (w *edgeWorld) plug(i, ifindex int) {
+	name := fmt.Sprintf("%s-w%d", w.name, i)
+	index := ""
+	if ifindex != 0 {
+		index = fmt.Sprintf("index %d", ifindex)
+	}
+	w.run("ip link add w%d %s type veth peer name eth0 netns %s && ip link set w%d up && ip -n %s link set eth0 up && ip -n %s link set lo up", i, index, name, i, name, name)
 	w.run("ip addr add 198.51.%d.1/24 dev w%d && ip addr add 2001:db8:%d::1/64 dev w%d nodad", 100+i, i, i, i)
 	w.run("ip -n %s addr add 198.51.%d.9/24 dev eth0 && ip -n %s addr add 2001:db8:%d::9/64 dev eth0 nodad", name, 100+i, name, i)
 	w.run("ip -n %s route add default via 198.51.%d.1 && ip -n %s -6 route add default via 2001:db8:%d::1", name, 100+i, name, i)
-	return netns.Path(name)
 }
 
 // childPod is an endpoint with a child of w0, whose gateway is the client.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/netns"
 	peers "github.com/mustang-net/mustang/internal/node"
 	"github.com/mustang-net/mustang/internal/policy"
 	"github.com/mustang-net/mustang/internal/reconcile"
@@ -185,10 +186,20 @@ func (e *Engine) reset() error {
 		errs = append(errs, e.detachFilters(ep))
 	}
 	if e.dp == nil || e.dp.AttachKind() == datapath.AttachClsact {
-		errs = append(errs, detachEdgeFilters())
+		errs = append(errs, ofEachLink(datapath.DetachEdgeFilters))
 	}
-	errs = append(errs, e.forgetNodes(), peers.RemoveDoor(), e.removeGather(), e.masqueradeTable().Delete(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
+	errs = append(errs, ofEachLink(datapath.DetachParentFilter), e.forgetNodes(), peers.RemoveDoor(), e.removeGather(), e.masqueradeTable().Delete(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
 	return errors.Join(errs...)
+}
+
+// ofEachLink takes filters off the node's links: other than pinned links, they do
+// not go with the scope's directory, and its tables may be unreadable.
+func ofEachLink(detach func(ifindex int) error) error {
+	links, err := netns.Links()
+	for _, l := range links {
+		err = errors.Join(err, detach(l.Attrs().Index))
+	}
+	return err
 }
 
 // Reset opens and resets a scope, even one whose tables this mustang cannot

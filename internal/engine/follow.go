@@ -3,15 +3,18 @@
 package engine
 
 // This node's devices change under our feet: a NIC gets another MTU, is
-// restarted, which takes its routes along, or comes back as another.
+// restarted, which takes its routes along, comes back as another, or gets this node's
+// address after the list of nodes was there.
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	peers "github.com/mustang-net/mustang/internal/node"
 	"github.com/mustang-net/mustang/internal/state"
 	"github.com/mustang-net/mustang/internal/store"
@@ -40,8 +43,8 @@ func (e *Engine) FollowDevices() (changed bool, err error) {
 
 // followOutside decides anew how pods get outside, where FollowEdge does not.
 func (e *Engine) followOutside() error {
-	edges, err := e.dp.Edges()
-	if err != nil || len(edges) > 0 {
+	edge, err := e.hasEdge()
+	if err != nil || edge {
 		return err
 	}
 	return e.syncMasquerade()
@@ -55,6 +58,10 @@ func (e *Engine) devicesCurrent(n store.Nodes) (bool, error) {
 	}
 	if self.Name == "" {
 		return true, nil // a NIC is away: what there is waits for it
+	}
+	current, err := e.selfCurrent(self, remotes)
+	if err != nil || !current {
+		return false, err
 	}
 	mtu, tunnel, err := podMTU(n)
 	if err != nil || mtu != n.PodMTU || tunnel != n.Tunnel {
@@ -82,6 +89,15 @@ func (e *Engine) devicesCurrent(n store.Nodes) (bool, error) {
 		return false, err
 	}
 	return peers.RoutesCurrent(remotes, overlay)
+}
+
+// selfCurrent says whether the tables are of this node, by the name that it has now:
+// before the machine had its address, its entry was one of the others.
+func (e *Engine) selfCurrent(self state.Node, remotes []state.Node) (bool, error) {
+	config, _, err := e.dp.Node.Get(0)
+	others, noTable := e.dp.Peers.All()
+	return config.Ip4 == datapath.FromAddr(self.Addr(true)) && config.Ip6 == datapath.FromAddr(self.Addr(false)) &&
+		maps.Equal(others, refsByAddr(remotes)), errors.Join(err, noTable)
 }
 
 // overlayCurrent is the tunnel's device as it is, nil where none is needed, and
@@ -122,7 +138,8 @@ func (e *Engine) FollowEdge(want Edge) (changed bool, err error) {
 	slices.SortFunc(takes, netip.Addr.Compare)
 	slices.SortFunc(have.Addresses, netip.Addr.Compare)
 	indexes, err := e.dp.Edges()
-	if err != nil {
+	gone, unknown := e.dp.GoneEdges()
+	if err := errors.Join(err, unknown); err != nil {
 		return false, err
 	}
 	var wanted []int
@@ -130,7 +147,7 @@ func (e *Engine) FollowEdge(want Edge) (changed bool, err error) {
 		wanted = append(wanted, n.index)
 	}
 	slices.Sort(wanted)
-	if slices.Equal(wanted, indexes) && slices.Equal(takes, have.Addresses) {
+	if slices.Equal(wanted, indexes) && len(gone) == 0 && slices.Equal(takes, have.Addresses) {
 		return false, errors.Join(e.followDoor(), e.followGather(), e.syncMasquerade())
 	}
 	return true, e.SetEdge(want)

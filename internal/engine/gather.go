@@ -67,8 +67,8 @@ func (e *Engine) wantsGather() (bool, error) {
 	if _, remotes, err := remotesOf(n.Nodes); err != nil || len(remotes) > 0 {
 		return true, err
 	}
-	edges, err := e.dp.Edges()
-	if err != nil || len(edges) == 0 {
+	edge, err := e.hasEdge()
+	if err != nil || !edge {
 		return false, err
 	}
 	err = e.loadServices()

@@ -187,7 +187,9 @@ func (e *Engine) applyNodes(op operation) error {
 	if op.NodesBefore == nil {
 		return err
 	}
-	undo := errors.Join(e.store.PutNodes(*op.NodesBefore), e.syncNodes(*op.NodesBefore))
+	before := *op.NodesBefore
+	before.LastRef = op.Nodes.LastRef // flows may have met who was there for a moment
+	undo := errors.Join(e.store.PutNodes(before), e.syncNodes(before))
 	if undo == nil {
 		undo = e.store.ClearJournal()
 	}
@@ -249,7 +251,7 @@ func (e *Engine) syncWire(devices []peers.Device, remotes []state.Node, set stat
 			netdevs = append(netdevs, d.Index)
 		}
 	}
-	edges, err := e.dp.Edges()
+	edge, err := e.hasEdge()
 	if err != nil {
 		return err
 	}
@@ -257,7 +259,7 @@ func (e *Engine) syncWire(devices []peers.Device, remotes []state.Node, set stat
 	if err != nil {
 		return err
 	}
-	return e.dp.SyncWire(netdevs, overlay.Ifindex(), len(edges) > 0, turns)
+	return e.dp.SyncWire(netdevs, overlay.Ifindex(), edge, turns)
 }
 
 // syncRemotes writes the tables of nodes: a node before the networks that lead
@@ -282,7 +284,6 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 		return err
 	}
 	slots := map[uint32]datapath.Remote{0: outside} // which is decided apart (ways.go)
-	addrs := map[datapath.Addr]uint32{}
 	nets := map[datapath.Prefix]uint32{}
 	for _, n := range remotes {
 		r := datapath.Remote{Ref: n.Ref, Mac: [6]uint8(peers.VTEP(n.Addrs[0]))}
@@ -293,9 +294,6 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 				nets[datapath.PrefixOf(netip.PrefixFrom(a, a.BitLen()))] = n.Ref
 			}
 		}
-		for _, a := range n.Addrs {
-			addrs[datapath.FromAddr(a)] = n.Ref
-		}
 		slots[n.Ref&0xffff] = r
 		for _, p := range n.PodCIDRs {
 			nets[datapath.PrefixOf(p)] = n.Ref
@@ -304,7 +302,18 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 	return errors.Join(
 		e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{config}),
 		e.dp.Edge.Put([]uint32{bpfgen.EdgeTunnel}, []datapath.EdgeConfig{own}),
-		e.putRemotes(slots), replace(e.dp.Peers, addrs), replace(e.dp.Nets, nets))
+		e.putRemotes(slots), replace(e.dp.Peers, refsByAddr(remotes)), replace(e.dp.Nets, nets))
+}
+
+// refsByAddr are what flows' entries call nodes by, by their addresses.
+func refsByAddr(remotes []state.Node) map[datapath.Addr]uint32 {
+	out := map[datapath.Addr]uint32{}
+	for _, n := range remotes {
+		for _, a := range n.Addrs {
+			out[datapath.FromAddr(a)] = n.Ref
+		}
+	}
+	return out
 }
 
 // putRemotes makes the table of nodes exactly want. What is kept of flows to and

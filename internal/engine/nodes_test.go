@@ -3,11 +3,19 @@
 package engine
 
 import (
+	"net/netip"
 	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/policy"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // What programs keep of flows to other nodes says how these are reached (bpf/lib/near.h).
@@ -66,5 +74,75 @@ func TestWhatIsKeptOfFlowsIsVoidWhenANodeOrAnEndpointChanges(t *testing.T) {
 		if void := generation() != before; void != step.void {
 			t.Errorf("%s: void %v, want %v", step.name, void, step.void)
 		}
+	}
+}
+
+// What a node was called by in a change that was undone is nobody else's: flows may
+// have begun in the meantime.
+func TestARefThatWasUndoneIsNotGivenAgain(t *testing.T) {
+	if !datapath.Probe().TCX {
+		t.Skip("this kernel has no tcx")
+	}
+	n := newNode(t)
+	w := &edgeWorld{node: n, home: netns.Path(n.name)}
+	w.wire(0, 1)
+	w.wire(1, 2)
+	add := func(name, addr string) error {
+		return n.do(func(e *Engine) error {
+			return e.AddNode(state.Node{Name: name, Owner: state.OwnerCLI, Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Mode: state.NodeDirect})
+		})
+	}
+	lastRef := func() (last uint32) {
+		n.must(func(e *Engine) error {
+			all, err := e.store.Nodes()
+			last = all.LastRef
+			return err
+		})
+		return last
+	}
+	for name, addr := range map[string]string{"n1": "198.51.100.1", "n2": "198.51.100.9"} {
+		if err := add(name, addr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := lastRef()
+	fillIngress(t, "w1")
+	if err := add("n3", "198.51.101.9"); err == nil {
+		t.Fatal("a node is there, and no program where it comes in")
+	}
+	if err := add("n4", "198.51.100.8"); err != nil {
+		t.Fatal(err)
+	}
+	n.must(func(e *Engine) error {
+		ref, _, err := e.dp.Peers.Get(datapath.FromAddr(netip.MustParseAddr("198.51.100.8")))
+		if undone := before + 1; ref>>16 == undone {
+			t.Errorf("n4 is %#x, as n3 was", ref)
+		}
+		return err
+	})
+}
+
+// fillIngress leaves room for nobody's program at an interface, until the test ends.
+func fillIngress(t *testing.T, ifname string) {
+	t.Helper()
+	l, err := netlink.LinkByName(ifname)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 64 { // BPF_MPROG_MAX
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Type:         ebpf.SchedCLS,
+			Instructions: asm.Instructions{asm.LoadImm(asm.R0, -1, asm.DWord), asm.Return()},
+			License:      "MIT",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		held, err := link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: p, Attach: ebpf.AttachTCXIngress})
+		p.Close()
+		if err != nil {
+			return // there is none
+		}
+		t.Cleanup(func() { held.Close() })
 	}
 }

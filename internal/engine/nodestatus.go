@@ -44,6 +44,9 @@ func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 	if s.Self == "" {
 		warnings = append(warnings, "no node of the list has an address of this machine: `mustang node add` this node, too")
 	}
+	if current, err := e.selfCurrent(self, remotes); err == nil && !current && s.Self != "" {
+		warnings = append(warnings, fmt.Sprintf("this node has got the address of %s since the list came, and is taken for another; `mustang node sync` tells the programs", s.Self))
+	}
 	devices, err := peers.Devices(set.Devices, self, remotes)
 	if err != nil {
 		warnings = append(warnings, err.Error())
