@@ -64,7 +64,7 @@ func (e *Engine) devicesCurrent(n store.Nodes) (bool, error) {
 		return false, err
 	}
 	mtu, tunnel, err := podMTU(n)
-	if err != nil || mtu != n.PodMTU || tunnel != n.Tunnel {
+	if err != nil || mtu != n.PodMTU || len(n.Telling) > 0 || tunnel != n.Tunnel {
 		return false, err
 	}
 	set := settingsOf(n)
@@ -120,7 +120,7 @@ func (e *Engine) overlayCurrent(self state.Node, remotes []state.Node) (*peers.O
 	}
 	a := l.Attrs()
 	o := peers.OverlayOf(self, remotes, a.Index, mtu)
-	return o, a.MTU == mtu && uint32(a.Index) == config.Overlay, nil
+	return o, a.MTU == peers.OverlayMTU(self, mtu) && uint32(a.Index) == config.Overlay, nil
 }
 
 // FollowEdge is SetEdge when the devices that want names are not those at work,
