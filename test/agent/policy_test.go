@@ -259,7 +259,7 @@ func (w *policyWorld) testNamed() {
 	w.relabel(w.far, map[string]string{"app": "far", "seen": "new"})
 	eventually(w.t, "a pod's new labels are seen", func() error {
 		out, _, _ := w.mustang("", "why", "other/far", fmt.Sprintf("shop/db:%d", serverPort))
-		if !strings.Contains(out, "seen: new") {
+		if !strings.Contains(out, `"seen":"new"`) {
 			return errors.New(out)
 		}
 		return nil
