@@ -129,8 +129,9 @@ func (n *node) container() *container {
 	n.containers++
 	c := &container{node: n, id: fmt.Sprintf("c%d", n.containers), ifname: "eth0"}
 	c.ns = n.name + "-" + c.id
-	run(n.t, "ip", "netns", "add", c.ns)
-	n.t.Cleanup(func() { exec.Command("ip", "netns", "del", c.ns).Run() })
+	made := c.ns // a test may give it another's
+	run(n.t, "ip", "netns", "add", made)
+	n.t.Cleanup(func() { exec.Command("ip", "netns", "del", made).Run() })
 	return c
 }
 
