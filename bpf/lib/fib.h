@@ -36,6 +36,12 @@ inline_fn __u32 wire_length(struct __sk_buff *skb, const struct pkt *p)
 	return p->l4_off - ETH_HLEN + header + skb->gso_size;
 }
 
+/* Whether the routing table would have a packet forwarded. @found: what it answered */
+inline_fn bool fib_forwards(long found)
+{
+	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH || found == BPF_FIB_LKUP_RET_FRAG_NEEDED;
+}
+
 /**
  * fib_route - ask the routing table, as for a packet that came in here
  * @fib: filled but for the device

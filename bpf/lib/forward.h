@@ -225,13 +225,11 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 slow_fn bool to_be_routed(struct __sk_buff *skb, struct pkt *p, const struct endpoint *self)
 {
 	struct bpf_fib_lookup fib = { .ifindex = skb->ifindex };
-	long found;
 
 	if (!p->ipv6 || p->t.dst.bytes[0] == 0xff || link_local(&p->t.dst) || !masquerade_routes(skb, p, self))
 		return false;
 	fib_addrs(&fib, &p->t.src, &p->t.dst);
-	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
-	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH || found == BPF_FIB_LKUP_RET_FRAG_NEEDED;
+	return fib_forwards(bpf_fib_lookup(skb, &fib, sizeof(fib), 0));
 }
 
 /**

@@ -67,8 +67,7 @@ slow_fn __u32 masquerade_device(struct __sk_buff *skb, const struct tuple *t, __
 		__builtin_memcpy(way.macs + ETH_ALEN, fib.smac, ETH_ALEN);
 		way_keep(kept, &way);
 	}
-	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH || found == BPF_FIB_LKUP_RET_FRAG_NEEDED ?
-		       fib.ifindex : 0;
+	return fib_forwards(found) ? fib.ifindex : 0;
 }
 
 /* Whether a pod's packet is for the node to route: on a bridge there may be other routers. */

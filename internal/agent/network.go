@@ -89,7 +89,7 @@ func (c Config) checkCNI() error {
 // ready makes the node ready for pods, once everything is in force; a network
 // list and the taint are the last things to change.
 func (s *syncer) ready(ctx context.Context, changes []k8s.Change) {
-	if !s.synced.Load() || s.readyRetry.fails() && !s.readyRetry.isDue() && !aboutNodes(changes) {
+	if !s.synced.Load() || s.readyRetry.rests() && !aboutNodes(changes) {
 		return
 	}
 	start := time.Now()

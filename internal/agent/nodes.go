@@ -87,7 +87,7 @@ func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
 // leaveMembers takes away, once, what an agent with another node-mode has left:
 // nobody else may.
 func (s *syncer) leaveMembers(ctx context.Context) {
-	if s.membersKnown || s.membersRetry.fails() && !s.membersRetry.isDue() {
+	if s.membersKnown || s.membersRetry.rests() {
 		return
 	}
 	left, start := false, time.Now()

@@ -64,7 +64,7 @@ func (p *policies) step(ctx context.Context, changes []k8s.Change) {
 	whole := !p.ready()
 	retry := p.again()
 	moved := p.moved.Swap(false)
-	if whole && p.fails() && !retry || !whole && !retry && !moved && len(p.pending) == 0 {
+	if whole && p.rests() || !whole && !retry && !moved && len(p.pending) == 0 {
 		return
 	}
 	start := time.Now()

@@ -14,7 +14,7 @@ const (
 	retryMost  = 30 * time.Second
 )
 
-// retrying is about something that may fail. But for since, it is its goroutine's.
+// retrying is about something that may fail. But for failed, it is its goroutine's.
 type retrying struct {
 	failed atomic.Int64  // since when, Unix nanoseconds; 0: not at all
 	pause  time.Duration // before the next try
@@ -39,6 +39,9 @@ func (r *retrying) isDue() bool { return !time.Now().Before(r.due) }
 
 // fails says that the last try failed.
 func (r *retrying) fails() bool { return !r.due.IsZero() }
+
+// rests says that the last try failed, and the time of the next has not come.
+func (r *retrying) rests() bool { return r.fails() && !r.isDue() }
 
 // again says that a try is to be made because the last one failed.
 func (r *retrying) again() bool { return r.fails() && r.isDue() }

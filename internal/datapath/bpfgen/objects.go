@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "2fc0c0897e6880bdee1dd60ee8fd8252573bf48fc682496b1f7d0849c2e433c7"
+const ObjectsHash = "a53bcab8938122445194d8f0b9678238ea508663fb2b48a998819ebab0779441"
