@@ -224,6 +224,22 @@ int to_outside(struct __sk_buff *skb)
 	return known && known->edge_turn ? node_call(skb, NODE_PROG_EDGE_OUT) : NEXT;
 }
 
+/* An ICMP error about what a client outside sent: it knows the Service, not the backend. */
+slow_fn int edge_error_out(struct __sk_buff *skb, struct pkt *p, __u32 now)
+{
+	struct flow f = { .now = now };
+	struct quote q = {};
+	struct tuple t;
+	int reason;
+
+	if (error_flow(skb, p, &f, &q) || !f.e || f.e->role != CT_POST_NAT || !f.reply ||
+	    (f.e->flags & (CT_EDGE | CT_MASQUERADE)) != CT_EDGE)
+		return NEXT;
+	t = f.e->other;
+	reason = translate_error(skb, p, &q, &t);
+	return reason ? drop(skb, reason, DIR_EDGE) : NEXT;
+}
+
 SEC("tc")
 int edge_out(struct __sk_buff *skb)
 {
@@ -233,7 +249,11 @@ int edge_out(struct __sk_buff *skb)
 	int reason;
 
 	f = (struct flow){ .now = now_seconds() };
-	if (parse(skb, &p) || p.kind != PKT_FLOW || (p.frag && frag_follow(&p, f.now, false)))
+	if (parse(skb, &p) || (p.frag && frag_follow(&p, f.now, false)))
+		return NEXT;
+	if (p.kind == PKT_ICMP_ERROR)
+		return edge_error_out(skb, &p, f.now);
+	if (p.kind != PKT_FLOW)
 		return NEXT;
 	ct_find_whole(&f, &p, CT_SCOPE_FLOW);
 	if (!f.e || !(f.e->flags & CT_EDGE) || f.e->role != CT_POST_NAT || !f.reply)

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "a53bcab8938122445194d8f0b9678238ea508663fb2b48a998819ebab0779441"
+const ObjectsHash = "fdb175dac082438b914d43188d495f3c0a3447aa0596394a77c5a6eb5346e38a"

@@ -426,6 +426,16 @@ func TestEdgeErrorsSpeakOfWhatTheirReceiverKnows(t *testing.T) {
 		if a.Headers.Dst != o.c.Addr() || !a.Direct {
 			o.t.Errorf("%v", a)
 		}
+		// From the node itself, which is a backend, about what it got from another client.
+		c4 := end(External(4, o.v6), 4000)
+		own := end(o.edge.Node(o.v6), 8081)
+		o.nodePort(0, own)
+		o.arrive(c4, o.f, syn)
+		there = Eth(Router, o.edge.MAC).IP(c4.Addr(), own.Addr()).L4(o.proto, c4.Port(), own.Port(), ack).Payload(200)
+		e = Eth(o.edge.MAC, Router).IP(own.Addr(), c4.Addr()).ICMP(kind, code, 0).Data(quote(there, quoted))
+		a, err = o.edge.Leave(e.Frame())
+		s.quotes(o.checked(a, err), Pod{}, Tuple{o.proto, c4, o.f}, o.f.Addr().String())
+		o.nodePort(0, b)
 		// From the client, about an answer that it got.
 		back := Eth(o.edge.MAC, Router).IP(o.f.Addr(), o.c.Addr()).L4(o.proto, o.f.Port(), o.c.Port(), ack).Payload(200)
 		e = Eth(Router, o.edge.MAC).IP(o.c.Addr(), o.f.Addr()).ICMP(kind, code, 0).Data(quote(back, quoted))
