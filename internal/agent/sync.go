@@ -287,15 +287,54 @@ func (s *syncer) applied(start time.Time, affected []k8s.Affected) {
 	}
 }
 
-// end ends the connections to endpoints that are gone: they were terminating
-// and are in no slice any more. One that left a slice without having been
-// terminating may live on, and what goes there goes on.
+// end ends the connections to endpoints that are gone: they were terminating, are
+// in no slice any more, and no pod drains there. One that left a slice without having
+// been terminating may live on, and what goes there goes on.
 func (s *syncer) end(ctx context.Context) {
 	if len(s.gone) == 0 || s.whole {
 		return
 	}
-	still := make(map[netip.Addr]bool, len(s.gone))
-	for _, a := range s.gone {
+	var draining []netip.Addr // the Service went, or does not select the pod any more
+	s.gone, draining = s.withoutDraining(s.gone)
+	gone := s.inNoSlice(s.gone)
+	if len(gone) > 0 {
+		err := s.a.with(ctx, func(e *engine.Engine) error { return e.BackendsGone(gone...) })
+		if err != nil {
+			s.gone = append(s.gone, draining...)
+			s.a.log.Error("connections to endpoints that are gone could not be ended; it is tried again", "endpoints", len(gone), "error", err)
+			return
+		}
+	}
+	s.gone = draining
+}
+
+// withoutDraining tells addresses apart by whether a pod drains there.
+func (s *syncer) withoutDraining(list []netip.Addr) (others, draining []netip.Addr) {
+	drains := map[netip.Addr]bool{}
+	for _, p := range s.a.watch.Pods.All() {
+		if p.Draining() {
+			for _, a := range p.IPs {
+				drains[a] = true
+			}
+		}
+	}
+	for _, a := range list {
+		if !drains[a] {
+			others = append(others, a)
+		} else if !slices.Contains(draining, a) {
+			draining = append(draining, a)
+		}
+	}
+	return others, draining
+}
+
+// inNoSlice are the addresses that no slice has now, as backends.
+func (s *syncer) inNoSlice(list []netip.Addr) (gone []state.Backend) {
+	if len(list) == 0 {
+		return nil
+	}
+	still := make(map[netip.Addr]bool, len(list))
+	for _, a := range list {
 		still[a] = false
 	}
 	for _, slice := range s.a.watch.Slices.All() {
@@ -305,18 +344,10 @@ func (s *syncer) end(ctx context.Context) {
 			}
 		}
 	}
-	var gone []state.Backend
 	for a, there := range still {
 		if !there {
 			gone = append(gone, state.Backend{AddrPort: netip.AddrPortFrom(a, 0)})
 		}
 	}
-	s.gone = nil
-	if len(gone) == 0 {
-		return
-	}
-	err := s.a.with(ctx, func(e *engine.Engine) error { return e.BackendsGone(gone...) })
-	if err != nil {
-		s.a.log.Error("connections to endpoints that are gone could not be ended", "endpoints", len(gone), "error", err)
-	}
+	return gone
 }

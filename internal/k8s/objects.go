@@ -111,6 +111,7 @@ type Pod struct {
 	Phase       string
 	Ports       []PodPort // named container ports
 	HostNetwork bool
+	Terminating bool // it is being deleted
 }
 
 // PodPort is a container port with a name.
@@ -350,6 +351,9 @@ func readNode(o *corev1.Node) *Node {
 // staticUID is an annotation that the kubelet puts on mirrors of its static pods.
 const staticUID = "kubernetes.io/config.hash"
 
+// Draining says that the pod finishes what it has, at addresses of its own.
+func (p *Pod) Draining() bool { return p.Terminating && !p.HostNetwork && !p.Ended() }
+
 // Ended says that the pod has let go of its addresses.
 func (p *Pod) Ended() bool {
 	return p.Phase == string(corev1.PodSucceeded) || p.Phase == string(corev1.PodFailed)
@@ -358,7 +362,7 @@ func (p *Pod) Ended() bool {
 func readPod(o *corev1.Pod) *Pod {
 	p := &Pod{
 		UID: string(o.UID), StaticUID: o.Annotations[staticUID], Labels: o.Labels, Node: intern(o.Spec.NodeName), Phase: intern(string(o.Status.Phase)),
-		HostNetwork: o.Spec.HostNetwork,
+		HostNetwork: o.Spec.HostNetwork, Terminating: o.DeletionTimestamp != nil,
 	}
 	ips := make([]string, 0, len(o.Status.PodIPs))
 	for _, ip := range o.Status.PodIPs {
