@@ -153,8 +153,12 @@ func serveHTTP(ctx context.Context, what, address string, handler http.Handler) 
 // stopPatience is how long a server may finish what it is answering.
 const stopPatience = 2 * time.Second
 
+func newServer(handler http.Handler) *http.Server {
+	return &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+}
+
 func serveOn(ctx context.Context, l net.Listener, handler http.Handler) error {
-	s := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	s := newServer(handler)
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	select {

@@ -75,6 +75,7 @@ func (s *syncer) run(ctx context.Context) error {
 			s.followEdge(ctx)
 		case <-s.a.policies.wake:
 		case <-beat.C:
+			s.recheck()
 		case <-again.C:
 		}
 		s.alive.Store(time.Now().UnixNano())
@@ -141,10 +142,8 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 		return cmp.Or(created[a].Compare(created[b]), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	clear(s.retry)
-	// A check lets go of its port before a successor asks for it.
-	exists := func(k k8s.Key) bool { _, ok := created[k]; return ok }
-	s.a.checks.retain(exists)
-	s.a.problems.retain(k8s.Services, exists)
+	s.leaveChecks()
+	s.a.problems.retain(k8s.Services, func(k k8s.Key) bool { _, ok := created[k]; return ok })
 	names := make([]state.ServiceID, 0, len(keys))
 	for some := range slices.Chunk(keys, together) {
 		list := make([]k8s.Affected, 0, len(some))
@@ -246,7 +245,24 @@ func (s *syncer) ended(start time.Time, done []k8s.Affected, failed bool) {
 	}
 }
 
+// leaveChecks ends the health checks that are no Service's any more: each lets go
+// of its port before a successor asks for it.
+func (s *syncer) leaveChecks() {
+	s.a.checks.retain(func(k k8s.Key, port uint16) bool {
+		now := s.a.watch.Services.Get(k)
+		return now != nil && now.HealthCheckNodePort == port
+	})
+}
+
+// recheck asks again for the ports of health checks that somebody else had.
+func (s *syncer) recheck() {
+	for _, k := range s.a.checks.unserved() {
+		s.translate(k)
+	}
+}
+
 func (s *syncer) apply(ctx context.Context, affected []k8s.Affected) error {
+	s.leaveChecks()
 	var upserts []state.Service
 	var removes []state.ServiceID
 	for _, a := range affected {

@@ -3,11 +3,13 @@
 package agent
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
@@ -59,6 +61,65 @@ func TestWhatGoesWhileEverythingIsReplaced(t *testing.T) {
 			if (err == nil) != open {
 				t.Errorf("port %d: %v, want it open: %v", port, err, open)
 			}
+		}
+	})
+}
+
+// A port passes from one health check to another within one turn, whichever Service is
+// looked at first; a client that says nothing delays nobody.
+func TestAHealthChecksPortPassesOn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		lo, err := netlink.LinkByName("lo")
+		must(t, err)
+		must(t, netlink.LinkSetUp(lo))
+		w := newScripted(t)
+		defer func() { w.agent.checks.close(); w.close() }()
+		w.tellObjects([]any{checked("a", "10.96.0.1", 31998), checked("b", "10.96.0.2", 31999)}, nil)
+		w.turn()
+		silent, err := net.Dial("tcp", "127.0.0.1:31999")
+		must(t, err)
+		defer silent.Close()
+		check(t, w.agent.watch.Services.Update(checked("a", "10.96.0.1", 31999)))
+		check(t, w.agent.watch.Services.Update(checked("b", "10.96.0.2", 31997)))
+		start := time.Now()
+		w.turn()
+		if took := time.Since(start); took > stopPatience/2 {
+			t.Errorf("the change took %v", took)
+		}
+		for o, sentences := range w.agent.problems.list() {
+			if strings.Contains(strings.Join(sentences, " "), "healthCheckNodePort") {
+				t.Errorf("%v has a problem: %q", o, sentences)
+			}
+		}
+	})
+}
+
+// A port that a process of the node has is asked for again.
+func TestAHealthChecksPortIsAskedForAgain(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		lo, err := netlink.LinkByName("lo")
+		must(t, err)
+		must(t, netlink.LinkSetUp(lo))
+		w := newScripted(t)
+		defer func() { w.agent.checks.close(); w.close() }()
+		other, err := net.Listen("tcp", ":31999")
+		must(t, err)
+		w.tellObjects([]any{checked("a", "10.96.0.1", 31999)}, nil)
+		w.turn()
+		taken := func() bool { return strings.Contains(fmt.Sprint(w.agent.problems.list()), "healthCheckNodePort 31999") }
+		if !taken() {
+			t.Error("that the port is taken is not told")
+		}
+		must(t, other.Close())
+		w.agent.sync.recheck()
+		if taken() {
+			t.Error("the port is free, and is not served")
 		}
 	})
 }
