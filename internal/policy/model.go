@@ -45,6 +45,7 @@ type Model struct {
 	gone    goneSets
 	strict  map[*set]bool
 	full    bool
+	watched bool // Kubernetes tells of namespaces
 	renamed bool // there are other sets or rules than Names has told
 }
 
@@ -145,6 +146,16 @@ func (m *Model) policyChanged(k Key) {
 	}
 }
 
+// Watched says that Kubernetes tells of namespaces. Of one that it has not told, or
+// does not tell any more while pods of it are there, only the name is known: no
+// selector holds of it by labels that it might have.
+func (m *Model) Watched() {
+	m.watched = true
+	for name := range m.inNamespace {
+		m.namespaceChanged(name)
+	}
+}
+
 // SetNamespace gives a namespace its labels. What Kubernetes says of it goes
 // before what others say. One that was never set has its name as its only label.
 func (m *Model) SetNamespace(by state.Owner, name string, labels map[string]string) {
@@ -176,6 +187,14 @@ func (m *Model) namespaceChanged(name string) {
 			}
 		}
 	}
+}
+
+// inNamespaces says whether s selects a namespace.
+func (m *Model) inNamespaces(s Selector, name string) bool {
+	if m.watched && len(m.namespaces[name]) == 0 && slices.ContainsFunc(s, func(r Requirement) bool { return r.Key != NamespaceName }) {
+		return false
+	}
+	return s.Matches(m.namespaceLabels(name))
 }
 
 func (m *Model) namespaceLabels(name string) map[string]string {
