@@ -198,6 +198,20 @@ func TestANamespaceThatIsNotKnownLacksNoLabel(t *testing.T) {
 	}
 }
 
+// A pod is made anew under its name, in the node's namespace, while the one before it
+// still has its interface.
+func TestAnInterfaceIsNoHostNetworkPods(t *testing.T) {
+	m := policy.New(plenty)
+	feedAPI(m)
+	m.SetPod(policy.Pod{Key: policy.Key{Namespace: "a", Name: "web"}, HostNetwork: true})
+	if c := m.Plan(); c.Put.Endpoints[1] != policy.Unknown {
+		t.Errorf("the interface has %+v, want it closed", c.Put.Endpoints[1])
+	}
+	if _, known := m.Selecting(1, policy.Ingress); known {
+		t.Error("its pod is said to be known")
+	}
+}
+
 func feedAPI(m *policy.Model) {
 	m.SetNode([]netip.Addr{policygen.NodeAddr(false), policygen.NodeAddr(true)})
 	for name, labels := range apiNamespaces {

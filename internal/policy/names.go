@@ -121,7 +121,7 @@ func (m *Model) NamesKept() { m.renamed = false }
 // false while its pod is not known, and then it is closed.
 func (m *Model) Selecting(id uint32, d Direction) (policies []Key, known bool) {
 	ep := m.endpoints[id]
-	if ep == nil || ep.Pod != (Key{}) && m.pods[ep.Pod] == nil {
+	if ep == nil || m.unknown(ep) {
 		return nil, false
 	}
 	s := ep.ingress
