@@ -256,6 +256,8 @@ func (s *Service) loadBalancer(o *corev1.Service, p *problems) {
 		}
 	}
 	s.LoadBalancers = p.addrs("status.loadBalancer.ingress", vips)
+	// One that is both is the load balancer's, whose clients may be limited.
+	s.ExternalIPs = slices.DeleteFunc(s.ExternalIPs, func(a netip.Addr) bool { return slices.Contains(s.LoadBalancers, a) })
 	var ok bool
 	if s.SourceRanges, ok = p.prefixes("spec.loadBalancerSourceRanges", o.Spec.LoadBalancerSourceRanges); !ok {
 		// Who may use it is not known in full. Closed until told otherwise.

@@ -216,6 +216,21 @@ var sentences = []struct {
 		}),
 	},
 	{
+		says: "an external IP that is the load balancer's, too, has its source ranges",
+		service: spec("type: LoadBalancer\n  externalIPs: [203.0.113.1, 198.51.100.1]\n  loadBalancerSourceRanges: [192.0.2.0/24]\n  "+plainSpec) +
+			"\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.1}]}}",
+		want: want(func(s *state.Service) {
+			s.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+			s.Ports[0].Frontends = append(s.Ports[0].Frontends, frontend(state.ExternalIP, "198.51.100.1:80"), frontend(state.LoadBalancer, "203.0.113.1:80"))
+		}),
+	},
+	{
+		says: "and is closed with it",
+		service: spec("type: LoadBalancer\n  externalIPs: [203.0.113.1]\n  loadBalancerSourceRanges: [everybody]\n  "+plainSpec) +
+			"\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.1}]}}",
+		want: want(nil), problem: `"everybody" is not a network`,
+	},
+	{
 		says:    "a source range that cannot be read closes the load balancer's addresses and nothing else",
 		service: spec("type: LoadBalancer\n  loadBalancerSourceRanges: [everybody]\n  "+plainSpec) + "\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.1}]}}",
 		want:    want(nil), problem: `"everybody" is not a network`,
