@@ -308,12 +308,9 @@ func readEndpoint(o *discoveryv1.Endpoint, p *problems) (Endpoint, bool) {
 		return Endpoint{}, false
 	}
 	e := Endpoint{Addr: a.Unmap(), Node: intern(deref(o.NodeName))}
-	// nil means unknown: ready, serving as it is ready, not terminating.
+	// nil means ready, serving, not terminating.
 	e.Ready = o.Conditions.Ready == nil || *o.Conditions.Ready
-	e.Serving = e.Ready
-	if o.Conditions.Serving != nil {
-		e.Serving = *o.Conditions.Serving
-	}
+	e.Serving = o.Conditions.Serving == nil || *o.Conditions.Serving
 	e.Terminating = deref(o.Conditions.Terminating)
 	if o.Hints != nil && len(o.Hints.ForZones)+len(o.Hints.ForNodes) > 0 {
 		e.Hints = &Hints{}

@@ -154,9 +154,9 @@ var sentences = []struct {
 		slices: []string{of(plainSlice + "endpoints: [{addresses: [10.1.0.1], nodeName: n1}]")}, want: wantBackends(local("10.1.0.1:8080")),
 	},
 	{
-		says: "nil conditions: ready, serving as it is ready, not terminating", service: spec(plainSpec),
-		slices: []string{of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: false}}]")},
-		want:   wantBackends(state.ServiceBackend{AddrPort: netip.MustParseAddrPort("10.1.0.1:8080")}),
+		says: "nil conditions: ready, serving, not terminating", service: spec(plainSpec),
+		slices: []string{of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: false}}, {addresses: [10.1.0.2]}]")},
+		want:   wantBackends(state.ServiceBackend{AddrPort: netip.MustParseAddrPort("10.1.0.1:8080"), Serving: true}, backend("10.1.0.2:8080")),
 	},
 	{
 		says: "a terminating endpoint that serves is told as such", service: spec(plainSpec),
@@ -170,6 +170,14 @@ var sentences = []struct {
 			of(plainSlice + "endpoints: [{addresses: [10.1.0.1]}, {addresses: [10.1.0.2], conditions: {ready: false}}]"),
 		},
 		want: wantBackends(backend("10.1.0.1:8080"), backend("10.1.0.2:8080")),
+	},
+	{
+		says: "one that serves while it terminates is better than one that is not ready", service: spec(plainSpec),
+		slices: []string{
+			of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: false}}]"),
+			of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: false, terminating: true}}]"),
+		},
+		want: wantBackends(state.ServiceBackend{AddrPort: netip.MustParseAddrPort("10.1.0.1:8080"), Serving: true, Terminating: true}),
 	},
 	{
 		says: "publishNotReadyAddresses is the slice controller's: it writes ready", service: spec(plainSpec + "\n  publishNotReadyAddresses: true"),
