@@ -109,6 +109,9 @@ func (m *Model) SetPolicy(p Policy) {
 	for d, rules := range [][]Rule{p.Ingress, p.Egress} {
 		p.content[d] = contentOf(rules)
 	}
+	if old := in[p.Key]; old != nil {
+		m.names.left(old)
+	}
 	in[p.Key] = &p
 	m.names.policy(&p)
 	m.policyChanged(p.Key)
@@ -116,14 +119,22 @@ func (m *Model) SetPolicy(p Policy) {
 
 // DeletePolicy removes a policy; an absent one is success. So for the others.
 func (m *Model) DeletePolicy(k Key) {
-	if _, ok := m.policies[k.Namespace][k]; !ok {
+	old := m.policies[k.Namespace][k]
+	if old == nil {
 		return
 	}
+	m.names.left(old)
 	delete(m.policies[k.Namespace], k)
 	if len(m.policies[k.Namespace]) == 0 {
 		delete(m.policies, k.Namespace)
 	}
 	m.policyChanged(k)
+}
+
+// hasRule says whether there is such a rule.
+func (m *Model) hasRule(k RuleName) bool {
+	p := m.policies[k.Policy.Namespace][k.Policy]
+	return p != nil && k.Index < len(p.rules(k.Direction))
 }
 
 // Policies are all policies, by name.

@@ -65,6 +65,7 @@ func (m *Model) Plan() Change {
 	m.planIsolations(isolations)
 	c := m.finish()
 	m.begin()
+	m.names.forget(m.hasRule)
 	if m.full {
 		m.full = false
 		m.kept = Kept{} // what is in force now is not asked again for its room
