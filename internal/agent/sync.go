@@ -31,6 +31,7 @@ type syncer struct {
 	translator *k8s.Translator
 	zone       string
 	whole      bool // the next step replaces everything
+	unpruned   bool // Services that could not be brought into force may have left something
 	retry      map[k8s.Key]k8s.Affected
 	retrying                // of Services
 	gone       []netip.Addr // may be gone: nobody has told the engine yet
@@ -81,7 +82,7 @@ func (s *syncer) run(ctx context.Context) error {
 		s.alive.Store(time.Now().UnixNano())
 		s.step(ctx)
 		var due time.Time
-		if len(s.retry) > 0 || s.whole {
+		if len(s.retry) > 0 || s.unpruned || s.whole {
 			due = s.due
 		}
 		for _, r := range []*retrying{&s.a.policies.retrying, &s.membersRetry, &s.edgeRetry, &s.readyRetry} {
@@ -111,7 +112,7 @@ func (s *syncer) step(ctx context.Context) {
 		if s.isDue() {
 			s.replace(ctx, affected)
 		}
-	case len(affected) > 0 || len(s.retry) > 0 && s.isDue():
+	case len(affected) > 0 || (len(s.retry) > 0 || s.unpruned) && s.isDue():
 		s.change(ctx, affected)
 	}
 	s.end(ctx)
@@ -144,20 +145,14 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 	clear(s.retry)
 	s.leaveChecks()
 	s.a.problems.retain(k8s.Services, func(k k8s.Key) bool { _, ok := created[k]; return ok })
-	names := make([]state.ServiceID, 0, len(keys))
 	for some := range slices.Chunk(keys, together) {
 		list := make([]k8s.Affected, 0, len(some))
 		for _, k := range some {
-			names = append(names, idOf(k))
 			list = append(list, k8s.Affected{Key: k, At: start})
 		}
 		s.attempt(ctx, list)
 	}
-	var faults []service.Problem
-	err := s.a.with(ctx, func(e *engine.Engine) (err error) {
-		faults, err = e.RetainServices(state.OwnerKubernetes, names)
-		return err
-	})
+	err := s.prune(ctx)
 	if ctx.Err() != nil {
 		return // the agent stops
 	}
@@ -168,9 +163,34 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 		return
 	}
 	s.whole = false
-	s.a.problems.faults(faults)
 	s.ended(start, slices.DeleteFunc(affected, func(a k8s.Affected) bool { _, failed := s.retry[a.Key]; return failed }), len(s.retry) > 0)
 	s.a.log.Info("Services are in force", "services", len(keys)-len(s.retry), "took", time.Since(start).Round(time.Millisecond))
+}
+
+// prune removes what is no Service's any more. What one that could not be brought into
+// force has had since before a start, which is known by its frontends alone, stays.
+func (s *syncer) prune(ctx context.Context) error {
+	var names []state.ServiceID
+	for k := range s.a.watch.Services.All() {
+		names = append(names, idOf(k))
+	}
+	for k := range s.retry {
+		want, _, _ := s.translator.Service(k)
+		for _, p := range want.Ports {
+			for _, f := range p.Frontends {
+				names = append(names, service.PlainID(state.OwnerKubernetes, state.Frontend{AddrPort: f.AddrPort, Protocol: p.Protocol}))
+			}
+		}
+	}
+	var faults []service.Problem
+	err := s.a.with(ctx, func(e *engine.Engine) (err error) {
+		faults, err = e.RetainServices(state.OwnerKubernetes, names)
+		return err
+	})
+	if s.unpruned = err != nil || len(s.retry) > 0; err == nil {
+		s.a.problems.faults(faults)
+	}
+	return err
 }
 
 // keep notes a Service that could not be brought into force, for another try.
@@ -205,9 +225,18 @@ func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
 		clear(s.retry)
 	}
 	done := s.attempt(ctx, affected)
-	if ctx.Err() == nil {
-		s.ended(start, done, len(done) < len(affected))
+	if ctx.Err() != nil {
+		return
 	}
+	failed := len(done) < len(affected)
+	if s.unpruned && len(s.retry) == 0 {
+		if err := s.prune(ctx); err != nil && ctx.Err() == nil {
+			failed = true
+			s.a.metrics.failures.Inc()
+			s.a.log.Error("what Services that are gone have left could not be removed; it is tried again", "error", err)
+		}
+	}
+	s.ended(start, done, failed)
 }
 
 // attempt brings Services into force, and answers those that are. When together

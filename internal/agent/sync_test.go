@@ -5,7 +5,9 @@ package agent
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -121,5 +123,38 @@ func TestAHealthChecksPortIsAskedForAgain(t *testing.T) {
 		if taken() {
 			t.Error("the port is free, and is not served")
 		}
+	})
+}
+
+// An agent starts, and one Service cannot be written: it stays as it was in force, until
+// it goes.
+func TestWhatCannotBeWrittenAtTheStartStays(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer func() { w.close() }()
+		plain := func(name, address string, port int32) *corev1.Service {
+			return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.ServiceSpec{
+				ClusterIP: address, Ports: []corev1.ServicePort{{Name: "a", Port: 80, Protocol: corev1.ProtocolTCP}, {Name: "b", Port: port, Protocol: corev1.ProtocolTCP}}}}
+		}
+		is := func(when string, want ...string) {
+			t.Helper()
+			if got := slicesSorted(w.tables()); !slices.Equal(got, want) {
+				t.Errorf("%s: there are %q, want %q", when, got, want)
+			}
+		}
+		w.tellObjects([]any{plain("fails", "10.96.0.1", 81), plain("gone", "10.96.0.2", 81), plain("works", "10.96.0.3", 81)}, nil)
+		w.turn()
+		w.close()
+		w.open()
+		w.faults.about = netip.MustParseAddr("10.96.0.1")
+		w.tellObjects([]any{plain("fails", "10.96.0.1", 82), plain("works", "10.96.0.3", 82)}, nil)
+		w.turn()
+		is("one cannot be written", "tcp 10.96.0.1:80", "tcp 10.96.0.3:80", "tcp 10.96.0.3:82")
+		check(t, w.agent.watch.Services.Delete(plain("fails", "10.96.0.1", 82)))
+		w.turn()
+		is("it goes", "tcp 10.96.0.3:80", "tcp 10.96.0.3:82")
 	})
 }
