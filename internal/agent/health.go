@@ -49,9 +49,9 @@ func (a *Agent) live() (h Health) {
 	return h
 }
 
-// healthy says whether load balancers should send here (KEP-3836): the agent
-// lives, knows what there is, can apply it, and the node is to stay.
-func (a *Agent) healthy() Health {
+// works says whether Services are served here: the agent lives, knows what there
+// is, and can apply it.
+func (a *Agent) works() Health {
 	h := a.live()
 	if !a.sync.synced.Load() {
 		because := "not everything that there is has been applied yet"
@@ -71,6 +71,13 @@ func (a *Agent) healthy() Health {
 	if why := a.sync.unready.Load(); why != nil && *why != "" {
 		h.Because = append(h.Because, *why)
 	}
+	return h
+}
+
+// healthy says whether load balancers should send here (KEP-3836): Services are
+// served, and the node is to stay.
+func (a *Agent) healthy() Health {
+	h := a.works()
 	eligible := true
 	if n := a.watch.Nodes.Get(a.nodeKey()); n != nil && n.Leaving {
 		eligible = false

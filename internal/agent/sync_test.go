@@ -5,6 +5,8 @@ package agent
 import (
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"slices"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mustang-net/mustang/internal/k8s"
@@ -156,5 +159,33 @@ func TestWhatCannotBeWrittenAtTheStartStays(t *testing.T) {
 		check(t, w.agent.watch.Services.Delete(plain("fails", "10.96.0.1", 82)))
 		w.turn()
 		is("it goes", "tcp 10.96.0.3:80", "tcp 10.96.0.3:82")
+	})
+}
+
+// A node that is about to be deleted takes no new clients by the Services of all nodes. Who asks
+// for a Service's own endpoints finds those that are there still.
+func TestANodeThatGoesServesItsEndpoints(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer func() { w.agent.checks.close(); w.close() }()
+		here, tcp, port := w.config.Node, corev1.ProtocolTCP, int32(80)
+		endpoints := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-1", Labels: map[string]string{discoveryv1.LabelServiceName: "a"}},
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Protocol: &tcp, Port: &port}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}, NodeName: &here}}}
+		w.tellObjects([]any{checked("a", "10.96.0.1", 31999)}, []any{endpoints})
+		check(t, w.agent.watch.Nodes.Replace([]any{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: here},
+			Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}}}}}, ""))
+		w.turn()
+		if h := w.agent.healthy(); *h.NodeEligible || len(h.Because) == 0 {
+			t.Errorf("the node takes new clients: %+v", h)
+		}
+		key, answer := k8s.Key{Namespace: "ns", Name: "a"}, httptest.NewRecorder()
+		w.agent.checks.handler(key, w.agent.checks.servers[key]).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/", nil))
+		if answer.Code != http.StatusOK {
+			t.Errorf("the Service's check answers %d: %s", answer.Code, answer.Body)
+		}
 	})
 }
