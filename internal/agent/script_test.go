@@ -361,7 +361,7 @@ type fault struct {
 	left    int
 	forEver bool
 	hit     bool
-	about   netip.Addr // no frontend of it can be written
+	about   netip.Prefix // no frontend in it can be written
 }
 
 func (f *faults) begin(n int, forEver bool) { *f.fault = fault{left: n, forEver: forEver} }
@@ -411,7 +411,7 @@ func (t faulty[K, V]) Put(keys []K, values []V) error {
 		}
 	}
 	for _, k := range keys {
-		if k, ok := any(k).(datapath.FrontendKey); ok && t.f.about.IsValid() && k.Addr == datapath.FromAddr(t.f.about) {
+		if k, ok := any(k).(datapath.FrontendKey); ok && t.f.about.Contains(datapath.ToAddr(k.Addr)) {
 			return errInjected
 		}
 	}

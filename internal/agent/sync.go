@@ -229,7 +229,7 @@ func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
 		return
 	}
 	failed := len(done) < len(affected)
-	if s.unpruned && len(s.retry) == 0 {
+	if s.unpruned {
 		if err := s.prune(ctx); err != nil && ctx.Err() == nil {
 			failed = true
 			s.a.metrics.failures.Inc()

@@ -129,8 +129,8 @@ func TestAHealthChecksPortIsAskedForAgain(t *testing.T) {
 	})
 }
 
-// An agent starts, and one Service cannot be written: it stays as it was in force, until
-// it goes.
+// An agent starts, and some Services cannot be written: what they had in force stays, until
+// they go.
 func TestWhatCannotBeWrittenAtTheStartStays(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("BPF needs root")
@@ -148,17 +148,20 @@ func TestWhatCannotBeWrittenAtTheStartStays(t *testing.T) {
 				t.Errorf("%s: there are %q, want %q", when, got, want)
 			}
 		}
-		w.tellObjects([]any{plain("fails", "10.96.0.1", 81), plain("gone", "10.96.0.2", 81), plain("works", "10.96.0.3", 81)}, nil)
+		w.tellObjects([]any{plain("fails", "10.96.1.1", 81), plain("too", "10.96.1.2", 81), plain("gone", "10.96.0.2", 81), plain("works", "10.96.0.3", 81)}, nil)
 		w.turn()
 		w.close()
 		w.open()
-		w.faults.about = netip.MustParseAddr("10.96.0.1")
-		w.tellObjects([]any{plain("fails", "10.96.0.1", 82), plain("works", "10.96.0.3", 82)}, nil)
+		w.faults.about = netip.MustParsePrefix("10.96.1.0/24")
+		w.tellObjects([]any{plain("fails", "10.96.1.1", 82), plain("too", "10.96.1.2", 82), plain("works", "10.96.0.3", 82)}, nil)
 		w.turn()
-		is("one cannot be written", "tcp 10.96.0.1:80", "tcp 10.96.0.3:80", "tcp 10.96.0.3:82")
-		check(t, w.agent.watch.Services.Delete(plain("fails", "10.96.0.1", 82)))
+		is("two cannot be written", "tcp 10.96.0.3:80", "tcp 10.96.0.3:82", "tcp 10.96.1.1:80", "tcp 10.96.1.2:80")
+		check(t, w.agent.watch.Services.Delete(plain("fails", "10.96.1.1", 82)))
 		w.turn()
-		is("it goes", "tcp 10.96.0.3:80", "tcp 10.96.0.3:82")
+		is("one goes", "tcp 10.96.0.3:80", "tcp 10.96.0.3:82", "tcp 10.96.1.2:80")
+		w.faults.about = netip.Prefix{}
+		w.turn()
+		is("the other can be written", "tcp 10.96.0.3:80", "tcp 10.96.0.3:82", "tcp 10.96.1.2:80", "tcp 10.96.1.2:82")
 	})
 }
 
