@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -189,6 +190,35 @@ func TestANodeThatGoesServesItsEndpoints(t *testing.T) {
 		w.agent.checks.handler(key, w.agent.checks.servers[key]).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/", nil))
 		if answer.Code != http.StatusOK {
 			t.Errorf("the Service's check answers %d: %s", answer.Code, answer.Body)
+		}
+	})
+}
+
+// Who could not be told that an endpoint is gone, as on a full /run, is told later.
+func TestWhatIsGoneIsToldUntilItIsKnown(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer w.close()
+		yes, tcp, port := true, corev1.ProtocolTCP, int32(80)
+		old := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-1", Labels: map[string]string{discoveryv1.LabelServiceName: "a"}},
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Protocol: &tcp, Port: &port}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}, Conditions: discoveryv1.EndpointConditions{Terminating: &yes}}}}
+		w.tellObjects(nil, []any{old})
+		w.turn()
+		full := filepath.Join(w.config.StateDir, "journal.json")
+		check(t, os.MkdirAll(filepath.Join(full, "x"), 0o700))
+		check(t, w.agent.watch.Slices.Delete(old))
+		w.turn()
+		if gone := w.agent.sync.gone; len(gone) != 1 {
+			t.Errorf("%v are to be told of again, want the one that is gone", gone)
+		}
+		check(t, os.RemoveAll(full))
+		w.turn()
+		if gone := w.agent.sync.gone; len(gone) != 0 {
+			t.Errorf("%v are still to be told of", gone)
 		}
 	})
 }
