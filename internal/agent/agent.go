@@ -67,7 +67,8 @@ func assemble(config Config, log *slog.Logger, client *k8s.Client, e *engine.Eng
 	a := &Agent{config: config, log: log, client: client, engine: e, command: command}
 	a.watch = client.NewWatch(log, everything...)
 	a.metrics = newMetrics(a)
-	a.checks = newHealthChecks(log, func() bool { return len(a.healthy().Because) == 0 })
+	// A node that is to go serves the endpoints that it still has.
+	a.checks = newHealthChecks(log, func() bool { return len(a.works().Because) == 0 })
 	a.problems = newProblems(log, a.uid, client.Events(config.Node).Warn)
 	a.policies = newPolicies(a)
 	a.sync = newSyncer(a)

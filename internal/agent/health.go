@@ -49,9 +49,9 @@ func (a *Agent) live() (h Health) {
 	return h
 }
 
-// healthy says whether load balancers should send here (KEP-3836): the agent
-// lives, knows what there is, can apply it, and the node is to stay.
-func (a *Agent) healthy() Health {
+// works says whether Services are served here: the agent lives, knows what there
+// is, and can apply it.
+func (a *Agent) works() Health {
 	h := a.live()
 	if !a.sync.synced.Load() {
 		because := "not everything that there is has been applied yet"
@@ -71,6 +71,13 @@ func (a *Agent) healthy() Health {
 	if why := a.sync.unready.Load(); why != nil && *why != "" {
 		h.Because = append(h.Because, *why)
 	}
+	return h
+}
+
+// healthy says whether load balancers should send here (KEP-3836): Services are
+// served, and the node is to stay.
+func (a *Agent) healthy() Health {
+	h := a.works()
 	eligible := true
 	if n := a.watch.Nodes.Get(a.nodeKey()); n != nil && n.Leaving {
 		eligible = false
@@ -153,8 +160,12 @@ func serveHTTP(ctx context.Context, what, address string, handler http.Handler) 
 // stopPatience is how long a server may finish what it is answering.
 const stopPatience = 2 * time.Second
 
+func newServer(handler http.Handler) *http.Server {
+	return &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+}
+
 func serveOn(ctx context.Context, l net.Listener, handler http.Handler) error {
-	s := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	s := newServer(handler)
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	select {

@@ -6,7 +6,6 @@ package agent
 // names, whether it has endpoints of that Service (externalTrafficPolicy Local).
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -34,7 +33,7 @@ type healthChecks struct {
 type healthCheck struct {
 	port   uint16
 	local  atomic.Int64 // endpoints of this node that are ready
-	cancel context.CancelFunc
+	server *http.Server
 	done   chan struct{}
 	err    error // why nobody listens
 }
@@ -61,8 +60,8 @@ func localReady(s state.Service) int64 {
 	return int64(max(len(v4), len(v6)))
 }
 
-// set serves the check of a Service. An error names the port that is taken; it
-// is tried again with the Service's next change.
+// set serves the check of a Service. An error names the port that is taken;
+// unserved has it until it is tried again.
 func (h *healthChecks) set(key k8s.Key, s state.Service) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -81,8 +80,7 @@ func (h *healthChecks) set(key k8s.Key, s state.Service) error {
 }
 
 func (h *healthChecks) start(key k8s.Key, c *healthCheck) {
-	ctx, cancel := context.WithCancel(context.Background())
-	c.cancel = cancel
+	c.server = newServer(h.handler(key, c))
 	l, err := net.Listen("tcp", net.JoinHostPort("", strconv.Itoa(int(c.port))))
 	if err != nil {
 		c.err = err
@@ -91,7 +89,7 @@ func (h *healthChecks) start(key k8s.Key, c *healthCheck) {
 	}
 	go func() {
 		defer close(c.done)
-		if err := serveOn(ctx, l, h.handler(key, c)); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		if err := c.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			h.log.Error("a health check ended", "service", key, "port", c.port, "error", err)
 		}
 	}()
@@ -129,24 +127,36 @@ func (h *healthChecks) remove(key k8s.Key) {
 	h.stop(key)
 }
 
-// retain ends the checks of all Services but these.
-func (h *healthChecks) retain(these func(k8s.Key) bool) {
+// retain ends the checks of all Services but those that have this port still.
+func (h *healthChecks) retain(has func(k8s.Key, uint16) bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for key := range h.servers {
-		if !these(key) {
+	for key, c := range h.servers {
+		if !has(key, c.port) {
 			h.stop(key)
 		}
 	}
 }
 
+// unserved are the Services whose port was taken.
+func (h *healthChecks) unserved() (list []k8s.Key) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for key, c := range h.servers {
+		if c.err != nil {
+			list = append(list, key)
+		}
+	}
+	return list
+}
+
 func (h *healthChecks) stop(key k8s.Key) {
 	if c := h.servers[key]; c != nil {
 		delete(h.servers, key)
-		c.cancel()
+		_ = c.server.Close() // a client that says nothing holds nobody up
 		<-c.done
 	}
 }
 
 // close ends all.
-func (h *healthChecks) close() { h.retain(func(k8s.Key) bool { return false }) }
+func (h *healthChecks) close() { h.retain(func(k8s.Key, uint16) bool { return false }) }

@@ -170,7 +170,13 @@ func (a *Agent) nodes() (list []state.Node, wrong []string) {
 		one.Owner = state.OwnerKubernetes
 		list = append(list, one)
 	}
-	slices.SortFunc(list, func(a, b state.Node) int { return strings.Compare(a.Name, b.Name) })
+	byName := func(a, b state.Node) int { return strings.Compare(a.Name, b.Name) }
+	slices.SortFunc(list, byName)
+	// Who else claims what this node has is a Node from before, of the same machine.
+	if i := slices.IndexFunc(list, func(n state.Node) bool { return n.Name == a.config.Node }); i > 0 {
+		self := list[i]
+		list = slices.Insert(slices.Delete(list, i, i+1), 0, self)
+	}
 	used := list[:0]
 	for _, n := range list {
 		if err := node.Conflict(n, used); err != nil {
@@ -179,6 +185,7 @@ func (a *Agent) nodes() (list []state.Node, wrong []string) {
 		}
 		used = append(used, n)
 	}
+	slices.SortFunc(used, byName)
 	slices.Sort(wrong)
 	return used, wrong
 }

@@ -99,3 +99,23 @@ func TestNodesGoWithTheirMode(t *testing.T) {
 		is("none, with the command line's", "n1", "n3")
 	})
 }
+
+// A machine is made anew under another name, and its Node from before is there still.
+func TestThisNodeIsWhatItSays(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	w := newScripted(t)
+	defer w.close()
+	w.agent.config.NodeMode = "direct"
+	check(t, w.agent.watch.Nodes.Replace([]any{clusterNode("a", "192.0.2.1", "10.1.9.0/24"), clusterNode("n1", "192.0.2.1", "10.1.1.0/24"),
+		clusterNode("b", "192.0.2.2", "10.1.2.0/24"), clusterNode("c", "192.0.2.2", "10.1.8.0/24")}, ""))
+	list, wrong := w.agent.nodes()
+	var names []string
+	for _, n := range list {
+		names = append(names, n.Name)
+	}
+	if !slices.Equal(names, []string{"b", "n1"}) || len(wrong) != 2 {
+		t.Errorf("nodes %v, want b and n1; wrong: %q", names, wrong)
+	}
+}

@@ -30,6 +30,8 @@ type policies struct {
 
 	leftOut atomic.Int64
 
+	behind func() bool // policies and namespaces may be older than pods
+
 	// told are pods that the model knows since publish was called last, as they
 	// were told; nil: it is none of this node's.
 	told map[k8s.Key]*k8s.Pod
@@ -42,7 +44,7 @@ type policies struct {
 
 func newPolicies(a *Agent) *policies {
 	return &policies{
-		a: a, wake: make(chan struct{}, 1), told: map[k8s.Key]*k8s.Pod{}, here: map[k8s.Key]*k8s.Pod{}, news: make(chan struct{}),
+		a: a, behind: a.watch.Behind, wake: make(chan struct{}, 1), told: map[k8s.Key]*k8s.Pod{}, here: map[k8s.Key]*k8s.Pod{}, news: make(chan struct{}),
 	}
 }
 
@@ -223,10 +225,20 @@ func (p *policies) publish() {
 	p.news = make(chan struct{})
 }
 
-// labels are a pod's, once the tables know the pod.
+// behindPause is how long a pod waits before it is asked again whether what is known
+// of policies is older than it.
+const behindPause = 100 * time.Millisecond
+
+// labels are a pod's, once the tables know the pod, and its policies as they are.
 func (p *policies) labels(ctx context.Context, ref state.PodRef) (map[string]string, error) {
 	key := k8s.Key{Namespace: ref.Namespace, Name: ref.Name}
+	behind := false
 	for {
+		var again <-chan time.Time
+		was := behind
+		if behind = p.behind(); behind || was { // what was missed is on its way
+			again = time.After(behindPause)
+		}
 		p.mu.Lock()
 		whole, news := p.whole, p.news
 		pod := p.here[key]
@@ -234,15 +246,19 @@ func (p *policies) labels(ctx context.Context, ref state.PodRef) (map[string]str
 		if whole && ref.Name == "" {
 			return nil, nil
 		}
-		if pod != nil && (ref.UID == "" || ref.UID == pod.UID || ref.UID == pod.StaticUID) {
+		if pod != nil && (ref.UID == "" || ref.UID == pod.UID || ref.UID == pod.StaticUID) && again == nil {
 			return pod.Labels, nil
 		}
 		select {
 		case <-news:
+		case <-again:
 		case <-ctx.Done():
 			what := "the API server has not told of it"
-			if !whole {
+			switch {
+			case !whole:
 				what = "the agent does not know everything yet"
+			case behind:
+				what = "the API server tells of pods, and not of NetworkPolicies or Namespaces"
 			}
 			return nil, fmt.Errorf("%s: %w", what, ctx.Err())
 		}

@@ -3,16 +3,22 @@
 package agent
 
 import (
+	"context"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/k8s"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // While everything is told for the first time and cannot be written, the cluster goes on.
@@ -57,4 +63,29 @@ func TestWhatGoesWhileTheFirstPolicyFailsIsGone(t *testing.T) {
 			return nil
 		}))
 	})
+}
+
+// After an outage of the API server each kind comes back by itself. A pod that is heard of
+// before the policy that was made before it does not start yet.
+func TestAPodWaitsForPoliciesThatMayBeOlder(t *testing.T) {
+	var behind atomic.Bool
+	behind.Store(true)
+	key := k8s.Key{Namespace: "ns", Name: "new"}
+	p := &policies{behind: behind.Load, whole: true, news: make(chan struct{}), here: map[k8s.Key]*k8s.Pod{key: {UID: "u"}}}
+	ask := func(patience time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		_, err := p.labels(ctx, state.PodRef{Namespace: key.Namespace, Name: key.Name, UID: "u"})
+		return err
+	}
+	if err := ask(3 * behindPause); err == nil || !strings.Contains(err.Error(), "NetworkPolicies") {
+		t.Errorf("the answer is %v, want that NetworkPolicies are not told of", err)
+	}
+	time.AfterFunc(behindPause, func() { behind.Store(false) })
+	if err := ask(time.Minute); err != nil {
+		t.Error(err)
+	}
+	if err := ask(time.Minute); err != nil {
+		t.Error(err)
+	}
 }

@@ -168,7 +168,7 @@ func (w *scripted) open() {
 	log := slog.New(slog.DiscardHandler)
 	client, err := k8s.Connect(w.config.access())
 	must(w.t, err)
-	w.faults = faults{}
+	w.faults = faults{&fault{}}
 	e, err := engine.Open(w.t.Context(), w.config.scope(), engine.Options{
 		Node: service.Node{Name: w.config.Node}, Fed: true, Faults: w.faults.stand,
 		Sizes: datapath.Sizes{CT: 1024, CTNew: 1024, Services: 4096, Slots: 65536, Backends: 65536},
@@ -361,6 +361,7 @@ type fault struct {
 	left    int
 	forEver bool
 	hit     bool
+	about   netip.Prefix // no frontend in it can be written
 }
 
 func (f *faults) begin(n int, forEver bool) { *f.fault = fault{left: n, forEver: forEver} }
@@ -387,7 +388,7 @@ func (f *fault) write() error {
 }
 
 func (f *faults) stand(t reconcile.ServiceTables) reconcile.ServiceTables {
-	f.fault = &fault{}
+	f.fault = &fault{about: f.about}
 	return reconcile.ServiceTables{
 		Frontends: faulty[datapath.FrontendKey, datapath.Frontend]{t.Frontends, f.fault},
 		Slots:     faulty[datapath.SlotKey, uint32]{t.Slots, f.fault},
@@ -407,6 +408,11 @@ func (t faulty[K, V]) Put(keys []K, values []V) error {
 	if len(keys) > 0 {
 		if err := t.f.write(); err != nil {
 			return err
+		}
+	}
+	for _, k := range keys {
+		if k, ok := any(k).(datapath.FrontendKey); ok && t.f.about.Contains(datapath.ToAddr(k.Addr)) {
+			return errInjected
 		}
 	}
 	return t.Table.Put(keys, values)

@@ -31,6 +31,7 @@ type syncer struct {
 	translator *k8s.Translator
 	zone       string
 	whole      bool // the next step replaces everything
+	unpruned   bool // Services that could not be brought into force may have left something
 	retry      map[k8s.Key]k8s.Affected
 	retrying                // of Services
 	gone       []netip.Addr // may be gone: nobody has told the engine yet
@@ -75,12 +76,13 @@ func (s *syncer) run(ctx context.Context) error {
 			s.followEdge(ctx)
 		case <-s.a.policies.wake:
 		case <-beat.C:
+			s.recheck()
 		case <-again.C:
 		}
 		s.alive.Store(time.Now().UnixNano())
 		s.step(ctx)
 		var due time.Time
-		if len(s.retry) > 0 || s.whole {
+		if len(s.retry) > 0 || s.unpruned || s.whole {
 			due = s.due
 		}
 		for _, r := range []*retrying{&s.a.policies.retrying, &s.membersRetry, &s.edgeRetry, &s.readyRetry} {
@@ -110,7 +112,7 @@ func (s *syncer) step(ctx context.Context) {
 		if s.isDue() {
 			s.replace(ctx, affected)
 		}
-	case len(affected) > 0 || len(s.retry) > 0 && s.isDue():
+	case len(affected) > 0 || (len(s.retry) > 0 || s.unpruned) && s.isDue():
 		s.change(ctx, affected)
 	}
 	s.end(ctx)
@@ -141,24 +143,16 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 		return cmp.Or(created[a].Compare(created[b]), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	clear(s.retry)
-	// A check lets go of its port before a successor asks for it.
-	exists := func(k k8s.Key) bool { _, ok := created[k]; return ok }
-	s.a.checks.retain(exists)
-	s.a.problems.retain(k8s.Services, exists)
-	names := make([]state.ServiceID, 0, len(keys))
+	s.leaveChecks()
+	s.a.problems.retain(k8s.Services, func(k k8s.Key) bool { _, ok := created[k]; return ok })
 	for some := range slices.Chunk(keys, together) {
 		list := make([]k8s.Affected, 0, len(some))
 		for _, k := range some {
-			names = append(names, idOf(k))
 			list = append(list, k8s.Affected{Key: k, At: start})
 		}
 		s.attempt(ctx, list)
 	}
-	var faults []service.Problem
-	err := s.a.with(ctx, func(e *engine.Engine) (err error) {
-		faults, err = e.RetainServices(state.OwnerKubernetes, names)
-		return err
-	})
+	err := s.prune(ctx)
 	if ctx.Err() != nil {
 		return // the agent stops
 	}
@@ -169,9 +163,34 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 		return
 	}
 	s.whole = false
-	s.a.problems.faults(faults)
 	s.ended(start, slices.DeleteFunc(affected, func(a k8s.Affected) bool { _, failed := s.retry[a.Key]; return failed }), len(s.retry) > 0)
 	s.a.log.Info("Services are in force", "services", len(keys)-len(s.retry), "took", time.Since(start).Round(time.Millisecond))
+}
+
+// prune removes what is no Service's any more. What one that could not be brought into
+// force has had since before a start, which is known by its frontends alone, stays.
+func (s *syncer) prune(ctx context.Context) error {
+	var names []state.ServiceID
+	for k := range s.a.watch.Services.All() {
+		names = append(names, idOf(k))
+	}
+	for k := range s.retry {
+		want, _, _ := s.translator.Service(k)
+		for _, p := range want.Ports {
+			for _, f := range p.Frontends {
+				names = append(names, service.PlainID(state.OwnerKubernetes, state.Frontend{AddrPort: f.AddrPort, Protocol: p.Protocol}))
+			}
+		}
+	}
+	var faults []service.Problem
+	err := s.a.with(ctx, func(e *engine.Engine) (err error) {
+		faults, err = e.RetainServices(state.OwnerKubernetes, names)
+		return err
+	})
+	if s.unpruned = err != nil || len(s.retry) > 0; err == nil {
+		s.a.problems.faults(faults)
+	}
+	return err
 }
 
 // keep notes a Service that could not be brought into force, for another try.
@@ -206,9 +225,18 @@ func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
 		clear(s.retry)
 	}
 	done := s.attempt(ctx, affected)
-	if ctx.Err() == nil {
-		s.ended(start, done, len(done) < len(affected))
+	if ctx.Err() != nil {
+		return
 	}
+	failed := len(done) < len(affected)
+	if s.unpruned {
+		if err := s.prune(ctx); err != nil && ctx.Err() == nil {
+			failed = true
+			s.a.metrics.failures.Inc()
+			s.a.log.Error("what Services that are gone have left could not be removed; it is tried again", "error", err)
+		}
+	}
+	s.ended(start, done, failed)
 }
 
 // attempt brings Services into force, and answers those that are. When together
@@ -246,7 +274,24 @@ func (s *syncer) ended(start time.Time, done []k8s.Affected, failed bool) {
 	}
 }
 
+// leaveChecks ends the health checks that are no Service's any more: each lets go
+// of its port before a successor asks for it.
+func (s *syncer) leaveChecks() {
+	s.a.checks.retain(func(k k8s.Key, port uint16) bool {
+		now := s.a.watch.Services.Get(k)
+		return now != nil && now.HealthCheckNodePort == port
+	})
+}
+
+// recheck asks again for the ports of health checks that somebody else had.
+func (s *syncer) recheck() {
+	for _, k := range s.a.checks.unserved() {
+		s.translate(k)
+	}
+}
+
 func (s *syncer) apply(ctx context.Context, affected []k8s.Affected) error {
+	s.leaveChecks()
 	var upserts []state.Service
 	var removes []state.ServiceID
 	for _, a := range affected {
@@ -287,15 +332,54 @@ func (s *syncer) applied(start time.Time, affected []k8s.Affected) {
 	}
 }
 
-// end ends the connections to endpoints that are gone: they were terminating
-// and are in no slice any more. One that left a slice without having been
-// terminating may live on, and what goes there goes on.
+// end ends the connections to endpoints that are gone: they were terminating, are
+// in no slice any more, and no pod drains there. One that left a slice without having
+// been terminating may live on, and what goes there goes on.
 func (s *syncer) end(ctx context.Context) {
 	if len(s.gone) == 0 || s.whole {
 		return
 	}
-	still := make(map[netip.Addr]bool, len(s.gone))
-	for _, a := range s.gone {
+	var draining []netip.Addr // the Service went, or does not select the pod any more
+	s.gone, draining = s.withoutDraining(s.gone)
+	gone := s.inNoSlice(s.gone)
+	if len(gone) > 0 {
+		err := s.a.with(ctx, func(e *engine.Engine) error { return e.BackendsGone(gone...) })
+		if err != nil {
+			s.gone = append(s.gone, draining...)
+			s.a.log.Error("connections to endpoints that are gone could not be ended; it is tried again", "endpoints", len(gone), "error", err)
+			return
+		}
+	}
+	s.gone = draining
+}
+
+// withoutDraining tells addresses apart by whether a pod drains there.
+func (s *syncer) withoutDraining(list []netip.Addr) (others, draining []netip.Addr) {
+	drains := map[netip.Addr]bool{}
+	for _, p := range s.a.watch.Pods.All() {
+		if p.Draining() {
+			for _, a := range p.IPs {
+				drains[a] = true
+			}
+		}
+	}
+	for _, a := range list {
+		if !drains[a] {
+			others = append(others, a)
+		} else if !slices.Contains(draining, a) {
+			draining = append(draining, a)
+		}
+	}
+	return others, draining
+}
+
+// inNoSlice are the addresses that no slice has now, as backends.
+func (s *syncer) inNoSlice(list []netip.Addr) (gone []state.Backend) {
+	if len(list) == 0 {
+		return nil
+	}
+	still := make(map[netip.Addr]bool, len(list))
+	for _, a := range list {
 		still[a] = false
 	}
 	for _, slice := range s.a.watch.Slices.All() {
@@ -305,18 +389,10 @@ func (s *syncer) end(ctx context.Context) {
 			}
 		}
 	}
-	var gone []state.Backend
 	for a, there := range still {
 		if !there {
 			gone = append(gone, state.Backend{AddrPort: netip.AddrPortFrom(a, 0)})
 		}
 	}
-	s.gone = nil
-	if len(gone) == 0 {
-		return
-	}
-	err := s.a.with(ctx, func(e *engine.Engine) error { return e.BackendsGone(gone...) })
-	if err != nil {
-		s.a.log.Error("connections to endpoints that are gone could not be ended", "endpoints", len(gone), "error", err)
-	}
+	return gone
 }

@@ -3,14 +3,22 @@
 package agent
 
 import (
+	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mustang-net/mustang/internal/k8s"
@@ -59,6 +67,158 @@ func TestWhatGoesWhileEverythingIsReplaced(t *testing.T) {
 			if (err == nil) != open {
 				t.Errorf("port %d: %v, want it open: %v", port, err, open)
 			}
+		}
+	})
+}
+
+// A port passes from one health check to another within one turn, whichever Service is
+// looked at first; a client that says nothing delays nobody.
+func TestAHealthChecksPortPassesOn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		lo, err := netlink.LinkByName("lo")
+		must(t, err)
+		must(t, netlink.LinkSetUp(lo))
+		w := newScripted(t)
+		defer func() { w.agent.checks.close(); w.close() }()
+		w.tellObjects([]any{checked("a", "10.96.0.1", 31998), checked("b", "10.96.0.2", 31999)}, nil)
+		w.turn()
+		silent, err := net.Dial("tcp", "127.0.0.1:31999")
+		must(t, err)
+		defer silent.Close()
+		check(t, w.agent.watch.Services.Update(checked("a", "10.96.0.1", 31999)))
+		check(t, w.agent.watch.Services.Update(checked("b", "10.96.0.2", 31997)))
+		start := time.Now()
+		w.turn()
+		if took := time.Since(start); took > stopPatience/2 {
+			t.Errorf("the change took %v", took)
+		}
+		for o, sentences := range w.agent.problems.list() {
+			if strings.Contains(strings.Join(sentences, " "), "healthCheckNodePort") {
+				t.Errorf("%v has a problem: %q", o, sentences)
+			}
+		}
+	})
+}
+
+// A port that a process of the node has is asked for again.
+func TestAHealthChecksPortIsAskedForAgain(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		lo, err := netlink.LinkByName("lo")
+		must(t, err)
+		must(t, netlink.LinkSetUp(lo))
+		w := newScripted(t)
+		defer func() { w.agent.checks.close(); w.close() }()
+		other, err := net.Listen("tcp", ":31999")
+		must(t, err)
+		w.tellObjects([]any{checked("a", "10.96.0.1", 31999)}, nil)
+		w.turn()
+		taken := func() bool { return strings.Contains(fmt.Sprint(w.agent.problems.list()), "healthCheckNodePort 31999") }
+		if !taken() {
+			t.Error("that the port is taken is not told")
+		}
+		must(t, other.Close())
+		w.agent.sync.recheck()
+		if taken() {
+			t.Error("the port is free, and is not served")
+		}
+	})
+}
+
+// An agent starts, and some Services cannot be written: what they had in force stays, until
+// they go.
+func TestWhatCannotBeWrittenAtTheStartStays(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer func() { w.close() }()
+		plain := func(name, address string, port int32) *corev1.Service {
+			return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.ServiceSpec{
+				ClusterIP: address, Ports: []corev1.ServicePort{{Name: "a", Port: 80, Protocol: corev1.ProtocolTCP}, {Name: "b", Port: port, Protocol: corev1.ProtocolTCP}}}}
+		}
+		is := func(when string, want ...string) {
+			t.Helper()
+			if got := slicesSorted(w.tables()); !slices.Equal(got, want) {
+				t.Errorf("%s: there are %q, want %q", when, got, want)
+			}
+		}
+		w.tellObjects([]any{plain("fails", "10.96.1.1", 81), plain("too", "10.96.1.2", 81), plain("gone", "10.96.0.2", 81), plain("works", "10.96.0.3", 81)}, nil)
+		w.turn()
+		w.close()
+		w.open()
+		w.faults.about = netip.MustParsePrefix("10.96.1.0/24")
+		w.tellObjects([]any{plain("fails", "10.96.1.1", 82), plain("too", "10.96.1.2", 82), plain("works", "10.96.0.3", 82)}, nil)
+		w.turn()
+		is("two cannot be written", "tcp 10.96.0.3:80", "tcp 10.96.0.3:82", "tcp 10.96.1.1:80", "tcp 10.96.1.2:80")
+		check(t, w.agent.watch.Services.Delete(plain("fails", "10.96.1.1", 82)))
+		w.turn()
+		is("one goes", "tcp 10.96.0.3:80", "tcp 10.96.0.3:82", "tcp 10.96.1.2:80")
+		w.faults.about = netip.Prefix{}
+		w.turn()
+		is("the other can be written", "tcp 10.96.0.3:80", "tcp 10.96.0.3:82", "tcp 10.96.1.2:80", "tcp 10.96.1.2:82")
+	})
+}
+
+// A node that is about to be deleted takes no new clients by the Services of all nodes. Who asks
+// for a Service's own endpoints finds those that are there still.
+func TestANodeThatGoesServesItsEndpoints(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer func() { w.agent.checks.close(); w.close() }()
+		here, tcp, port := w.config.Node, corev1.ProtocolTCP, int32(80)
+		endpoints := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-1", Labels: map[string]string{discoveryv1.LabelServiceName: "a"}},
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Protocol: &tcp, Port: &port}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}, NodeName: &here}}}
+		w.tellObjects([]any{checked("a", "10.96.0.1", 31999)}, []any{endpoints})
+		check(t, w.agent.watch.Nodes.Replace([]any{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: here},
+			Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}}}}}, ""))
+		w.turn()
+		if h := w.agent.healthy(); *h.NodeEligible || len(h.Because) == 0 {
+			t.Errorf("the node takes new clients: %+v", h)
+		}
+		key, answer := k8s.Key{Namespace: "ns", Name: "a"}, httptest.NewRecorder()
+		w.agent.checks.handler(key, w.agent.checks.servers[key]).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/", nil))
+		if answer.Code != http.StatusOK {
+			t.Errorf("the Service's check answers %d: %s", answer.Code, answer.Body)
+		}
+	})
+}
+
+// Who could not be told that an endpoint is gone, as on a full /run, is told later.
+func TestWhatIsGoneIsToldUntilItIsKnown(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer w.close()
+		yes, tcp, port := true, corev1.ProtocolTCP, int32(80)
+		old := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-1", Labels: map[string]string{discoveryv1.LabelServiceName: "a"}},
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Protocol: &tcp, Port: &port}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}, Conditions: discoveryv1.EndpointConditions{Terminating: &yes}}}}
+		w.tellObjects(nil, []any{old})
+		w.turn()
+		full := filepath.Join(w.config.StateDir, "journal.json")
+		check(t, os.MkdirAll(filepath.Join(full, "x"), 0o700))
+		check(t, w.agent.watch.Slices.Delete(old))
+		w.turn()
+		if gone := w.agent.sync.gone; len(gone) != 1 {
+			t.Errorf("%v are to be told of again, want the one that is gone", gone)
+		}
+		check(t, os.RemoveAll(full))
+		w.turn()
+		if gone := w.agent.sync.gone; len(gone) != 0 {
+			t.Errorf("%v are still to be told of", gone)
 		}
 	})
 }

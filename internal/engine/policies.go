@@ -75,6 +75,9 @@ func (e *Engine) loadPolicies() error {
 	}
 	e.policies = policy.New(l)
 	e.policies.Keep(kept)
+	if e.opts.Fed {
+		e.policies.Watched()
+	}
 	e.feedStored(storedPolicies{}, stored)
 	for id, ep := range e.known {
 		if ep.Labels == nil { // what the tables alone say of it

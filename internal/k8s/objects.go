@@ -111,6 +111,7 @@ type Pod struct {
 	Phase       string
 	Ports       []PodPort // named container ports
 	HostNetwork bool
+	Terminating bool // it is being deleted
 }
 
 // PodPort is a container port with a name.
@@ -255,6 +256,8 @@ func (s *Service) loadBalancer(o *corev1.Service, p *problems) {
 		}
 	}
 	s.LoadBalancers = p.addrs("status.loadBalancer.ingress", vips)
+	// One that is both is the load balancer's, whose clients may be limited.
+	s.ExternalIPs = slices.DeleteFunc(s.ExternalIPs, func(a netip.Addr) bool { return slices.Contains(s.LoadBalancers, a) })
 	var ok bool
 	if s.SourceRanges, ok = p.prefixes("spec.loadBalancerSourceRanges", o.Spec.LoadBalancerSourceRanges); !ok {
 		// Who may use it is not known in full. Closed until told otherwise.
@@ -305,12 +308,9 @@ func readEndpoint(o *discoveryv1.Endpoint, p *problems) (Endpoint, bool) {
 		return Endpoint{}, false
 	}
 	e := Endpoint{Addr: a.Unmap(), Node: intern(deref(o.NodeName))}
-	// nil means unknown: ready, serving as it is ready, not terminating.
+	// nil means ready, serving, not terminating.
 	e.Ready = o.Conditions.Ready == nil || *o.Conditions.Ready
-	e.Serving = e.Ready
-	if o.Conditions.Serving != nil {
-		e.Serving = *o.Conditions.Serving
-	}
+	e.Serving = o.Conditions.Serving == nil || *o.Conditions.Serving
 	e.Terminating = deref(o.Conditions.Terminating)
 	if o.Hints != nil && len(o.Hints.ForZones)+len(o.Hints.ForNodes) > 0 {
 		e.Hints = &Hints{}
@@ -350,6 +350,9 @@ func readNode(o *corev1.Node) *Node {
 // staticUID is an annotation that the kubelet puts on mirrors of its static pods.
 const staticUID = "kubernetes.io/config.hash"
 
+// Draining says that the pod finishes what it has, at addresses of its own.
+func (p *Pod) Draining() bool { return p.Terminating && !p.HostNetwork && !p.Ended() }
+
 // Ended says that the pod has let go of its addresses.
 func (p *Pod) Ended() bool {
 	return p.Phase == string(corev1.PodSucceeded) || p.Phase == string(corev1.PodFailed)
@@ -358,7 +361,7 @@ func (p *Pod) Ended() bool {
 func readPod(o *corev1.Pod) *Pod {
 	p := &Pod{
 		UID: string(o.UID), StaticUID: o.Annotations[staticUID], Labels: o.Labels, Node: intern(o.Spec.NodeName), Phase: intern(string(o.Status.Phase)),
-		HostNetwork: o.Spec.HostNetwork,
+		HostNetwork: o.Spec.HostNetwork, Terminating: o.DeletionTimestamp != nil,
 	}
 	ips := make([]string, 0, len(o.Status.PodIPs))
 	for _, ip := range o.Status.PodIPs {

@@ -101,7 +101,7 @@ func usability(b state.ServiceBackend) int {
 	switch {
 	case b.Ready:
 		return 2
-	case b.Serving:
+	case b.Serving && b.Terminating:
 		return 1
 	}
 	return 0

@@ -154,9 +154,9 @@ var sentences = []struct {
 		slices: []string{of(plainSlice + "endpoints: [{addresses: [10.1.0.1], nodeName: n1}]")}, want: wantBackends(local("10.1.0.1:8080")),
 	},
 	{
-		says: "nil conditions: ready, serving as it is ready, not terminating", service: spec(plainSpec),
-		slices: []string{of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: false}}]")},
-		want:   wantBackends(state.ServiceBackend{AddrPort: netip.MustParseAddrPort("10.1.0.1:8080")}),
+		says: "nil conditions: ready, serving, not terminating", service: spec(plainSpec),
+		slices: []string{of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: false}}, {addresses: [10.1.0.2]}]")},
+		want:   wantBackends(state.ServiceBackend{AddrPort: netip.MustParseAddrPort("10.1.0.1:8080"), Serving: true}, backend("10.1.0.2:8080")),
 	},
 	{
 		says: "a terminating endpoint that serves is told as such", service: spec(plainSpec),
@@ -170,6 +170,14 @@ var sentences = []struct {
 			of(plainSlice + "endpoints: [{addresses: [10.1.0.1]}, {addresses: [10.1.0.2], conditions: {ready: false}}]"),
 		},
 		want: wantBackends(backend("10.1.0.1:8080"), backend("10.1.0.2:8080")),
+	},
+	{
+		says: "one that serves while it terminates is better than one that is not ready", service: spec(plainSpec),
+		slices: []string{
+			of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: false}}]"),
+			of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: false, terminating: true}}]"),
+		},
+		want: wantBackends(state.ServiceBackend{AddrPort: netip.MustParseAddrPort("10.1.0.1:8080"), Serving: true, Terminating: true}),
 	},
 	{
 		says: "publishNotReadyAddresses is the slice controller's: it writes ready", service: spec(plainSpec + "\n  publishNotReadyAddresses: true"),
@@ -214,6 +222,21 @@ var sentences = []struct {
 		want: want(func(s *state.Service) {
 			s.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("fd00:2::/64")}
 		}),
+	},
+	{
+		says: "an external IP that is the load balancer's, too, has its source ranges",
+		service: spec("type: LoadBalancer\n  externalIPs: [203.0.113.1, 198.51.100.1]\n  loadBalancerSourceRanges: [192.0.2.0/24]\n  "+plainSpec) +
+			"\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.1}]}}",
+		want: want(func(s *state.Service) {
+			s.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+			s.Ports[0].Frontends = append(s.Ports[0].Frontends, frontend(state.ExternalIP, "198.51.100.1:80"), frontend(state.LoadBalancer, "203.0.113.1:80"))
+		}),
+	},
+	{
+		says: "and is closed with it",
+		service: spec("type: LoadBalancer\n  externalIPs: [203.0.113.1]\n  loadBalancerSourceRanges: [everybody]\n  "+plainSpec) +
+			"\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.1}]}}",
+		want: want(nil), problem: `"everybody" is not a network`,
 	},
 	{
 		says:    "a source range that cannot be read closes the load balancer's addresses and nothing else",

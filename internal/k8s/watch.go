@@ -188,6 +188,18 @@ func (w *Watch) Outage() (since time.Time, err error) {
 	return since, err
 }
 
+// Behind says that pods are followed, and what decides about them is not: a pod may be
+// newer than what is known of its policies. An API server that is away altogether
+// makes no pods.
+func (w *Watch) Behind() bool {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	_, pods := w.down[Pods]
+	_, policies := w.down[Policies]
+	_, namespaces := w.down[Namespaces]
+	return !pods && (policies || namespaces)
+}
+
 func (w *Watch) wake() {
 	select {
 	case w.signal <- struct{}{}:

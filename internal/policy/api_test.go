@@ -158,6 +158,60 @@ func TestEachSentenceOfTheAPI(t *testing.T) {
 	}
 }
 
+// Pods and their namespace are told by different watches. Before the namespace, and
+// after it, nobody knows which labels it is without.
+func TestANamespaceThatIsNotKnownLacksNoLabel(t *testing.T) {
+	for spec, without := range map[string]bool{ // whether c/far is selected while c is not known
+		"{matchExpressions: [{key: team, operator: NotIn, values: [red]}]}":                      false,
+		"{matchExpressions: [{key: team, operator: DoesNotExist}]}":                              false,
+		"{matchExpressions: [{key: kubernetes.io/metadata.name, operator: NotIn, values: [b]}]}": true,
+		"{matchLabels: {kubernetes.io/metadata.name: c}}":                                        true,
+		"{}": true,
+	} {
+		var p networkingv1.NetworkPolicy
+		if err := yaml.UnmarshalStrict([]byte("{metadata: {namespace: a, name: p}, spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: "+spec+", podSelector: {matchLabels: {app: far}}}]}]}}"), &p); err != nil {
+			t.Fatal(err)
+		}
+		made, err := manifest.Policy(&p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := policy.New(plenty)
+		feedAPI(m)
+		m.Watched()
+		m.SetPolicy(made)
+		tab := newTables()
+		allows := func(when string, want bool) {
+			t.Helper()
+			tab.apply(m.Plan())
+			for _, c := range apiCases(t, "c/far>a/web TCP/80") {
+				if got := tab.verdict(c) == ""; got != want {
+					t.Errorf("%s, %s: allowed: %v, want %v", spec, when, got, want)
+				}
+			}
+		}
+		allows("known, without the label", true)
+		m.DeleteNamespace(state.OwnerCLI, "c")
+		allows("not known any more", without)
+		m.SetNamespace(state.OwnerKubernetes, "c", map[string]string{policy.NamespaceName: "c"})
+		allows("known again", true)
+	}
+}
+
+// A pod is made anew under its name, in the node's namespace, while the one before it
+// still has its interface.
+func TestAnInterfaceIsNoHostNetworkPods(t *testing.T) {
+	m := policy.New(plenty)
+	feedAPI(m)
+	m.SetPod(policy.Pod{Key: policy.Key{Namespace: "a", Name: "web"}, HostNetwork: true})
+	if c := m.Plan(); c.Put.Endpoints[1] != policy.Unknown {
+		t.Errorf("the interface has %+v, want it closed", c.Put.Endpoints[1])
+	}
+	if _, known := m.Selecting(1, policy.Ingress); known {
+		t.Error("its pod is said to be known")
+	}
+}
+
 func feedAPI(m *policy.Model) {
 	m.SetNode([]netip.Addr{policygen.NodeAddr(false), policygen.NodeAddr(true)})
 	for name, labels := range apiNamespaces {

@@ -115,7 +115,7 @@ func (m *Model) selector(namespace string, namespaces *Selector, pods Selector) 
 		return s
 	}
 	for ns, ids := range m.inNamespace {
-		if namespaces.Matches(m.namespaceLabels(ns)) {
+		if m.inNamespaces(*namespaces, ns) {
 			for id := range ids {
 				m.relate(s, id)
 			}
@@ -128,7 +128,7 @@ func (m *Model) selects(s *selector, id *identity) bool {
 	if s.namespaces == nil && s.namespace != id.namespace {
 		return false
 	}
-	return s.pods.Matches(id.labels) && (s.namespaces == nil || s.namespaces.Matches(m.namespaceLabels(id.namespace)))
+	return s.pods.Matches(id.labels) && (s.namespaces == nil || m.inNamespaces(*s.namespaces, id.namespace))
 }
 
 // relate brings up to date whether s selects id.

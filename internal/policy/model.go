@@ -45,6 +45,7 @@ type Model struct {
 	gone    goneSets
 	strict  map[*set]bool
 	full    bool
+	watched bool // Kubernetes tells of namespaces
 	renamed bool // there are other sets or rules than Names has told
 }
 
@@ -108,6 +109,9 @@ func (m *Model) SetPolicy(p Policy) {
 	for d, rules := range [][]Rule{p.Ingress, p.Egress} {
 		p.content[d] = contentOf(rules)
 	}
+	if old := in[p.Key]; old != nil {
+		m.names.left(old)
+	}
 	in[p.Key] = &p
 	m.names.policy(&p)
 	m.policyChanged(p.Key)
@@ -115,14 +119,22 @@ func (m *Model) SetPolicy(p Policy) {
 
 // DeletePolicy removes a policy; an absent one is success. So for the others.
 func (m *Model) DeletePolicy(k Key) {
-	if _, ok := m.policies[k.Namespace][k]; !ok {
+	old := m.policies[k.Namespace][k]
+	if old == nil {
 		return
 	}
+	m.names.left(old)
 	delete(m.policies[k.Namespace], k)
 	if len(m.policies[k.Namespace]) == 0 {
 		delete(m.policies, k.Namespace)
 	}
 	m.policyChanged(k)
+}
+
+// hasRule says whether there is such a rule.
+func (m *Model) hasRule(k RuleName) bool {
+	p := m.policies[k.Policy.Namespace][k.Policy]
+	return p != nil && k.Index < len(p.rules(k.Direction))
 }
 
 // Policies are all policies, by name.
@@ -142,6 +154,16 @@ func (m *Model) policyChanged(k Key) {
 		if ep.Pod.Namespace == k.Namespace {
 			m.dirtyEndpoints[id] = true
 		}
+	}
+}
+
+// Watched says that Kubernetes tells of namespaces. Of one that it has not told, or
+// does not tell any more while pods of it are there, only the name is known: no
+// selector holds of it by labels that it might have.
+func (m *Model) Watched() {
+	m.watched = true
+	for name := range m.inNamespace {
+		m.namespaceChanged(name)
 	}
 }
 
@@ -176,6 +198,14 @@ func (m *Model) namespaceChanged(name string) {
 			}
 		}
 	}
+}
+
+// inNamespaces says whether s selects a namespace.
+func (m *Model) inNamespaces(s Selector, name string) bool {
+	if m.watched && len(m.namespaces[name]) == 0 && slices.ContainsFunc(s, func(r Requirement) bool { return r.Key != NamespaceName }) {
+		return false
+	}
+	return s.Matches(m.namespaceLabels(name))
 }
 
 func (m *Model) namespaceLabels(name string) map[string]string {

@@ -26,14 +26,41 @@ type SetName struct {
 type names struct {
 	rules   map[uint32]RuleName
 	numbers map[RuleName]uint32
+	gone    []RuleName // in that order; some may have come again
 }
+
+// remembered is how many rules that are gone keep their numbers: flows that they
+// allowed may still be told of.
+const remembered = 1024
 
 func newNames() names {
-	return names{map[uint32]RuleName{}, map[RuleName]uint32{}}
+	return names{rules: map[uint32]RuleName{}, numbers: map[RuleName]uint32{}}
 }
 
-// policy gives numbers to the rules of p. They stay when p goes: flows that it
-// allowed may still be told of.
+// left notes that p, or what it said, goes.
+func (n *names) left(p *Policy) {
+	for _, d := range []Direction{Ingress, Egress} {
+		for i := range p.rules(d) {
+			n.gone = append(n.gone, RuleName{p.Key, d, i})
+		}
+	}
+}
+
+// forget lets go of the rules that went first, but those that are there.
+func (n *names) forget(there func(RuleName) bool) {
+	if len(n.gone) <= remembered {
+		return
+	}
+	for _, k := range n.gone[:len(n.gone)-remembered] {
+		if !there(k) {
+			delete(n.rules, n.numbers[k])
+			delete(n.numbers, k)
+		}
+	}
+	n.gone = slices.Clone(n.gone[len(n.gone)-remembered:])
+}
+
+// policy gives numbers to the rules of p.
 func (n *names) policy(p *Policy) {
 	for _, d := range []Direction{Ingress, Egress} {
 		for i := range p.rules(d) {
@@ -121,7 +148,7 @@ func (m *Model) NamesKept() { m.renamed = false }
 // false while its pod is not known, and then it is closed.
 func (m *Model) Selecting(id uint32, d Direction) (policies []Key, known bool) {
 	ep := m.endpoints[id]
-	if ep == nil || ep.Pod != (Key{}) && m.pods[ep.Pod] == nil {
+	if ep == nil || m.unknown(ep) {
 		return nil, false
 	}
 	s := ep.ingress

@@ -65,6 +65,7 @@ func (m *Model) Plan() Change {
 	m.planIsolations(isolations)
 	c := m.finish()
 	m.begin()
+	m.names.forget(m.hasRule)
 	if m.full {
 		m.full = false
 		m.kept = Kept{} // what is in force now is not asked again for its room
@@ -285,8 +286,15 @@ func (m *Model) planIsolations(changed []uint32) {
 	slices.Sort(m.change.Stricter)
 }
 
+// unknown says that nobody knows what pod has ep. One in the node's namespace has no
+// interface: ep is of another one of that name, from before.
+func (m *Model) unknown(ep *endpoint) bool {
+	p := m.pods[ep.Pod]
+	return ep.Pod != (Key{}) && (p == nil || p.HostNetwork)
+}
+
 func (m *Model) isolation(ep *endpoint, flags map[*set]uint16) Isolation {
-	if ep.Pod != (Key{}) && m.pods[ep.Pod] == nil {
+	if m.unknown(ep) {
 		return Unknown
 	}
 	var i Isolation

@@ -115,7 +115,11 @@ func (s Store) Services() ([]state.Service, error) {
 			continue
 		}
 		var svc state.Service
-		if err := readJSON(path, &svc); err != nil {
+		err := readJSON(path, &svc)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed since, or half of it
+		}
+		if err != nil {
 			return nil, fmt.Errorf("record of a Service: %w; remove that file to keep only its frontends", err)
 		}
 		out = append(out, svc)

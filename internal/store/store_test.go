@@ -73,7 +73,11 @@ func TestWhatACrashOfTheMachineLeavesIsAbsent(t *testing.T) {
 	if err := s.PutEndpoint(state.Endpoint{ID: 7}); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{s.endpointFile(8), filepath.Join(s.dir, journalFile)} {
+	whole := state.Service{ServiceID: state.ServiceID{Owner: state.OwnerCLI, Name: "whole"}}
+	if err := s.PutService(whole); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{s.endpointFile(8), filepath.Join(s.dir, journalFile), s.serviceFile(state.ServiceID{Name: "half"})} {
 		if err := os.WriteFile(path, []byte("\x00\x00"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -81,6 +85,9 @@ func TestWhatACrashOfTheMachineLeavesIsAbsent(t *testing.T) {
 	eps, err := s.Endpoints()
 	if err != nil || len(eps) != 1 {
 		t.Errorf("endpoints: %v, %v", eps, err)
+	}
+	if list, err := s.Services(); err != nil || len(list) != 1 || list[0].Name != whole.Name {
+		t.Errorf("Services: %v, %v", list, err)
 	}
 	var v any
 	if pending, err := s.ReadJournal(&v); pending || err != nil {

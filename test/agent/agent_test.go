@@ -75,8 +75,17 @@ func (w *world) testChanges() {
 	if name, err := whoUntil(conn, time.Now().Add(patience)); name != b.Name {
 		w.t.Errorf("the connection to a terminating endpoint: %q, %v", name, err)
 	}
-	// One that was terminating and is in no slice any more is gone.
+	// One whose Service lets go of it while its pod drains keeps what it has.
+	w.drain("drains", b)
 	w.put(endpoints("web", a))
+	w.put(service("later", 2, nil), endpoints("later", a))
+	w.answersBy("tcp", at(vip4(2)), a)
+	if name, err := whoUntil(conn, time.Now().Add(patience)); name != b.Name {
+		w.t.Errorf("the connection to a pod that drains and is in no slice: %q, %v", name, err)
+	}
+	w.remove("later")
+	// One that was terminating and is in no slice any more, nor a pod, is gone.
+	w.drained("drains")
 	eventually(w.t, "the connection to an endpoint that is gone is reset", func() error {
 		_, err := who(conn)
 		if !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNABORTED) {

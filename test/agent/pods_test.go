@@ -94,6 +94,26 @@ func (w *world) deletePod(p *kubePod) {
 	must(w.t, w.api.Do(context.Background(), http.MethodDelete, podsPath(p.namespace)+"/"+p.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero}, nil))
 }
 
+// drain makes a pod that has p's addresses, and that is being deleted.
+func (w *world) drain(name string, p *lab.Pod) {
+	w.t.Helper()
+	path, no, long := podsPath("default")+"/"+name, false, int64(3600)
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
+		NodeName: nodeName, AutomountServiceAccountToken: &no, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	must(w.t, w.api.Do(context.Background(), http.MethodPost, podsPath("default"), pod, &pod))
+	pod.Status.PodIP = p.IPv4.String()
+	pod.Status.PodIPs = []corev1.PodIP{{IP: p.IPv4.String()}, {IP: p.IPv6.String()}}
+	must(w.t, w.api.Do(context.Background(), http.MethodPut, path+"/status", pod, nil))
+	must(w.t, w.api.Do(context.Background(), http.MethodDelete, path, metav1.DeleteOptions{GracePeriodSeconds: &long}, nil))
+}
+
+// drained says that it has gone.
+func (w *world) drained(name string) {
+	w.t.Helper()
+	zero := int64(0)
+	must(w.t, w.api.Do(context.Background(), http.MethodDelete, podsPath("default")+"/"+name, metav1.DeleteOptions{GracePeriodSeconds: &zero}, nil))
+}
+
 // cni calls the plugin as a runtime does.
 func (w *world) cni(command string, p *kubePod, ips ...netip.Addr) ([]byte, error) {
 	conf := map[string]any{

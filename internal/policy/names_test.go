@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"testing"
+)
+
+// In a cluster where policies come and go, each agent hears of all of them.
+func TestPoliciesThatComeAndGoLeaveNothing(t *testing.T) {
+	m := New(Limits{Peers: 1 << 10, Ports: 1 << 10, Identities: 1 << 10, Prefixes: 1 << 10})
+	named := func(i int) Policy {
+		return Policy{Key: Key{Namespace: "ns", Name: fmt.Sprint("p", i)}, IsolatesIngress: true, Ingress: []Rule{{}, {}}}
+	}
+	stays := named(0)
+	m.SetPolicy(stays)
+	want := RuleName{stays.Key, Ingress, 1}
+	number := m.names.numbers[want]
+	for i := 1; i <= 3*remembered; i++ {
+		p := named(i)
+		m.SetPolicy(p)
+		m.SetPolicy(stays) // as with each change of it
+		m.DeletePolicy(p.Key)
+		m.Plan()
+	}
+	if n := len(m.names.rules); n > 2*remembered || n != len(m.names.numbers) {
+		t.Errorf("%d numbers of %d rules, of which two are there", n, len(m.names.numbers))
+	}
+	if got, ok := m.Rule(number); !ok || got != want {
+		t.Errorf("the rule that stays is %+v (%v), want %+v", got, ok, want)
+	}
+}
