@@ -361,7 +361,7 @@ const (
 	WornMoreFirst        = 10000
 	WornMoreCount        = 20000
 	CTRefresh            = 4
-	CTCutLifetime        = 60
+	CTCutLifetime        = 180
 	CTNearClosed         = 2
 	PairLifetime         = 16
 	FastLifetime         = 256

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "a53bcab8938122445194d8f0b9678238ea508663fb2b48a998819ebab0779441"
+const ObjectsHash = "53d7c83be2fe06d8054f3c30991dfc58812a0267fdf2f658c4290e2a17b33668"
