@@ -44,7 +44,7 @@ enum drop_reason {
 	REASON_NAT_PORTS = 17, /* no free source port for a translated flow
 		* mend: too many connections from one address to one backend: give the Service more backends, or close connections */
 	REASON_NAT_FAILED = 18, /* rewriting the packet failed
-		* mend: only TCP, UDP and SCTP can be sent to a Service; for these, the kernel refused to change the packet: report it with the output of `mustang status` */
+		* mend: only TCP, UDP and SCTP can be sent to a Service, and from a masqueraded pod to the outside only these and echoes; for these, the kernel refused to change the packet: report it with the output of `mustang status` */
 	REASON_DELIVER = 19, /* handing the packet to the pod failed
 		* mend: the interface of the receiving pod is going or gone; if it stays, report it with the output of `mustang status` */
 	REASON_ICMP_ERROR_NAT = 20, /* an ICMP error about a translated flow could not be translated

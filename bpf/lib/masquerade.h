@@ -113,6 +113,14 @@ inline_fn bool of_tunnel(__be16 port)
 	return n && n->overlay && n->port == port;
 }
 
+/* Whether a packet has a port, or an echo's identifier, by which its answers are told from those of other pods. */
+inline_fn bool has_port(const struct pkt *p)
+{
+	if (p->proto == IPPROTO_ICMP || p->proto == IPPROTO_ICMPV6)
+		return p->t.sport == p->t.dport;
+	return p->proto == IPPROTO_TCP || p->proto == IPPROTO_UDP || p->proto == IPPROTO_SCTP;
+}
+
 /**
  * masquerade - plan how a new flow from a pod goes to the outside, if that is where it goes
  * @plan: judged; gets the address that the other end sees, but no port, or the outside as its other end
@@ -144,6 +152,8 @@ global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan
 	own = p->ipv6 ? &wear->ip6 : &wear->ip4;
 	if (addr_is_zero(own))
 		return REASON_NONE;
+	if (!has_port(p))
+		return REASON_NAT_FAILED;
 	if ((p->proto == IPPROTO_TCP || p->proto == IPPROTO_SCTP) &&
 	    (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		return REASON_MIDSTREAM_NAT;

@@ -317,7 +317,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonMidstreamNAT:     {15, "midstream_nat", "a packet in the middle of a translated flow whose entry is gone", "the connection was idle for too long, or its backend is gone: connect again"},
 	ReasonCTFull:           {16, "ct_full", "the flow table took no new entry", "make flow tables with more entries: `mustang status` shows their use"},
 	ReasonNATPorts:         {17, "nat_ports", "no free source port for a translated flow", "too many connections from one address to one backend: give the Service more backends, or close connections"},
-	ReasonNATFailed:        {18, "nat_failed", "rewriting the packet failed", "only TCP, UDP and SCTP can be sent to a Service; for these, the kernel refused to change the packet: report it with the output of `mustang status`"},
+	ReasonNATFailed:        {18, "nat_failed", "rewriting the packet failed", "only TCP, UDP and SCTP can be sent to a Service, and from a masqueraded pod to the outside only these and echoes; for these, the kernel refused to change the packet: report it with the output of `mustang status`"},
 	ReasonDeliver:          {19, "deliver", "handing the packet to the pod failed", "the interface of the receiving pod is going or gone; if it stays, report it with the output of `mustang status`"},
 	ReasonICMPErrorNAT:     {20, "icmp_error_nat", "an ICMP error about a translated flow could not be translated", "the error quotes too little of the packet that it is about; whoever sent it must quote its transport header"},
 	ReasonICMPErrorFlow:    {21, "icmp_error_flow", "an ICMP error about a flow that is not known", "nothing: the flow that it is about has ended, or never was"},

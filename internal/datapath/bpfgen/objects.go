@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "53d7c83be2fe06d8054f3c30991dfc58812a0267fdf2f658c4290e2a17b33668"
+const ObjectsHash = "21e0de7145dd0b4f6d2dc05e6ec764395a28afce613bcc211d87ebe7e7f90bb5"
