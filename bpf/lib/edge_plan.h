@@ -120,6 +120,8 @@ slow_fn int edge_plan_backend(struct __sk_buff *skb, struct pkt *p, const struct
 		/* A pod that a child of the NIC connects answers past the node's stack already. */
 		plan->wear = !(s->flags & SVC_KEEP_SOURCE) && !plan->host && !(ep && ep->flags & EP_IN_POD);
 	}
+	if (plan->wear && of_tunnel(p->proto, plan->post.dport))
+		return REASON_TUNNEL_PORT;
 	if (plan->wear)
 		edge_wear(plan, p->ipv6);
 	return REASON_NONE;

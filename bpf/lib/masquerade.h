@@ -105,14 +105,6 @@ global_fn int masquerade_port(struct __sk_buff *skb, struct pkt *p, struct plan 
 	return REASON_NAT_PORTS;
 }
 
-/* Whether a port is that of the tunnel between nodes: what comes there from a node is a packet of any pod of its. */
-inline_fn bool of_tunnel(__be16 port)
-{
-	struct node_config *n = node_config();
-
-	return n && n->overlay && n->port == port;
-}
-
 /* Whether a packet has a port, or an echo's identifier, by which its answers are told from those of other pods. */
 inline_fn bool has_port(const struct pkt *p)
 {
@@ -157,7 +149,7 @@ global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan
 	if ((p->proto == IPPROTO_TCP || p->proto == IPPROTO_SCTP) &&
 	    (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		return REASON_MIDSTREAM_NAT;
-	if (p->proto == IPPROTO_UDP && of_tunnel(plan->post.dport))
+	if (of_tunnel(p->proto, plan->post.dport))
 		return REASON_TUNNEL_PORT;
 	plan->post.src = *own;
 	plan->role = CT_PRE_NAT;

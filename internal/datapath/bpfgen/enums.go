@@ -293,7 +293,7 @@ const (
 	ReasonPolicyIncomplete = 35 // the rule that might allow it did not fit into a table
 	ReasonPolicyUnknown    = 36 // the pod is not known yet, so nobody can say which policies select it
 	ReasonSctpFragment     = 37 // an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives
-	ReasonTunnelPort       = 38 // a masqueraded pod sends to the port of the nodes' tunnel, where its packet would be the node's
+	ReasonTunnelPort       = 38 // under its node's address a masqueraded pod, or a client outside by a Service, sends to the port of the nodes' tunnel, where its packet would be the node's
 	ReasonCount            = 39
 )
 
@@ -337,7 +337,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonPolicyIncomplete: {35, "policy_incomplete", "the rule that might allow it did not fit into a table", "`mustang policy ls` says which rule and which table; make the table larger, or the rules fewer"},
 	ReasonPolicyUnknown:    {36, "policy_unknown", "the pod is not known yet, so nobody can say which policies select it", "wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes"},
 	ReasonSctpFragment:     {37, "sctp_fragment", "an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives", "let the sender keep to the path's MTU, as it does unless told otherwise (`SCTP_PEER_ADDR_PARAMS`: SPP_PMTUD_ENABLE), or give the Service the port that its backends have"},
-	ReasonTunnelPort:       {38, "tunnel_port", "a masqueraded pod sends to the port of the nodes' tunnel, where its packet would be the node's", "let the pod use another UDP port, give the tunnel another (`mustang node set --port`), or exclude the destination from masquerade"},
+	ReasonTunnelPort:       {38, "tunnel_port", "under its node's address a masqueraded pod, or a client outside by a Service, sends to the port of the nodes' tunnel, where its packet would be the node's", "let the pod, or the Service's backend, use another UDP port, give the tunnel another (`mustang node set --port`), or exclude the destination from masquerade"},
 }
 
 // #define

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "21e0de7145dd0b4f6d2dc05e6ec764395a28afce613bcc211d87ebe7e7f90bb5"
+const ObjectsHash = "e25e82218613f1f61834dcd5295be79a713b71369c4c12a30d5a981271478224"

@@ -281,3 +281,18 @@ func TestAMasqueradedPodHasNoTunnel(t *testing.T) {
 		}
 	})
 }
+
+// Nor has a client outside, whatever backend somebody gave a Service.
+func TestAClientOutsideHasNoTunnel(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		check(t, o.edge.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf, Vni: tunnelID, Port: port(udpPort), Overlay: 77}))
+		for _, b := range []netip.AddrPort{end(External(2, o.v6), udpPort), end(External(2, o.v6), 8080)} {
+			o.edge.ClearFlows(t)
+			o.nodePort(0, b)
+			a := o.arrive(o.c, o.f, syn)
+			if denied := o.proto == oracle.UDP && b.Port() == udpPort; denied != (a.Dropped == ReasonName(bpfgen.ReasonTunnelPort)) || !denied && a.Dropped != "" {
+				t.Errorf("protocol %d to %v: %v", o.proto, b, a)
+			}
+		}
+	})
+}
