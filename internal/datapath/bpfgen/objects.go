@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "e25e82218613f1f61834dcd5295be79a713b71369c4c12a30d5a981271478224"
+const ObjectsHash = "f59ea89c113347ca6fc788885d0048f28f6231e83b65b4108aa684cd68765c81"
