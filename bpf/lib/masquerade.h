@@ -130,6 +130,8 @@ global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan
 		return REASON_NAT_PORTS;
 	group = masquerade_group(skb->cb[CB_ENDPOINT]);
 	keeps = !group || masquerade_inside(group, &plan->post.dst);
+	if (!keeps && of_tunnel(p->proto, plan->post.dport)) /* whoever masquerades */
+		return REASON_TUNNEL_PORT;
 	if (!masquerade_forwards(&plan->post.dst, keeps))
 		return REASON_NONE;
 	device = masquerade_device(skb, &plan->post, p->proto);
@@ -149,8 +151,6 @@ global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan
 	if ((p->proto == IPPROTO_TCP || p->proto == IPPROTO_SCTP) &&
 	    (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		return REASON_MIDSTREAM_NAT;
-	if (of_tunnel(p->proto, plan->post.dport))
-		return REASON_TUNNEL_PORT;
 	plan->post.src = *own;
 	plan->role = CT_PRE_NAT;
 	plan->flags |= CT_EDGE | CT_MASQUERADE;

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "f59ea89c113347ca6fc788885d0048f28f6231e83b65b4108aa684cd68765c81"
+const ObjectsHash = "249a7e4a6cd90e0e7148dcd8a24bab518886926e37de0cae97df8951065201c2"
