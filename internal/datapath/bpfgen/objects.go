@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "249a7e4a6cd90e0e7148dcd8a24bab518886926e37de0cae97df8951065201c2"
+const ObjectsHash = "6506cf42eb1e92800830f1e4c4a96bb456219a7c6411bc5c8981dfa128f61ab9"
