@@ -68,7 +68,7 @@ const volatile struct ct_timeouts timeouts = {
 #define WORN_MORE_FIRST 10000 /* ports that masqueraded flows wear when those of the edge are taken, each only */
 #define WORN_MORE_COUNT 20000 /* where nobody listens: above most that do, below node ports and the host's own */
 #define CT_REFRESH 4 /* seconds: an entry is written to at most this often */
-#define CT_CUT_LIFETIME 60 /* seconds since the last packet: a flow that policy cut is not opened again from its other end */
+#define CT_CUT_LIFETIME 180 /* seconds since the last packet, more than a retransmission (120) or a probe (75) waits: a flow that policy cut is not opened again from its other end */
 #define CT_NEAR_CLOSED 2 /* seconds begun: then the room of a closed flow may be another's */
 #define PAIR_LIFETIME 16 /* ticks: 16 to 160 ms */
 #define FAST_LIFETIME 256 /* ticks, 0.26 to 2.6 s: how long a flow's entry may go unseen */

@@ -74,8 +74,12 @@ int from_pod(struct __sk_buff *skb)
 
 	ct_find_whole(&f, &p, scope);
 	if (f.e && (begins_anew(&f, &p) || (!f.e->seen_reply && served_since(&f, &p, self)) ||
-		    (!in_pod && masquerade_worn_out(f.e))))
+		    (!in_pod && masquerade_worn_out(f.e)))) {
+		reason = f.reply ? REASON_NONE : denied_anew(f.e, &f.key, skb->cb[CB_ENDPOINT], true);
+		if (reason)
+			return drop(skb, reason, DIR_FROM_POD);
 		ct_forget(&f);
+	}
 	if (f.e ? f.e->role == CT_POST_NAT && !f.reply : shadows_exist()) {
 		/* Only a translated flow may look like this, and not here: the pod has a
 		 * flow of its own on the tuple that another one was translated to. It stays
@@ -138,8 +142,12 @@ inline_fn int judge_entering(struct __sk_buff *skb)
 	}
 
 	ct_find_whole(&f, &p, CT_SCOPE_FLOW);
-	if (f.e && begins_anew(&f, &p))
+	if (f.e && begins_anew(&f, &p)) {
+		reason = f.reply ? REASON_NONE : denied_anew(f.e, &f.key, skb->cb[CB_ENDPOINT], false);
+		if (reason)
+			return drop(skb, reason, DIR_TO_POD);
 		ct_forget(&f);
+	}
 	if (!f.e)
 		return accept_new(skb, &p, self, f.now);
 	if (from_wire) {

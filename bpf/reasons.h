@@ -44,7 +44,7 @@ enum drop_reason {
 	REASON_NAT_PORTS = 17, /* no free source port for a translated flow
 		* mend: too many connections from one address to one backend: give the Service more backends, or close connections */
 	REASON_NAT_FAILED = 18, /* rewriting the packet failed
-		* mend: only TCP, UDP and SCTP can be sent to a Service; for these, the kernel refused to change the packet: report it with the output of `mustang status` */
+		* mend: only TCP, UDP and SCTP can be sent to a Service, and from a masqueraded pod to the outside only these and echoes; for these, the kernel refused to change the packet: report it with the output of `mustang status` */
 	REASON_DELIVER = 19, /* handing the packet to the pod failed
 		* mend: the interface of the receiving pod is going or gone; if it stays, report it with the output of `mustang status` */
 	REASON_ICMP_ERROR_NAT = 20, /* an ICMP error about a translated flow could not be translated
@@ -83,7 +83,7 @@ enum drop_reason {
 		* mend: wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes */
 	REASON_SCTP_FRAGMENT = 37, /* an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives
 		* mend: let the sender keep to the path's MTU, as it does unless told otherwise (`SCTP_PEER_ADDR_PARAMS`: SPP_PMTUD_ENABLE), or give the Service the port that its backends have */
-	REASON_TUNNEL_PORT = 38, /* a masqueraded pod sends to the port of the nodes' tunnel, where its packet would be the node's
-		* mend: let the pod use another UDP port, give the tunnel another (`mustang node set --port`), or exclude the destination from masquerade */
+	REASON_TUNNEL_PORT = 38, /* under its node's address a masqueraded pod, or a client outside by a Service, sends to the port of the nodes' tunnel, where its packet would be the node's
+		* mend: let the pod, or the Service's backend, use another UDP port, give the tunnel another (`mustang node set --port`), or exclude the destination from masquerade */
 	REASON_COUNT = 39,
 };

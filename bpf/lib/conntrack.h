@@ -370,13 +370,22 @@ inline_fn bool half_open_yields(int try)
 	return try >= NAT_PORT_TRIES * 3 / 4;
 }
 
+/* Whether the other end may still hold a closed flow's tuple (TIME-WAIT), and take no SYN there from somebody else, who has
+ * other sequence numbers. */
+inline_fn bool ct_lingers(const struct ct_entry *e, const struct addr *opener)
+{
+	return opener && e->role == CT_POST_NAT && !((e->closing_orig | e->closing_reply) & CT_RST) &&
+	       !addr_equal(&e->other.src, opener);
+}
+
 /**
  * tuple_taken - whether a flow occupies the tuple that the other end would see
+ * @opener: whose new flow it is for, as long as a closed one of somebody else's is to keep it, too; or NULL
  * @yields: a half-open one does not, for there is hardly another tuple
  *
  * One that does not any more ends, both halves: its late packets must not be taken for the new one's.
  */
-global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now, bool yields)
+global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now, const struct addr *opener, bool yields)
 {
 	struct flow f = { .now = now };
 
@@ -384,7 +393,7 @@ global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now, bool yie
 		return true;
 	f.src_is_hi = ct_key_of(&f.key, t, proto, CT_SCOPE_FLOW);
 	ct_find_by_key(&f);
-	if (f.e && !ct_closed(f.e) && !ct_orphaned(f.e) && !(yields && f.e->opening))
+	if (f.e && (ct_closed(f.e) ? ct_lingers(f.e, opener) : !ct_orphaned(f.e) && !(yields && f.e->opening)))
 		return true;
 	ct_forget(&f);
 	return false;

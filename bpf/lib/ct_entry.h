@@ -207,6 +207,12 @@ inline_fn struct ct_entry *ct_half(const struct ct_key *at, const struct ct_entr
 /* An expiry that says: dead, and somebody is writing a new life over it. */
 #define CT_TAKEN(now) ((now) - (1u << 30))
 
+/* Whether an expiry says so. Who writes may have begun in another second: no entry has been dead for as long. */
+inline_fn bool ct_taken(__u32 expires, __u32 now)
+{
+	return expires - CT_TAKEN(now) + 16 < 32;
+}
+
 /**
  * ct_revive - write an entry over a dead one, which nobody reads until it lives again
  * @old: what lies at the key, or NULL
@@ -217,7 +223,7 @@ inline_fn bool ct_revive(struct ct_entry *old, const struct ct_entry *e, __u32 n
 {
 	__u32 expired = old ? old->expires : now;
 
-	if (!old || (__s32)(expired - now) >= 0 || expired == CT_TAKEN(now) ||
+	if (!old || (__s32)(expired - now) >= 0 || ct_taken(expired, now) ||
 	    __sync_val_compare_and_swap(&old->expires, expired, CT_TAKEN(now)) != expired)
 		return false;
 	__builtin_memcpy(&old->role, &e->role, sizeof(*e) - __builtin_offsetof(struct ct_entry, role));
@@ -268,7 +274,7 @@ inline_fn bool ct_closed(const struct ct_entry *e)
 inline_fn bool near_leaves(const struct near_flow *n, __u32 expires, __u32 now)
 {
 	if ((__s32)(expires - now) < 0)
-		return expires != CT_TAKEN(now);
+		return !ct_taken(expires, now);
 	return ct_closed(&n->e) &&
 	       (__s32)(expires - now) <= (__s32)(ct_lifetime(&n->e, IPPROTO_TCP, true) - CT_NEAR_CLOSED);
 }

@@ -50,7 +50,7 @@ global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan
 	if (!p || !plan || !c)
 		return REASON_NAT_PORTS;
 	if (!plan->wear) {
-		if (!plan->stand_in && !tuple_taken(&plan->post, p->proto, now, false))
+		if (!plan->stand_in && !tuple_taken(&plan->post, p->proto, now, NULL, false))
 			return REASON_NONE;
 	} else if (addr_is_zero(&plan->post.src)) {
 		return REASON_NAT_PORTS;
@@ -61,7 +61,7 @@ global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan
 		if (plan->stand_in && plan->post.sport == 0xffff) /* for which there is no routing rule */
 			continue;
 		if (plan->wear ? wear_free(skb, p, &plan->post, now, i) :
-				 !tuple_taken(&plan->post, p->proto, now, half_open_yields(i)))
+				 !tuple_taken(&plan->post, p->proto, now, NULL, half_open_yields(i)))
 			return REASON_NONE;
 	}
 	return REASON_NAT_PORTS;
@@ -120,6 +120,8 @@ slow_fn int edge_plan_backend(struct __sk_buff *skb, struct pkt *p, const struct
 		/* A pod that a child of the NIC connects answers past the node's stack already. */
 		plan->wear = !(s->flags & SVC_KEEP_SOURCE) && !plan->host && !(ep && ep->flags & EP_IN_POD);
 	}
+	if (plan->wear && of_tunnel(p->proto, plan->post.dport))
+		return REASON_TUNNEL_PORT;
 	if (plan->wear)
 		edge_wear(plan, p->ipv6);
 	return REASON_NONE;

@@ -105,12 +105,12 @@ global_fn int masquerade_port(struct __sk_buff *skb, struct pkt *p, struct plan 
 	return REASON_NAT_PORTS;
 }
 
-/* Whether a port is that of the tunnel between nodes: what comes there from a node is a packet of any pod of its. */
-inline_fn bool of_tunnel(__be16 port)
+/* Whether a packet has a port, or an echo's identifier, by which its answers are told from those of other pods. */
+inline_fn bool has_port(const struct pkt *p)
 {
-	struct node_config *n = node_config();
-
-	return n && n->overlay && n->port == port;
+	if (p->proto == IPPROTO_ICMP || p->proto == IPPROTO_ICMPV6)
+		return p->t.sport == p->t.dport;
+	return p->proto == IPPROTO_TCP || p->proto == IPPROTO_UDP || p->proto == IPPROTO_SCTP;
 }
 
 /**
@@ -130,6 +130,8 @@ global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan
 		return REASON_NAT_PORTS;
 	group = masquerade_group(skb->cb[CB_ENDPOINT]);
 	keeps = !group || masquerade_inside(group, &plan->post.dst);
+	if (!keeps && of_tunnel(p->proto, plan->post.dport)) /* whoever masquerades */
+		return REASON_TUNNEL_PORT;
 	if (!masquerade_forwards(&plan->post.dst, keeps))
 		return REASON_NONE;
 	device = masquerade_device(skb, &plan->post, p->proto);
@@ -144,11 +146,11 @@ global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan
 	own = p->ipv6 ? &wear->ip6 : &wear->ip4;
 	if (addr_is_zero(own))
 		return REASON_NONE;
+	if (!has_port(p))
+		return REASON_NAT_FAILED;
 	if ((p->proto == IPPROTO_TCP || p->proto == IPPROTO_SCTP) &&
 	    (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		return REASON_MIDSTREAM_NAT;
-	if (p->proto == IPPROTO_UDP && of_tunnel(plan->post.dport))
-		return REASON_TUNNEL_PORT;
 	plan->post.src = *own;
 	plan->role = CT_PRE_NAT;
 	plan->flags |= CT_EDGE | CT_MASQUERADE;

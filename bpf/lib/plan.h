@@ -111,7 +111,7 @@ global_fn int nat_port(struct plan *plan, __u8 proto, __u32 now)
 	if (!plan)
 		return REASON_NAT_PORTS;
 	for (int i = 0; i < NAT_PORT_TRIES; i++) {
-		if (!tuple_taken(&plan->post, proto, now, half_open_yields(i)))
+		if (!tuple_taken(&plan->post, proto, now, NULL, half_open_yields(i)))
 			return REASON_NONE;
 		plan->post.sport =
 			bpf_htons(NAT_PORT_FIRST + bpf_get_prandom_u32() % NAT_PORT_COUNT);

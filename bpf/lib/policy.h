@@ -318,6 +318,24 @@ slow_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id, b
 }
 
 /**
+ * denied_anew - whether policy denies an opener that begins its flow anew
+ * @at: where its entry @e lies
+ * @id: the endpoint that this program serves
+ * @sends: it is the opener
+ *
+ * Of an answered flow without translation policy is asked first what it has not been asked since it changed: if it denies
+ * the new flow, it has cut the old one, and that one's entry stays.
+ *
+ * Return: enum drop_reason.
+ */
+global_fn int denied_anew(struct ct_entry *e, const struct ct_key *at, __u32 id, bool sends)
+{
+	if (!e || !at || e->role != CT_DIRECT || !e->seen_reply || ends_current(e))
+		return REASON_NONE;
+	return judge_again(e, at, id, sends);
+}
+
+/**
  * link_upkeep - whether a packet without a flow is the link's own business
  *
  * ARP, IGMP, and of ICMPv6 listener and neighbour discovery.

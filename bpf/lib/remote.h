@@ -13,6 +13,14 @@ inline_fn struct node_config *node_config(void)
 	return bpf_map_lookup_elem(&mst_node_v1, &zero);
 }
 
+/* Whether a port is that of the tunnel between nodes: what comes there from a node is a packet of any pod of its. */
+inline_fn bool of_tunnel(__u8 proto, __be16 port)
+{
+	struct node_config *n = proto == IPPROTO_UDP ? node_config() : NULL;
+
+	return n && n->overlay && n->port == port;
+}
+
 /* Return: the node with this reference; NULL when it is gone or has changed since. */
 inline_fn struct remote *remote_of(__u32 ref)
 {

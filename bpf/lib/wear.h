@@ -97,5 +97,7 @@ inline_fn void wear_mark(__be16 worn)
 /* Whether the flow may have the port. @t: as the other end sees it; @try: how often it was asked for others */
 inline_fn bool wear_free(struct __sk_buff *skb, const struct pkt *p, const struct tuple *t, __u32 now, int try)
 {
-	return !tuple_taken(t, p->proto, now, half_open_yields(try)) && !host_has_port(skb, t, p);
+	const struct addr *opener = try < NAT_PORT_TRIES / 4 ? &p->t.src : NULL;
+
+	return !tuple_taken(t, p->proto, now, opener, half_open_yields(try)) && !host_has_port(skb, t, p);
 }

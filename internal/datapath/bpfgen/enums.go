@@ -293,7 +293,7 @@ const (
 	ReasonPolicyIncomplete = 35 // the rule that might allow it did not fit into a table
 	ReasonPolicyUnknown    = 36 // the pod is not known yet, so nobody can say which policies select it
 	ReasonSctpFragment     = 37 // an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives
-	ReasonTunnelPort       = 38 // a masqueraded pod sends to the port of the nodes' tunnel, where its packet would be the node's
+	ReasonTunnelPort       = 38 // under its node's address a masqueraded pod, or a client outside by a Service, sends to the port of the nodes' tunnel, where its packet would be the node's
 	ReasonCount            = 39
 )
 
@@ -317,7 +317,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonMidstreamNAT:     {15, "midstream_nat", "a packet in the middle of a translated flow whose entry is gone", "the connection was idle for too long, or its backend is gone: connect again"},
 	ReasonCTFull:           {16, "ct_full", "the flow table took no new entry", "make flow tables with more entries: `mustang status` shows their use"},
 	ReasonNATPorts:         {17, "nat_ports", "no free source port for a translated flow", "too many connections from one address to one backend: give the Service more backends, or close connections"},
-	ReasonNATFailed:        {18, "nat_failed", "rewriting the packet failed", "only TCP, UDP and SCTP can be sent to a Service; for these, the kernel refused to change the packet: report it with the output of `mustang status`"},
+	ReasonNATFailed:        {18, "nat_failed", "rewriting the packet failed", "only TCP, UDP and SCTP can be sent to a Service, and from a masqueraded pod to the outside only these and echoes; for these, the kernel refused to change the packet: report it with the output of `mustang status`"},
 	ReasonDeliver:          {19, "deliver", "handing the packet to the pod failed", "the interface of the receiving pod is going or gone; if it stays, report it with the output of `mustang status`"},
 	ReasonICMPErrorNAT:     {20, "icmp_error_nat", "an ICMP error about a translated flow could not be translated", "the error quotes too little of the packet that it is about; whoever sent it must quote its transport header"},
 	ReasonICMPErrorFlow:    {21, "icmp_error_flow", "an ICMP error about a flow that is not known", "nothing: the flow that it is about has ended, or never was"},
@@ -337,7 +337,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonPolicyIncomplete: {35, "policy_incomplete", "the rule that might allow it did not fit into a table", "`mustang policy ls` says which rule and which table; make the table larger, or the rules fewer"},
 	ReasonPolicyUnknown:    {36, "policy_unknown", "the pod is not known yet, so nobody can say which policies select it", "wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes"},
 	ReasonSctpFragment:     {37, "sctp_fragment", "an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives", "let the sender keep to the path's MTU, as it does unless told otherwise (`SCTP_PEER_ADDR_PARAMS`: SPP_PMTUD_ENABLE), or give the Service the port that its backends have"},
-	ReasonTunnelPort:       {38, "tunnel_port", "a masqueraded pod sends to the port of the nodes' tunnel, where its packet would be the node's", "let the pod use another UDP port, give the tunnel another (`mustang node set --port`), or exclude the destination from masquerade"},
+	ReasonTunnelPort:       {38, "tunnel_port", "under its node's address a masqueraded pod, or a client outside by a Service, sends to the port of the nodes' tunnel, where its packet would be the node's", "let the pod, or the Service's backend, use another UDP port, give the tunnel another (`mustang node set --port`), or exclude the destination from masquerade"},
 }
 
 // #define
@@ -361,7 +361,7 @@ const (
 	WornMoreFirst        = 10000
 	WornMoreCount        = 20000
 	CTRefresh            = 4
-	CTCutLifetime        = 60
+	CTCutLifetime        = 180
 	CTNearClosed         = 2
 	PairLifetime         = 16
 	FastLifetime         = 256

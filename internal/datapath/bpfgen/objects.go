@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "fdb175dac082438b914d43188d495f3c0a3447aa0596394a77c5a6eb5346e38a"
+const ObjectsHash = "d3eb04831bd5661006602a8efe25f3f11933c402fbc9c1917004f130a354c332"

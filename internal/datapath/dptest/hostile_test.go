@@ -267,16 +267,39 @@ func TestAMasqueradedPodHasNoTunnel(t *testing.T) {
 			return
 		}
 		config := bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf | bpfgen.NodeMasquerade, Vni: tunnelID, Port: port(udpPort)}
-		for _, overlay := range []uint32{0, 77} {
-			config.Overlay = overlay
-			check(t, m.edge.MstNodeV1.Put(uint32(0), config))
-			m.edge.ClearFlows(t)
-			a := m.answer(m.pod, m.from, end(m.to.Addr(), udpPort), 0)
-			if want := map[uint32]string{0: "", 77: ReasonName(bpfgen.ReasonTunnelPort)}[overlay]; a.Dropped != want {
-				t.Errorf("device %d: %v", overlay, a)
+		defer func() {
+			config.Flags |= bpfgen.NodeMasquerade
+			check(m.t, m.edge.MstNodeV1.Put(uint32(0), config))
+		}()
+		for _, by := range []uint32{bpfgen.NodeMasquerade, 0} { // the programs, or the stack
+			for _, overlay := range []uint32{0, 77} {
+				config.Overlay, config.Flags = overlay, bpfgen.NodeEbpf|by
+				check(m.t, m.edge.MstNodeV1.Put(uint32(0), config))
+				m.edge.ClearFlows(t)
+				a := m.answer(m.pod, m.from, end(m.to.Addr(), udpPort), 0)
+				if want := map[uint32]string{0: "", 77: ReasonName(bpfgen.ReasonTunnelPort)}[overlay]; a.Dropped != want {
+					t.Errorf("by %d, device %d: %v", by, overlay, a)
+				}
+				for _, to := range []netip.AddrPort{m.to, end(External(50, m.v6), udpPort)} {
+					if a := m.answer(m.pod, m.from, to, 0); a.Dropped != "" {
+						t.Errorf("by %d, device %d, to %v: %v", by, overlay, to, a)
+					}
+				}
 			}
-			if a := m.answer(m.pod, m.from, m.to, 0); a.Dropped != "" {
-				t.Errorf("device %d, to another port: %v", overlay, a)
+		}
+	})
+}
+
+// Nor has a client outside, whatever backend somebody gave a Service.
+func TestAClientOutsideHasNoTunnel(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		check(t, o.edge.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf, Vni: tunnelID, Port: port(udpPort), Overlay: 77}))
+		for _, b := range []netip.AddrPort{end(External(2, o.v6), udpPort), end(External(2, o.v6), 8080)} {
+			o.edge.ClearFlows(t)
+			o.nodePort(0, b)
+			a := o.arrive(o.c, o.f, syn)
+			if denied := o.proto == oracle.UDP && b.Port() == udpPort; denied != (a.Dropped == ReasonName(bpfgen.ReasonTunnelPort)) || !denied && a.Dropped != "" {
+				t.Errorf("protocol %d to %v: %v", o.proto, b, a)
 			}
 		}
 	})

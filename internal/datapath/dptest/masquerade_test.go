@@ -249,6 +249,36 @@ func TestAMasqueradedFlowBeginsWithItsFirstPacket(t *testing.T) {
 	})
 }
 
+// What has no port, and is no echo, cannot leave under the node's address: nothing would tell its answer from others.
+func TestWhatHasNoPortIsNotMasqueraded(t *testing.T) {
+	eachMasqueraded(t, func(m masqueraded) {
+		if m.proto != oracle.UDP {
+			return
+		}
+		to := func(a netip.Addr) *Packet { return Eth(m.pod.MAC, m.pod.NodeMAC).IP(m.from.Addr(), a) }
+		question := uint8(13)
+		if m.v6 {
+			question = 139
+		}
+		for what, with := range map[string]func(p *Packet) *Packet{
+			"GRE":                        func(p *Packet) *Packet { return p.Proto(47) },
+			"ESP":                        func(p *Packet) *Packet { return p.Proto(50) },
+			"UDP-Lite":                   func(p *Packet) *Packet { return p.Proto(136) },
+			"a question that is no echo": func(p *Packet) *Packet { return p.ICMP(question, 0, 0x12340001) },
+		} {
+			a, err := m.edge.Answer(m.pod, with(to(m.to.Addr())).Payload(40).Frame())
+			if flows := len(m.edge.Flows(t)); err != nil || a.Dropped != ReasonName(bpfgen.ReasonNATFailed) || flows > 0 {
+				t.Errorf("v6=%v, %s: %v, %v, %d flows", m.v6, what, a, err, flows)
+			}
+			a, err = m.edge.Answer(m.pod, with(to(External(50, m.v6))).Payload(40).Frame())
+			if err != nil || a.Dropped != "" || a.Direct {
+				t.Errorf("v6=%v, %s, inside: %v, %v", m.v6, what, a, err)
+			}
+			m.edge.ClearFlows(t)
+		}
+	})
+}
+
 // Where the edge's ports are taken, flows wear others, which the NIC then knows.
 func TestMasqueradeWearsMorePortsThanTheEdge(t *testing.T) {
 	eachMasqueraded(t, func(m masqueraded) {

@@ -57,6 +57,33 @@ func eachPair(t *testing.T, f func(t *testing.T, s scene, to netip.AddrPort)) {
 	}
 }
 
+// Where another CPU has taken a room, and writes to it, nobody else does, though a second begins meanwhile.
+func TestARoomThatIsTakenIsNobodyElses(t *testing.T) {
+	net := NewNetwork(t, Options{}, 3)
+	s := newScene(t, net, false, oracle.TCP)
+	const taken = 1 << 30
+	for ago, near := range map[uint32]bool{0: false, 1: false, 5: false, 100: true} {
+		net.ClearFlows(t)
+		for i := range net.nearTable(t) {
+			net.near[i] = bpfgen.PodNearFlow{E: bpfgen.PodCtEntry{Expires: Now() - taken - ago}}
+		}
+		s.sees(s.send(s.client, s.c, s.b, syn), s.server, s.c, s.b)
+		if s.lies(s.c, s.b) != near {
+			t.Errorf("taken %d s ago: lies near: %v", ago, !near)
+		}
+		// So with a dead entry of its own in the table for all.
+		if f := s.flow(s.c, s.b); !near {
+			f.Entry.Expires, f.Entry.Opening = Now()-taken-ago, bpfgen.CTAnswered
+			check(t, net.MstCtNewV1.Delete(f.Key))
+			check(t, net.MstCtV1.Put(f.Key, f.Entry))
+			s.sees(s.send(s.client, s.c, s.b, syn), s.server, s.c, s.b)
+			if f := s.flow(s.c, s.b); f.big {
+				t.Errorf("taken %d s ago: begins in its place", ago)
+			}
+		}
+	}
+}
+
 func TestASynOfAPairThatWasJudgedIsEnteredAtOnce(t *testing.T) {
 	eachPair(t, func(t *testing.T, s scene, to netip.AddrPort) {
 		s.forgetAddress()

@@ -43,3 +43,53 @@ func TestHalfOpenFlowsFromOutsideYieldTheirPorts(t *testing.T) {
 		}
 	}
 }
+
+// A flow that has closed leaves its port to others only when there are none that are free: the other end may remember it
+// (TIME-WAIT), and take no SYN from somebody else there. From its own client it does.
+func TestAClosedFlowsPortIsNotAnothersAtOnce(t *testing.T) {
+	const ports = 64
+	eachEdge(t, func(o outside) {
+		if o.proto != oracle.TCP {
+			return
+		}
+		o.edge.Wear(t, EdgePorts.First, ports)
+		pod := o.edge.Pods[1]
+		b := end(pod.IP(o.v6), 8080)
+		o.nodePort(0, b)
+		for last, ends := range map[string]func(worn netip.AddrPort){
+			"closed": func(worn netip.AddrPort) {
+				o.answer(pod, b, worn, fin|ack)
+				o.arrive(o.c, o.f, fin|ack)
+				o.answer(pod, b, worn, ack)
+			},
+			"reset": func(worn netip.AddrPort) { o.answer(pod, b, worn, rst) },
+		} {
+			for _, who := range []netip.Addr{External(5, o.v6), o.c.Addr()} {
+				same := 0
+				for i := range uint16(ports) {
+					o.edge.ClearFlows(t)
+					worn := o.worn(o.arrive(o.c, o.f, syn))
+					o.want("answer", o.answer(pod, b, worn, syn|ack), 0, o.f, o.c)
+					o.want("more", o.arrive(o.c, o.f, ack), pod.ID, worn, b)
+					ends(worn)
+					if o.worn(o.arrive(end(who, 5000+i), o.f, syn)) == worn {
+						same++
+					}
+				}
+				if free := last == "reset" || who == o.c.Addr(); free != (same > 0) {
+					t.Errorf("v6=%v, %s: %d of %d flows of %v have the port of %v's", o.v6, last, same, ports, who, o.c)
+				}
+			}
+		}
+		// Where there is no other, it is.
+		o.edge.ClearFlows(t)
+		o.edge.Wear(t, EdgePorts.First, 1)
+		worn := o.worn(o.arrive(o.c, o.f, syn))
+		o.answer(pod, b, worn, fin|ack)
+		o.arrive(o.c, o.f, fin|ack)
+		if next := o.worn(o.arrive(end(External(5, o.v6), 5000), o.f, syn)); next != worn {
+			t.Errorf("%v, want %v again", next, worn)
+		}
+		o.edge.Wear(t, EdgePorts.First, EdgePorts.Count)
+	})
+}
