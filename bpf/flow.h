@@ -231,7 +231,7 @@ struct frag_ports {
 };
 
 struct facts {
-	__u32 shadowed;  /* 1: a flow was entered with CT_SCOPE_SHADOW */
+	__u32 shadowed;  /* as ct_entry.expires: until then a flow may lie under CT_SCOPE_SHADOW */
 	__u32 edge_turn; /* of some flow from outside, the NIC must turn replies back: enum edge_turn */
 };
 

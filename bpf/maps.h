@@ -434,7 +434,7 @@ struct {
 } mst_node_programs_v1 SEC(".maps");
 
 /* Facts that spare the common case a lookup. Written and read by the tc programs; they only
- * ever become true. */
+ * ever become true, and true for longer. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

@@ -80,7 +80,7 @@ int from_pod(struct __sk_buff *skb)
 			return drop(skb, reason, DIR_FROM_POD);
 		ct_forget(&f);
 	}
-	if (f.e ? f.e->role == CT_POST_NAT && !f.reply : shadows_exist()) {
+	if (f.e ? f.e->role == CT_POST_NAT && !f.reply : shadows_exist(f.now)) {
 		/* Only a translated flow may look like this, and not here: the pod has a
 		 * flow of its own on the tuple that another one was translated to. It stays
 		 * in the shadow when that one is gone. */

@@ -103,19 +103,12 @@ slow_fn int ct_find(struct flow *f, const struct pkt *p, __u8 scope)
 	return 0;
 }
 
-/* Whether any flow was ever shadowed: only then is it worth looking for one. */
-inline_fn struct facts *facts(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&mst_facts_v1, &zero);
-}
-
-inline_fn bool shadows_exist(void)
+/* Whether any flow may be shadowed: only then is it worth looking for one. */
+inline_fn bool shadows_exist(__u32 now)
 {
 	struct facts *known = facts();
 
-	return known && known->shadowed;
+	return known && (__s32)(known->shadowed - now) >= 0;
 }
 
 inline_fn __u32 ct_lifetime(const struct ct_entry *e, __u8 proto, bool established)

@@ -167,10 +167,6 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	int reason = 0;
 
 	if (scope == CT_SCOPE_SHADOW) {
-		struct facts *known = facts();
-
-		if (known)
-			known->shadowed = 1;
 		if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP)
 			return drop(skb, REASON_NAT_FAILED, DIR_FROM_POD);
 		plan.role = CT_PRE_NAT;

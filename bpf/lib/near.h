@@ -166,6 +166,13 @@ inline_fn void near_void(struct near_flow *n)
 	n->until = now_ticks() - 1;
 }
 
+inline_fn struct facts *facts(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&mst_facts_v1, &zero);
+}
+
 /* Whether a flow of a place may lie in a table for all flows. */
 inline_fn bool near_others(const struct near_place *place, __u32 now)
 {
@@ -187,16 +194,21 @@ inline_fn void near_tell(__u32 *until, __u32 expires)
  * near_elsewhere - a flow lies in a table for all flows until @expires
  *
  * To be told before it does, and whenever it is to live longer: who looks for a flow looks into those tables only where
- * this was told. Who begins a flow near must know of two kinds: of a Service's flow that was given a backend, which
- * another SYN of it must find; and of one to a pod, on whatever node, whose answers a connection of its
- * own with the tuple that the backend sees would take. Both are of flows that a pod of this node opened.
+ * this was told, and for a shadowed one only while there may be any. Who begins a flow near must know of two kinds: of a
+ * Service's flow that was given a backend, which another SYN of it must find; and of one to a pod, on whatever node, whose
+ * answers a connection of its own with the tuple that the backend sees would take. Both are of flows that a pod of this
+ * node opened.
  */
 global_fn int near_elsewhere(const struct ct_key *key, const struct ct_entry *e, __u32 expires)
 {
 	struct near_place *place;
+	struct facts *known;
 
 	if (!key || !e || e->near)
 		return 0;
+	known = key->scope == CT_SCOPE_SHADOW ? facts() : NULL;
+	if (known)
+		near_tell(&known->shadowed, expires);
 	place = near_place_for(key);
 	if (!place)
 		return 0;

@@ -165,7 +165,7 @@ global_fn int near_open(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	struct endpoint *to;
 	struct pair *pair;
 
-	if (!p || !self || !from_mac(skb, self->mac) || observed(now) || shadows_exist())
+	if (!p || !self || !from_mac(skb, self->mac) || observed(now) || shadows_exist(now))
 		return FAST_NO;
 	pair = pair_of(&p->t, id);
 	if (!pair || !pair->direct)

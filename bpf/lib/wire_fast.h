@@ -102,7 +102,7 @@ slow_fn bool wire_open(const struct pkt *p)
 	__u32 now = now_seconds(), tables = tables_generation();
 	struct pair *pair = pair_of(&p->t, 0);
 
-	return pair && !observed(now) && !shadows_exist() && near_enter_pair(&p->t, pair, now, tables);
+	return pair && !observed(now) && !shadows_exist(now) && near_enter_pair(&p->t, pair, now, tables);
 }
 
 /* A Service's answer is turned back. Return: enum drop_reason. */

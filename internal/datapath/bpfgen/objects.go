@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "d3eb04831bd5661006602a8efe25f3f11933c402fbc9c1917004f130a354c332"
+const ObjectsHash = "40ff7227cefcce6a5260ae18e0ba80cc0d2a5fda5a3f70470766261c17c4a7e3"

@@ -227,6 +227,10 @@ func (d *Datapath) Age(t testing.TB, seconds uint32) {
 		check(t, d.flowTables()[f.big].Update(f.Key, f.Entry, ebpf.UpdateExist))
 	}
 	d.ageAffinity(t, seconds)
+	var facts bpfgen.PodFacts
+	check(t, d.MstFactsV1.Lookup(uint32(0), &facts))
+	facts.Shadowed -= seconds
+	check(t, d.MstFactsV1.Put(uint32(0), facts))
 	var key bpfgen.PodFragKey
 	var ports bpfgen.PodFragPorts
 	keys := map[bpfgen.PodFragKey]bpfgen.PodFragPorts{}

@@ -198,6 +198,36 @@ func TestShadowedFlowOutlivesTheOneThatHadItsTuple(t *testing.T) {
 	}
 }
 
+// While a flow may lie in a shadow, all others take the long way: not for longer.
+func TestShadowsAreLookedForWhileThereMayBeAny(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.TCP)
+		looked := func() bool {
+			var facts bpfgen.PodFacts
+			check(t, net.MstFactsV1.Lookup(uint32(0), &facts))
+			return int32(facts.Shadowed-Now()) >= 0
+		}
+		check(t, net.MstFactsV1.Put(uint32(0), bpfgen.PodFacts{})) // of the runs before
+		s.open(s.vip, s.b)
+		if looked() {
+			t.Error("before there is one")
+		}
+		shadow := s.send(s.client, s.c, s.b, syn).Tuple().Src
+		s.sees(s.send(s.server, s.b, shadow, syn|ack), s.client, s.b, s.c)
+		s.talk(s.b, shadow, s.b)
+		net.Age(t, 80000) // the flow is seen again before it ends
+		s.talk(s.b, shadow, s.b)
+		net.Age(t, 80000)
+		if !looked() {
+			t.Error("not any more, though one lives")
+		}
+		net.Age(t, 10000)
+		if looked() {
+			t.Error("still, though the last has ended")
+		}
+	})
+}
+
 // Two Services have one backend; the client uses its port for both, one after the other.
 func TestAClosedFlowsTupleGoesToAnotherServicesFlow(t *testing.T) {
 	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
