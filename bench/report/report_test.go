@@ -264,3 +264,16 @@ func TestTableAlignsWhatIsSeen(t *testing.T) {
 		t.Errorf("rows end at %d and %d:\n%s", at1, at2, b.String())
 	}
 }
+
+// The kernel's tag of a program is of its instructions, which hold what is drawn by lot
+// at each load.
+func TestProgramsAreKnownByTheirBuild(t *testing.T) {
+	of := func(status string) string { return Subject{ProgramSet: json.RawMessage(status)}.Implementation() }
+	one := of(`{"build":"ad50","programs":[{"name":"from_pod_host","tag":"3fb3"}]}`)
+	if again := of(`{"build":"ad50","programs":[{"name":"from_pod_host","tag":"9267"}]}`); again != one {
+		t.Errorf("another load is %q, the first is %q", again, one)
+	}
+	if other := of(`{"build":"ad51","programs":[{"name":"from_pod_host","tag":"3fb3"}]}`); other == one {
+		t.Errorf("another build is %q, too", other)
+	}
+}

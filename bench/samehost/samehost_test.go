@@ -227,6 +227,25 @@ func TestPlainPodsAndIptables(t *testing.T) {
 	}
 }
 
+// Pods are new in the rest of a run, and programs are loaded anew; they are the same programs.
+func TestResumedRunKnowsMustangsPrograms(t *testing.T) {
+	o := short(t)
+	var err error
+	if o.Binary, err = built.Binary(t.TempDir(), "mustang", "MUSTANG_BIN"); err != nil {
+		t.Fatal(err)
+	}
+	o.Modes, o.ServicesBy, o.Rounds = []string{report.Veth}, []string{"mustang-tc"}, 1
+	half, err := testRun(t, t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := Resumed(half)
+	r.Self, r.Binary, r.Rounds = o.Self, o.Binary, 2
+	if doc, err := testRun(t, t.Context(), r); err != nil || doc.FinishedRounds() != 2 {
+		t.Fatal(err)
+	}
+}
+
 func TestDeadDatapathIsAnError(t *testing.T) {
 	o := short(t)
 	env, err := loopback{name: "dead"}.Up(t.Context(), "")
