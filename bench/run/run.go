@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -52,7 +51,7 @@ func Run(ctx context.Context, o Plan, log Log) (doc *report.Document, err error)
 		return nil, err
 	}
 	s := &session{o: o, log: log, paths: map[string]Path{},
-		group: cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), slices.Compact([]int{client, server}))}
+		group: cpu.NewGroup(cpu.Name(), slices.Compact([]int{client, server}))}
 	defer func() { err = errors.Join(err, s.close()) }()
 	began := time.Now()
 	s.doc = s.newDocument(client, server)

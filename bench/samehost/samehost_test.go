@@ -255,7 +255,7 @@ func TestDeadDatapathIsAnError(t *testing.T) {
 	defer env.Close()
 	target := env.Paths()[0].Target
 	target.Dial = netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), Port) // no route to it
-	group := cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), nil)
+	group := cpu.NewGroup(cpu.Name(), nil)
 	defer group.Close()
 	l := runner.Launcher{Self: o.Self, Group: group, Duration: o.Duration}
 	if _, err := l.Open(t.Context(), target, "rr"); err == nil {
