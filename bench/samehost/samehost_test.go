@@ -227,6 +227,19 @@ func TestPlainPodsAndIptables(t *testing.T) {
 	}
 }
 
+// Going on with it asks for a number, or another budget.
+func TestBudgetIsNoNumberOfRounds(t *testing.T) {
+	o := short(t)
+	o.Rounds, o.Budget = 20, time.Millisecond
+	doc, err := testRun(t, t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if doc.Settings.Rounds != 0 || Resumed(doc).Rounds != 0 {
+		t.Errorf("a run by a budget was asked for %d rounds", doc.Settings.Rounds)
+	}
+}
+
 // Pods are new in the rest of a run, and programs are loaded anew; they are the same programs.
 func TestResumedRunKnowsMustangsPrograms(t *testing.T) {
 	o := short(t)

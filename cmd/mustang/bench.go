@@ -170,7 +170,7 @@ func (f *benchFlags) resumed(cmd *cobra.Command) (samehost.Options, error) {
 	}
 	o.Budget = f.o.Budget
 	if o.Budget == 0 && doc.FinishedRounds() >= o.Rounds {
-		return o, fmt.Errorf("resume: %s has %d rounds of %d: say more by --rounds or --budget", f.resume, doc.FinishedRounds(), o.Rounds)
+		return o, fmt.Errorf("resume: %s has %d rounds: say by --rounds or --budget how many more", f.resume, doc.FinishedRounds())
 	}
 	return o, nil
 }
