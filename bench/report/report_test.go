@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -275,5 +276,19 @@ func TestProgramsAreKnownByTheirBuild(t *testing.T) {
 	}
 	if other := of(`{"build":"ad51","programs":[{"name":"from_pod_host","tag":"3fb3"}]}`); other == one {
 		t.Errorf("another build is %q, too", other)
+	}
+}
+
+// Not renamed over: /dev/stdout would be a file from then on.
+func TestWhatIsNoFileIsWrittenTo(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "stdout")
+	if err := os.Symlink(os.DevNull, path); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&Document{Schema: Schema}).Write(path); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(path); err != nil || st.Mode().IsRegular() {
+		t.Errorf("%s is %v now; %v", path, st.Mode(), err)
 	}
 }
