@@ -188,6 +188,7 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 		{"", []string{"ep", "rm"}, 2, []string{"--netns"}},
 		{"", []string{"ep", "rm", "9"}, 1, []string{"endpoint 9", "ep ls"}},
 		{"", []string{"nonsense"}, 2, []string{"nonsense"}},
+		{"", []string{"svc", "list"}, 2, []string{`"list"`, "mustang svc --help"}},
 		{"", []string{"svc", "ls", "--bpffs", w.state + "x/y"}, 0, nil},
 		{"", []string{"svc", "add", "--service=10.96.0.7:80", "--bpffs", w.state + "x/y"}, 1, []string{"mount -t bpf bpf"}},
 	} {
