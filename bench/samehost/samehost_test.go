@@ -370,7 +370,8 @@ func TestOptionsAreValidated(t *testing.T) {
 		"cores": func(o *Options) { o.Cores = "all" }, "stream": func(o *Options) { o.StreamBy = "netperf" },
 		"duration": func(o *Options) { o.Duration = time.Millisecond }, "none": func(o *Options) { o.Services = nil },
 		"turns": func(o *Options) { o.Turns = 0 }, "short turns": func(o *Options) { o.Turns = 100 },
-		"tune": func(o *Options) { o.Tune = []string{"local-mtu+wings"} },
+		"tune": func(o *Options) { o.Tune = []string{"local-mtu+wings"} }, "same mode": func(o *Options) { o.Modes = []string{"veth", "veth"} },
+		"same number": func(o *Options) { o.Services = []int{1, 1} },
 	} {
 		o := Defaults()
 		change(&o)

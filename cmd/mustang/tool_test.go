@@ -189,6 +189,10 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 		{"", []string{"ep", "rm", "9"}, 1, []string{"endpoint 9", "ep ls"}},
 		{"", []string{"nonsense"}, 2, []string{"nonsense"}},
 		{"", []string{"svc", "list"}, 2, []string{`"list"`, "mustang svc --help"}},
+		{"", []string{"bench", "samehost", "--modes=pigeon"}, 2, []string{"pigeon"}},
+		{"", []string{"bench", "samehost", "--modes=veth,veth"}, 2, []string{"veth", "twice"}},
+		{"", []string{"bench", "samehost", "--rounds=0"}, 2, []string{"--rounds"}},
+		{"", []string{"bench", "samehost", "--json=/none/such.json"}, 2, []string{"--json", "/none/such.json"}},
 		{"", []string{"svc", "ls", "--bpffs", w.state + "x/y"}, 0, nil},
 		{"", []string{"svc", "add", "--service=10.96.0.7:80", "--bpffs", w.state + "x/y"}, 1, []string{"mount -t bpf bpf"}},
 	} {
