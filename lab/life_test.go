@@ -289,6 +289,18 @@ func TestBridgeNFIsPerLab(t *testing.T) {
 	}
 }
 
+func TestEachNodesPodsAreInItsNetwork(t *testing.T) {
+	for _, nodes := range []int{1, 2, MaxNodes} {
+		for i := range nodes {
+			v4, _ := podNets(i+1, nodes)
+			last := nth(v4, MaxPods(nodes)+1)
+			if broadcast := last.Next(); !v4.Contains(broadcast) || v4.Contains(broadcast.Next()) {
+				t.Errorf("%d nodes: the last pod of %s has %s", nodes, v4, last)
+			}
+		}
+	}
+}
+
 func TestAddressPlan(t *testing.T) {
 	for want, got := range map[string]string{
 		"10.96.0.1":          VIP4(1).String(),

@@ -146,8 +146,11 @@ func newLabGCCmd() *cobra.Command {
 func (f *labFlags) withLab(cmd *cobra.Command, fn func(context.Context, *lab.Lab) error) (err error) {
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
-	if f.pods < 0 || f.pods > 1000 {
-		return usagef("--pods: %d is out of range: use 0 to 1000", f.pods)
+	if f.cfg.Nodes < 1 || f.cfg.Nodes > lab.MaxNodes {
+		return usagef("--nodes: %d is out of range: use 1 to %d", f.cfg.Nodes, lab.MaxNodes)
+	}
+	if most := min(1000, lab.MaxPods(f.cfg.Nodes)); f.pods < 0 || f.pods > most {
+		return usagef("--pods: %d is out of range: use 0 to %d", f.pods, most)
 	}
 	f.cfg.Mode, f.cfg.Services = lab.Mode(f.mode), lab.ServiceBy(f.services)
 	l, err := lab.New(ctx, f.cfg)

@@ -189,6 +189,8 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 		{"", []string{"ep", "rm", "9"}, 1, []string{"endpoint 9", "ep ls"}},
 		{"", []string{"nonsense"}, 2, []string{"nonsense"}},
 		{"", []string{"svc", "list"}, 2, []string{`"list"`, "mustang svc --help"}},
+		{"", []string{"lab", "run", "--nodes=0", "--", "true"}, 2, []string{"--nodes"}},
+		{"", []string{"lab", "run", "--nodes=2", "--pods=254", "--", "true"}, 2, []string{"--pods", "253"}},
 		{"", []string{"bench", "samehost", "--modes=pigeon"}, 2, []string{"pigeon"}},
 		{"", []string{"bench", "samehost", "--modes=veth,veth"}, 2, []string{"veth", "twice"}},
 		{"", []string{"bench", "samehost", "--rounds=0"}, 2, []string{"--rounds"}},
