@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/node"
+	"github.com/mustang-net/mustang/internal/policy/manifest"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -151,6 +153,13 @@ func readNodes(g *globals, file string, stdin io.Reader) (f node.File, err error
 	text, err := g.readFile(file, stdin)
 	if err != nil {
 		return f, usagef("read nodes: %w", err)
+	}
+	docs := slices.DeleteFunc(manifest.Documents(text), func(doc []byte) bool {
+		var v any
+		return yaml.Unmarshal(doc, &v) == nil && v == nil // comments
+	})
+	if len(docs) > 1 { // the reader of YAML takes the first alone
+		return f, usagef("%s has %d documents: put all nodes into one {settings, nodes}", file, len(docs))
 	}
 	if err := yaml.UnmarshalStrict(text, &f); err != nil {
 		return f, usagef("%s is not {settings, nodes}: %w", file, err)

@@ -182,6 +182,8 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 		{"{", []string{"svc", "apply", "-f", "-"}, 2, []string{"not a list"}},
 		{`[{service: "10.96.0.5:80", backends: ["10.0.0.1:80"]}, {service: "10.96.0.6:0"}]`, []string{"svc", "apply", "-f", "-"}, 2, []string{"entry 2", "1 to 65535"}},
 		{`[{service: "10.96.0.5:80", backend: []}]`, []string{"svc", "apply", "-f", "-"}, 2, []string{"backend"}},
+		{"[]\n---\n{\n", []string{"svc", "apply", "-f", "-"}, 2, []string{"not a list"}},
+		{"# all\n---\nnodes: []\n---\nnodes: []\n", []string{"node", "apply", "-f", "-"}, 2, []string{"2 documents"}},
 		{"", []string{"svc", "apply", "-f", "/none/such"}, 2, []string{"/none/such"}},
 		{"", []string{"ep", "add", "--ifname=eth0", "--netns=/var/run/netns/none-such"}, 1, []string{"/var/run/netns/none-such", "ip netns"}},
 		{"", []string{"ep", "add", "--ifname=eth0", "--netns=/var/run/netns/" + w.netns, "--service-path=fast"}, 2, []string{"service-path", "both, socket, tc, none"}},
