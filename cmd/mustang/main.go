@@ -48,7 +48,10 @@ func (g *globals) with(ctx context.Context, readOnly bool, fn func(*engine.Engin
 	if err != nil {
 		return err
 	}
-	return errors.Join(fn(e), e.Close())
+	if err := fn(e); err != nil {
+		return errors.Join(err, e.Abandon())
+	}
+	return e.Close()
 }
 
 func (g *globals) notify(sentence string) { fmt.Fprintln(g.warnings, "mustang:", sentence) }

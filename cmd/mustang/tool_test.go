@@ -215,6 +215,28 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 	}
 }
 
+// Tables cost tens of megabytes.
+func TestARefusedFirstCommandLeavesNothing(t *testing.T) {
+	w := newTool(t)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"svc", "rm", "3"},
+		{"ep", "add", "--ifname=eth0", "--netns=/var/run/netns/none-such"},
+		{"pod", "add", "a", "--ip=10.1.0.2/24", "--mode=macvlan", "--uplink=lo"},
+		{"svc", "add", "--service=10.96.0.1:80", "--state-dir=" + filepath.Join(file, "state")},
+	} {
+		if out, errs, code := w.run("", args...); code == 0 {
+			t.Errorf("%v: %s%s", args, out, errs)
+		}
+		if _, err := os.Stat(w.bpffs); !os.IsNotExist(err) {
+			t.Errorf("%v left %s", args, w.bpffs)
+		}
+	}
+}
+
 func TestTwoToolsAtOnceBothTakeEffect(t *testing.T) {
 	w := newTool(t)
 	var wg sync.WaitGroup
