@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
@@ -177,7 +178,9 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 			if _, err := s.Apply(node.DefaultSettings()); err != nil {
 				return usageError{err}
 			}
-			if cmd.Flags().NFlag() == 0 {
+			asked := false // the tool's own flags say where the node is, and how to print
+			cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) { asked = asked || f.Changed })
+			if !asked {
 				return g.with(cmd.Context(), true, func(e *engine.Engine) error { return printSettings(g, cmd.OutOrStdout(), e) })
 			}
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error { return e.SetNode(s) })

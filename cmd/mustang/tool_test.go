@@ -215,6 +215,17 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 	}
 }
 
+func TestNodeSetWithoutFlagsOfItsOwnShows(t *testing.T) {
+	w := newTool(t) // which says where the node is
+	if out := w.ok("node", "set"); !strings.Contains(out, "ebpf") {
+		t.Errorf("it shows %q", out)
+	}
+	w.ok("node", "set", "--host-routing=legacy")
+	if out := w.ok("node", "set", "-o", "json"); !strings.Contains(out, `"host_routing": "legacy"`) {
+		t.Errorf("it shows %q", out)
+	}
+}
+
 // Tables cost tens of megabytes.
 func TestARefusedFirstCommandLeavesNothing(t *testing.T) {
 	w := newTool(t)
