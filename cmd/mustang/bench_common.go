@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
@@ -38,7 +37,7 @@ func benchStart(cmd *cobra.Command) (context.Context, context.CancelFunc, error)
 	if _, err := lab.GC(); err != nil {
 		return nil, nil, err
 	}
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+	ctx, stop := interruptible(cmd.Context())
 	return ctx, stop, nil
 }
 

@@ -9,11 +9,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/signal"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/bench/path"
 	"github.com/mustang-net/mustang/lab"
@@ -61,7 +59,7 @@ func (f *benchPathFlags) run(cmd *cobra.Command, g *globals) error {
 	if _, err := lab.GC(); err != nil { // a killed bench's
 		return err
 	}
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+	ctx, stop := interruptible(cmd.Context())
 	defer stop()
 	began := time.Now()
 	doc, err := path.Run(ctx, f.o)
