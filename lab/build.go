@@ -257,6 +257,9 @@ func (n *Node) AddPod(ctx context.Context, name string, flags ...string) (*Pod, 
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.nextPod >= MaxPods(l.cfg.Nodes) {
+		return nil, fmt.Errorf("add pod %s: node %s has addresses for %d pods", name, n.Name, n.nextPod)
+	}
 	ns, err := createNetNS("mst-" + l.cfg.Name + "-" + name)
 	if err != nil {
 		return nil, fmt.Errorf("add pod %s: %w", name, err)

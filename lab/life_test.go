@@ -243,6 +243,17 @@ func TestInterruptedToolCleansUp(t *testing.T) {
 	}
 }
 
+func TestLabUnderNohupOutlivesItsTerminal(t *testing.T) {
+	c := exec.Command("nohup", binary, "lab", "run", "--name", name("i"), "--pods=1", "--services=none", "--", "sh", "-c", "echo it is up; sleep 1")
+	startAndAwait(t, c, "it is up")
+	if err := c.Process.Signal(unix.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestLabRunPassesEnvironmentAndExitCode(t *testing.T) {
 	c := exec.Command(binary, "lab", "run", "--name", name("r"), "--services", "none", "--pods", "1", "--",
 		"sh", "-c", `echo "$LAB_PODS $LAB_P1_IPV4 $LAB_P1_NETNS"; exit 7`)
@@ -285,6 +296,18 @@ func TestBridgeNFIsPerLab(t *testing.T) {
 		}
 		if err := l.Close(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+func TestEachNodesPodsAreInItsNetwork(t *testing.T) {
+	for _, nodes := range []int{1, 2, MaxNodes} {
+		for i := range nodes {
+			v4, _ := podNets(i+1, nodes)
+			last := nth(v4, MaxPods(nodes)+1)
+			if broadcast := last.Next(); !v4.Contains(broadcast) || v4.Contains(broadcast.Next()) {
+				t.Errorf("%d nodes: the last pod of %s has %s", nodes, v4, last)
+			}
 		}
 	}
 }

@@ -46,6 +46,13 @@ const ClientWire = "client0"
 // MaxNodes is how many a lab may have.
 const MaxNodes = 16
 
+// MaxPods is how many pods a node has addresses for, in a lab of so many nodes: the first
+// is the gateway's, and the network's own and its broadcast address are nobody's.
+func MaxPods(nodes int) int {
+	v4, _ := podNets(1, nodes)
+	return 1<<(32-v4.Bits()) - 3
+}
+
 // podNets are the networks of node i's pods, from 1, in a lab of so many nodes.
 func podNets(i, nodes int) (v4, v6 netip.Prefix) {
 	if nodes == 1 {

@@ -120,10 +120,12 @@ type Group struct {
 
 // NewGroup makes control groups called name where this machine has them. It
 // never fails for want of accounting: it falls back to Getrusage, and Kind
-// says so.
+// says so. What runs of dead processes have left goes.
 func NewGroup(name string, cpus []int) *Group {
 	g := &Group{Source: Source{Kind: Getrusage, Softirqd: softirqd(cpus)}}
 	v1, v2 := mounts()
+	removeDead(v1)
+	removeDead(v2)
 	if v2 != "" {
 		g.v2 = makeGroup(filepath.Join(v2, name), "cgroup.procs")
 	}
@@ -139,6 +141,38 @@ func NewGroup(name string, cpus []int) *Group {
 		}
 	}
 	return g
+}
+
+// Name is what the group of this process's run is called.
+func Name() string { return namePrefix + strconv.Itoa(os.Getpid()) }
+
+const namePrefix = "mustang-bench-"
+
+// removeDead removes the groups of killed runs from a hierarchy. A load of theirs ends by
+// itself; one that has not yet leaves its group to the next run.
+func removeDead(hierarchy string) {
+	if hierarchy == "" {
+		return
+	}
+	groups, _ := filepath.Glob(filepath.Join(hierarchy, namePrefix+"*"))
+	for _, dir := range groups {
+		pid, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(dir), namePrefix))
+		if err != nil || !errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+			continue
+		}
+		for _, each := range append(children(dir), dir) {
+			_ = removeGroup(each)
+		}
+	}
+}
+
+// children are the groups in a group.
+func children(dir string) []string {
+	dirs, _ := filepath.Glob(filepath.Join(dir, "*", "cgroup.procs"))
+	for i := range dirs {
+		dirs[i] = filepath.Dir(dirs[i])
+	}
+	return dirs
 }
 
 // makeGroup makes a group that must have file, and returns "" if it cannot.
@@ -183,11 +217,7 @@ func (g *Group) Joins(env string) []string {
 func (g *Group) Close() error {
 	var dirs []string
 	if g.v2 != "" {
-		dirs, _ = filepath.Glob(filepath.Join(g.v2, "*", "cgroup.procs"))
-		for i := range dirs {
-			dirs[i] = filepath.Dir(dirs[i])
-		}
-		dirs = append(dirs, g.v2)
+		dirs = append(children(g.v2), g.v2)
 	}
 	if g.Kind == Cpuacct {
 		dirs = append(dirs, g.Dir)

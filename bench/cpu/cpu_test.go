@@ -3,7 +3,10 @@
 package cpu
 
 import (
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -58,5 +61,33 @@ func TestGroupIsRemovedOnClose(t *testing.T) {
 	}
 	if err := g.Close(); err != nil {
 		t.Errorf("closing again: %v", err)
+	}
+}
+
+func TestGroupsOfKilledRunsGo(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	dead := exec.Command("true")
+	if err := dead.Run(); err != nil {
+		t.Fatal(err)
+	}
+	left := NewGroup(fmt.Sprintf("%s%d", namePrefix, dead.ProcessState.Pid()), []int{0})
+	if left.Kind == Getrusage {
+		t.Skip("no control groups")
+	}
+	dirs := left.Joins(left.Env("e0"))
+	mine := NewGroup(Name(), []int{0})
+	other := NewGroup("mustang-cputest", []int{0})
+	for _, dir := range dirs {
+		if _, err := os.Stat(dir); !os.IsNotExist(err) {
+			t.Errorf("%s is still there", dir)
+		}
+	}
+	if _, err := mine.Read(); err != nil {
+		t.Errorf("a living run's group: %v", err)
+	}
+	if err := errors.Join(mine.Close(), other.Close()); err != nil {
+		t.Error(err)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 	"slices"
 	"time"
@@ -78,7 +77,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	if o.Cores == "same" {
 		server = client
 	}
-	group := cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), slices.Compact([]int{client, server}))
+	group := cpu.NewGroup(cpu.Name(), slices.Compact([]int{client, server}))
 	var labs []*lab.Lab
 	defer func() {
 		for _, l := range slices.Backward(labs) {

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/mustang-net/mustang/bench/cpu"
@@ -48,7 +47,7 @@ const settle = time.Second
 // instructions are counted, and what is closed disturbs nobody. Loopback comes
 // first, and again at the end: the A/A control. Then come pairs of nodes.
 func (d *Document) transactions(ctx context.Context, o Options) error {
-	group := cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), []int{0})
+	group := cpu.NewGroup(cpu.Name(), []int{0})
 	list := []run.Contestant{samehost.NewLoopback(report.Base)}
 	for i, mode := range o.Modes {
 		for _, by := range o.ServicesBy {

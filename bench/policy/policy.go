@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 	"slices"
 	"time"
@@ -89,7 +88,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	}
 	r = &Report{Kernel: run.Read("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU(), Rounds: o.Rounds, Failures: map[string]string{}, seed: o.Seed}
 	r.Load[0] = run.Read("/proc/loadavg")
-	group := cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), []int{core})
+	group := cpu.NewGroup(cpu.Name(), []int{core})
 	var envs []*env
 	defer func() {
 		for _, e := range slices.Backward(envs) {

@@ -80,17 +80,20 @@ func (b *Bundle) WriteCSV(w io.Writer) error {
 	return nil
 }
 
-// Encode writes the file's text: of one run, just that.
-func (b *Bundle) Encode(w io.Writer) error {
-	var v any
+// Whole is what a file has: of one run, just that.
+func (b *Bundle) Whole() any {
 	if len(b.Runs) == 1 && b.Schema != BundleSchema {
-		v = b.Runs[0]
-	} else {
-		b.Schema, v = BundleSchema, b
+		return b.Runs[0]
 	}
+	b.Schema = BundleSchema
+	return b
+}
+
+// Encode writes the file's text.
+func (b *Bundle) Encode(w io.Writer) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", " ")
-	if err := e.Encode(v); err != nil {
+	if err := e.Encode(b.Whole()); err != nil {
 		return fmt.Errorf("encode bench document: %w", err)
 	}
 	return nil
@@ -105,8 +108,15 @@ func (b *Bundle) Write(path string) error {
 	return writeWhole(path, text.Bytes())
 }
 
-// writeWhole writes a file beside path and renames it.
+// writeWhole writes a file beside path and renames it. What is no file, a pipe or
+// /dev/stdout, is written to.
 func writeWhole(path string, text []byte) error {
+	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() {
+		if err := os.WriteFile(path, text, 0); err != nil {
+			return fmt.Errorf("write bench document: %w", err)
+		}
+		return nil
+	}
 	tmp := path + ".part"
 	if err := os.WriteFile(tmp, text, 0o644); err != nil {
 		return fmt.Errorf("write bench document: %w", err)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -262,5 +263,32 @@ func TestTableAlignsWhatIsSeen(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
 	if at1, at2 := visible(lines[1]), visible(lines[2]); at1 != at2 {
 		t.Errorf("rows end at %d and %d:\n%s", at1, at2, b.String())
+	}
+}
+
+// The kernel's tag of a program is of its instructions, which hold what is drawn by lot
+// at each load.
+func TestProgramsAreKnownByTheirBuild(t *testing.T) {
+	of := func(status string) string { return Subject{ProgramSet: json.RawMessage(status)}.Implementation() }
+	one := of(`{"build":"ad50","programs":[{"name":"from_pod_host","tag":"3fb3"}]}`)
+	if again := of(`{"build":"ad50","programs":[{"name":"from_pod_host","tag":"9267"}]}`); again != one {
+		t.Errorf("another load is %q, the first is %q", again, one)
+	}
+	if other := of(`{"build":"ad51","programs":[{"name":"from_pod_host","tag":"3fb3"}]}`); other == one {
+		t.Errorf("another build is %q, too", other)
+	}
+}
+
+// Not renamed over: /dev/stdout would be a file from then on.
+func TestWhatIsNoFileIsWrittenTo(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "stdout")
+	if err := os.Symlink(os.DevNull, path); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&Document{Schema: Schema}).Write(path); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(path); err != nil || st.Mode().IsRegular() {
+		t.Errorf("%s is %v now; %v", path, st.Mode(), err)
 	}
 }

@@ -242,9 +242,11 @@ func (s Subject) Implementation() string {
 }
 
 // programs is one line of what `mustang status -o json` says about the loaded
-// programs: name and tag of each, or the text itself when it is something else.
+// programs: their names and build, or the text itself when it is something else.
+// Files from before there was a build have the tag of each.
 func programs(status json.RawMessage) string {
 	var st struct {
+		Build    string
 		Programs []struct{ Name, Tag string }
 	}
 	if err := json.Unmarshal(status, &st); err != nil || len(st.Programs) == 0 {
@@ -252,7 +254,13 @@ func programs(status json.RawMessage) string {
 	}
 	var out []string
 	for _, p := range st.Programs {
-		out = append(out, p.Name+" "+p.Tag)
+		if st.Build != "" {
+			p.Tag = ""
+		}
+		out = append(out, strings.TrimSpace(p.Name+" "+p.Tag))
+	}
+	if st.Build != "" {
+		out = append(out, "build "+st.Build)
 	}
 	return strings.Join(out, ", ") + " (conntrack and counters on)"
 }

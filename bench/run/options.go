@@ -81,6 +81,14 @@ func (o Options) AllCores() []string {
 	return map[string][]string{"same": {"same"}, "cross": {"cross"}, "both": {"same", "cross"}}[o.Cores]
 }
 
+// planned is how many rounds there are to be: 0 for as many as fit into the budget.
+func (o Options) planned() int {
+	if o.Budget > 0 {
+		return 0
+	}
+	return o.Rounds
+}
+
 // turns is how many turns a sample of a scenario has.
 func (o Options) turns(scenario string) int {
 	if scenario == runner.ABShort || scenario == runner.ABLong {

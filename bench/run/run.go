@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -52,7 +51,7 @@ func Run(ctx context.Context, o Plan, log Log) (doc *report.Document, err error)
 		return nil, err
 	}
 	s := &session{o: o, log: log, paths: map[string]Path{},
-		group: cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), slices.Compact([]int{client, server}))}
+		group: cpu.NewGroup(cpu.Name(), slices.Compact([]int{client, server}))}
 	defer func() { err = errors.Join(err, s.close()) }()
 	began := time.Now()
 	s.doc = s.newDocument(client, server)
@@ -89,7 +88,7 @@ func (o Plan) tools() error {
 
 func (s *session) newDocument(client, server int) *report.Document {
 	o, set := s.o, s.o.Settings
-	set.Rounds, set.Duration, set.Turns, set.Cores, set.Seed = o.Rounds, o.Duration.Seconds(), o.Turns, o.AllCores(), o.Seed
+	set.Rounds, set.Duration, set.Turns, set.Cores, set.Seed = o.planned(), o.Duration.Seconds(), o.Turns, o.AllCores(), o.Seed
 	set.IPv6, set.TailRate, set.MTU, set.StreamBy, set.CC = o.IPv6, o.TailRate, o.MTU, o.StreamBy, load.ProbeCC("cubic")
 	set.CPUSource, set.ClientCPU, set.ServerCPU = s.group.Kind, client, server
 	return &report.Document{
@@ -183,7 +182,7 @@ func (s *session) resume() error {
 	}
 	maps.Copy(s.doc.Facts, old.Facts)
 	old.Failures, old.Facts = s.doc.Failures, s.doc.Facts
-	old.Settings.Rounds = s.o.Rounds
+	old.Settings.Rounds = s.o.planned()
 	s.doc = old
 	return nil
 }
@@ -210,9 +209,9 @@ func (s *session) facts(ctx context.Context) {
 }
 
 func (s *session) measure(ctx context.Context, began time.Time) error {
-	set := runner.Settings{Rounds: s.o.Rounds, Warmup: true, Seed: s.o.Seed, Turns: s.o.turns, Done: s.doc.FinishedRounds(), Kept: s.kept}
+	set := runner.Settings{Rounds: s.o.planned(), Warmup: true, Seed: s.o.Seed, Turns: s.o.turns, Done: s.doc.FinishedRounds(), Kept: s.kept}
 	if s.o.Budget > 0 {
-		set.Rounds, set.Until = 0, began.Add(s.o.Budget)
+		set.Until = began.Add(s.o.Budget)
 	}
 	s.doc.Complete = false
 	progress := &runner.Printer{W: s.log.W, Terminal: s.log.Terminal, Rounds: set.Rounds}

@@ -227,6 +227,38 @@ func TestPlainPodsAndIptables(t *testing.T) {
 	}
 }
 
+// Going on with it asks for a number, or another budget.
+func TestBudgetIsNoNumberOfRounds(t *testing.T) {
+	o := short(t)
+	o.Rounds, o.Budget = 20, time.Millisecond
+	doc, err := testRun(t, t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if doc.Settings.Rounds != 0 || Resumed(doc).Rounds != 0 {
+		t.Errorf("a run by a budget was asked for %d rounds", doc.Settings.Rounds)
+	}
+}
+
+// Pods are new in the rest of a run, and programs are loaded anew; they are the same programs.
+func TestResumedRunKnowsMustangsPrograms(t *testing.T) {
+	o := short(t)
+	var err error
+	if o.Binary, err = built.Binary(t.TempDir(), "mustang", "MUSTANG_BIN"); err != nil {
+		t.Fatal(err)
+	}
+	o.Modes, o.ServicesBy, o.Rounds = []string{report.Veth}, []string{"mustang-tc"}, 1
+	half, err := testRun(t, t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := Resumed(half)
+	r.Self, r.Binary, r.Rounds = o.Self, o.Binary, 2
+	if doc, err := testRun(t, t.Context(), r); err != nil || doc.FinishedRounds() != 2 {
+		t.Fatal(err)
+	}
+}
+
 func TestDeadDatapathIsAnError(t *testing.T) {
 	o := short(t)
 	env, err := loopback{name: "dead"}.Up(t.Context(), "")
@@ -236,7 +268,7 @@ func TestDeadDatapathIsAnError(t *testing.T) {
 	defer env.Close()
 	target := env.Paths()[0].Target
 	target.Dial = netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), Port) // no route to it
-	group := cpu.NewGroup(fmt.Sprintf("mustang-bench-%d", os.Getpid()), nil)
+	group := cpu.NewGroup(cpu.Name(), nil)
 	defer group.Close()
 	l := runner.Launcher{Self: o.Self, Group: group, Duration: o.Duration}
 	if _, err := l.Open(t.Context(), target, "rr"); err == nil {
@@ -338,7 +370,8 @@ func TestOptionsAreValidated(t *testing.T) {
 		"cores": func(o *Options) { o.Cores = "all" }, "stream": func(o *Options) { o.StreamBy = "netperf" },
 		"duration": func(o *Options) { o.Duration = time.Millisecond }, "none": func(o *Options) { o.Services = nil },
 		"turns": func(o *Options) { o.Turns = 0 }, "short turns": func(o *Options) { o.Turns = 100 },
-		"tune": func(o *Options) { o.Tune = []string{"local-mtu+wings"} },
+		"tune": func(o *Options) { o.Tune = []string{"local-mtu+wings"} }, "same mode": func(o *Options) { o.Modes = []string{"veth", "veth"} },
+		"same number": func(o *Options) { o.Services = []int{1, 1} },
 	} {
 		o := Defaults()
 		change(&o)

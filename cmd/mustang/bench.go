@@ -170,7 +170,7 @@ func (f *benchFlags) resumed(cmd *cobra.Command) (samehost.Options, error) {
 	}
 	o.Budget = f.o.Budget
 	if o.Budget == 0 && doc.FinishedRounds() >= o.Rounds {
-		return o, fmt.Errorf("resume: %s has %d rounds of %d: say more by --rounds or --budget", f.resume, doc.FinishedRounds(), o.Rounds)
+		return o, fmt.Errorf("resume: %s has %d rounds: say by --rounds or --budget how many more", f.resume, doc.FinishedRounds())
 	}
 	return o, nil
 }
@@ -184,7 +184,7 @@ func benchRun(cmd *cobra.Command, g *globals, o samehost.Options, file string) (
 	o.Binary, o.Self = self, benchLoad(self)
 	plan, err := o.Plan()
 	if err != nil {
-		return nil, err
+		return nil, usageError{err}
 	}
 	doc, err := benchMeasure(cmd, plan, file)
 	if doc == nil {
@@ -195,6 +195,9 @@ func benchRun(cmd *cobra.Command, g *globals, o samehost.Options, file string) (
 
 // benchMeasure runs a plan, and writes the file after each round and at the end.
 func benchMeasure(cmd *cobra.Command, plan run.Plan, file string) (*report.Document, error) {
+	if err := benchWritable(file); err != nil {
+		return nil, err
+	}
 	if file != "" {
 		plan.Keep = func(d *report.Document) error { return d.Write(file) }
 	}
@@ -211,8 +214,9 @@ func benchMeasure(cmd *cobra.Command, plan run.Plan, file string) (*report.Docum
 }
 
 func benchPrint(cmd *cobra.Command, output string, doc *report.Document) error {
-	if output == "json" {
-		return doc.Encode(cmd.OutOrStdout())
+	g := globals{Output: output}
+	if g.structured() {
+		return g.print(cmd.OutOrStdout(), doc, nil)
 	}
 	doc.Render(cmd.OutOrStdout(), benchTerminal(os.Stdout))
 	return nil

@@ -5,7 +5,6 @@ package main
 // mustang bench advise: which way of connecting pods suits this node.
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -42,10 +41,8 @@ func newBenchAdviseCmd(g *globals) *cobra.Command {
 				}
 			}
 			a := advise.Of(doc, advise.Need(need), firewall)
-			if g.Output == "json" {
-				text, encodeErr := json.MarshalIndent(a, "", " ")
-				fmt.Fprintln(cmd.OutOrStdout(), string(text))
-				return errors.Join(err, encodeErr)
+			if g.structured() {
+				return errors.Join(err, g.print(cmd.OutOrStdout(), a, nil))
 			}
 			a.Render(cmd.OutOrStdout())
 			return err

@@ -28,6 +28,9 @@ to node, by pod IP and by ClusterIP, as ratios to node to node. The namespace go
 when the run ends. Pods are privileged, and some are in the nodes' network.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := benchWritable(file); err != nil {
+				return err
+			}
 			if file != "" {
 				o.Keep = func(d *report.Document) error { return d.Write(file) }
 			}

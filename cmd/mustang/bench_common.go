@@ -11,7 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -37,7 +37,7 @@ func benchStart(cmd *cobra.Command) (context.Context, context.CancelFunc, error)
 	if _, err := lab.GC(); err != nil {
 		return nil, nil, err
 	}
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+	ctx, stop := interruptible(cmd.Context())
 	return ctx, stop, nil
 }
 
@@ -54,6 +54,9 @@ func benchReport[R any, P benchRender[R]](cmd *cobra.Command, g *globals, file s
 	if err != nil {
 		return err
 	}
+	if err := benchWritable(file); err != nil {
+		return err
+	}
 	ctx, stop, err := benchStart(cmd)
 	if err != nil {
 		return err
@@ -68,12 +71,29 @@ func benchReport[R any, P benchRender[R]](cmd *cobra.Command, g *globals, file s
 	if file != "" {
 		err = errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o644))
 	}
-	if g.Output == "json" {
-		fmt.Fprintln(cmd.OutOrStdout(), string(text))
-	} else {
-		report.Render(cmd.OutOrStdout())
+	if g.structured() {
+		return errors.Join(err, g.print(cmd.OutOrStdout(), report, nil))
 	}
+	report.Render(cmd.OutOrStdout())
 	return err
+}
+
+// benchWritable says before a run whether its file can be written.
+func benchWritable(file string) error {
+	if st, err := os.Stat(file); file == "" || err == nil && !st.Mode().IsRegular() && !st.IsDir() {
+		return nil // a pipe, a terminal
+	}
+	f, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
+	if err == nil {
+		err = errors.Join(f.Close(), os.Remove(f.Name()))
+	}
+	if st, statErr := os.Stat(file); statErr == nil && st.IsDir() {
+		err = errors.New("is a directory")
+	}
+	if err != nil {
+		return usagef("--json %s: %w; give a file in a directory that can be written to", file, err)
+	}
+	return nil
 }
 
 // benchTerminal says whether a file is a terminal.

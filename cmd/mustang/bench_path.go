@@ -9,11 +9,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/signal"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/bench/path"
 	"github.com/mustang-net/mustang/lab"
@@ -54,11 +52,14 @@ func (f *benchPathFlags) run(cmd *cobra.Command, g *globals) error {
 	if err != nil {
 		return fmt.Errorf("find the mustang binary: %w", err)
 	}
+	if err := benchWritable(f.json); err != nil {
+		return err
+	}
 	f.o.Binary, f.o.Self, f.o.Log = self, []string{self, "bench-load"}, cmd.ErrOrStderr()
 	if _, err := lab.GC(); err != nil { // a killed bench's
 		return err
 	}
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+	ctx, stop := interruptible(cmd.Context())
 	defer stop()
 	began := time.Now()
 	doc, err := path.Run(ctx, f.o)
@@ -68,8 +69,8 @@ func (f *benchPathFlags) run(cmd *cobra.Command, g *globals) error {
 	if f.json != "" {
 		err = errors.Join(err, doc.Write(f.json))
 	}
-	if g.Output == "json" {
-		err = errors.Join(err, doc.Encode(cmd.OutOrStdout()))
+	if g.structured() {
+		err = errors.Join(err, g.print(cmd.OutOrStdout(), doc, nil))
 	} else {
 		doc.Render(cmd.OutOrStdout())
 		fmt.Fprintf(cmd.ErrOrStderr(), "took %s\n", time.Since(began).Round(time.Second))

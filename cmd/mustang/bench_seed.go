@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -76,6 +75,9 @@ func articles(name string) ([]seed.Article, error) {
 func (f seedFlags) run(cmd *cobra.Command, g *globals, name string) error {
 	list, err := articles(name)
 	if err != nil {
+		return err
+	}
+	if err := benchWritable(f.file()); err != nil {
 		return err
 	}
 	b := &report.Bundle{}
@@ -173,14 +175,12 @@ func (f seedFlags) one(cmd *cobra.Command, b *report.Bundle, plan run.Plan) erro
 }
 
 func (f seedFlags) print(cmd *cobra.Command, g *globals, b *report.Bundle, list []seed.Article) error {
-	if g.Output == "json" {
+	if g.structured() {
 		all := map[string][]report.Claim{}
 		for _, d := range b.Runs {
 			all[d.Settings.Article] = d.Claims
 		}
-		text, err := json.MarshalIndent(all, "", " ")
-		fmt.Fprintln(cmd.OutOrStdout(), string(text))
-		return err
+		return g.print(cmd.OutOrStdout(), all, nil)
 	}
 	for _, d := range b.Runs {
 		if slices.ContainsFunc(list, func(a seed.Article) bool { return a.Name == d.Settings.Article }) {

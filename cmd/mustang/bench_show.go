@@ -5,7 +5,6 @@ package main
 // mustang bench show and compare: what the files of --json say.
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -46,8 +45,8 @@ func newBenchShowCmd(g *globals) *cobra.Command {
 			if csv != "" || page != "" {
 				return nil
 			}
-			if g.Output == "json" {
-				return b.Encode(cmd.OutOrStdout())
+			if g.structured() {
+				return g.print(cmd.OutOrStdout(), b.Whole(), nil)
 			}
 			b.Render(cmd.OutOrStdout(), benchTerminal(os.Stdout))
 			return nil
@@ -107,11 +106,9 @@ not shown. Exit status is not 0 when anything became slower.`,
 				}
 			}
 			c := report.CompareAll(files[0], files[1])
-			if g.Output == "json" {
-				e := json.NewEncoder(cmd.OutOrStdout())
-				e.SetIndent("", " ")
-				if err := e.Encode(c); err != nil {
-					return fmt.Errorf("encode comparison: %w", err)
+			if g.structured() {
+				if err := g.print(cmd.OutOrStdout(), c, nil); err != nil {
+					return err
 				}
 			} else {
 				c.Render(cmd.OutOrStdout(), benchTerminal(os.Stdout))

@@ -141,13 +141,26 @@ func newLabGCCmd() *cobra.Command {
 	}
 }
 
+// interruptible is a context that ends with Ctrl-C, with SIGTERM, and with the terminal,
+// unless nohup says that it does not matter.
+func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
+	ends := []os.Signal{os.Interrupt, unix.SIGTERM}
+	if !signal.Ignored(unix.SIGHUP) {
+		ends = append(ends, unix.SIGHUP)
+	}
+	return signal.NotifyContext(ctx, ends...)
+}
+
 // withLab builds, calls fn, and removes the lab whatever happens. A second
 // signal while removing ends the process at once; gc then has the rest.
 func (f *labFlags) withLab(cmd *cobra.Command, fn func(context.Context, *lab.Lab) error) (err error) {
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM, unix.SIGHUP)
+	ctx, stop := interruptible(cmd.Context())
 	defer stop()
-	if f.pods < 0 || f.pods > 1000 {
-		return usagef("--pods: %d is out of range: use 0 to 1000", f.pods)
+	if f.cfg.Nodes < 1 || f.cfg.Nodes > lab.MaxNodes {
+		return usagef("--nodes: %d is out of range: use 1 to %d", f.cfg.Nodes, lab.MaxNodes)
+	}
+	if most := min(1000, lab.MaxPods(f.cfg.Nodes)); f.pods < 0 || f.pods > most {
+		return usagef("--pods: %d is out of range: use 0 to %d", f.pods, most)
 	}
 	f.cfg.Mode, f.cfg.Services = lab.Mode(f.mode), lab.ServiceBy(f.services)
 	l, err := lab.New(ctx, f.cfg)

@@ -48,7 +48,10 @@ func (g *globals) with(ctx context.Context, readOnly bool, fn func(*engine.Engin
 	if err != nil {
 		return err
 	}
-	return errors.Join(fn(e), e.Close())
+	if err := fn(e); err != nil {
+		return errors.Join(err, e.Abandon())
+	}
+	return e.Close()
 }
 
 func (g *globals) notify(sentence string) { fmt.Fprintln(g.warnings, "mustang:", sentence) }
@@ -74,6 +77,9 @@ func newRoot(g *globals) *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.HasSubCommands() {
+				return nil // only tells what there is
+			}
 			if err := g.checkOutput(); err != nil {
 				return err
 			}
@@ -87,10 +93,30 @@ func newRoot(g *globals) *cobra.Command {
 	f.StringVarP(&g.Output, "output", "o", "table", "table, json or yaml; wide for more columns")
 	root.AddCommand(newSvcCmd(g), newEdgeCmd(g), newPolicyCmd(g), newEpCmd(g), newStatusCmd(g), newObserveCmd(g), newWhyCmd(g), newResetCmd(g), newPodCmd(g), newNodeCmd(g), newLabCmd(g),
 		newBenchCmd(g), newBenchLoadCmd(), newInstallCNICmd(g), newUninstallCNICmd(g), newAgentCmd(g), newConnectivityCmd(g), newSysdumpCmd(g), newUninstallCmd(g))
+	refuseUnknown(root)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usagef("%w; `%s --help` lists the flags", err, cmd.CommandPath())
 	})
 	return root
+}
+
+// refuseUnknown has groups of commands refuse a name that is none of theirs: cobra
+// tells what there is, with success.
+func refuseUnknown(root *cobra.Command) {
+	for _, group := range root.Commands() {
+		refuseUnknown(group)
+		if !group.HasSubCommands() || group.Runnable() {
+			continue
+		}
+		group.DisableFlagsInUseLine = true
+		group.Args = func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usagef("unknown command %q for %q; `%s --help` lists those that exist", args[0], cmd.CommandPath(), cmd.CommandPath())
+			}
+			return nil
+		}
+		group.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
 }
 
 // fromEnv is a flag's default: the environment's word, else ours. A container

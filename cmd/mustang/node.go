@@ -11,14 +11,17 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/node"
+	"github.com/mustang-net/mustang/internal/policy/manifest"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -152,6 +155,13 @@ func readNodes(g *globals, file string, stdin io.Reader) (f node.File, err error
 	if err != nil {
 		return f, usagef("read nodes: %w", err)
 	}
+	docs := slices.DeleteFunc(manifest.Documents(text), func(doc []byte) bool {
+		var v any
+		return yaml.Unmarshal(doc, &v) == nil && v == nil // comments
+	})
+	if len(docs) > 1 { // the reader of YAML takes the first alone
+		return f, usagef("%s has %d documents: put all nodes into one {settings, nodes}", file, len(docs))
+	}
 	if err := yaml.UnmarshalStrict(text, &f); err != nil {
 		return f, usagef("%s is not {settings, nodes}: %w", file, err)
 	}
@@ -168,7 +178,9 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 			if _, err := s.Apply(node.DefaultSettings()); err != nil {
 				return usageError{err}
 			}
-			if cmd.Flags().NFlag() == 0 {
+			asked := false // the tool's own flags say where the node is, and how to print
+			cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) { asked = asked || f.Changed })
+			if !asked {
 				return g.with(cmd.Context(), true, func(e *engine.Engine) error { return printSettings(g, cmd.OutOrStdout(), e) })
 			}
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error { return e.SetNode(s) })

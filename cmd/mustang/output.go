@@ -22,6 +22,9 @@ func (g *globals) checkOutput() error {
 	return usagef("output %q is none of %s", g.Output, strings.Join(outputs, ", "))
 }
 
+// structured says that programs read the output, not people.
+func (g *globals) structured() bool { return g.Output == "json" || g.Output == "yaml" }
+
 // print writes v as JSON or YAML, or else what table writes.
 func (g *globals) print(w io.Writer, v any, table func(w io.Writer)) error {
 	switch g.Output {

@@ -147,7 +147,12 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, done()) }()
+	defer func() {
+		if refused, ok := att.(interface{ Abandon() error }); ok && err != nil {
+			done = refused.Abandon
+		}
+		err = errors.Join(err, done())
+	}()
 
 	rec := podRecord{
 		Name: name, State: podMaking, Maker: record.ThisMaker(), Mode: spec.Mode,
@@ -347,7 +352,30 @@ func (f podFlags) spec(g *globals, name string) (link.Spec, error) {
 	} else if s.NetNS, err = filepath.Abs(g.path(s.NetNS)); err != nil || !netns.Is(s.NetNS) {
 		return s, fmt.Errorf("--netns: %s is not a network namespace: make it with `ip netns add`, or leave the flag out", f.netns)
 	}
-	return s, nil
+	return s, nodesOwn(s)
+}
+
+// nodesOwn refuses what is this node's: its namespace, and its addresses, which programs
+// would take for the pod's.
+func nodesOwn(s link.Spec) error {
+	home, err := os.Stat("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	if there, err := os.Stat(s.NetNS); err == nil && os.SameFile(home, there) {
+		return fmt.Errorf("--netns: %s is this node's own: give the pod's, or leave the flag out", s.NetNS)
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return fmt.Errorf("list this node's addresses: %w", err)
+	}
+	for _, a := range addrs {
+		p, err := netip.ParsePrefix(a.String())
+		if err == nil && (p.Addr() == s.IPv4.Addr() || p.Addr() == s.IPv6.Addr()) {
+			return fmt.Errorf("--ip: %s is this node's own: choose another address", p.Addr())
+		}
+	}
+	return nil
 }
 
 func podNameError(name string) error {

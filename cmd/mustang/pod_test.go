@@ -145,20 +145,26 @@ func TestPodAddLsRm(t *testing.T) {
 
 func TestPodBadInputChangesNothing(t *testing.T) {
 	n := newPodNode(t)
+	if out, err := exec.Command("ip", "-n", filepath.Base(n.netns), "addr", "add", "10.9.0.1/32", "dev", "lo").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	before := n.traces()
 	for want, args := range map[string][]string{
-		"mode":           {"--ip=10.1.0.2", "--mode=string"},
-		"--ip":           {"--ip=10.1.0.300"},
-		"IP is missing":  {},
-		"of one family":  {"--ip=10.1.0.2,10.1.0.3"},
-		"no IPv6":        {"--ip=10.1.0.2", "--gateway=fd00::1"},
-		"uplink":         {"--ip=10.1.0.2", "--mode=macvlan"},
-		"--uplink":       {"--ip=10.1.0.2", "--mode=macvlan", "--uplink=none0"},
-		"MTU":            {"--ip=10.1.0.2", "--mtu=9"},
-		"--netns":        {"--ip=10.1.0.2", "--netns=/proc/self/exe"},
-		"--service-path": {"--ip=10.1.0.2", "--service-path=shm"},
-		"--mac":          {"--ip=10.1.0.2", "--mac=gg"},
-		"--plain":        {"--ip=10.1.0.2", "--service-path=tc", "--plain"},
+		"10.9.0.1 is this node's own":    {"--ip=10.9.0.1"},
+		"--netns: " + n.netns + " is th": {"--ip=10.1.0.2", "--netns=" + n.netns},
+		"broadcast":                      {"--ip=10.1.0.255/24", "--mode=bridge"},
+		"mode":                           {"--ip=10.1.0.2", "--mode=string"},
+		"--ip":                           {"--ip=10.1.0.300"},
+		"IP is missing":                  {},
+		"of one family":                  {"--ip=10.1.0.2,10.1.0.3"},
+		"no IPv6":                        {"--ip=10.1.0.2", "--gateway=fd00::1"},
+		"uplink":                         {"--ip=10.1.0.2", "--mode=macvlan"},
+		"--uplink":                       {"--ip=10.1.0.2", "--mode=macvlan", "--uplink=none0"},
+		"MTU":                            {"--ip=10.1.0.2", "--mtu=9"},
+		"--netns":                        {"--ip=10.1.0.2", "--netns=/proc/self/exe"},
+		"--service-path":                 {"--ip=10.1.0.2", "--service-path=shm"},
+		"--mac":                          {"--ip=10.1.0.2", "--mac=gg"},
+		"--plain":                        {"--ip=10.1.0.2", "--service-path=tc", "--plain"},
 	} {
 		_, err := n.run(append([]string{"add", n.pod("a")}, args...)...)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {

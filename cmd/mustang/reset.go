@@ -14,6 +14,10 @@ func newResetCmd(g *globals) *cobra.Command {
 		Short: "Remove every trace of mustang from this node: programs, tables, Services, endpoints",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			// Pods that pod add made keep their records: pod rm takes them away.
+			if err := newPodStore(g.StateDir).Drop(); err != nil {
+				return err
+			}
 			return engine.Reset(cmd.Context(), g.scope(), g.notify)
 		},
 	}

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/policy/manifest"
 	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -315,9 +316,13 @@ func readSpecs(g *globals, file string, stdin io.Reader) ([]service.Spec, error)
 	if err != nil {
 		return nil, usagef("read Services: %w", err)
 	}
-	var specs []service.Spec
-	if err := yaml.UnmarshalStrict(text, &specs); err != nil {
-		return nil, usagef("%s is not a list of {service, protocol, backends, …}: %w", file, err)
+	var all []service.Spec
+	for _, doc := range manifest.Documents(text) { // the reader of YAML takes the first alone
+		var specs []service.Spec
+		if err := yaml.UnmarshalStrict(doc, &specs); err != nil {
+			return nil, usagef("%s is not a list of {service, protocol, backends, …}: %w", file, err)
+		}
+		all = append(all, specs...)
 	}
-	return specs, nil
+	return all, nil
 }

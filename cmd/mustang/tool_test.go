@@ -182,12 +182,21 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 		{"{", []string{"svc", "apply", "-f", "-"}, 2, []string{"not a list"}},
 		{`[{service: "10.96.0.5:80", backends: ["10.0.0.1:80"]}, {service: "10.96.0.6:0"}]`, []string{"svc", "apply", "-f", "-"}, 2, []string{"entry 2", "1 to 65535"}},
 		{`[{service: "10.96.0.5:80", backend: []}]`, []string{"svc", "apply", "-f", "-"}, 2, []string{"backend"}},
+		{"[]\n---\n{\n", []string{"svc", "apply", "-f", "-"}, 2, []string{"not a list"}},
+		{"# all\n---\nnodes: []\n---\nnodes: []\n", []string{"node", "apply", "-f", "-"}, 2, []string{"2 documents"}},
 		{"", []string{"svc", "apply", "-f", "/none/such"}, 2, []string{"/none/such"}},
 		{"", []string{"ep", "add", "--ifname=eth0", "--netns=/var/run/netns/none-such"}, 1, []string{"/var/run/netns/none-such", "ip netns"}},
 		{"", []string{"ep", "add", "--ifname=eth0", "--netns=/var/run/netns/" + w.netns, "--service-path=fast"}, 2, []string{"service-path", "both, socket, tc, none"}},
 		{"", []string{"ep", "rm"}, 2, []string{"--netns"}},
 		{"", []string{"ep", "rm", "9"}, 1, []string{"endpoint 9", "ep ls"}},
 		{"", []string{"nonsense"}, 2, []string{"nonsense"}},
+		{"", []string{"svc", "list"}, 2, []string{`"list"`, "mustang svc --help"}},
+		{"", []string{"lab", "run", "--nodes=0", "--", "true"}, 2, []string{"--nodes"}},
+		{"", []string{"lab", "run", "--nodes=2", "--pods=254", "--", "true"}, 2, []string{"--pods", "253"}},
+		{"", []string{"bench", "samehost", "--modes=pigeon"}, 2, []string{"pigeon"}},
+		{"", []string{"bench", "samehost", "--modes=veth,veth"}, 2, []string{"veth", "twice"}},
+		{"", []string{"bench", "samehost", "--rounds=0"}, 2, []string{"--rounds"}},
+		{"", []string{"bench", "samehost", "--json=/none/such.json"}, 2, []string{"--json", "/none/such.json"}},
 		{"", []string{"svc", "ls", "--bpffs", w.state + "x/y"}, 0, nil},
 		{"", []string{"svc", "add", "--service=10.96.0.7:80", "--bpffs", w.state + "x/y"}, 1, []string{"mount -t bpf bpf"}},
 	} {
@@ -203,6 +212,39 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 	}
 	if got := w.services(); !slices.Equal(got, before) {
 		t.Errorf("Services changed: %v", got)
+	}
+}
+
+func TestNodeSetWithoutFlagsOfItsOwnShows(t *testing.T) {
+	w := newTool(t) // which says where the node is
+	if out := w.ok("node", "set"); !strings.Contains(out, "ebpf") {
+		t.Errorf("it shows %q", out)
+	}
+	w.ok("node", "set", "--host-routing=legacy")
+	if out := w.ok("node", "set", "-o", "json"); !strings.Contains(out, `"host_routing": "legacy"`) {
+		t.Errorf("it shows %q", out)
+	}
+}
+
+// Tables cost tens of megabytes.
+func TestARefusedFirstCommandLeavesNothing(t *testing.T) {
+	w := newTool(t)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"svc", "rm", "3"},
+		{"ep", "add", "--ifname=eth0", "--netns=/var/run/netns/none-such"},
+		{"pod", "add", "a", "--ip=10.1.0.2/24", "--mode=macvlan", "--uplink=lo"},
+		{"svc", "add", "--service=10.96.0.1:80", "--state-dir=" + filepath.Join(file, "state")},
+	} {
+		if out, errs, code := w.run("", args...); code == 0 {
+			t.Errorf("%v: %s%s", args, out, errs)
+		}
+		if _, err := os.Stat(w.bpffs); !os.IsNotExist(err) {
+			t.Errorf("%v left %s", args, w.bpffs)
+		}
 	}
 }
 

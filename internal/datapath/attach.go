@@ -286,3 +286,13 @@ func Remove(dir string) error {
 	}
 	return errors.Join(errs...)
 }
+
+// Idle says that the scope has neither programs nor links.
+func Idle(dir string) bool {
+	for _, sub := range []string{linksDir, programsDir} {
+		if entries, err := os.ReadDir(filepath.Join(dir, sub)); err != nil && !errors.Is(err, fs.ErrNotExist) || len(entries) > 0 {
+			return false
+		}
+	}
+	return true
+}

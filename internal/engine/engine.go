@@ -69,6 +69,7 @@ type Engine struct {
 	lingers     bool          // the kernel's masquerade, until the last flow that needs it has ended
 	gatherTried bool          // to make what puts datagrams together
 	moved       time.Time     // when an endpoint last came or went, as far as this engine has seen
+	made        bool          // the scope was made by this opening
 
 	// ResetRemoved says that what the next changes remove from Services is
 	// gone: its established TCP is reset. Otherwise it goes on, as it must for
@@ -130,6 +131,9 @@ func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool
 	if err == nil && pending && op.Kind == opReset {
 		return nil, true, errors.Join(e.reset(), e.Close())
 	}
+	if err == nil && !opts.ReadOnly && !datapath.Exists(scope.BPFFS) {
+		e.made, err = true, e.store.Make() // where nothing can be kept, nothing is pinned
+	}
 	if err == nil {
 		e.dp, err = datapath.Open(scope.BPFFS, opts.Sizes)
 	}
@@ -140,9 +144,27 @@ func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool
 		}
 	}
 	if err != nil {
-		return nil, false, errors.Join(err, e.Close())
+		return nil, false, errors.Join(err, e.Abandon())
 	}
 	return e, false, nil
+}
+
+// Abandon is Close of one whose change was refused: a scope that was made for it goes, too.
+func (e *Engine) Abandon() error {
+	if !e.made || e.lender != nil || !e.untouched() {
+		return e.Close()
+	}
+	return errors.Join(datapath.Remove(e.scope.BPFFS), e.store.Remove(), e.Close())
+}
+
+// untouched says that the scope has tables, and nothing else.
+func (e *Engine) untouched() bool {
+	if e.dp != nil {
+		if services, err := e.Services(); err != nil || len(services) > 0 {
+			return false
+		}
+	}
+	return datapath.Idle(e.scope.BPFFS) && e.store.Empty()
 }
 
 // Close releases the scope. What was applied stays.

@@ -4,6 +4,7 @@ package engine
 
 import (
 	"cmp"
+	"encoding/hex"
 	"errors"
 	"os"
 	"slices"
@@ -30,9 +31,10 @@ type Status struct {
 	BPFFS      string                 `json:"bpffs"`
 	StateDir   string                 `json:"state_dir"`
 	CgroupRoot string                 `json:"cgroup_root"`
-	Present    bool                   `json:"present"` // the scope exists
-	Attach     string                 `json:"attach"`  // "tcx" or "clsact"
-	Current    bool                   `json:"current"` // the loaded programs are this binary's
+	Present    bool                   `json:"present"`         // the scope exists
+	Attach     string                 `json:"attach"`          // "tcx" or "clsact"
+	Current    bool                   `json:"current"`         // the loaded programs are this binary's
+	Build      string                 `json:"build,omitempty"` // which programs are loaded: tags differ with each load
 	Services   int                    `json:"services"`
 	Endpoints  map[string]int         `json:"endpoints"` // by placement
 	Nodes      *NodesStatus           `json:"nodes,omitempty"`
@@ -106,6 +108,13 @@ func (e *Engine) Status() (Status, error) {
 		return s, err
 	}
 	s.Programs, s.Current = append(s.Programs, programs...), current
+	meta, err := e.dp.GetMeta()
+	if err != nil {
+		return s, err
+	}
+	if len(s.Programs) > 0 {
+		s.Build = hex.EncodeToString(meta.Build[:8])
+	}
 	if s.Tables, err = e.dp.Tables(); err != nil {
 		return s, err
 	}

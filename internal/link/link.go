@@ -260,6 +260,8 @@ func (s Spec) validateAddrs() error {
 			return fmt.Errorf("IP %s or gateway %s is not %s: give each family its own", a.ip, a.gw, a.family)
 		case a.ip.Addr().IsUnspecified() || a.ip.Addr().IsMulticast() || a.ip.Addr().IsLoopback():
 			return fmt.Errorf("IP %s cannot be a pod's: use a unicast address", a.ip.Addr())
+		case !traitsOf[s.Mode].routed && a.ip.Addr() == broadcast(a.ip):
+			return fmt.Errorf("IP %s cannot be a pod's: it is the broadcast address of %s", a.ip.Addr(), a.ip.Masked())
 		case a.ip.Addr() == a.gw:
 			return fmt.Errorf("IP %s is the gateway's address: give the pod another", a.gw)
 		case !traitsOf[s.Mode].routed && a.gw.IsValid() && !a.ip.Contains(a.gw):
@@ -267,6 +269,19 @@ func (s Spec) validateAddrs() error {
 		}
 	}
 	return nil
+}
+
+// broadcast is the address at which all of an IPv4 network are meant; none where it has two
+// addresses or one.
+func broadcast(p netip.Prefix) netip.Addr {
+	if !p.Addr().Is4() || p.Bits() > 30 {
+		return netip.Addr{}
+	}
+	b := p.Addr().As4()
+	for i := p.Bits(); i < 32; i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	return netip.AddrFrom4(b)
 }
 
 // Add connects a pod. What an Add that was killed left half built is replaced;

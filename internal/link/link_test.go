@@ -431,6 +431,7 @@ func TestBadSpecIsNamed(t *testing.T) {
 		}},
 		{"BIG TCP that is small", "65537 to 524280", func(s *Spec) { s.BigTCP = 65536 }},
 		{"BIG TCP of a host device", "own setting", func(s *Spec) { s.Mode, s.Uplink, s.BigTCP = HostDevice, "up0", MaxBigTCP }},
+		{"broadcast address", "broadcast", func(s *Spec) { s.Mode, s.IPv4 = Bridge, netip.MustParsePrefix("10.1.0.255/25") }},
 		{"multicast address", "unicast", func(s *Spec) { s.IPv4 = netip.MustParsePrefix("224.0.0.5/32") }},
 	} {
 		t.Run(c.name, func(t *testing.T) {

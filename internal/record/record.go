@@ -159,18 +159,41 @@ func (d Dir[T]) Sweep() error {
 // Locked runs fn while no other process is in Locked. It makes the directory.
 // Hold it for a few file operations, never while something is being made.
 func (d Dir[T]) Locked(fn func() error) error {
-	if err := os.MkdirAll(d.Path, 0o755); err != nil {
-		return fmt.Errorf("make the directory of records: %w", err)
+	for {
+		if err := os.MkdirAll(d.Path, 0o755); err != nil {
+			return fmt.Errorf("make the directory of records: %w", err)
+		}
+		dir, err := os.Open(d.Path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // dropped between the two
+		}
+		if err != nil {
+			return fmt.Errorf("open the directory of records: %w", err)
+		}
+		if err := flock(int(dir.Fd())); err != nil {
+			dir.Close()
+			return fmt.Errorf("lock records %s: %w", d.Path, err)
+		}
+		here, err1 := dir.Stat()
+		there, err2 := os.Stat(d.Path)
+		if err1 != nil || err2 != nil || !os.SameFile(here, there) {
+			dir.Close() // we waited for one that was dropped
+			continue
+		}
+		defer dir.Close() // and with it the lock
+		return fn()
 	}
-	dir, err := os.Open(d.Path)
-	if err != nil {
-		return fmt.Errorf("open the directory of records: %w", err)
+}
+
+// Drop removes the directory, if it is there and has no records.
+func (d Dir[T]) Drop() error {
+	if _, err := os.Stat(d.Path); err != nil {
+		return nil
 	}
-	defer dir.Close() // and with it the lock
-	if err := flock(int(dir.Fd())); err != nil {
-		return fmt.Errorf("lock records %s: %w", d.Path, err)
-	}
-	return fn()
+	return d.Locked(func() error {
+		os.Remove(d.Path) // fails, as it should, while there are records
+		return nil
+	})
 }
 
 func flock(fd int) error {

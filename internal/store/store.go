@@ -17,6 +17,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -190,6 +191,25 @@ func (s Store) HasNames() bool {
 	return err == nil
 }
 
+// Make makes the store's directory, where there is none.
+func (s Store) Make() error {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return fmt.Errorf("make the state directory: %w; choose another with --state-dir", err)
+	}
+	return nil
+}
+
+// Empty says that the store has nothing.
+func (s Store) Empty() bool {
+	for _, dir := range []string{s.dir, filepath.Join(s.dir, endpointsDir), filepath.Join(s.dir, servicesDir)} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) || slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !e.IsDir() }) {
+			return false
+		}
+	}
+	return true
+}
+
 // Remove deletes the store: its own files, and its directory when nothing else
 // is in it.
 func (s Store) Remove() error {
@@ -235,8 +255,8 @@ func (s Store) write(path string, v any) error {
 		return err
 	}
 	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("make the state directory: %w; choose another with --state-dir", err)
+	if err := At(dir).Make(); err != nil {
+		return err
 	}
 	// Its writer holds the scope's lock, so a killed one's file is overwritten.
 	f, err := os.OpenFile(filepath.Join(dir, tempPrefix+filepath.Base(path)), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)

@@ -36,7 +36,7 @@ func Read(r io.Reader) (File, error) {
 		return File{}, err
 	}
 	var f File
-	for i, doc := range documents(text) {
+	for i, doc := range Documents(text) {
 		if len(bytes.TrimSpace(doc)) == 0 {
 			continue
 		}
@@ -50,8 +50,8 @@ func Read(r io.Reader) (File, error) {
 	return f, nil
 }
 
-// documents cuts a stream at its `---` lines, of which a comment may follow.
-func documents(text []byte) [][]byte {
+// Documents cuts a stream at its `---` lines, of which a comment may follow.
+func Documents(text []byte) [][]byte {
 	var out [][]byte
 	var doc bytes.Buffer
 	lines := bufio.NewReader(bytes.NewReader(text))
