@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "a53bcab8938122445194d8f0b9678238ea508663fb2b48a998819ebab0779441"
+const ObjectsHash = "aeb5bdc51334c9027b4f12c1ddcbba7bc69f75f42857d6b5330a47b75dced154"
