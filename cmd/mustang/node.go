@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -168,7 +169,7 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 			if _, err := s.Apply(node.DefaultSettings()); err != nil {
 				return usageError{err}
 			}
-			if cmd.Flags().NFlag() == 0 {
+			if !slices.ContainsFunc([]string{"host-routing", "devices", "vni", "port"}, cmd.Flags().Changed) { // none of its own
 				return g.with(cmd.Context(), true, func(e *engine.Engine) error { return printSettings(g, cmd.OutOrStdout(), e) })
 			}
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error { return e.SetNode(s) })
