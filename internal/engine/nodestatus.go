@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -48,7 +49,7 @@ func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 		warnings = append(warnings, fmt.Sprintf("this node has got the address of %s since the list came, and is taken for another; `mustang node sync` tells the programs", s.Self))
 	}
 	devices, err := peers.Devices(set.Devices, self, remotes)
-	if err != nil {
+	if err = errors.Join(err, peers.CheckDevices(set.Devices)); err != nil {
 		warnings = append(warnings, err.Error())
 	}
 	attached := e.dp.WireDevices()
