@@ -203,11 +203,17 @@ func wishesOf(n state.Node, overlay *Overlay) (out []wish, note string, err erro
 	return out, note, nil
 }
 
+// noWay is what the kernel says where no route leads: none at all, or one of type
+// unreachable, prohibit or blackhole.
+var noWay = []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL}
+
 // onLink says by which link an address is reached, and whether without a router.
 func onLink(a netip.Addr) (link int, yes bool, err error) {
 	routes, err := netlink.RouteGet(a.AsSlice())
-	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
-		return 0, false, nil
+	for _, none := range noWay {
+		if errors.Is(err, none) {
+			return 0, false, nil
+		}
 	}
 	if err != nil {
 		return 0, false, fmt.Errorf("look up the route to %s: %w", a, err)
