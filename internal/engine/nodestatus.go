@@ -65,6 +65,15 @@ func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 	} else if len(n.Telling) > 0 {
 		warnings = append(warnings, fmt.Sprintf("not all pods could be told that they send other nodes up to %d bytes; `mustang node sync` tries again, and says what is in the way", n.ToldMTU()))
 	}
+	if set.HostRouting == state.RoutingEBPF && len(remotes) > 0 {
+		unseen, err := peers.UnseenMTUs(devices)
+		if err != nil {
+			warnings = append(warnings, err.Error())
+		}
+		for _, route := range unseen {
+			warnings = append(warnings, fmt.Sprintf("the route to %s, and programs send longer packets there, for the kernel tells them no MTU that is not locked: write `mtu lock`", route))
+		}
+	}
 	for _, p := range s.Wire {
 		if p.Fault != "" {
 			warnings = append(warnings, fmt.Sprintf("node %s at %s %s", p.Node, p.Address, p.Fault))

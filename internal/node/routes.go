@@ -224,6 +224,27 @@ func onLink(a netip.Addr) (link int, yes bool, err error) {
 	return routes[0].LinkIndex, true, nil
 }
 
+// UnseenMTUs are routes by devices with an MTU of their own that programs do not
+// see: bpf_fib_lookup tells it only where it is locked.
+func UnseenMTUs(devices []Device) (out []string, err error) {
+	by := make(map[int]Device, len(devices))
+	for _, d := range devices {
+		by[d.Index] = d
+	}
+	list, err := netns.Routes(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range list {
+		for _, index := range hops(r) {
+			if d, ok := by[index]; ok && r.Type == unix.RTN_UNICAST && r.MTU > 0 && r.MTU < d.MTU && !r.MTULock {
+				out = append(out, fmt.Sprintf("%s by %s has the MTU %d", r.Dst, d.Name, r.MTU))
+			}
+		}
+	}
+	return out, nil
+}
+
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

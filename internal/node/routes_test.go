@@ -4,6 +4,7 @@ package node
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 )
 
@@ -18,5 +19,25 @@ func TestARouteThatRefusesIsNoWay(t *testing.T) {
 			}
 			n.run("ip %s route del %s %s", family, kind, a)
 		}
+	}
+}
+
+// Programs hold no packet against a route's MTU that is not locked, so such routes are named.
+func TestRoutesWhoseMTUProgramsDoNotSee(t *testing.T) {
+	n := newDoorNode(t)
+	nic, err := linkNamed("nic")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.run("ip route add 192.0.2.0/24 dev nic mtu 1400 && ip route add 198.18.0.0/24 dev nic mtu 1400 table 7")
+	n.run("ip -6 route add 2001:db8:9::/64 dev nic mtu 1400")
+	for _, seen := range []string{"198.18.1.0/24 dev nic", "198.18.2.0/24 dev nic mtu lock 1400", "198.18.3.0/24 dev nic mtu 1500", "198.18.4.0/24 dev lo mtu 1400"} {
+		n.run("ip route add %s", seen)
+	}
+	got, err := UnseenMTUs([]Device{deviceOf(nic)})
+	slices.Sort(got)
+	want := []string{"192.0.2.0/24 by nic has the MTU 1400", "198.18.0.0/24 by nic has the MTU 1400", "2001:db8:9::/64 by nic has the MTU 1400"}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q, %v, want %q", got, err, want)
 	}
 }
