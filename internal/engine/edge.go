@@ -141,6 +141,11 @@ func (e *Engine) putEdge(want Edge) error {
 	}
 	config := want.config(nics)
 	config.Door = before.Door
+	if config.PortFirst != before.PortFirst || config.PortCount != before.PortCount {
+		if err := e.dp.Frontends.Worn(before); err != nil {
+			return err
+		}
+	}
 	turns, err := e.needsTurns(takes)
 	if err == nil && turns {
 		err = e.ensureTurns()
