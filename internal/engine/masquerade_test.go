@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/mustang-net/mustang/internal/state"
@@ -81,5 +82,27 @@ func TestPodsWearTheAddressThatLeadsOutside(t *testing.T) {
 		if _, saw, err := ask(w.pod, "tcp", to); err != nil || saw.String() != want {
 			t.Errorf("%s sees %v, %v; want %s", to, saw, err, want)
 		}
+	}
+}
+
+// Where ports say which device a flow leaves by, no address is that of all flows between
+// two ends, as the programs would have it for a moment: the kernel masquerades.
+func TestDevicesThatPortsChoose(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.masqueraded()
+	w.run("ip route add 10.66.0.0/24 nexthop via 198.51.100.9 dev w0 nexthop via 198.51.101.9 dev w1")
+	w.run("ip -6 route add 2001:db8:66::/64 nexthop via 2001:db8::9 dev w0 nexthop via 2001:db8:1::9 dev w1")
+	for _, c := range []struct{ policy4, policy6, to string }{{"0", "0", ""}, {"1", "0", "10.66.0.0/24"}, {"0", "1", "2001:db8:66::/64"}} {
+		w.run("sysctl -qw net.ipv4.fib_multipath_hash_policy=%s net.ipv6.fib_multipath_hash_policy=%s", c.policy4, c.policy6)
+		w.must(func(e *Engine) error {
+			if err := e.syncMasquerade(); err != nil {
+				return err
+			}
+			s, err := e.masqueradeStatus()
+			if err == nil && (s.By == "ebpf") != (c.to == "") || !strings.Contains(strings.Join(s.Because, "\n"), c.to) {
+				t.Errorf("%+v: by %s, because %q", c, s.By, s.Because)
+			}
+			return err
+		})
 	}
 }

@@ -13,7 +13,9 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -186,6 +188,9 @@ func (e *Engine) otherWays(edges map[uint32]datapath.Wear) ([]string, error) {
 		for _, h := range r.MultiPath {
 			hops = append(hops, h.LinkIndex)
 		}
+		if drawnByPorts(r) {
+			out = append(out, fmt.Sprintf("several devices lead to %s, and ports say which (fib_multipath_hash_policy), so flows between the same ends wear different addresses", r.Dst))
+		}
 		for _, index := range hops {
 			if _, edge := edges[uint32(index)]; edge || index == 0 || skip[index] {
 				continue
@@ -208,6 +213,20 @@ func (e *Engine) otherWays(edges map[uint32]datapath.Wear) ([]string, error) {
 	}
 	slices.Sort(out)
 	return out, nil
+}
+
+// drawnByPorts says whether a route leads by several devices, and by more than the ends'
+// addresses: the programs keep for all flows of two ends which it is.
+func drawnByPorts(r netlink.Route) bool {
+	family := "ipv6"
+	if r.Family == netlink.FAMILY_V4 {
+		family = "ipv4"
+	}
+	if !slices.ContainsFunc(r.MultiPath, func(h *netlink.NexthopInfo) bool { return h.LinkIndex != r.MultiPath[0].LinkIndex }) {
+		return false
+	}
+	policy, err := os.ReadFile(netns.Sysctl(family + "/fib_multipath_hash_policy"))
+	return err == nil && strings.TrimSpace(string(policy)) != "0"
 }
 
 // staysHere says whether a route leads to somebody on this machine: a pod of
