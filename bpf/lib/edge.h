@@ -56,6 +56,25 @@ slow_fn struct way_kept *edge_way_of_ends(struct __sk_buff *skb, const struct tu
 }
 
 /**
+ * edge_opened - what the opener of a flow uses, of which a packet has been translated
+ * @t: set
+ *
+ * Return: whether there is such a flow, and the packet is the opener's.
+ */
+global_fn int edge_opened(struct pkt *p, struct tuple *t)
+{
+	struct flow f = { .now = now_seconds() };
+
+	if (!p || !t)
+		return 0;
+	ct_find(&f, p, CT_SCOPE_FLOW);
+	if (!f.e || f.reply || f.e->role != CT_POST_NAT)
+		return 0;
+	*t = f.e->other;
+	return 1;
+}
+
+/**
  * edge_stuck - what a pod sent and has no way out, becomes again what the pod sent: the node's stack says why
  * @p: translated
  *
@@ -63,16 +82,13 @@ slow_fn struct way_kept *edge_way_of_ends(struct __sk_buff *skb, const struct tu
  */
 global_fn int edge_stuck(struct __sk_buff *skb, struct pkt *p)
 {
-	struct flow f = { .now = now_seconds() };
-	struct tuple t;
+	struct tuple t = {};
 	__be16 old;
 
 	if (!p)
 		return TC_ACT_SHOT;
-	ct_find(&f, p, CT_SCOPE_FLOW);
-	if (!f.e || f.reply || f.e->role != CT_POST_NAT)
+	if (!edge_opened(p, &t))
 		return drop(skb, REASON_NO_ROUTE, DIR_EDGE);
-	t = f.e->other;
 	if (translate(skb, p, &t))
 		return drop(skb, REASON_NAT_FAILED, DIR_EDGE);
 	if (p->ipv6 || bpf_skb_load_bytes(skb, ETH_HLEN + 6, &old, sizeof(old)) || old & bpf_htons(IP_DONT_FRAGMENT))
@@ -95,6 +111,7 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 {
 	struct bpf_fib_lookup fib = {};
 	struct way_kept *kept, *ends = NULL;
+	struct tuple from = {};
 	struct way way = {};
 	__u32 length;
 
@@ -117,12 +134,17 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 		redirect_note(skb, kept->ifindex, REDIRECT_NEIGH);
 		return bpf_redirect(kept->ifindex, 0);
 	}
+	from.src = p->t.src;
+	from.sport = p->t.sport;
+	if (p->masqueraded) { /* the routing table leads it as the pod's (masquerade_device) */
+		edge_opened(p, &from);
+		if (length <= MAX_IP_LENGTH)
+			fib.tot_len = length;
+	}
 	fib.l4_protocol = p->proto;
-	fib.sport = p->t.sport;
+	fib.sport = from.sport;
 	fib.dport = p->t.dport;
-	if (p->masqueraded && length <= MAX_IP_LENGTH)
-		fib.tot_len = length;
-	fib_addrs(&fib, &p->t.src, &p->t.dst);
+	fib_addrs(&fib, &from.src, &p->t.dst);
 	if (!fib_route(skb, &fib, &way))
 		return p->masqueraded ? EDGE_STUCK : drop(skb, REASON_NO_ROUTE, DIR_EDGE);
 	if (ends)

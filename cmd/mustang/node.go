@@ -15,7 +15,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
@@ -178,9 +177,7 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 			if _, err := s.Apply(node.DefaultSettings()); err != nil {
 				return usageError{err}
 			}
-			asked := false // the tool's own flags say where the node is, and how to print
-			cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) { asked = asked || f.Changed })
-			if !asked {
+			if !slices.ContainsFunc([]string{"host-routing", "devices", "vni", "port"}, cmd.Flags().Changed) { // none of its own
 				return g.with(cmd.Context(), true, func(e *engine.Engine) error { return printSettings(g, cmd.OutOrStdout(), e) })
 			}
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error { return e.SetNode(s) })

@@ -185,7 +185,27 @@ func (a *Agent) nodes() (list []state.Node, wrong []string) {
 		}
 		used = append(used, n)
 	}
+	used, apart := a.tunnelled(used)
+	wrong = append(wrong, apart...)
 	slices.SortFunc(used, byName)
 	slices.Sort(wrong)
 	return used, wrong
+}
+
+// tunnelled leaves out the nodes that no tunnel can lead to, and says so: they have
+// no address of a family that this one has.
+func (a *Agent) tunnelled(list []state.Node) (out []state.Node, apart []string) {
+	i := slices.IndexFunc(list, func(n state.Node) bool { return n.Name == a.config.Node })
+	if i < 0 {
+		return list, nil
+	}
+	self := list[i]
+	for _, n := range list {
+		if n.Mode == state.NodeVXLAN && !n.Underlay(self).IsValid() {
+			apart = append(apart, fmt.Sprintf("node %s: %s has no address of the family of %v, so no tunnel leads there; give both nodes one of the same", n.Name, self.Name, n.Addrs))
+			continue
+		}
+		out = append(out, n)
+	}
+	return out, apart
 }

@@ -5,6 +5,7 @@ package agent
 import (
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -118,4 +119,35 @@ func TestThisNodeIsWhatItSays(t *testing.T) {
 	if !slices.Equal(names, []string{"b", "n1"}) || len(wrong) != 2 {
 		t.Errorf("nodes %v, want b and n1; wrong: %q", names, wrong)
 	}
+}
+
+// A node that no tunnel can lead to is named, and the others are in force without it.
+func TestANodeOfAnotherFamilyIsLeftOut(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		onNIC(t, "192.0.2.1/24")
+		w := newScripted(t)
+		defer w.close()
+		w.agent.config.NodeMode = "vxlan"
+		w.tellObjects(nil, nil)
+		check(t, w.agent.watch.Nodes.Replace([]any{clusterNode("n1", "192.0.2.1", "10.1.1.0/24"), clusterNode("n2", "192.0.2.2", "10.1.2.0/24"),
+			clusterNode("n3", "2001:db8::3", "10.1.3.0/24")}, ""))
+		w.turn()
+		var known []string
+		must(t, w.agent.with(t.Context(), func(e *engine.Engine) error {
+			list, _, err := e.Nodes()
+			for _, n := range list {
+				known = append(known, n.Name)
+			}
+			return err
+		}))
+		if !slices.Equal(known, []string{"n1", "n2"}) {
+			t.Errorf("nodes %v, want n1 and n2", known)
+		}
+		if _, wrong := w.agent.nodes(); len(wrong) != 1 || !strings.HasPrefix(wrong[0], "node n3: ") {
+			t.Errorf("wrong is %q", wrong)
+		}
+	})
 }

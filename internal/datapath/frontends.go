@@ -23,6 +23,15 @@ func (t FrontendTable) Put(keys []FrontendKey, values []Frontend) error {
 	return t.Table.Put(keys, values)
 }
 
+// Worn tells the ports of an edge that is to have others: flows go on wearing them.
+func (t FrontendTable) Worn(c EdgeConfig) error {
+	ports := make([]uint16, c.PortCount)
+	for i := range ports {
+		ports[i] = c.PortFirst + uint16(i)
+	}
+	return t.ports.tell(ports)
+}
+
 func frontendTable(d *Datapath) FrontendTable {
 	return FrontendTable{bindTable[FrontendKey, Frontend](d, bpfgen.PodMapMstServicesV2),
 		told{bindTable[uint32, uint64](d, bpfgen.EdgeMapMstFrontendPortsV1)}}

@@ -141,6 +141,11 @@ func (e *Engine) putEdge(want Edge) error {
 	}
 	config := want.config(nics)
 	config.Door = before.Door
+	if config.PortFirst != before.PortFirst || config.PortCount != before.PortCount {
+		if err := e.dp.Frontends.Worn(before); err != nil {
+			return err
+		}
+	}
 	turns, err := e.needsTurns(takes)
 	if err == nil && turns {
 		err = e.ensureTurns()
@@ -159,16 +164,19 @@ func (e *Engine) putEdge(want Edge) error {
 	return err
 }
 
-// config is what the programs are told: flows wear the first address of each family.
+// config is what the programs are told: flows wear the first address of each family
+// that takes node ports, for answers are looked for at those. Where none does, any.
 func (want Edge) config(nics []nic) datapath.EdgeConfig {
 	config := datapath.EdgeConfig{PortFirst: want.Ports.First, PortCount: want.Ports.Last - want.Ports.First + 1}
+	addrs := want.takes(nics)
 	for _, n := range nics {
-		for _, a := range n.addrs {
-			if a.Is4() && config.Ip4 == (datapath.Addr{}) {
-				config.Ip4 = datapath.FromAddr(a)
-			} else if a.Is6() && config.Ip6 == (datapath.Addr{}) {
-				config.Ip6 = datapath.FromAddr(a)
-			}
+		addrs = append(addrs, n.addrs...)
+	}
+	for _, a := range addrs {
+		if a.Is4() && config.Ip4 == (datapath.Addr{}) {
+			config.Ip4 = datapath.FromAddr(a)
+		} else if a.Is6() && config.Ip6 == (datapath.Addr{}) {
+			config.Ip6 = datapath.FromAddr(a)
 		}
 	}
 	return config

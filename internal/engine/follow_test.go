@@ -175,3 +175,42 @@ func (w *edgeWorld) carried(edge bool) (ifindex int) {
 	})
 	return ifindex
 }
+
+// A device that settings name and that is away holds up no change, and is one of the node's once it is back.
+func TestANamedDeviceThatIsAwayHoldsUpNothing(t *testing.T) {
+	n := newNode(t)
+	w := &edgeWorld{node: n, home: netns.Path(n.name)}
+	w.wire(0, 1)
+	w.wire(1, 2)
+	set := peers.SettingsSpec{Devices: []string{"w0", "w1"}}
+	n.must(func(e *Engine) error { return e.ApplyNodes(state.OwnerCLI, behindARouter(), set) })
+	n.run("ip link del w1")
+	n.must(func(e *Engine) error { return e.ApplyNodes(state.OwnerCLI, behindARouter()[:1], set) })
+	n.must(func(e *Engine) error {
+		list, _, err := e.Nodes()
+		if len(list) != 1 {
+			t.Errorf("nodes %v, want one less", list)
+		}
+		if _, warnings, _ := e.nodesStatus(); !strings.Contains(strings.Join(warnings, "\n"), "device w1 does not exist") {
+			t.Errorf("status warns of %q", warnings)
+		}
+		return err
+	})
+	if err := n.do(func(e *Engine) error { return e.SetNode(peers.SettingsSpec{Devices: []string{"w0", "nosuch0"}}) }); err == nil {
+		t.Error("a device that never was there is named")
+	}
+	n.must(func(e *Engine) error { return e.SetNode(set) })
+	n.run("ip addr add 10.3.2.1/32 dev lo") // now this node is one of the list
+	n.must(func(e *Engine) error { return e.ApplyNodes(state.OwnerCLI, behindARouter(), set) })
+	w.plug(1, 0)
+	if !n.follows() {
+		t.Error("nothing follows the device that is back")
+	}
+	n.must(func(e *Engine) error {
+		w1, err := netlink.LinkByName("w1")
+		if err == nil && !slices.Contains(e.dp.WireDevices(), w1.Attrs().Index) {
+			t.Errorf("programs are at %v, not at %d", e.dp.WireDevices(), w1.Attrs().Index)
+		}
+		return err
+	})
+}

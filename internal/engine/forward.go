@@ -4,9 +4,11 @@ package engine
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"unsafe"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -95,6 +97,21 @@ func legacyHook(family, level int, table string, hook uint32) bool {
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), iptGetInfo,
 		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
 	return errno == 0 && info.hookEntry[hook] != info.underflow[hook]
+}
+
+// forwardPolicies are how many IPsec policies packets meet that the calling thread's
+// namespace forwards, and packets redirected by eBPF do not.
+func forwardPolicies() (n int, err error) {
+	list, err := netns.Policies()
+	for _, p := range list {
+		if p.Dir == netlink.XFRM_DIR_FWD || p.Dir == netlink.XFRM_DIR_OUT { // not those of sockets
+			n++
+		}
+	}
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) {
+		return 0, nil // a kernel without
+	}
+	return n, err
 }
 
 // From linux/netfilter/nf_tables.h.

@@ -5,10 +5,35 @@ package engine
 import (
 	"context"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/mustang-net/mustang/internal/state"
 )
+
+// masqueraded makes the world's pod one that wears the node's address, by programs.
+func (w *edgeWorld) masqueraded() {
+	w.t.Helper()
+	w.must(func(e *Engine) error {
+		list, err := e.Endpoints()
+		if err != nil {
+			return err
+		}
+		for _, ep := range list {
+			if err := e.RemoveEndpoint(ep.ID); err != nil {
+				return err
+			}
+		}
+		if _, err = e.AddEndpoint(context.Background(), EndpointSpec{Netns: w.pod, IfName: "eth0", Owner: state.OwnerCNI, Masquerade: &state.Masquerade{}}); err != nil {
+			return err
+		}
+		s, err := e.masqueradeStatus()
+		if err == nil && s.By != "ebpf" {
+			w.t.Fatalf("masquerade is by %s: %q", s.By, s.Because)
+		}
+		return err
+	})
+}
 
 // Pods of nodes that nobody joined to this one (somebody else leads there) see a pod's own address, as long as it is
 // said where pods are, also when a pod comes or who masquerades is decided anew.
@@ -31,25 +56,7 @@ func TestMasqueradedPodsKeepTheirAddressAmongPods(t *testing.T) {
 			}
 		}
 	}
-	w.must(func(e *Engine) error {
-		list, err := e.Endpoints()
-		if err != nil {
-			return err
-		}
-		for _, ep := range list {
-			if err := e.RemoveEndpoint(ep.ID); err != nil {
-				return err
-			}
-		}
-		if _, err = e.AddEndpoint(context.Background(), EndpointSpec{Netns: w.pod, IfName: "eth0", Owner: state.OwnerCNI, Masquerade: &state.Masquerade{}}); err != nil {
-			return err
-		}
-		s, err := e.masqueradeStatus()
-		if err == nil && s.By != "ebpf" {
-			t.Fatalf("masquerade is by %s: %q", s.By, s.Because)
-		}
-		return err
-	})
+	w.masqueraded()
 	sees("before anybody says where pods are", false)
 	w.must(func(e *Engine) error { return e.SetInside(pods) })
 	sees("once it is said", true)
@@ -57,4 +64,45 @@ func TestMasqueradedPodsKeepTheirAddressAmongPods(t *testing.T) {
 	sees("when it is decided anew", true)
 	w.must(func(e *Engine) error { return e.SetInside(pods[:1]) })
 	sees("when those pods are no more", false)
+}
+
+// Of a device's several networks, pods wear the address of the gateway's, and over
+// IPv6 one that reaches as far as its default route.
+func TestPodsWearTheAddressThatLeadsOutside(t *testing.T) {
+	w := newEdgeWorld(t)
+	client := w.name + "-w0"
+	w.run("ip addr add 203.0.113.1/24 dev w0 && ip addr add fd55::1/64 dev w0 nodad") // IPv6's newest comes first
+	w.run("ip -n %s addr add 203.0.113.9/24 dev eth0 && ip -n %s route replace default via 203.0.113.1", client, client)
+	w.run("ip -n %s addr add 10.66.0.1/32 dev lo && ip -n %s addr add 2001:db8:66::1/128 dev lo", client, client)
+	w.run("ip route add default via 203.0.113.9 && ip -6 route add default via 2001:db8::9")
+	w.must(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w0", "w1"}}) })
+	w.masqueraded()
+	w.serve(w.client, "client", 8080)
+	for to, want := range map[string]string{"10.66.0.1:8080": "203.0.113.1", "[2001:db8:66::1]:8080": "2001:db8::1"} {
+		if _, saw, err := ask(w.pod, "tcp", to); err != nil || saw.String() != want {
+			t.Errorf("%s sees %v, %v; want %s", to, saw, err, want)
+		}
+	}
+}
+
+// Where ports say which device a flow leaves by, no address is that of all flows between
+// two ends, as the programs would have it for a moment: the kernel masquerades.
+func TestDevicesThatPortsChoose(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.masqueraded()
+	w.run("ip route add 10.66.0.0/24 nexthop via 198.51.100.9 dev w0 nexthop via 198.51.101.9 dev w1")
+	w.run("ip -6 route add 2001:db8:66::/64 nexthop via 2001:db8::9 dev w0 nexthop via 2001:db8:1::9 dev w1")
+	for _, c := range []struct{ policy4, policy6, to string }{{"0", "0", ""}, {"1", "0", "10.66.0.0/24"}, {"0", "1", "2001:db8:66::/64"}} {
+		w.run("sysctl -qw net.ipv4.fib_multipath_hash_policy=%s net.ipv6.fib_multipath_hash_policy=%s", c.policy4, c.policy6)
+		w.must(func(e *Engine) error {
+			if err := e.syncMasquerade(); err != nil {
+				return err
+			}
+			s, err := e.masqueradeStatus()
+			if err == nil && (s.By == "ebpf") != (c.to == "") || !strings.Contains(strings.Join(s.Because, "\n"), c.to) {
+				t.Errorf("%+v: by %s, because %q", c, s.By, s.Because)
+			}
+			return err
+		})
+	}
 }

@@ -95,6 +95,9 @@ func (e *Engine) SetNode(change peers.SettingsSpec) error {
 
 func withSettings(all store.Nodes, change peers.SettingsSpec) (store.Nodes, error) {
 	set, err := change.Apply(settingsOf(all))
+	if err == nil && !slices.Equal(set.Devices, settingsOf(all).Devices) {
+		err = peers.CheckDevices(set.Devices)
+	}
 	all.Settings = &set
 	return all, err
 }
@@ -231,6 +234,9 @@ func (e *Engine) syncNodes(n store.Nodes) error {
 		return err
 	}
 	notes, err := peers.SyncRoutes(remotes, overlay)
+	if away := peers.CheckDevices(set.Devices); away != nil {
+		notes = append(notes, away.Error())
+	}
 	for _, note := range notes {
 		e.opts.Notify(note)
 	}

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -48,7 +49,7 @@ func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 		warnings = append(warnings, fmt.Sprintf("this node has got the address of %s since the list came, and is taken for another; `mustang node sync` tells the programs", s.Self))
 	}
 	devices, err := peers.Devices(set.Devices, self, remotes)
-	if err != nil {
+	if err = errors.Join(err, peers.CheckDevices(set.Devices)); err != nil {
 		warnings = append(warnings, err.Error())
 	}
 	attached := e.dp.WireDevices()
@@ -63,6 +64,15 @@ func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 		warnings = append(warnings, fmt.Sprintf("the devices to other nodes leave pods %d bytes, and pods were told %d; `mustang node sync` tells them anew", mtu, n.ToldMTU()))
 	} else if len(n.Telling) > 0 {
 		warnings = append(warnings, fmt.Sprintf("not all pods could be told that they send other nodes up to %d bytes; `mustang node sync` tries again, and says what is in the way", n.ToldMTU()))
+	}
+	if set.HostRouting == state.RoutingEBPF && len(remotes) > 0 {
+		unseen, err := peers.UnseenMTUs(devices)
+		if err != nil {
+			warnings = append(warnings, err.Error())
+		}
+		for _, route := range unseen {
+			warnings = append(warnings, fmt.Sprintf("the route to %s, and programs send longer packets there, for the kernel tells them no MTU that is not locked: write `mtu lock`", route))
+		}
 	}
 	for _, p := range s.Wire {
 		if p.Fault != "" {

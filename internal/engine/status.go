@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -128,6 +129,15 @@ func (e *Engine) Status() (Status, error) {
 			between += ", to and from pods of other nodes, and from pods to the outside where programs forward that (`mustang node set --host-routing legacy` lets those pass)"
 		}
 		s.Warnings = append(s.Warnings, "packets that eBPF forwards, "+between+", do not pass the host's FORWARD chains, which have rules or policy drop")
+	}
+	if s.Endpoints[string(state.HostEnd)] > 0 && s.Nodes != nil && s.Nodes.HostRouting == state.RoutingEBPF {
+		policies, err := forwardPolicies()
+		if err != nil {
+			s.Warnings = append(s.Warnings, "the host's IPsec policies could not be looked at: "+err.Error())
+		}
+		if policies > 0 {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("packets that eBPF forwards off the node, and from there, meet none of the host's IPsec policies, of which there are %d: they leave unencrypted (`mustang node set --host-routing legacy` has them applied)", policies))
+		}
 	}
 	if len(s.Programs) > 0 && !s.Current {
 		s.Warnings = append(s.Warnings, "the loaded programs are another build's; the next `mustang ep add` replaces them in place")

@@ -13,7 +13,9 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -87,8 +89,8 @@ func (e *Engine) ways() (w ways, err error) {
 	return w, nil
 }
 
-// wear is what pods wear behind each device of the edge: its first address that
-// takes node ports, whose answers the edge looks at.
+// wear is what pods wear behind each device of the edge: the address that takes node
+// ports, whose answers the edge looks at, and that leads furthest; else the first.
 func (e *Engine) wear() (map[uint32]datapath.Wear, error) {
 	out := map[uint32]datapath.Wear{}
 	edges, err := e.dp.Edges()
@@ -105,10 +107,16 @@ func (e *Engine) wear() (map[uint32]datapath.Wear, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
 		}
-		var w datapath.Wear
+		list, err := outermost(l)
+		if err != nil {
+			return nil, err
+		}
 		for _, a := range addrs {
 			ip, _ := netip.AddrFromSlice(a.IP)
-			ip = ip.Unmap()
+			list = append(list, ip.Unmap())
+		}
+		var w datapath.Wear
+		for _, ip := range list {
 			switch {
 			case !slices.Contains(takes, ip):
 			case ip.Is4() && w.Ip4 == (datapath.Addr{}):
@@ -119,6 +127,36 @@ func (e *Engine) wear() (map[uint32]datapath.Wear, error) {
 		}
 		if w != (datapath.Wear{}) {
 			out[uint32(index)] = w
+		}
+	}
+	return out, nil
+}
+
+// global6 stands for all that is outside, over IPv6.
+var global6 = netip.MustParseAddr("2000::")
+
+// outermost are the addresses that the node itself has behind a device towards what
+// its default routes lead to, as far as there are any: of several networks, the
+// gateway's, and over IPv6 no unique local one where there is a global one.
+func outermost(l netlink.Link) (out []netip.Addr, err error) {
+	routes, err := netns.RoutesBy(l)
+	if err != nil {
+		return nil, fmt.Errorf("list routes by %s: %w", l.Attrs().Name, err)
+	}
+	for _, r := range routes {
+		to := r.Gw
+		if !defaultRoute(r) || to == nil {
+			continue
+		}
+		if to.To4() == nil {
+			to = global6.AsSlice()
+		}
+		ways, err := netlink.RouteGetWithOptions(to, &netlink.RouteGetOptions{Oif: l.Attrs().Name})
+		if err != nil || len(ways) == 0 {
+			continue // it is going
+		}
+		if a, ok := netip.AddrFromSlice(ways[0].Src); ok {
+			out = append(out, a.Unmap())
 		}
 	}
 	return out, nil
@@ -150,6 +188,9 @@ func (e *Engine) otherWays(edges map[uint32]datapath.Wear) ([]string, error) {
 		for _, h := range r.MultiPath {
 			hops = append(hops, h.LinkIndex)
 		}
+		if drawnByPorts(r) {
+			out = append(out, fmt.Sprintf("several devices lead to %s, and ports say which (fib_multipath_hash_policy), so flows between the same ends wear different addresses", r.Dst))
+		}
 		for _, index := range hops {
 			if _, edge := edges[uint32(index)]; edge || index == 0 || skip[index] {
 				continue
@@ -172,6 +213,20 @@ func (e *Engine) otherWays(edges map[uint32]datapath.Wear) ([]string, error) {
 	}
 	slices.Sort(out)
 	return out, nil
+}
+
+// drawnByPorts says whether a route leads by several devices, and by more than the ends'
+// addresses: the programs keep for all flows of two ends which it is.
+func drawnByPorts(r netlink.Route) bool {
+	family := "ipv6"
+	if r.Family == netlink.FAMILY_V4 {
+		family = "ipv4"
+	}
+	if !slices.ContainsFunc(r.MultiPath, func(h *netlink.NexthopInfo) bool { return h.LinkIndex != r.MultiPath[0].LinkIndex }) {
+		return false
+	}
+	policy, err := os.ReadFile(netns.Sysctl(family + "/fib_multipath_hash_policy"))
+	return err == nil && strings.TrimSpace(string(policy)) != "0"
 }
 
 // staysHere says whether a route leads to somebody on this machine: a pod of

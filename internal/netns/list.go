@@ -54,3 +54,8 @@ func Qdiscs(l netlink.Link) ([]netlink.Qdisc, error) {
 func Filters(l netlink.Link, parent uint32) ([]netlink.Filter, error) {
 	return Dump(func() ([]netlink.Filter, error) { return netlink.FilterList(l, parent) })
 }
+
+// Policies are the IPsec policies of both families.
+func Policies() ([]netlink.XfrmPolicy, error) {
+	return Dump(func() ([]netlink.XfrmPolicy, error) { return netlink.XfrmPolicyList(netlink.FAMILY_ALL) })
+}

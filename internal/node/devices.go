@@ -55,16 +55,45 @@ func Devices(named []string, self state.Node, remotes []state.Node) ([]Device, e
 	return describe(slices.Compact(found))
 }
 
+// namedDevices leaves out those that are away: the others, and the nodes behind
+// them, do not wait for one that comes back.
 func namedDevices(names []string) ([]Device, error) {
 	var out []Device
 	for _, name := range names {
-		l, err := netlink.LinkByName(name)
+		l, err := linkNamed(name)
 		if err != nil {
-			return nil, fmt.Errorf("device %s does not exist: name interfaces of this node, or auto", name)
+			return nil, err
 		}
-		out = append(out, deviceOf(l))
+		if l != nil {
+			out = append(out, deviceOf(l))
+		}
 	}
 	return out, nil
+}
+
+// CheckDevices refuses names that no device has.
+func CheckDevices(names []string) error {
+	var errs []error
+	for _, name := range names {
+		l, err := linkNamed(name)
+		if err == nil && l == nil {
+			err = fmt.Errorf("device %s does not exist: name interfaces of this node, or auto", name)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// linkNamed is nil when there is none.
+func linkNamed(name string) (netlink.Link, error) {
+	l, err := netlink.LinkByName(name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up %s: %w", name, err)
+	}
+	return l, nil
 }
 
 func deviceOf(l netlink.Link) Device {

@@ -57,11 +57,11 @@ func EnsureDoor(v6 bool) (*Door, error) {
 
 // findDoor is nil when there is none. Half of one is none.
 func findDoor() (*Door, error) {
-	inner, err := doorEnd(DoorName)
+	inner, err := linkNamed(DoorName)
 	if err != nil || inner == nil {
 		return nil, err
 	}
-	outer, err := doorEnd(doorOuter)
+	outer, err := linkNamed(doorOuter)
 	if err != nil {
 		return nil, err
 	}
@@ -72,17 +72,6 @@ func findDoor() (*Door, error) {
 		return nil, fmt.Errorf("remove %s, which does not lead to %s: %w", DoorName, doorOuter, err)
 	}
 	return nil, nil
-}
-
-func doorEnd(name string) (netlink.Link, error) {
-	l, err := netlink.LinkByName(name)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("look up %s: %w", name, err)
-	}
-	return l, nil
 }
 
 // makeDoor gives both ends the same link address: without ARP, the kernel takes
@@ -183,7 +172,7 @@ func RemoveDoor() error {
 	if err := errors.Join(leadBeforeLocal(nil), leadBeforeMain(nil)); err != nil {
 		return err
 	}
-	l, err := doorEnd(DoorName)
+	l, err := linkNamed(DoorName)
 	if err != nil || l == nil {
 		return err
 	}

@@ -68,7 +68,7 @@ func EnsureGather(hold func() error) (int, error) {
 		return 0, errors.Join(fmt.Errorf("make the namespace behind %s: %w", GatherName, err), RemoveGather())
 	}
 	// What is up is whole.
-	if l, err = doorEnd(GatherName); err == nil && l == nil {
+	if l, err = linkNamed(GatherName); err == nil && l == nil {
 		err = fmt.Errorf("%s is gone right after it was made", GatherName)
 	}
 	if err == nil {
@@ -89,7 +89,7 @@ func indexOf(l netlink.Link) int {
 
 // FindGather is the device when it is whole; else nil.
 func FindGather() (netlink.Link, error) {
-	l, err := doorEnd(GatherName)
+	l, err := linkNamed(GatherName)
 	if err != nil || l == nil {
 		return nil, err
 	}
@@ -107,7 +107,7 @@ func RemoveGather() error {
 	if err := removeOldTables(); err != nil {
 		return err
 	}
-	l, err := doorEnd(GatherName)
+	l, err := linkNamed(GatherName)
 	if err != nil || l == nil {
 		return err
 	}

@@ -98,7 +98,11 @@ func EnsureOverlay(self state.Node, remotes []state.Node, set state.NodeSettings
 		}
 	}
 	o := OverlayOf(self, remotes, have.Attrs().Index, underlay)
-	return o, o.setUp(self, have, want.MTU)
+	err = o.setUp(self, have, want.MTU)
+	if errors.Is(err, unix.EADDRINUSE) { // the device opens its port when it comes up
+		err = fmt.Errorf("%w; is another VXLAN device at UDP port %d? choose another port", err, set.Port)
+	}
+	return o, err
 }
 
 // OverlayOf describes the tunnel's device with that index.

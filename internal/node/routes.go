@@ -203,11 +203,17 @@ func wishesOf(n state.Node, overlay *Overlay) (out []wish, note string, err erro
 	return out, note, nil
 }
 
+// noWay is what the kernel says where no route leads: none at all, or one of type
+// unreachable, prohibit or blackhole.
+var noWay = []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL}
+
 // onLink says by which link an address is reached, and whether without a router.
 func onLink(a netip.Addr) (link int, yes bool, err error) {
 	routes, err := netlink.RouteGet(a.AsSlice())
-	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
-		return 0, false, nil
+	for _, none := range noWay {
+		if errors.Is(err, none) {
+			return 0, false, nil
+		}
 	}
 	if err != nil {
 		return 0, false, fmt.Errorf("look up the route to %s: %w", a, err)
@@ -216,6 +222,27 @@ func onLink(a netip.Addr) (link int, yes bool, err error) {
 		return 0, false, nil
 	}
 	return routes[0].LinkIndex, true, nil
+}
+
+// UnseenMTUs are routes by devices with an MTU of their own that programs do not
+// see: bpf_fib_lookup tells it only where it is locked.
+func UnseenMTUs(devices []Device) (out []string, err error) {
+	by := make(map[int]Device, len(devices))
+	for _, d := range devices {
+		by[d.Index] = d
+	}
+	list, err := netns.Routes(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range list {
+		for _, index := range hops(r) {
+			if d, ok := by[index]; ok && r.Type == unix.RTN_UNICAST && r.MTU > 0 && r.MTU < d.MTU && !r.MTULock {
+				out = append(out, fmt.Sprintf("%s by %s has the MTU %d", r.Dst, d.Name, r.MTU))
+			}
+		}
+	}
+	return out, nil
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

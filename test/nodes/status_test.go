@@ -46,6 +46,11 @@ func TestStatusSaysHowNodesAreJoined(t *testing.T) {
 	w.run(&n.Space, "nft add chain inet f f { type filter hook forward priority 0 ; policy drop ; }")
 	w.statusSays(n, "`mustang node set --host-routing legacy` lets those pass")
 	w.run(&n.Space, "nft delete table inet f")
+	w.statusWarnsOfNothing(n)
+	if n.Command(deadline(t), "ip", "xfrm", "policy", "add", "dir", "out", "dst", w.far.IPv4.String(), "tmpl", "proto", "esp").Run() == nil { // else this kernel has none
+		w.statusSays(n, "IPsec policies, of which there are 1")
+		w.run(&n.Space, "ip xfrm policy flush")
+	}
 	w.mustang(n, "node", "set", "--host-routing", "legacy")
 	w.statusSays(n, "host routing legacy;")
 }

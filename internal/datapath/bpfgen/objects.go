@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "40ff7227cefcce6a5260ae18e0ba80cc0d2a5fda5a3f70470766261c17c4a7e3"
+const ObjectsHash = "3795e1ac51f7628cb97dfa5025d63934cb30c7357d5c466f571655ab85fbda0b"

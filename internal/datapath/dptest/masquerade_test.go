@@ -137,6 +137,36 @@ func TestAWayIsItsOwnEnds(t *testing.T) {
 	})
 }
 
+// Rules by the source ask for the pod's address, which no longer is the packet's.
+func TestAMasqueradedFlowIsRoutedAsThePods(t *testing.T) {
+	const table = 100
+	beyond := net.HardwareAddr{0x02, 0, 0, 0, 0x0b, 0x01}
+	eachMasqueraded(t, func(m masqueraded) {
+		nic, err := netlink.LinkByName("nic")
+		check(t, err)
+		gateway := External(60, m.v6).AsSlice()
+		_, all, err := net.ParseCIDR(map[bool]string{false: "0.0.0.0/0", true: "::/0"}[m.v6])
+		check(t, err)
+		check(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: nic.Attrs().Index, IP: gateway, HardwareAddr: beyond, State: netlink.NUD_PERMANENT}))
+		check(t, netlink.RouteReplace(&netlink.Route{LinkIndex: nic.Attrs().Index, Dst: all, Gw: gateway, Table: table, Flags: int(netlink.FLAG_ONLINK)}))
+		rule := netlink.NewRule()
+		rule.Family, rule.Table, rule.Priority = map[bool]int{false: netlink.FAMILY_V4, true: netlink.FAMILY_V6}[m.v6], table, 50
+		rule.Src = &net.IPNet{IP: m.pod.IP(m.v6).AsSlice(), Mask: net.CIDRMask(m.pod.IP(m.v6).BitLen(), m.pod.IP(m.v6).BitLen())}
+		check(t, netlink.RuleAdd(rule))
+		defer netlink.RuleDel(rule)
+		worn, far := m.open(m.pod, m.from, m.to)
+		flags := uint8(ack)
+		if m.echo() {
+			flags = 0
+		}
+		a := m.answer(m.pod, m.from, m.to, flags) // by the way that the first has shown
+		m.want("more", a, 0, worn, far)
+		if got := net.HardwareAddr(a.Frame[:6]); got.String() != beyond.String() {
+			m.t.Errorf("protocol %d goes to %s, want %s", m.proto, got, beyond)
+		}
+	})
+}
+
 func TestWhatIsNotOutsideKeepsThePodsAddress(t *testing.T) {
 	eachMasqueraded(t, func(m masqueraded) {
 		third := m.edge.Pods[3]
