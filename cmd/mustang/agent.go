@@ -119,7 +119,8 @@ func (g *globals) delegate(cmd *cobra.Command, args []string) error {
 	for top.HasParent() && top.Parent().HasParent() {
 		top = top.Parent()
 	}
-	if f := cmd.Flags().Lookup("cluster"); g.shared != nil || !agents[top.Name()] || f != nil && f.Changed {
+	f := cmd.Flags().Lookup("cluster")
+	if g.shared != nil || !agents[top.Name()] || cmd.HasSubCommands() || f != nil && f.Changed {
 		return nil
 	}
 	if err := cmd.ValidateArgs(args); err != nil {

@@ -87,10 +87,34 @@ func newRoot(g *globals) *cobra.Command {
 	f.StringVarP(&g.Output, "output", "o", "table", "table, json or yaml; wide for more columns")
 	root.AddCommand(newSvcCmd(g), newEdgeCmd(g), newPolicyCmd(g), newEpCmd(g), newStatusCmd(g), newObserveCmd(g), newWhyCmd(g), newResetCmd(g), newPodCmd(g), newNodeCmd(g), newLabCmd(g),
 		newBenchCmd(g), newBenchLoadCmd(), newInstallCNICmd(g), newUninstallCNICmd(g), newAgentCmd(g), newConnectivityCmd(g), newSysdumpCmd(g), newUninstallCmd(g))
+	for _, group := range root.Commands() {
+		refuseUnknown(group)
+	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usagef("%w; `%s --help` lists the flags", err, cmd.CommandPath())
 	})
 	return root
+}
+
+// refuseUnknown makes a word that is none of a group's commands an error, as
+// it is of the whole tool: by itself cobra prints the help, which is success.
+func refuseUnknown(group *cobra.Command) {
+	if !group.HasSubCommands() {
+		return
+	}
+	for _, cmd := range group.Commands() {
+		refuseUnknown(cmd)
+	}
+	if group.Runnable() {
+		return
+	}
+	group.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return usagef("unknown command %q for %q; `%s --help` lists them", args[0], cmd.CommandPath(), cmd.CommandPath())
+		}
+		return nil
+	}
+	group.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 }
 
 // fromEnv is a flag's default: the environment's word, else ours. A container

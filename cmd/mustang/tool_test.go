@@ -188,6 +188,10 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 		{"", []string{"ep", "rm"}, 2, []string{"--netns"}},
 		{"", []string{"ep", "rm", "9"}, 1, []string{"endpoint 9", "ep ls"}},
 		{"", []string{"nonsense"}, 2, []string{"nonsense"}},
+		{"", []string{"svc", "delete", "1"}, 2, []string{`"delete"`, "mustang svc --help"}},
+		{"", []string{"bench", "nonsense"}, 2, []string{`"nonsense"`}},
+		{"", []string{"svc"}, 0, nil},
+		{"", []string{"node", "set", "--port", "0"}, 2, []string{"--port"}},
 		{"", []string{"svc", "ls", "--bpffs", w.state + "x/y"}, 0, nil},
 		{"", []string{"svc", "add", "--service=10.96.0.7:80", "--bpffs", w.state + "x/y"}, 1, []string{"mount -t bpf bpf"}},
 	} {
@@ -203,6 +207,20 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 	}
 	if got := w.services(); !slices.Equal(got, before) {
 		t.Errorf("Services changed: %v", got)
+	}
+}
+
+// Flags that every command has, as an agent's calls always have, are none of
+// `node set`'s.
+func TestNodeSetWithoutFlagsOfItsOwnShows(t *testing.T) {
+	w := newTool(t)
+	w.ok("node", "set", "--port", "4790")
+	var set struct {
+		Port int `json:"port"`
+	}
+	out := w.ok("node", "set", "-o", "json")
+	if err := json.Unmarshal([]byte(out), &set); err != nil || set.Port != 4790 {
+		t.Errorf("shown is %q: %v", out, err)
 	}
 }
 
