@@ -27,7 +27,7 @@ func newBenchAdviseCmd(g *globals) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o, err := advise.Options(advise.Need(need))
 			if err != nil {
-				return err
+				return usageError{err}
 			}
 			var doc *report.Document
 			if from != "" {
@@ -42,6 +42,9 @@ func newBenchAdviseCmd(g *globals) *cobra.Command {
 				}
 			}
 			a := advise.Of(doc, advise.Need(need), firewall)
+			if from != "" && a.Advised == nil && len(a.Others) == 0 {
+				return usagef("--from %s has no way by ClusterIP that was measured for %s: give a run of the same need", from, need)
+			}
 			if g.Output == "json" {
 				text, encodeErr := json.MarshalIndent(a, "", " ")
 				fmt.Fprintln(cmd.OutOrStdout(), string(text))
