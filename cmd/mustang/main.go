@@ -74,7 +74,7 @@ func newRoot(g *globals) *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
-			if err := g.checkOutput(); err != nil {
+			if err := g.checkOutput(cmd); err != nil {
 				return err
 			}
 			return g.delegate(cmd, args)

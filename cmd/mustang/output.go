@@ -10,12 +10,16 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 )
 
 var outputs = []string{"table", "wide", "json", "yaml"}
 
-func (g *globals) checkOutput() error {
+func (g *globals) checkOutput(cmd *cobra.Command) error {
+	if group(cmd).Name() == "bench" && g.Output == "yaml" {
+		return usagef("bench prints no yaml: use -o json")
+	}
 	if slices.Contains(outputs, g.Output) {
 		return nil
 	}

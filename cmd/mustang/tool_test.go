@@ -196,6 +196,7 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 		{"", []string{"nonsense"}, 2, []string{"nonsense"}},
 		{"", []string{"svc", "delete", "1"}, 2, []string{`"delete"`, "mustang svc --help"}},
 		{"", []string{"bench", "nonsense"}, 2, []string{`"nonsense"`}},
+		{"", []string{"bench", "show", latency, "-o", "yaml"}, 2, []string{"-o json"}},
 		{"", []string{"svc"}, 0, nil},
 		{"", []string{"node", "set", "--port", "0"}, 2, []string{"--port"}},
 		{"", []string{"install-cni", "--conf-dir", w.state + "x"}, 2, []string{"--pool"}},
