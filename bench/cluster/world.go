@@ -75,7 +75,7 @@ func build(ctx context.Context, o Options) (w *world, err error) {
 	for _, m := range []member{{name: client, node: first}, {name: near, node: first}, {name: far, node: second},
 		{name: hostClient, node: first, host: true}, {name: hostFar, node: second, host: true}} {
 		w.members[m.name] = &m
-		if err := a.do(ctx, http.MethodPost, w.path("pods"), w.pod(m), nil); err != nil {
+		if err := w.make(ctx, m); err != nil {
 			return w, fmt.Errorf("make pod %s: %w", m.name, err)
 		}
 	}
@@ -91,6 +91,21 @@ func build(ctx context.Context, o Options) (w *world, err error) {
 		}
 	}
 	return w, nil
+}
+
+// make makes a pod. The namespace's service account, without which none is let in,
+// comes a moment after the namespace.
+func (w *world) make(ctx context.Context, m member) error {
+	var refused error
+	err := until(ctx, "no service account", func() (bool, error) {
+		err := w.api.do(ctx, http.MethodPost, w.path("pods"), w.pod(m), nil)
+		if status := (errStatus{}); errors.As(err, &status) && status.code == http.StatusForbidden && strings.Contains(status.text, "service account") {
+			return false, err
+		}
+		refused = err
+		return true, nil
+	})
+	return errors.Join(err, refused)
 }
 
 // nodes are the first two that pods may be on.
