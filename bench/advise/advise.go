@@ -78,17 +78,17 @@ func Of(d *report.Document, need Need, hostFirewall bool) Advice {
 	a := Advice{Need: need, HostFirewall: hostFirewall, Others: []Choice{}}
 	f := report.NewFigures(d)
 	all := choices(d, f, need)
-	best := -1
+	fastest, best := -1, -1
 	for i, c := range all {
 		if hostFirewall && (c.Firewall == nil || !*c.Firewall) {
 			continue
 		}
-		if best < 0 {
-			best = i // the fastest that fits
+		if fastest < 0 {
+			fastest, best = i, i // of those that fit
 			continue
 		}
-		// One that may be as fast, and stands before it in preference, is better.
-		against := f.Ratio(subjectID(d, c), subjectID(d, all[best]), need.metric(), "same").Ratio
+		// One that may be as fast as that, and stands before in preference, is better.
+		against := f.Ratio(subjectID(d, c), subjectID(d, all[fastest]), need.metric(), "same").Ratio
 		if against.High >= 1 && rank(c) < rank(all[best]) {
 			best = i
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/bench/samehost"
+	"github.com/mustang-net/mustang/bench/stats"
 )
 
 type way struct {
@@ -80,5 +81,23 @@ func TestUnknownNeedIsRefused(t *testing.T) {
 		if _, err := Options(n); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Three ways of which each may be as fast as the next: the last is slower than the
+// first, whatever stands between them.
+func TestWhatIsSlowerThanTheFastestIsNotAdvised(t *testing.T) {
+	d := run(way{"macvlan", "mustang", 1, false}, way{"bridge", "mustang", .97, false}, way{"veth", "mustang", .94, false})
+	for i := range d.Samples { // what makes neighbours' intervals reach 1
+		if s := &d.Samples[i]; s.Subject == "bridge mustang" {
+			s.Rate *= 1 + .04*float64(s.Round%3-1)
+		}
+	}
+	ratio := func(a, b string) stats.Estimate { return report.NewFigures(d).Ratio(a, b, report.RRRate, "same").Ratio }
+	if near, far := ratio("bridge mustang", "macvlan mustang"), ratio("veth mustang", "macvlan mustang"); near.High < 1 || ratio("veth mustang", "bridge mustang").High < 1 || far.High >= 1 {
+		t.Fatalf("the run is not that: %+v, %+v", near, far)
+	}
+	if a := Of(d, Latency, false); a.Advised.Name != "bridge mustang" {
+		t.Errorf("advised %s", a.Advised.Name)
 	}
 }

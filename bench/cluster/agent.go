@@ -36,21 +36,33 @@ type agentLoad struct {
 	stderr strings.Builder
 }
 
-// Serve answers at addr until ctx ends. self is the command that runs the load program.
-func Serve(ctx context.Context, addr string, self []string) error {
+// SecretVariable is the environment's name for what a request to the agent begins with:
+// its port is open to whoever reaches the pod or, of some, the node.
+const SecretVariable = "MUSTANG_BENCH_SECRET"
+
+// Serve answers who knows the secret at addr until ctx ends. self is the command that runs
+// the load program.
+func Serve(ctx context.Context, addr, secret string, self []string) error {
+	if secret == "" {
+		return errors.New("serve the bench: " + SecretVariable + " is empty")
+	}
 	a := &agent{self: self, all: map[int]*agentLoad{}}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ready") })
-	mux.HandleFunc("POST /load", a.start)
-	mux.HandleFunc("POST /load/{id}/line", a.line)
-	mux.HandleFunc("POST /load/{id}/end", a.end)
-	s := &http.Server{Addr: addr, Handler: mux}
+	s := &http.Server{Addr: addr, Handler: http.StripPrefix("/"+secret, a.handler())}
 	context.AfterFunc(ctx, func() { s.Close() })
 	defer a.killAll()
 	if err := s.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve the bench: %w", err)
 	}
 	return nil
+}
+
+func (a *agent) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ready") })
+	mux.HandleFunc("POST /load", a.start)
+	mux.HandleFunc("POST /load/{id}/line", a.line)
+	mux.HandleFunc("POST /load/{id}/end", a.end)
+	return mux
 }
 
 func (a *agent) killAll() {

@@ -46,9 +46,22 @@ const (
 	timeout = 4 * time.Second
 )
 
+func (o Options) validate() error {
+	if o.Rounds < 1 && o.Budget == 0 {
+		return errors.New("--rounds: want at least 1")
+	}
+	if o.Duration/time.Duration(o.Turns) < 5*time.Millisecond {
+		return fmt.Errorf("--duration: want at least %v, 5ms for each turn", 5*time.Millisecond*time.Duration(o.Turns))
+	}
+	return nil
+}
+
 // Run measures. The document is worth keeping whenever it is not nil. What was made in the
 // cluster is gone on return.
 func Run(ctx context.Context, o Options, log run.Log) (d *report.Document, err error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
 	w, err := build(ctx, o)
 	if err != nil {
 		return nil, err

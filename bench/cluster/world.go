@@ -7,6 +7,7 @@ package cluster
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/http"
@@ -39,6 +40,7 @@ type world struct {
 	api       *api
 	o         Options
 	namespace string
+	secret    string // of the agents
 	members   map[string]*member
 }
 
@@ -65,7 +67,7 @@ func build(ctx context.Context, o Options) (w *world, err error) {
 		"labels": object{"pod-security.kubernetes.io/enforce": "privileged"}}}, &made); err != nil {
 		return nil, fmt.Errorf("make a namespace: %w", err)
 	}
-	w = &world{api: a, o: o, namespace: made.Metadata.Name, members: map[string]*member{}}
+	w = &world{api: a, o: o, namespace: made.Metadata.Name, secret: rand.Text(), members: map[string]*member{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.close())
@@ -75,7 +77,7 @@ func build(ctx context.Context, o Options) (w *world, err error) {
 	for _, m := range []member{{name: client, node: first}, {name: near, node: first}, {name: far, node: second},
 		{name: hostClient, node: first, host: true}, {name: hostFar, node: second, host: true}} {
 		w.members[m.name] = &m
-		if err := a.do(ctx, http.MethodPost, w.path("pods"), w.pod(m), nil); err != nil {
+		if err := w.make(ctx, m); err != nil {
 			return w, fmt.Errorf("make pod %s: %w", m.name, err)
 		}
 	}
@@ -91,6 +93,21 @@ func build(ctx context.Context, o Options) (w *world, err error) {
 		}
 	}
 	return w, nil
+}
+
+// make makes a pod. The namespace's service account, without which none is let in,
+// comes a moment after the namespace.
+func (w *world) make(ctx context.Context, m member) error {
+	var refused error
+	err := until(ctx, "no service account", func() (bool, error) {
+		err := w.api.do(ctx, http.MethodPost, w.path("pods"), w.pod(m), nil)
+		if status := (errStatus{}); errors.As(err, &status) && status.code == http.StatusForbidden && strings.Contains(status.text, "service account") {
+			return false, err
+		}
+		refused = err
+		return true, nil
+	})
+	return errors.Join(err, refused)
 }
 
 // nodes are the first two that pods may be on.
@@ -127,7 +144,8 @@ func (w *world) path(kind string) string { return "/api/v1/namespaces/" + w.name
 // runs is the point.
 func (w *world) pod(m member) object {
 	command := []string{"mustang", "bench", "agent", "--listen", fmt.Sprintf(":%d", agentPort)}
-	container := object{"name": "bench", "image": w.o.Image, "imagePullPolicy": "IfNotPresent", "command": command, "securityContext": object{"privileged": true}}
+	container := object{"name": "bench", "image": w.o.Image, "imagePullPolicy": "IfNotPresent", "command": command,
+		"env": []object{{"name": SecretVariable, "value": w.secret}}, "securityContext": object{"privileged": true}}
 	spec := object{"nodeName": m.node, "hostNetwork": m.host, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0,
 		"tolerations": []object{{"operator": "Exists"}}, "automountServiceAccountToken": false}
 	if w.o.HostBinary != "" {
@@ -171,7 +189,7 @@ func (w *world) ready(ctx context.Context, m *member) (bool, error) {
 
 // agent is where the API server leads to a pod's agent.
 func (w *world) agent(m *member) string {
-	return fmt.Sprintf("%s/%s:%d/proxy", w.path("pods"), m.name, agentPort)
+	return fmt.Sprintf("%s/%s:%d/proxy/%s", w.path("pods"), m.name, agentPort, w.secret)
 }
 
 // clusterIP is a Service's.

@@ -57,7 +57,7 @@ type Report struct {
 	Kernel  string    `json:"kernel"`
 	CPUs    int       `json:"cpus"`
 	Load    [2]string `json:"load_average"` // before and after
-	Rounds  int       `json:"rounds"`
+	Rounds  int       `json:"rounds"`       // that are finished
 	Samples []Sample  `json:"samples"`
 }
 
@@ -66,7 +66,10 @@ type space struct{ id, path string }
 
 // Run measures all contestants. What is finished when ctx ends is reported.
 func Run(ctx context.Context, o Options) (r *Report, err error) {
-	r = &Report{Kernel: read("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU(), Rounds: o.Rounds}
+	if o.Rounds < 1 {
+		return nil, errors.New("--rounds: want at least 1")
+	}
+	r = &Report{Kernel: read("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU()}
 	r.Load[0] = read("/proc/loadavg")
 	list, err := chosen(o)
 	if err != nil {
@@ -100,6 +103,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 			return nil, err
 		}
 	}
+	defer func() { r.Load[1] = read("/proc/loadavg") }()
 	random := rand.New(rand.NewPCG(o.Seed, 0))
 	for round := range o.Rounds {
 		fmt.Fprintf(o.Log, "round %d of %d\n", round+1, o.Rounds)
@@ -120,8 +124,8 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 				r.Samples = append(r.Samples, s)
 			}
 		}
+		r.Rounds++
 	}
-	r.Load[1] = read("/proc/loadavg")
 	return r, nil
 }
 

@@ -118,6 +118,10 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	l := runner.Launcher{Self: o.Self, Group: group, ClientCPU: core, ServerCPU: core, Duration: o.Duration / time.Duration(o.Turns), Warmup: warmup, CC: load.ProbeCC("cubic")}
 	set := runner.Settings{Rounds: o.Rounds, Warmup: true, Seed: o.Seed, Turns: func(string) int { return o.Turns }}
 	r.Samples, err = runner.Run(ctx, cases, set, opener{l, targets}, &runner.Printer{W: o.Log, Rounds: o.Rounds})
+	r.Rounds = 0 // of those that are finished
+	for _, s := range r.Samples {
+		r.Rounds = max(r.Rounds, s.Round)
+	}
 	r.Load[1] = run.Read("/proc/loadavg")
 	return r, errors.Join(err, runner.Failed(r.Samples), r.failed())
 }

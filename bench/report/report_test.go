@@ -66,6 +66,20 @@ func TestFiguresAreRatiosInsideRounds(t *testing.T) {
 	}
 }
 
+func TestWhatWasNotMeasuredIsNoColumn(t *testing.T) {
+	for _, cpu := range []float64{0, 1} {
+		d := sampleDocument(15)
+		for i := range d.Samples {
+			d.Samples[i].CPU = cpu
+		}
+		var b bytes.Buffer
+		d.Render(&b, false)
+		if got := strings.Contains(b.String(), "CPU s/GB"); got != (cpu > 0) || !strings.Contains(b.String(), "CRR") {
+			t.Errorf("CPU time %v: a column of it is there: %v", cpu, got)
+		}
+	}
+}
+
 func TestFailedSamplesLeaveTheirRoundOut(t *testing.T) {
 	d := sampleDocument(15)
 	d.Samples[0].Error, d.Samples[0].Rate = "dead", 0 // loopback, stream, round 1

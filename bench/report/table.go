@@ -81,11 +81,12 @@ func (d *Document) renderHead(w io.Writer) {
 // tooNoisy is the share of noisy samples above which the report says so.
 const tooNoisy = 0.2
 
-// present returns the metrics that the run measured.
+// present returns the metrics that the run measured: of CPU time that nobody took,
+// the base has nothing, and no ratio to it.
 func (d *Document) present(f *Figures, cores string) []Metric {
 	var out []Metric
 	for _, m := range d.Metrics() {
-		if !m.Tail() && !m.sized() && !math.IsNaN(f.Median(d.BaseID(), m, cores)) {
+		if !m.Tail() && !m.sized() && f.Median(d.BaseID(), m, cores) > 0 {
 			out = append(out, m)
 		}
 	}

@@ -26,7 +26,7 @@ func newBenchAdviseCmd(g *globals) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o, err := advise.Options(advise.Need(need))
 			if err != nil {
-				return err
+				return usageError{err}
 			}
 			var doc *report.Document
 			if from != "" {
@@ -41,6 +41,9 @@ func newBenchAdviseCmd(g *globals) *cobra.Command {
 				}
 			}
 			a := advise.Of(doc, advise.Need(need), firewall)
+			if from != "" && a.Advised == nil && len(a.Others) == 0 {
+				return usagef("--from %s has no way by ClusterIP that was measured for %s: give a run of the same need", from, need)
+			}
 			if g.structured() {
 				return errors.Join(err, g.print(cmd.OutOrStdout(), a, nil))
 			}

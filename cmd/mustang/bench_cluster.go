@@ -70,7 +70,7 @@ func newBenchAgentCmd() *cobra.Command {
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
 			defer stop()
-			return cluster.Serve(ctx, listen, benchLoad(self))
+			return cluster.Serve(ctx, listen, os.Getenv(cluster.SecretVariable), benchLoad(self))
 		},
 	}
 	cmd.Flags().StringVar(&listen, "listen", ":25211", "address and port")

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
 
 	"github.com/mustang-net/mustang/internal/agent"
@@ -110,6 +111,9 @@ func tableFill(n cluster.NodeStatus) (memory, fullest string) {
 	most, fullest := 0.0, "-"
 	for _, t := range n.Status.Tables {
 		total += t.Memory
+		if t.Type == ebpf.LRUHash.String() {
+			continue // what has ended is there until its room is needed: full for good
+		}
 		if t.Max > 0 && float64(t.Entries)/float64(t.Max) > most {
 			most = float64(t.Entries) / float64(t.Max)
 			fullest = fmt.Sprintf("%s %.0f%%", strings.TrimPrefix(t.Name, "mst_"), 100*most)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/agent"
 	"github.com/mustang-net/mustang/internal/cluster"
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/engine"
 )
 
@@ -34,6 +35,16 @@ func TestANodeThatShowsNothingIsNotWell(t *testing.T) {
 	clusterTable(&out, []cluster.NodeStatus{blind})
 	if text := out.String(); strings.Contains(strings.SplitN(text, "\n\n", 2)[0], "\t0\t0") || !strings.Contains(text, "c: status: nothing is loaded") {
 		t.Errorf("a node that shows nothing:\n%s", text)
+	}
+}
+
+// Tables of flows keep what has ended: they are full on every node that has been used.
+func TestTheFullestTableIsOneThatCanRefuse(t *testing.T) {
+	n := cluster.NodeStatus{Status: &engine.Status{Tables: []datapath.TableInfo{
+		{Name: "mst_ct_v1", Type: "LRUHash", Entries: 131072, Max: 131072, Memory: 1}, {Name: "mst_services_v2", Type: "Hash", Entries: 10, Max: 100, Memory: 2},
+	}}}
+	if memory, fullest := tableFill(n); memory != "3 B" || fullest != "services_v2 10%" {
+		t.Errorf("%s, %s", memory, fullest)
 	}
 }
 

@@ -153,7 +153,7 @@ func (f *installFlags) text(g *globals) ([]byte, error) {
 
 func (f *installFlags) makeList(g *globals) ([]byte, error) {
 	if len(f.pools) == 0 {
-		return nil, errors.New("pods need addresses: name this node's networks by --pool, or give a whole list by --config")
+		return nil, usagef("pods need addresses: name this node's networks by --pool, or give a whole list by --config")
 	}
 	own := map[string]any{"mode": f.mode, "mtu": f.mtu, "masquerade": f.masquerade, "ipam": map[string]any{"type": cni.OwnIPAM, "pools": f.pools}}
 	if f.mtu != "auto" {

@@ -177,7 +177,12 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 			if _, err := s.Apply(node.DefaultSettings()); err != nil {
 				return usageError{err}
 			}
-			if !slices.ContainsFunc([]string{"host-routing", "devices", "vni", "port"}, cmd.Flags().Changed) { // none of its own
+			// What is empty keeps its value: a nought would say nothing.
+			changed := func(name string) bool { return cmd.Flags().Changed(name) }
+			if changed("vni") && s.VNI == 0 || changed("port") && s.Port == 0 {
+				return usagef("0 is out of range for --vni and --port, which begin at 1")
+			}
+			if !slices.ContainsFunc([]string{"host-routing", "devices", "vni", "port"}, changed) {
 				return g.with(cmd.Context(), true, func(e *engine.Engine) error { return printSettings(g, cmd.OutOrStdout(), e) })
 			}
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error { return e.SetNode(s) })

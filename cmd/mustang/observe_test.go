@@ -130,6 +130,8 @@ func TestObserveAndWhyRefuseBadInput(t *testing.T) {
 		{"observe --port 70000", 2, "between 1 and 65535"},
 		{"observe --last -1", 2, "--last"},
 		{"why 10.8.0.1", 2, "accepts 2 arg"},
+		{"why 10.8.0.1 10.8.0.2:x", 2, "between 1 and 65535"},
+		{"why 10.8.0.1 10.8.0.2:1/xyz", 2, "none of tcp, udp, sctp"},
 	} {
 		_, errs, code := w.run("", strings.Fields(x.args)...)
 		if code != x.code || !strings.Contains(errs, x.says) || strings.Count(errs, "\n") != 1 {

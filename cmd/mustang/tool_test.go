@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/bench/report"
 )
 
 // These tests run the tool as a user does: this test binary is the tool when
@@ -163,6 +165,10 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 	w := newTool(t)
 	w.ok("svc", "add", "--service=10.96.0.1:80", "--backend=10.0.0.1:80", "--protocol=tcp")
 	before := w.services()
+	latency := filepath.Join(t.TempDir(), "latency.json")
+	if err := (&report.Document{Schema: report.Schema, Subjects: []report.Subject{{ID: "p", Mode: "veth", By: "mustang", Via: report.ClusterIP}}}).Write(latency); err != nil {
+		t.Fatal(err)
+	}
 	for _, tc := range []struct {
 		stdin string
 		args  []string
@@ -197,6 +203,16 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 		{"", []string{"bench", "samehost", "--modes=veth,veth"}, 2, []string{"veth", "twice"}},
 		{"", []string{"bench", "samehost", "--rounds=0"}, 2, []string{"--rounds"}},
 		{"", []string{"bench", "samehost", "--json=/none/such.json"}, 2, []string{"--json", "/none/such.json"}},
+		{"", []string{"svc", "delete", "1"}, 2, []string{`"delete"`, "mustang svc --help"}},
+		{"", []string{"bench", "nonsense"}, 2, []string{`"nonsense"`}},
+		{"", []string{"bench", "cni", "--rounds", "0"}, 1, []string{"--rounds"}},
+		{"", []string{"bench", "cluster", "--rounds", "0", "--kubeconfig", "/none/such"}, 1, []string{"--rounds"}},
+		{"", []string{"bench", "cluster", "--duration", "1ms", "--kubeconfig", "/none/such"}, 1, []string{"30ms"}},
+		{"", []string{"svc"}, 0, nil},
+		{"", []string{"node", "set", "--port", "0"}, 2, []string{"--port"}},
+		{"", []string{"install-cni", "--conf-dir", w.state + "x"}, 2, []string{"--pool"}},
+		{"", []string{"bench", "advise", "--need", "glory"}, 2, []string{"latency"}},
+		{"", []string{"bench", "advise", "--need", "throughput", "--from", latency}, 2, []string{"throughput", "same need"}},
 		{"", []string{"svc", "ls", "--bpffs", w.state + "x/y"}, 0, nil},
 		{"", []string{"svc", "add", "--service=10.96.0.7:80", "--bpffs", w.state + "x/y"}, 1, []string{"mount -t bpf bpf"}},
 	} {

@@ -28,6 +28,8 @@ func TestConfigFile(t *testing.T) {
 		{"a mode that there is not", "node-mode: bgp", `node-mode "bgp" is none of`},
 		{"an address that is no network", "node-port-addresses: [eth0]", `node-port-addresses "eth0"`},
 		{"none and others", "devices: [none, eth0]", "devices has none beside others"},
+		{"a network list of its own", "cni-conf-dir: /etc/cni/net.d\ncni: {mode: bridge, mtu: 1400}", ""},
+		{"a list behind another plugin's", "cni-conf-dir: /etc/cni/net.d\ncni: {mode: chained}", "mode chained is behind another plugin"},
 		{"a level that there is not", "log-level: loud", `log-level "loud" is none of`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -44,13 +44,11 @@ func (c Config) cniList(cidrs []netip.Prefix) ([]byte, error) {
 			own[field] = value
 		}
 	}
-	if own["mode"] != cni.Chained {
-		var pools []string
-		for _, p := range cidrs {
-			pools = append(pools, p.String())
-		}
-		fill("ipam", map[string]any{"type": cni.OwnIPAM, "pools": pools})
+	var pools []string
+	for _, p := range cidrs {
+		pools = append(pools, p.String())
 	}
+	fill("ipam", map[string]any{"type": cni.OwnIPAM, "pools": pools})
 	if c.CgroupRoot != "" {
 		fill("cgroupRoot", c.CgroupRoot)
 	}
@@ -71,6 +69,9 @@ func (c Config) checkCNI() error {
 			return errors.New("cni is given, and cni-conf-dir is none: nobody would write it; give the runtime's directory, or drop cni")
 		}
 		return nil
+	}
+	if c.CNI["mode"] == cni.Chained {
+		return errors.New("cni: mode chained is behind another plugin, whose list is yours to write: set cni-conf-dir to none")
 	}
 	list, err := c.cniList([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")})
 	if err != nil {
@@ -158,7 +159,7 @@ func (s *syncer) writeList() error {
 	if self == nil {
 		return fmt.Errorf("there is no Node %q", s.a.config.Node)
 	}
-	if _, given := s.a.config.CNI["ipam"]; !given && len(self.PodCIDRs) == 0 && s.a.config.CNI["mode"] != cni.Chained {
+	if _, given := s.a.config.CNI["ipam"]; !given && len(self.PodCIDRs) == 0 {
 		return errors.New("the Node has no podCIDRs, from which pods get addresses: have the controller manager give them (--allocate-node-cidrs), or name pools in cni.ipam")
 	}
 	place := s.a.config.place()

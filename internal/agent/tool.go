@@ -42,7 +42,7 @@ type Answer struct {
 	Out  []byte `json:"out,omitempty"`
 	Err  []byte `json:"err,omitempty"`
 	Code int    `json:"code"`
-	// Elsewhere: the agent holds another scope.
+	// Elsewhere: nothing was done, for the agent holds another scope, or ends.
 	Elsewhere bool `json:"elsewhere,omitempty"`
 }
 
@@ -152,6 +152,7 @@ func (a *Agent) answer(ctx context.Context, conn *net.UnixConn) error {
 		out = a.command(ctx, e, call)
 		return nil
 	})
+	out.Elsewhere = err != nil // the call has not begun
 	return errors.Join(err, json.NewEncoder(conn).Encode(out))
 }
 

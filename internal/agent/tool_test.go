@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mustang-net/mustang/internal/engine"
 )
@@ -97,5 +98,34 @@ func TestAgentDiesInTheMiddle(t *testing.T) {
 	}()
 	if _, err := Ask(t.Context(), dir, Call{}); err == nil || errors.Is(err, ErrNoAgent) {
 		t.Errorf("%v", err)
+	}
+}
+
+// A call that waits while the agent is told to end has not been done: the tool does
+// it by itself.
+func TestACallThatAnEndingAgentDoesNotBegin(t *testing.T) {
+	dir := t.TempDir()
+	a := &Agent{config: Config{StateDir: dir, BPFFS: "/sys/fs/bpf/x"}, log: slog.New(slog.DiscardHandler)}
+	l, err := listenTool(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.serveTool(ctx, l) }()
+	a.mu.Lock() // something else is being applied
+	asked := make(chan error, 1)
+	go func() {
+		_, err := Ask(context.Background(), dir, Call{Args: []string{"svc", "add"}, BPFFS: "/sys/fs/bpf/x"})
+		asked <- err
+	}()
+	time.Sleep(200 * time.Millisecond) // it has come
+	stop()
+	a.mu.Unlock()
+	if err := <-asked; !errors.Is(err, ErrNoAgent) {
+		t.Errorf("the tool takes it for done: %v", err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

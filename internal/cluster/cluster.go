@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -76,12 +77,22 @@ func (c *Cluster) members(ctx context.Context) ([]member, error) {
 	return out, nil
 }
 
+// patience is how long a command in an agent may take. One that hangs is what
+// somebody may be looking for.
+var patience = time.Minute
+
 // run runs mustang in a member's agent.
 func (c *Cluster) run(ctx context.Context, m member, args ...string) ([]byte, error) {
 	if m.agent == nil {
 		return nil, errors.New("no agent runs on this node")
 	}
-	return c.api.Exec(ctx, m.agent.Namespace, m.agent.Name, container, append([]string{"/bin/mustang"}, args...)...)
+	within, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	text, err := c.api.Exec(within, m.agent.Namespace, m.agent.Name, container, append([]string{"/bin/mustang"}, args...)...)
+	if within.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("no answer within %v; see the agent's log and its node", patience)
+	}
+	return text, err
 }
 
 func isReady(p *corev1.Pod) bool {

@@ -378,7 +378,7 @@ func (c *Config) wantedMAC(args map[string]string) (net.HardwareAddr, error) {
 			return nil, invalid(field, "%q is not a unicast Ethernet address", text)
 		}
 		if c.Mode == Chained {
-			return nil, invalid(field, "the interface is another plugin's in mode chained: use the tuning plugin to change its address")
+			return nil, invalid(field, "the interface is another plugin's in mode chained: let the tuning plugin change its address, before mustang in the list")
 		}
 		return mac, nil
 	}

@@ -164,13 +164,18 @@ func exchange(fd int, h handed) (back handedBack, err error) {
 }
 
 // cleanUp removes what an agent that died, or hangs, left of the call's
-// attachment. It wrote the record before it made anything.
+// attachment. It wrote the record before it made anything, with the call's maker:
+// of an ADD, another's record is of an attachment that was there before.
 func cleanUp(env call, stdin []byte) {
 	p, e := prepare(env, stdin, toStderr)
 	if e != nil {
 		return
 	}
 	p.ctx, p.by.maker = context.Background(), record.ThisMaker()
+	r, found, err := p.store.find(p.attachment())
+	if err == nil && (!found || env.command == "ADD" && r.Maker != p.by.maker) {
+		return
+	}
 	if err := p.collect(p.attachment()); err != nil { // the record stays, for DEL
 		p.warn("clean up what the agent left: %v", err)
 	}

@@ -4,6 +4,7 @@ package cni
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -48,6 +49,25 @@ func TestNothingIsBegunForAPluginThatIsGone(t *testing.T) {
 	w.agent("slow")
 	w.killed(nil, slowness/4)
 	time.Sleep(2 * slowness) // there is nothing to wait for
+	w.nothingLeft()
+}
+
+// TestAnADDOfWhatIsThereTakesNothingAway: also when the agent hangs, which would
+// have refused it.
+func TestAnADDOfWhatIsThereTakesNothingAway(t *testing.T) {
+	w := newWorld(t)
+	w.ok(w.call("ADD", nil, podArgs...))
+	result, enough := w.said, w.patience
+	w.patience = "1s"
+	stop := w.agent("hangs")
+	w.tryAgain(w.call("ADD", nil, podArgs...))
+	stop()
+	w.patience = enough
+	if out := w.ip("-n", w.container, "-o", "link"); !strings.Contains(out, "eth0") || len(w.endpoints()) != 1 {
+		t.Errorf("the pod has %s", out)
+	}
+	w.ok(w.call("CHECK", map[string]any{"prevResult": json.RawMessage(result)}, podArgs...))
+	w.ok(w.call("DEL", nil))
 	w.nothingLeft()
 }
 

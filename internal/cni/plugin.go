@@ -189,6 +189,14 @@ func (c *Config) validateNetwork(command, since string) *types.Error {
 	return nil
 }
 
+// CheckNetwork refuses a list's name or version by which no ADD could work.
+func CheckNetwork(name, version string) error {
+	if e := (&Config{Name: name, CNIVersion: version}).validateNetwork("ADD", versions[0]); e != nil {
+		return e
+	}
+	return nil
+}
+
 // attachment is the one that the environment names.
 func (p *plugin) attachment() attachment {
 	return attachment{ContainerID: p.env.containerID, IfName: p.env.ifname, Network: p.Name, NetNS: p.env.netns, Mode: p.Mode,

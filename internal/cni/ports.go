@@ -30,7 +30,12 @@ type PortMapping struct {
 // validatePorts refuses what is no mapping, and two of one port.
 func (c *Config) validatePorts() error {
 	const field = "runtimeConfig.portMappings"
-	seen := make(map[PortMapping]bool)
+	type place struct {
+		protocol state.Protocol
+		host     netip.Addr
+		port     uint16
+	}
+	seen := make(map[place]bool)
 	for i := range c.RuntimeConfig.PortMappings {
 		m := &c.RuntimeConfig.PortMappings[i]
 		if m.Protocol == 0 {
@@ -44,29 +49,44 @@ func (c *Config) validatePorts() error {
 				return invalid(field, "hostIP %q is not an address", m.HostIP)
 			}
 		}
-		key := PortMapping{HostPort: m.HostPort, Protocol: m.Protocol, HostIP: m.HostIP}
-		if seen[key] {
-			return invalid(field, "hostPort %d is given twice: give it once", m.HostPort)
+		for _, host := range m.hosts() {
+			key := place{m.Protocol, host, m.HostPort}
+			if seen[key] {
+				return invalid(field, "hostPort %d is given twice: give it once", m.HostPort)
+			}
+			seen[key] = true
 		}
-		seen[key] = true
 	}
 	return nil
 }
 
+// hosts are the addresses that a mapping is of: unspecified for all of a family.
+func (m PortMapping) hosts() []netip.Addr {
+	if host, err := netip.ParseAddr(m.HostIP); err == nil {
+		return []netip.Addr{host.Unmap()}
+	}
+	return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+}
+
 // hostPorts are the mappings for a pod's addresses. One of a node's address is
-// for the pod's address of its family; one of all is also the loopback's.
+// for the pod's address of its family; one of all is also the loopback's, unless
+// that has its own.
 func hostPorts(list []PortMapping, pod []netip.Addr) (out []engine.HostPort) {
 	for _, m := range list {
-		host, _ := netip.ParseAddr(m.HostIP) // none: each family
-		for _, a := range pod {
-			if host.IsValid() && host.Unmap().Is4() != a.Is4() {
-				continue
-			}
-			p := engine.HostPort{Protocol: m.Protocol, HostIP: host.Unmap(), HostPort: m.HostPort, Pod: netip.AddrPortFrom(a, m.ContainerPort)}
-			out = append(out, p)
-			if !host.IsValid() || host.IsUnspecified() {
-				p.HostIP = loopback(a)
+		for _, host := range m.hosts() {
+			for _, a := range pod {
+				if host.Is4() != a.Is4() {
+					continue
+				}
+				p := engine.HostPort{Protocol: m.Protocol, HostIP: host, HostPort: m.HostPort, Pod: netip.AddrPortFrom(a, m.ContainerPort)}
 				out = append(out, p)
+				own := slices.ContainsFunc(list, func(o PortMapping) bool {
+					return o.Protocol == m.Protocol && o.HostPort == m.HostPort && slices.Contains(o.hosts(), loopback(a))
+				})
+				if host.IsUnspecified() && !own {
+					p.HostIP = loopback(a)
+					out = append(out, p)
+				}
 			}
 		}
 	}

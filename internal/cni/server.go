@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -141,7 +142,7 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) error {
 	ctx, cancel := context.WithDeadline(ctx, call.Deadline)
 	defer cancel()
 	go func() { // a peer that is gone waits for nothing
-		c.Read(make([]byte, 1))
+		io.Copy(io.Discard, c) // the request's newline may be left
 		cancel()
 	}()
 	if call.Call != nil {

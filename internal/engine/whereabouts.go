@@ -6,8 +6,11 @@ package engine
 // that may be another's by now; and what is wrong with one.
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/netns"
@@ -134,6 +137,7 @@ func (e *Engine) CheckEndpoint(id uint32) error {
 	if !e.alive(ep) {
 		return errors.Join(append(errs, fmt.Errorf("interface %s of endpoint %d is gone or was replaced", ep.IfName, id))...)
 	}
+	errs = append(errs, e.checkMAC(ep))
 	attached := false
 	err := e.atHook(ep, func() (err error) {
 		attached, err = e.dp.Attached(ep)
@@ -143,6 +147,21 @@ func (e *Engine) CheckEndpoint(id uint32) error {
 		err = fmt.Errorf("the programs of endpoint %d are not attached to its interface", id)
 	}
 	return errors.Join(append(errs, err, e.dp.CheckPrograms(ep))...)
+}
+
+// checkMAC wants the pod's interface to have the link address that its programs
+// let send: somebody may have given it another since.
+func (e *Engine) checkMAC(ep state.Endpoint) error {
+	return e.inPod(ep, func() error {
+		l, err := netlink.LinkByIndex(ep.PodIndex)
+		if err != nil {
+			return err
+		}
+		if mac := linkAddress(l); !bytes.Equal(mac, ep.MAC) {
+			return fmt.Errorf("interface %s of endpoint %d has MAC address %s, and its programs drop what does not come from %s", ep.IfName, ep.ID, mac, ep.MAC)
+		}
+		return nil
+	})
 }
 
 // Ready says whether AddEndpoint could work, without changing anything.

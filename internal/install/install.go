@@ -109,8 +109,22 @@ func Check(list []byte, unknown func(field string)) error {
 	if err != nil {
 		return err
 	}
+	var network struct {
+		CNIVersion string          `json:"cniVersion"`
+		Name       string          `json:"name"`
+		Plugins    json.RawMessage `json:"plugins"`
+	}
+	if err := json.Unmarshal(list, &network); err != nil {
+		return fmt.Errorf("read the network list: %w", err)
+	}
+	if network.Plugins == nil {
+		return errors.New("plugins is missing: this is no network list, but at most the configuration of one plugin")
+	}
+	if err := cni.CheckNetwork(network.Name, network.CNIVersion); err != nil {
+		return err
+	}
 	ours := false
-	for _, p := range plugins {
+	for i, p := range plugins {
 		if typeOf(p) != Plugin {
 			continue
 		}
@@ -121,6 +135,9 @@ func Check(list []byte, unknown func(field string)) error {
 		}
 		if err != nil {
 			return err
+		}
+		if first := i == 0; first == (c.Mode == cni.Chained) {
+			return fmt.Errorf("mode: %q cannot be at place %d of the list: chained is for what another plugin has made, and no other mode is", c.Mode, i+1)
 		}
 	}
 	if !ours {

@@ -61,3 +61,24 @@ func TestPlace(t *testing.T) {
 		t.Errorf("another network's list under our name: %v", err)
 	}
 }
+
+// What every ADD would refuse is no list to install.
+func TestCheckRefusesWhatNoADDTakes(t *testing.T) {
+	const own = `{"type": "mustang-cni", "ipam": {"type": "mustang", "pools": ["10.1.0.0/24"]}}`
+	for text, says := range map[string]string{
+		`{"cniVersion": "1.0.0", "name": "n", "plugins": [` + own + `]}`:                                                 "",
+		`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ptp"}, {"type": "mustang-cni", "mode": "chained"}]}`: "",
+		`{"cniVersion": "2.0.0", "name": "n", "plugins": [` + own + `]}`:                                                 "incompatible",
+		`{"name": "n", "plugins": [` + own + `]}`:                                                                        "incompatible",
+		`{"cniVersion": "1.0.0", "plugins": [` + own + `]}`:                                                              "name",
+		`{"cniVersion": "1.0.0", "name": "a net", "plugins": [` + own + `]}`:                                             "name",
+		`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "mustang-cni", "mode": "chained"}]}`:                  "place 1",
+		`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ptp"}, ` + own + `]}`:                                "place 2",
+		`{"cniVersion": "1.0.0", "name": "n", "type": "mustang-cni", "mode": "chained"}`:                                 "no network list",
+	} {
+		err := Check([]byte(text), nil)
+		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", text, err, says)
+		}
+	}
+}

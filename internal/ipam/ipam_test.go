@@ -94,6 +94,20 @@ func TestNamedAddresses(t *testing.T) {
 	}
 }
 
+// Who asks for one family's address has the other's all the same.
+func TestNamedAddressOfOneFamilyAndTheNextFreeOfTheOther(t *testing.T) {
+	s := At(t.TempDir())
+	p := pools(t, subnet("10.1.0.0/24"), subnet("fd00::/64"))
+	for want, got := range map[string]string{
+		"10.1.0.9": "10.1.0.9/24 via 10.1.0.1, fd00::2/64 via fd00::1",
+		"fd00::9":  "fd00::9/64 via fd00::1, 10.1.0.2/24 via 10.1.0.1",
+	} {
+		if a := allocate(t, s, want, p, want); a != got {
+			t.Errorf("%s: %s, want %s", want, a, got)
+		}
+	}
+}
+
 func TestDamagedCursorStartsAnew(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Symlink("nonsense", filepath.Join(dir, "last-10.1.0.0_24")); err != nil {

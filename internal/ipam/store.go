@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -53,11 +54,13 @@ func (s Store) Allocate(owner string, pools []Pool, want []netip.Addr) (out []Al
 				out = nil
 			}
 		}()
-		if len(want) > 0 {
-			out, err = s.named(owner, pools, want)
+		if out, err = s.named(owner, pools, want); err != nil {
 			return err
 		}
 		for _, v4 := range []bool{true, false} {
+			if slices.ContainsFunc(want, func(a netip.Addr) bool { return a.Is4() == v4 }) {
+				continue
+			}
 			a, ok, err := s.anyOf(owner, pools, v4)
 			if err != nil {
 				return err

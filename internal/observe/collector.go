@@ -71,7 +71,7 @@ func counter(ch chan<- prometheus.Metric, d *prometheus.Desc, v uint64, labels .
 }
 
 // directionLabels are for scripts, by enum direction.
-var directionLabels = [bpfgen.DirCount]string{"from_pod", "to_pod", "socket", "parent"}
+var directionLabels = [bpfgen.DirCount]string{"from_pod", "to_pod", "socket", "parent", "edge"}
 
 func (c collector) drops(ch chan<- prometheus.Metric) error {
 	drops, err := c.n.dp.DropsByReason()

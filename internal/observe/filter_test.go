@@ -5,6 +5,8 @@ package observe
 import (
 	"net/netip"
 	"testing"
+
+	"github.com/mustang-net/mustang/internal/datapath"
 )
 
 func TestFilterOfEnds(t *testing.T) {
@@ -39,6 +41,15 @@ func TestFilterOfEnds(t *testing.T) {
 		}
 		if got := x.filter.Match(led); got != x.led {
 			t.Errorf("%s: a flow by a Service matches: %v", x.name, got)
+		}
+	}
+}
+
+// A drop at the edge is told as that, by a flow and by a metric.
+func TestEveryDirectionHasALabel(t *testing.T) {
+	for direction, label := range directionLabels {
+		if label == "" {
+			t.Errorf("direction %d (%s) has no label", direction, datapath.DirectionNames[direction])
 		}
 	}
 }

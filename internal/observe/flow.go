@@ -77,7 +77,7 @@ type Flow struct {
 	Time        time.Time   `json:"time"`
 	Event       string      `json:"event"`     // opened, closed, stopped
 	Verdict     string      `json:"verdict"`   // forwarded, dropped, refused
-	Direction   string      `json:"direction"` // from_pod, to_pod, socket, parent
+	Direction   string      `json:"direction"` // from_pod, to_pod, socket, parent, edge
 	Hook        End         `json:"hook"`      // the pod whose hook it was, without an address
 	Protocol    string      `json:"protocol"`
 	TCPFlags    string      `json:"tcp_flags,omitempty"`

@@ -47,6 +47,12 @@ type target struct {
 	proto uint8 // 0: echo requests
 }
 
+// CheckTarget finds what is no DST[:PORT[/PROTO]], whatever pods there are.
+func CheckTarget(text string) error {
+	_, err := parseTarget(text)
+	return err
+}
+
 func parseTarget(text string) (target, error) {
 	t := target{where: text}
 	if _, err := netip.ParseAddr(text); err == nil {

@@ -165,7 +165,7 @@ func (q *question) walk(w *Way, dst netip.AddrPort) error {
 		return err
 	}
 	if to.ep == nil {
-		w.end(Undecided, "neither end is a pod of this node, so no program of this node decides; ask on the node whose pod it is", "")
+		w.end(Undecided, "neither end is a pod of this node, and what Services do for clients outside and for the node's own sockets is not asked; ask about a pod, on its node", "")
 		return nil
 	}
 	return q.enterNode(w, p, *to.ep)

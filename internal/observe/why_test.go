@@ -133,6 +133,7 @@ func TestWhyFollowsThePacketOutOfTheNodeAndIn(t *testing.T) {
 		{"192.0.2.7", "10.9.0.1:80", Forwarded, "reaches shop/pod-1"},
 		{"192.0.2.1", "pod-1", Forwarded, "reaches shop/pod-1"},
 		{"192.0.2.7", "192.0.2.8", Undecided, "neither end"},
+		{"192.0.2.7", "192.0.2.1:30080", Undecided, "for clients outside and for the node's own sockets is not asked"},
 	} {
 		if a := w.why(x.src, x.dst); a.Verdict != x.verdict || !strings.Contains(a.Sentence, x.says) {
 			t.Errorf("%s → %s: %s, %s", x.src, x.dst, a.Verdict, a.Sentence)

@@ -260,8 +260,9 @@ func (tx *transaction) planInPlace(k datapath.FrontendKey, old, f frontend, plan
 // of the binding beside it.
 func (tx *transaction) numberOf(k datapath.FrontendKey, wish uint32) uint32 {
 	if k.Scope == bpfgen.ScopeOutside {
-		k.Scope = bpfgen.ScopeAny
-		return tx.s.frontends[k].value.Number
+		beside := datapath.KeyFrom(k)
+		beside.Outside = false // in the scope of its address
+		return tx.s.frontends[datapath.KeyOf(beside)].value.Number
 	}
 	return tx.s.number(wish)
 }

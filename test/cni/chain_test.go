@@ -200,6 +200,29 @@ func TestChain_WhatAUsersRuleTranslatedReturnsRight(t *testing.T) {
 	client.del(n.config("veth"))
 }
 
+// Whoever changes the MAC address before mustang is followed; after it, the programs
+// drop what the pod sends, and CHECK says so, whatever the result of the list says.
+func TestChain_TuningChangesTheMACAddressBeforeMustang(t *testing.T) {
+	n := newNode(t)
+	me := n.config("chained").with("cniVersion", "1.0.0").with("name", "net")
+	tuning := config{"cniVersion": "1.0.0", "name": "net", "type": "tuning", "mac": "02:00:00:00:00:07"}
+	for _, list := range [][]config{{previousPlugin(n, "ptp").with("name", "net"), tuning, me}, {previousPlugin(n, "ptp").with("name", "net"), me, tuning}} {
+		c := n.container()
+		x := c.chain(list...)
+		a := x.add()
+		check := c.call("CHECK", me.prev(a))
+		if list[1]["type"] == "tuning" {
+			n.ok(check)
+			if !n.pings(c.ns, "192.168.7.1") {
+				t.Error("the node is not reached")
+			}
+		} else {
+			n.refused(check, 100, "its programs drop what does not come from")
+		}
+		x.del()
+	}
+}
+
 // The bandwidth plugin brings qdiscs of its own to the host's end.
 func TestChain_BandwidthComesAfter(t *testing.T) {
 	for _, mode := range []string{"veth", "chained"} {

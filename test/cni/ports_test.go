@@ -5,6 +5,7 @@ package cni_test
 // Host ports without the portmap plugin: mustang's own.
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -282,4 +283,37 @@ func stripped(traces map[string]string) map[string]string {
 		}
 	}
 	return traces
+}
+
+// What a port is for clients outside stands beside what it is for others: one number,
+// one row, also of a loopback's.
+func TestPorts_AreListedOnce(t *testing.T) {
+	n := newNode(t)
+	x := n.ported("veth", mapping(8081, "tcp", ""), mapping(8083, "tcp", "127.0.0.1"))
+	x.add()
+	var list []struct {
+		ID       int
+		Service  string
+		Port     int
+		Backends []string
+	}
+	out, err := n.toolCommand("svc", "ls", "-o", "json").Output()
+	if err == nil {
+		err = json.Unmarshal(out, &list)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, s := range list {
+		at := fmt.Sprint(s.Service, " ", s.Port)
+		if s.ID == 0 || seen[at] {
+			t.Errorf("%s has number %d, or is there twice: %s", at, s.ID, out)
+		}
+		seen[at] = true
+	}
+	if len(seen) != 5 { // 8081 of all addresses and both loopbacks, and 8083
+		t.Errorf("the ports are %v", seen)
+	}
+	x.del()
 }

@@ -231,7 +231,9 @@ func (c *testCluster) agentsRights() {
 	}
 	for what, node := range map[string]string{
 		`{"metadata":{"labels":{"x":"y"}}}`: "n1", `{"spec":{"unschedulable":true}}`: "n1", `{"spec":{"taints":[{"key":"x","effect":"NoSchedule"}]}}`: "n1",
-		`{"metadata":{"annotations":{"x":"y"}}}`: "n2",
+		`{"metadata":{"finalizers":["x.example/y"]}}`: "n1", `{"spec":{"providerID":"x://y"}}`: "n1", `{"spec":{"podCIDRs":["10.0.0.0/8"],"podCIDR":"10.0.0.0/8"}}`: "n1",
+		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"x","uid":"y"}]}}`: "n1",
+		`{"metadata":{"annotations":{"x":"y"}}}`:                                                         "n2",
 	} {
 		if err := patch(node, what); err != nil {
 			c.t.Errorf("patch of %s by n1's agent, %s: %v", node, what, err)

@@ -94,6 +94,51 @@ func TestMonitoring(t *testing.T) {
 	}
 }
 
+var (
+	leastRecentlyUsed = regexp.MustCompile(`BPF_MAP_TYPE_LRU_HASH\);[^}]*\} (mst_[a-z_]+_v[0-9]+)`)
+	others            = regexp.MustCompile(`BPF_MAP_TYPE_HASH\);[^}]*\} (mst_[a-z_]+_v[0-9]+)`)
+)
+
+// TestAlertOfTableFill wants it for tables that refuse new entries. Those of flows
+// keep what has ended until they need its room: they are full for good.
+func TestAlertOfTableFill(t *testing.T) {
+	source, err := os.ReadFile("../../../bpf/maps.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rule monitoring.PrometheusRule
+	if err := yaml.UnmarshalStrict(objects(t)["PrometheusRule mustang"], &rule); err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := parser.ParseExpr(rule.Spec.Groups[0].Rules[0].Expr.String())
+	if err != nil || rule.Spec.Groups[0].Rules[0].Alert != "MustangTableFills" {
+		t.Fatalf("%+v: %v", rule.Spec.Groups[0].Rules[0], err)
+	}
+	asked := func(table string) bool {
+		yes := true
+		parser.Inspect(parsed, func(node parser.Node, _ []parser.Node) error {
+			if s, ok := node.(*parser.VectorSelector); ok {
+				for _, m := range s.LabelMatchers {
+					yes = yes && (m.Name != "table" || m.Matches(table))
+				}
+			}
+			return nil
+		})
+		return yes
+	}
+	for want, kind := range map[bool]*regexp.Regexp{false: leastRecentlyUsed, true: others} {
+		tables := kind.FindAllSubmatch(source, -1)
+		if len(tables) < 3 {
+			t.Errorf("bpf/maps.h has %d of %s", len(tables), kind)
+		}
+		for _, m := range tables {
+			if asked(string(m[1])) != want {
+				t.Errorf("the alert is about %s: %v", m[1], !want)
+			}
+		}
+	}
+}
+
 // TestDashboard reads each panel's queries as Grafana sends them.
 func TestDashboard(t *testing.T) {
 	var config struct{ Data map[string]string }

@@ -168,7 +168,7 @@ func reasonsPage(src string) []byte {
 
 Every drop has one of these reasons. ` + "`mustang status`" + ` counts them by direction, ` + "`mustang observe`" + ` shows
 each packet, ` + "`mustang why`" + ` tells before anything is sent, and the metric
-` + "`mustang_dropped_packets_total`" + ` carries the name as a label. A number and a name, once given, keep
+` + "`mustang_drops_total`" + ` carries the name as a label. A number and a name, once given, keep
 their meaning.
 
 | | name | because | what to do |

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Whoever else reaches an agent's port starts nothing there.
+func TestAgentsAnswerWhoKnowsTheirSecret(t *testing.T) {
+	if err := Serve(t.Context(), "127.0.0.1:0", "", nil); err == nil {
+		t.Error("an agent without a secret serves")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	l.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Serve(ctx, addr, "secret", []string{"echo", "ready"}) }()
+	status := func(method, path string) int {
+		r, _ := http.NewRequest(method, "http://"+addr+path, strings.NewReader(`[]`))
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			answer, err := http.DefaultClient.Do(r)
+			if err == nil {
+				answer.Body.Close()
+				return answer.StatusCode
+			}
+			if time.Now().After(end) {
+				t.Fatal(err)
+			}
+		}
+	}
+	for path, want := range map[string]int{"/secret/ready": 200, "/ready": 404, "/load": 404, "/other/load": 404, "/secret/load/9/line": 404} {
+		method := map[bool]string{true: http.MethodGet, false: http.MethodPost}[strings.HasSuffix(path, "ready")]
+		if got := status(method, path); got != want {
+			t.Errorf("%s: status %d, want %d", path, got, want)
+		}
+	}
+	w := &world{namespace: "b", secret: "secret"}
+	if pod := fmt.Sprint(w.pod(member{name: client})); !strings.Contains(pod, SecretVariable) || !strings.HasSuffix(w.agent(&member{name: client}), "/secret") {
+		t.Errorf("%s; the agent is asked at %s", pod, w.agent(&member{name: client}))
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// A pod waits for its namespace's service account, and for nothing else.
+func TestAPodWaitsForTheServiceAccount(t *testing.T) {
+	answers := []struct {
+		code int
+		text string
+	}{
+		{403, `{"message": "pods \"client\" is forbidden: error looking up service account b/default: serviceaccount \"default\" not found"}`},
+		{201, `{}`},
+		{403, `{"message": "pods \"client\" is forbidden: violates PodSecurity"}`},
+	}
+	asked := 0
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(answers[asked].code)
+		w.Write([]byte(answers[asked].text))
+		asked++
+	}))
+	defer s.Close()
+	w := &world{api: &api{s.URL, s.Client()}, namespace: "b"}
+	if err := w.make(t.Context(), member{name: client}); err != nil || asked != 2 {
+		t.Errorf("asked %d times: %v", asked, err)
+	}
+	if err := w.make(t.Context(), member{name: client}); err == nil || !strings.Contains(err.Error(), "PodSecurity") || asked != 3 {
+		t.Errorf("asked %d times: %v", asked, err)
+	}
+}
