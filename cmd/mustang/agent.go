@@ -112,19 +112,14 @@ type answered struct{ agent.Answer }
 
 func (a answered) Error() string { return fmt.Sprintf("the agent's answer has status %d", a.Code) }
 
-// group is the tool's command that cmd is, or is one of.
-func group(cmd *cobra.Command) *cobra.Command {
-	for cmd.HasParent() && cmd.Parent().HasParent() {
-		cmd = cmd.Parent()
-	}
-	return cmd
-}
-
 // delegate has the agent of the scope run the command, if there is one: then
 // the answer is the error. nil: run it here.
 func (g *globals) delegate(cmd *cobra.Command, args []string) error {
-	f := cmd.Flags().Lookup("cluster")
-	if g.shared != nil || !agents[group(cmd).Name()] || cmd.HasSubCommands() || f != nil && f.Changed {
+	top := cmd
+	for top.HasParent() && top.Parent().HasParent() {
+		top = top.Parent()
+	}
+	if f := cmd.Flags().Lookup("cluster"); g.shared != nil || !agents[top.Name()] || f != nil && f.Changed {
 		return nil
 	}
 	if err := cmd.ValidateArgs(args); err != nil {
