@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/mustang-net/mustang/internal/k8s"
+	"github.com/mustang-net/mustang/internal/observe"
 )
 
 type metrics struct {
@@ -58,7 +59,7 @@ func newMetrics(a *Agent) *metrics {
 		livez:           codes("kubeproxy_proxy_livez_total", "Answers of /livez by status."),
 	}
 	m.registry.MustRegister(m.syncDuration, m.programming, m.applyDelay, m.policyDelay, m.addDelay, m.serviceChanges, m.endpointChanges, m.failures,
-		m.healthz, m.livez, tables{a}, collectors.NewGoCollector(),
+		m.healthz, m.livez, tables{a}, observe.NewCollector(a.config.scope().BPFFS, a.config.scope().StateDir), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	gauge := func(name, help string, value func() float64) {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))

@@ -18,13 +18,6 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	dropPackets = desc("dropped_packets_total", "Packets dropped, by reason and direction; docs/reasons.md has a sentence and a mend for each reason.", "reason", "direction")
-	dropBytes   = desc("dropped_bytes_total", "Bytes of dropped packets, by reason and direction.", "reason", "direction")
-
-	tableEntries = desc("table_entries", "Entries of a kernel table; tables that cannot be counted are left out.", "table")
-	tableMax     = desc("table_max_entries", "Entries that a kernel table can hold.", "table")
-	tableMemory  = desc("table_memory_bytes", "Memory of a kernel table, as the kernel accounts it.", "table")
-
 	trafficPackets = desc("endpoint_packets_total", "Packets of an endpoint; direction is from_pod or to_pod.", "endpoint", "pod", "direction")
 	trafficBytes   = desc("endpoint_bytes_total", "Bytes of an endpoint; direction is from_pod or to_pod.", "endpoint", "pod", "direction")
 
@@ -36,16 +29,21 @@ var (
 )
 
 // collector reads the tables of a node. It is a prometheus.Collector.
-type collector struct{ n *Node }
+type collector struct {
+	bpffs, stateDir string
+	*Node           // while it collects
+}
 
-// NewCollector is the metrics of n's tables. n must stay open as long as it is
-// registered. Each scrape reads the tables anew; it keeps nothing.
-func NewCollector(n *Node) prometheus.Collector { return collector{n} }
+// NewCollector is the metrics of the node whose pins are in bpffs and whose records
+// are in stateDir: pods' traffic, and what was told of flows. Each scrape reads the
+// tables anew, without the scope's lock; it keeps nothing.
+func NewCollector(bpffs, stateDir string) prometheus.Collector {
+	return collector{bpffs: bpffs, stateDir: stateDir}
+}
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{dropPackets, dropBytes, tableEntries, tableMax, tableMemory, trafficPackets,
-		trafficBytes, endpointCount, serviceCount, backendCount, events, lookFailures} {
+	for _, d := range []*prometheus.Desc{trafficPackets, trafficBytes, endpointCount, serviceCount, backendCount, events, lookFailures} {
 		ch <- d
 	}
 }
@@ -53,8 +51,15 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector. What cannot be read is left out and
 // counted: one bad table must not hide the others.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
+	n, err := Open(c.bpffs, c.stateDir)
+	if err != nil {
+		gauge(ch, lookFailures, 1)
+		return
+	}
+	defer n.Close()
+	c.Node = n
 	failures := 0
-	for _, part := range []func(chan<- prometheus.Metric) error{c.drops, c.tables, c.endpoints, c.services, c.events} {
+	for _, part := range []func(chan<- prometheus.Metric) error{c.traffic, c.services, c.events} {
 		if part(ch) != nil {
 			failures++
 		}
@@ -70,39 +75,15 @@ func counter(ch chan<- prometheus.Metric, d *prometheus.Desc, v uint64, labels .
 	ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 }
 
-// directionLabels are for scripts, by enum direction.
-var directionLabels = [bpfgen.DirCount]string{"from_pod", "to_pod", "socket", "parent", "edge"}
-
-func (c collector) drops(ch chan<- prometheus.Metric) error {
-	drops, err := c.n.dp.DropsByReason()
-	for _, d := range drops {
-		counter(ch, dropPackets, d.Packets, d.Reason.Name, directionLabels[d.Direction])
-		counter(ch, dropBytes, d.Bytes, d.Reason.Name, directionLabels[d.Direction])
-	}
-	return err
-}
-
-func (c collector) tables(ch chan<- prometheus.Metric) error {
-	list, err := c.n.dp.Tables()
-	for _, t := range list {
-		if t.Entries >= 0 {
-			gauge(ch, tableEntries, float64(t.Entries), t.Name)
-		}
-		gauge(ch, tableMax, float64(t.Max), t.Name)
-		gauge(ch, tableMemory, float64(t.Memory), t.Name)
-	}
-	return err
-}
-
-func (c collector) endpoints(ch chan<- prometheus.Metric) error {
-	list, err := c.n.endpoints()
+func (c collector) traffic(ch chan<- prometheus.Metric) error {
+	list, err := c.endpoints()
 	if err != nil {
 		return err
 	}
 	placed := map[state.Placement]int{state.HostEnd: 0, state.InPod: 0}
 	for id, ep := range list {
 		placed[ep.Placement]++
-		from, to, err := c.n.dp.Traffic(id)
+		from, to, err := c.dp.Traffic(id)
 		if err != nil {
 			return err
 		}
@@ -119,7 +100,7 @@ func (c collector) endpoints(ch chan<- prometheus.Metric) error {
 }
 
 func (c collector) services(ch chan<- prometheus.Metric) error {
-	services, err := c.n.dp.Frontends.All()
+	services, err := c.dp.Frontends.All()
 	if err != nil {
 		return err
 	}
@@ -130,7 +111,7 @@ func (c collector) services(ch chan<- prometheus.Metric) error {
 		}
 	}
 	gauge(ch, serviceCount, float64(n))
-	backends, err := c.n.dp.Backends.All()
+	backends, err := c.dp.Backends.All()
 	if err != nil {
 		return err
 	}
@@ -139,7 +120,7 @@ func (c collector) services(ch chan<- prometheus.Metric) error {
 }
 
 func (c collector) events(ch chan<- prometheus.Metric) error {
-	n, err := c.n.dp.EventTotals()
+	n, err := c.dp.EventTotals()
 	if err != nil {
 		return err
 	}

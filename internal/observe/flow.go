@@ -72,6 +72,9 @@ func (s ServiceRef) String() string {
 	return fmt.Sprintf("Service %d (%s)", s.Number, s.Frontend)
 }
 
+// directionLabels are for scripts, by enum direction.
+var directionLabels = [bpfgen.DirCount]string{"from_pod", "to_pod", "socket", "parent", "edge"}
+
 // Flow is an event for people and scripts. docs/observe.md describes its JSON.
 type Flow struct {
 	Time        time.Time   `json:"time"`
