@@ -7,6 +7,7 @@
 #pragma once
 
 #include "flow.h"
+#include "service.h"
 #include "reasons.h"
 
 /*

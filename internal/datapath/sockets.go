@@ -90,7 +90,7 @@ func (d *Datapath) Sockets(dep *Departures) ([]Socket, error) {
 	return append(out, more...), err
 }
 
-// slotTaken is SOCK_SLOT_TAKEN of bpf/types.h.
+// slotTaken is SOCK_SLOT_TAKEN of bpf/service.h.
 const slotTaken = ^uint64(0)
 
 // slotSockets are those of Sockets that have a slot (bpf/lib/sock_slot.h).

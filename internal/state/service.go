@@ -27,7 +27,7 @@ func (f Frontend) Compare(g Frontend) int {
 }
 
 // FrontendKind is what a frontend's address is. The numbers are those of
-// bpf/types.h.
+// bpf/service.h.
 type FrontendKind uint8
 
 const (

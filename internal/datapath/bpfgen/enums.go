@@ -30,40 +30,6 @@ const (
 	OwnerKubernetes = 3
 )
 
-// enum frontend_scope
-const (
-	ScopeAny     = 0
-	ScopeOutside = 1 // for clients outside the cluster, where they have backends of their own
-	ScopeNode    = 2 // for the node's own sockets: loopback addresses
-	ScopeNobody  = 3 // has no entries
-)
-
-// enum service_flag
-const (
-	SvcAddress    = 1   // it has frontends, or is the node's
-	SvcRefuse     = 2   // it is the cluster's own: ports that are no frontend are refused
-	SvcNode       = 4   // it is the node's, and takes node ports
-	SvcSplit      = 8   // clients from outside: see SCOPE_OUTSIDE
-	SvcDrop       = 16  // the traffic policy leaves this node no backend: drop, do not refuse
-	SvcRanges     = 32  // only clients in mst_sources may use it
-	SvcMaglev     = 64  // the slots are a Maglev table: picked by hash, not at random
-	SvcKeepSource = 128 // a client from outside keeps its address
-)
-
-// enum frontend_kind
-const (
-	KindClusterIp    = 0
-	KindNodePort     = 1
-	KindExternalIp   = 2
-	KindLoadBalancer = 3
-)
-
-// enum backend_id
-const (
-	BackendNone = 0
-	BackendLeft = 4294967295 // of a half-open flow: it left the Service, so the next SYN picks another
-)
-
 // enum identity_number
 const (
 	IdentityAnybody = 0  // of rules that name no peer
@@ -86,13 +52,6 @@ const (
 const (
 	VerdictEgress  = 0 // of the opener
 	VerdictIngress = 1 // of the responder
-)
-
-// enum sock_flow_kind
-const (
-	SockFlowThere     = 0 // addr is the frontend
-	SockFlowBack      = 1 // addr is the backend
-	SockFlowConnected = 2 // addr is the backend
 )
 
 // enum event_kind
@@ -188,6 +147,47 @@ const (
 	NodeProgEdgeInDoor   = 3
 	NodeProgEdgeOut      = 4
 	NodeProgCount        = 5
+)
+
+// enum frontend_scope
+const (
+	ScopeAny     = 0
+	ScopeOutside = 1 // for clients outside the cluster, where they have backends of their own
+	ScopeNode    = 2 // for the node's own sockets: loopback addresses
+	ScopeNobody  = 3 // has no entries
+)
+
+// enum service_flag
+const (
+	SvcAddress    = 1   // it has frontends, or is the node's
+	SvcRefuse     = 2   // it is the cluster's own: ports that are no frontend are refused
+	SvcNode       = 4   // it is the node's, and takes node ports
+	SvcSplit      = 8   // clients from outside: see SCOPE_OUTSIDE
+	SvcDrop       = 16  // the traffic policy leaves this node no backend: drop, do not refuse
+	SvcRanges     = 32  // only clients in mst_sources may use it
+	SvcMaglev     = 64  // the slots are a Maglev table: picked by hash, not at random
+	SvcKeepSource = 128 // a client from outside keeps its address
+)
+
+// enum frontend_kind
+const (
+	KindClusterIp    = 0
+	KindNodePort     = 1
+	KindExternalIp   = 2
+	KindLoadBalancer = 3
+)
+
+// enum backend_id
+const (
+	BackendNone = 0
+	BackendLeft = 4294967295 // of a half-open flow: it left the Service, so the next SYN picks another
+)
+
+// enum sock_flow_kind
+const (
+	SockFlowThere     = 0 // addr is the frontend
+	SockFlowBack      = 1 // addr is the backend
+	SockFlowConnected = 2 // addr is the backend
 )
 
 // enum ct_scope
@@ -344,10 +344,10 @@ var Reasons = [ReasonCount]Reason{
 const (
 	EventReaders         = 4
 	StoppedKept          = 256
-	SlotMember           = 2147483648
-	SockSlots            = 8192
 	VoucherWords         = 12
 	InsideAll            = 0
+	SlotMember           = 2147483648
+	SockSlots            = 8192
 	CTCredit             = 4096
 	NearPlaces           = 32768
 	PairSlots            = 64

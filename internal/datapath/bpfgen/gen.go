@@ -14,5 +14,5 @@ package bpfgen
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -type sock_seen -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Iter ../../../bpf/iter.bpf.c
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -type parent -type child_key -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Parent ../../../bpf/parent.bpf.c
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package bpfgen -no-global-types -type edge_config -target bpfel -cc clang-16 -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu" Edge ../../../bpf/edge.bpf.c
-//go:generate go run ../cgen -o enums.go -reasons ../../../docs/reasons.md ../../../bpf/types.h ../../../bpf/flow.h ../../../bpf/config.h ../../../bpf/reasons.h
+//go:generate go run ../cgen -o enums.go -reasons ../../../docs/reasons.md ../../../bpf/types.h ../../../bpf/service.h ../../../bpf/flow.h ../../../bpf/config.h ../../../bpf/reasons.h
 //go:generate go run ../cgen -o objects.go -objects .

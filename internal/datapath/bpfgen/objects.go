@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "3795e1ac51f7628cb97dfa5025d63934cb30c7357d5c466f571655ab85fbda0b"
+const ObjectsHash = "ae02af91be1d73e676f10b4dd151381ff939ee41d8a2428704da94c2c724b14a"
