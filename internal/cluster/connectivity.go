@@ -246,7 +246,7 @@ func (t *test) nodePorts(service, server string, v4 bool) {
 }
 
 func (t *test) dns() {
-	for _, name := range []string{"kubernetes.default.svc.cluster.local", "here", "here." + t.namespace} {
+	for _, name := range []string{"kubernetes.default.svc", "here", "here." + t.namespace} {
 		t.check(Check{What: "DNS", To: name}, "client", "dns", name, nil)
 	}
 	t.check(Check{What: "TCP, Service by name", To: "server-here"}, "client", "tcp", "here:80", by("server-here", netip.Addr{}))

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -143,7 +144,11 @@ func TestANICThatIsGoneIsInNobodysWay(t *testing.T) {
 		if !slices.Equal(s.Devices, []string{gone}) {
 			t.Errorf("the edge is at %q, want %q", s.Devices, gone)
 		}
-		return err
+		all, unknown := e.Status()
+		if !slices.ContainsFunc(all.Warnings, func(s string) bool { return strings.Contains(s, "of the edge is gone") }) {
+			t.Errorf("status does not warn of it: %q", all.Warnings)
+		}
+		return errors.Join(err, unknown)
 	})
 	w.must(func(e *Engine) error { return e.SetEdge(Edge{}) })
 	w.must(func(e *Engine) error {

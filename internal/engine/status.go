@@ -139,6 +139,13 @@ func (e *Engine) Status() (Status, error) {
 			s.Warnings = append(s.Warnings, fmt.Sprintf("packets that eBPF forwards off the node, and from there, meet none of the host's IPsec policies, of which there are %d: they leave unencrypted (`mustang node set --host-routing legacy` has them applied)", policies))
 		}
 	}
+	gone, err := e.dp.GoneEdges()
+	if err != nil {
+		return s, err
+	}
+	for _, i := range gone {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("interface %d of the edge is gone: clients outside reach Services by the others alone; `mustang edge set` names another", i))
+	}
 	if len(s.Programs) > 0 && !s.Current {
 		s.Warnings = append(s.Warnings, "the loaded programs are another build's; the next `mustang ep add` replaces them in place")
 	}

@@ -136,8 +136,11 @@ func ParseFile(f File) ([]state.Node, error) {
 }
 
 // Conflict refuses n when one of others has its name, an address or a part of
-// its pods' networks.
+// its pods' networks, or when a tunnel would be led into itself.
 func Conflict(n state.Node, others []state.Node) error {
+	if err := intoTheTunnel(n, n); err != nil {
+		return err
+	}
 	for _, o := range others {
 		if o.Name == n.Name {
 			return fmt.Errorf("node %s is there twice: remove one", n.Name)
@@ -153,6 +156,23 @@ func Conflict(n state.Node, others []state.Node) error {
 					return fmt.Errorf("node %s: pod CIDR %s overlaps %s of node %s: give each its own", n.Name, p, q, o.Name)
 				}
 			}
+		}
+		if err := errors.Join(intoTheTunnel(n, o), intoTheTunnel(o, n)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// intoTheTunnel refuses pods' networks of n that have an address of the node o, when a
+// tunnel leads to them: what the tunnel sends to o would be sent into the tunnel.
+func intoTheTunnel(n, o state.Node) error {
+	if n.Mode != state.NodeVXLAN {
+		return nil
+	}
+	for _, p := range n.PodCIDRs {
+		if i := slices.IndexFunc(o.Addrs, p.Contains); i >= 0 {
+			return fmt.Errorf("node %s: pod CIDR %s has the address %s of node %s, to which the tunnel itself must find: give pods another", n.Name, p, o.Addrs[i], o.Name)
 		}
 	}
 	return nil
