@@ -100,7 +100,7 @@ func TestBadNodesAreNamed(t *testing.T) {
 		"add n9 --address 10.3.0.9 --pod-cidr 10.1.1.128/25":            "overlaps 10.1.1.0/24 of node n2",
 		"add n9 --address 10.3.0.9 --pod-cidr 10.9.0.1/24":              "is not a network",
 		"add n9 --address 10.3.0.9 --pod-cidr 10.3.0.8/29 --mode vxlan": "pod CIDR 10.3.0.8/29 has the address 10.3.0.9 of node n9",
-		"add n9 --address 10.3.0.9 --pod-cidr 10.3.0.0/29 --mode vxlan": "pod CIDR 10.3.0.0/29 has the address 10.3.0.2 of node n2",
+		"add n9 --address 10.3.0.9 --pod-cidr 10.3.0.0/29 --mode vxlan": "pod CIDR 10.3.0.0/29 has the address 10.3.0.1 of node n1",
 		"add n9 --address 10.3.0.9 --pod-cidr fd00:9::/64":              "no address of its family",
 		"add n9 --address 10.3.0.9 --mode tunnel":                       "use direct or vxlan",
 		"rm n9":                     "node n9: not found",
