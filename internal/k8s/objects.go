@@ -221,8 +221,17 @@ func readService(o *corev1.Service) *Service {
 	if spec.Type == corev1.ServiceTypeLoadBalancer {
 		s.loadBalancer(o, &p)
 	}
+	s.ExternalIPs, s.LoadBalancers = s.ofItsFamilies(s.ExternalIPs), s.ofItsFamilies(s.LoadBalancers)
 	s.Problems = p
 	return s
+}
+
+// ofItsFamilies leaves out addresses of a family that the Service does not have, as
+// kube-proxy does: no endpoint could serve them, and somebody else may.
+func (s *Service) ofItsFamilies(list []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(list, func(a netip.Addr) bool {
+		return !slices.ContainsFunc(s.ClusterIPs, func(own netip.Addr) bool { return own.Is4() == a.Is4() })
+	})
 }
 
 // skipped says why a Service is not ours to serve.

@@ -195,8 +195,8 @@ var sentences = []struct {
 		}),
 	},
 	{
-		says: "externalIPs belong to any type", service: spec(plainSpec + "\n  externalIPs: [198.51.100.1, 'fd00:e::1']"),
-		want: wantFrontends(frontend(state.ClusterIP, "10.96.0.7:80"), frontend(state.ExternalIP, "198.51.100.1:80"), frontend(state.ExternalIP, "[fd00:e::1]:80")),
+		says: "externalIPs belong to any type; those of another family are not its", service: spec(plainSpec + "\n  externalIPs: [198.51.100.1, 'fd00:e::1']"),
+		want: wantFrontends(frontend(state.ClusterIP, "10.96.0.7:80"), frontend(state.ExternalIP, "198.51.100.1:80")),
 	},
 	{
 		says: "NodePort: the port on the node's addresses, in the families of the Service", service: spec("type: NodePort\n  clusterIP: 10.96.0.7\n  clusterIPs: [10.96.0.7, 'fd00:96::7']\n  ports: [{port: 80, nodePort: 30080}]"),
