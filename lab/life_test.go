@@ -266,6 +266,13 @@ func TestLabRunPassesEnvironmentAndExitCode(t *testing.T) {
 	}
 }
 
+func TestMustangInALabIsTheLabsNodes(t *testing.T) {
+	c := exec.Command(binary, "lab", "run", "--name", name("s"), "--services", "mustang", "--pods", "1", "--", binary, "ep", "ls")
+	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), "10.1.0.2") {
+		t.Errorf("%v; printed %q, want the lab's endpoint", err, out)
+	}
+}
+
 func TestBadConfigIsNamed(t *testing.T) {
 	for want, cfg := range map[string]Config{
 		"name":     {Name: "too-long", Mode: Veth},

@@ -84,7 +84,8 @@ func newLabRunCmd() *cobra.Command {
 		Long: `Build a lab, run a command in its node's network namespace, remove the lab.
 The command finds in its environment: LAB_NODE_NETNS, LAB_OUT_NETNS, LAB_VIP4,
 LAB_VIP6, LAB_BPFFS, LAB_STATE_DIR, LAB_PODS, and for each pod, by its name in
-capitals, LAB_P1_NETNS, LAB_P1_IPV4, LAB_P1_IPV6. Its exit code is passed on.`,
+capitals, LAB_P1_NETNS, LAB_P1_IPV4, LAB_P1_IPV6; and the node's scope, so that
+mustang in it is that node's. Its exit code is passed on.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.withLab(cmd, func(ctx context.Context, l *lab.Lab) error {
@@ -274,8 +275,10 @@ func labDescribe(w io.Writer, g *globals, l *lab.Lab, f labFlags) error {
 	return err
 }
 
+// labEnv is what a command finds in its environment; mustang, the node's scope as its flags' defaults.
 func labEnv(l *lab.Lab) []string {
 	env := []string{
+		"MUSTANG_BPFFS=" + l.BPFFS(), "MUSTANG_STATE_DIR=" + l.StateDir(), "MUSTANG_CGROUP_ROOT=" + l.Node().Cgroup,
 		"LAB_NODE_NETNS=" + l.Node().NetNS, "LAB_OUT_NETNS=" + l.Outside().NetNS,
 		"LAB_BPFFS=" + l.BPFFS(), "LAB_STATE_DIR=" + l.StateDir(),
 		"LAB_VIP4=" + netip.AddrPortFrom(lab.VIP4(1), labVIPPort).String(),
