@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * The node's NIC, for Services that clients outside use: node ports, external
- * addresses, load balancers' addresses. Whatever is no Service's goes on as if
- * nothing were here. lib/edge.h says who turns the answers back.
+ * The node's NIC, for Services that clients outside use, and for answers to masqueraded pods; the door, for the node's
+ * own SCTP; and where gathered fragments come back. What is none of these goes on as if nothing were here. lib/edge.h
+ * says who turns the answers back.
  */
 #include "lib/common.h"
 #include "lib/conntrack.h"

@@ -31,7 +31,8 @@
 		__array(values, struct name##_table);                          \
 	} name##_now SEC(".maps") = { .values = { [0] = &name } }
 
-/* Flows that saw packets both ways. Written by the tc programs; read by them and `status`.
+/* Flows that saw packets both ways, and TCP's first ones where a dead entry was or on credit. Written by the tc
+ * programs and, of Services' flows, by the engine; read by them and `status`.
  * An entry lives until `expires`, or until the table needs its room (LRU).
  * Size: connections a node carries (set at load); 160 bytes each. */
 struct {

@@ -40,9 +40,9 @@ enum drop_reason {
 	REASON_MIDSTREAM_NAT = 15, /* a packet in the middle of a translated flow whose entry is gone
 		* mend: the connection was idle for too long, or its backend is gone: connect again */
 	REASON_CT_FULL = 16, /* the flow table took no new entry
-		* mend: make flow tables with more entries: `mustang status` shows their use */
+		* mend: the node's flow tables had no room at that moment: send again; if it goes on, close connections (`mustang status` shows the tables' use) */
 	REASON_NAT_PORTS = 17, /* no free source port for a translated flow
-		* mend: too many connections from one address to one backend: give the Service more backends, or close connections */
+		* mend: too many connections to one backend, or from masqueraded pods to one port outside: give the Service more backends, or close connections */
 	REASON_NAT_FAILED = 18, /* rewriting the packet failed
 		* mend: only TCP, UDP and SCTP can be sent to a Service, and from a masqueraded pod to the outside only these and echoes; for these, the kernel refused to change the packet: report it with the output of `mustang status` */
 	REASON_DELIVER = 19, /* handing the packet to the pod failed
@@ -78,7 +78,7 @@ enum drop_reason {
 	REASON_POLICY_EGRESS = 34, /* policies select the sending pod, and no egress rule of theirs allows the packet
 		* mend: allow it by an egress rule of a NetworkPolicy that selects the sending pod; `mustang why` writes it */
 	REASON_POLICY_INCOMPLETE = 35, /* the rule that might allow it did not fit into a table
-		* mend: `mustang policy ls` says which rule and which table; make the table larger, or the rules fewer */
+		* mend: `mustang policy ls` says which rule and which table; make rules, or the addresses in them, fewer */
 	REASON_POLICY_UNKNOWN = 36, /* the pod is not known yet, so nobody can say which policies select it
 		* mend: wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes */
 	REASON_SCTP_FRAGMENT = 37, /* an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives
