@@ -11,7 +11,7 @@ import (
 	"github.com/mustang-net/mustang/bench/stats"
 )
 
-// bars are DESIGN.md's, in milliseconds, for ADD.
+// bars are in milliseconds, for ADD.
 var bars = map[string]struct {
 	quantile float64
 	limit    float64

@@ -80,7 +80,7 @@ func (r *Report) ratio(path, over string, f figure) stats.Estimate {
 	return stats.Of(ratios, r.Options.Seed)
 }
 
-// bars are DESIGN.md's: over bare nodes, or of one way over another.
+// bars are over bare nodes, or of one way over another.
 var bars = []struct {
 	path, over, figure string
 	bar, goal          float64

@@ -14,7 +14,7 @@ import (
 	"github.com/mustang-net/mustang/bench/stats"
 )
 
-// bar is DESIGN.md's: any number of rules ÷ one.
+// bar is the least: any number of rules ÷ one.
 const bar = 0.97
 
 // samples are a contestant's, by round.

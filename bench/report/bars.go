@@ -9,7 +9,7 @@ import (
 	"github.com/mustang-net/mustang/bench/stats"
 )
 
-// Bar is one of DESIGN.md's limits with what this run says about it.
+// Bar is one of the limits that mustang is held to, with what this run says about it.
 type Bar struct {
 	Name        string         `json:"name"`
 	Subject     string         `json:"subject,omitempty"`
@@ -34,7 +34,7 @@ type evaluator struct {
 	bars []Bar
 }
 
-// evaluate judges all bars of DESIGN.md for one host and for Services. Bars
+// evaluate judges all bars for one host and for Services. Bars
 // rest on samples of one core: across two, the wake-up hides the datapath.
 func evaluate(d *Document, f *Figures) []Bar {
 	e := &evaluator{d: d, f: f}
@@ -137,7 +137,7 @@ func (e *evaluator) manyServices() {
 
 // againstKernel compares with the kernel's own Services, and with the real kube-proxy where
 // the run has it: there every way that mustang serves is judged, not only the shipped one.
-// Where rules are scanned, DESIGN's bar is of the middle one, as FINDINGS measured; the last
+// Where rules are scanned, the bar is of the middle one, as it was measured when it was set; the last
 // one, which the article's figure fits, is shown beside it.
 func (e *evaluator) againstKernel() {
 	for _, c := range []struct {
@@ -158,7 +158,7 @@ func (e *evaluator) againstKernel() {
 	}
 }
 
-// kubeProxyBar is DESIGN's bar over a contestant if that is the real kube-proxy, else 0.
+// kubeProxyBar is the bar over a contestant if that is the real kube-proxy, else 0.
 func kubeProxyBar(s Subject) (bar, goal float64) {
 	switch {
 	case s.Mode != Veth || s.Via != ClusterIP:

@@ -169,7 +169,7 @@ func TestBarsOverTheRealKubeProxy(t *testing.T) {
 	add("kube-proxy-iptables", "", 1, 780)
 	add("kube-proxy-iptables", Middle, 5000, 500)
 	add("kube-proxy-iptables", Last, 5000, 400)
-	add("kube-proxy-iptables", Middle, 1000, 700) // DESIGN has no bar for it
+	add("kube-proxy-iptables", Middle, 1000, 700) // there is no bar for it
 	add("kube-proxy-nftables", "", 1000, 900)
 	f := NewFigures(d)
 	got := map[string]stats.Verdict{}

@@ -187,7 +187,7 @@ func (d *Document) renderSeed(w io.Writer, f *Figures, cores string) {
 }
 
 func (d *Document) renderBars(w io.Writer, color bool) {
-	t := table{head: []string{"DESIGN bar (one core)", "measured", "bar", "", "goal", "", "why"}}
+	t := table{head: []string{"mustang's bar (one core)", "measured", "bar", "", "goal", "", "why"}}
 	absent := 0
 	for _, b := range d.Bars {
 		if b.Why == whyAbsent {

@@ -23,7 +23,7 @@ const (
 	ABLong  = "ab-long"
 )
 
-// abRequests is how many a turn makes, and abClients how many are under way at once.
+// abShortRequests and abLongRequests are how many a turn makes, and abClients how many are under way at once.
 const (
 	abShortRequests = 600
 	abLongRequests  = 2000

@@ -145,7 +145,7 @@ func TestATableHalfPutInForceIsFinished(t *testing.T) {
 	}
 }
 
-// DESIGN's bar: 48 MiB, room for 128,000 connections included.
+// The bar: 48 MiB, room for 128,000 connections included.
 func TestTablesOfANodeTakeNoMoreThanTheyMay(t *testing.T) {
 	d, err := Open(filepath.Join(filepath.Dir(tables(t).dir), "whole"), Sizes{})
 	if err != nil {

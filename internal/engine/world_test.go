@@ -150,7 +150,7 @@ func (n *node) run(format string, args ...any) string {
 	return strings.TrimSpace(string(out))
 }
 
-// pod makes a pod by hand, as SEEDS part A does: veth, onlink default route,
+// pod makes a pod by hand, as the README does: veth, onlink default route,
 // host route. It returns the path of its namespace.
 func (n *node) pod(i int) string {
 	n.t.Helper()

@@ -266,7 +266,7 @@ func (n *node) refused(a answer, code int, part string) {
 // prev is conf with a's result as prevResult.
 func (c config) prev(a answer) config { return c.with("prevResult", json.RawMessage(a.stdout)) }
 
-// pluginOf runs another plugin for c.
+// plugin runs another plugin for c.
 func (c *container) plugin(name, command string, conf config, env ...string) answer {
 	c.t.Helper()
 	return c.exec(c.command(filepath.Join(debianCNI, name), command, conf, append(c.env(), env...)...))
