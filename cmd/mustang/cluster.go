@@ -340,7 +340,7 @@ func newAgentHealthCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if g.Output == "table" {
+			if !g.structured() {
 				g.Output = "json"
 			}
 			return g.print(cmd.OutOrStdout(), h, nil)

@@ -4,6 +4,11 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -56,5 +61,24 @@ func TestProblemsNameTheirObjectsOnce(t *testing.T) {
 	}}}})
 	if want := "\na: NetworkPolicy shop/deny: three\n\na: Service shop/web: one; two\n"; !strings.HasSuffix(out.String(), want) {
 		t.Errorf("problems:\n%s\nwant at its end %q", out.String(), want)
+	}
+}
+
+// What an agent says of itself is the same object in each form.
+func TestAgentHealthIsPrintedInEachForm(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"nodeMode": "direct"}`) }))
+	defer server.Close()
+	config := filepath.Join(t.TempDir(), "agent.yaml")
+	if err := os.WriteFile(config, []byte("health-address: "+server.Listener.Addr().String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, form := range []string{"table", "wide", "json", "yaml"} {
+		var out strings.Builder
+		cmd := newRootCmd()
+		cmd.SetOut(&out)
+		cmd.SetArgs([]string{"agent", "health", "--config", config, "-o", form})
+		if err := cmd.Execute(); err != nil || !strings.Contains(out.String(), "direct") {
+			t.Errorf("-o %s: %v, %q", form, err, out.String())
+		}
 	}
 }
