@@ -87,7 +87,7 @@ struct ct_entry {
 };
 _Static_assert(sizeof(struct ct_entry) == 72, "ct_entry");
 
-/* Room for one TCP flow between pods, or for one half of it or of a client outside's (lib/near.h). */
+/* Room for one TCP flow, or for one half of a translated one (lib/near.h). */
 struct near_flow {
 	struct ct_key key;
 	struct ct_entry e;

@@ -52,7 +52,7 @@ struct {
 	__type(value, struct ct_entry);
 } mst_ct_new_v1 SEC(".maps");
 
-/* TCP flows between pods, and of clients outside, each at the place that its tuple gives, while there is room. Written by the
+/* TCP flows between pods, with the outside and of clients there, each at the place that its tuple gives, while there is room. Written by the
  * tc programs and, of Services' flows, by the engine; an entry lives until `expires`, or until another flow of its place
  * comes when it has been closed for CT_NEAR_CLOSED. Size: as many flows as a client has ports, 128 bytes each. */
 struct {
