@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package k8s watches Kubernetes and says what it wants in the terms of
-// internal/state. It is the only importer of client-go.
+// internal/state. It is the only importer of client-go besides bench/cluster.
 //
 // It keeps no API objects: what arrives is turned into small structs, one
 // object at a time. Kinds that nobody asked for are neither
