@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Where TCP flows lie that pods have with each other, on whatever node, and with the outside past the host's stack, as long
- * as there is room, and on credit those of clients outside: an array, in which a flow's place is arithmetic on its tuple, and has
- * room for two. An entry there is as any other (conntrack.h), and stays where it is for as
- * long as its flow lives. A flow that finds no room goes to the tables of all flows.
+ * Where TCP flows lie that pods have with each other, on whatever node, and with the outside past the host's stack,
+ * and on credit those of clients outside: an array, in which a flow's place is arithmetic on its tuple, and has room for
+ * two. An entry there is as any other (conntrack.h), and stays where it is for as long as its flow lives. A flow that
+ * finds no room goes to the tables of all flows.
  *
  * What decides is cold code and cold memory: a connection that opens and closes
  * at once pays for each line of either that it touches but once.
