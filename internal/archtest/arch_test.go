@@ -188,3 +188,34 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 		}
 	}
 }
+
+// TestArchitectureNamesEachRoom: who looks for something finds the room that it is in, and no room that has gone.
+func TestArchitectureNamesEachRoom(t *testing.T) {
+	root := filepath.Join("..", "..")
+	text, err := os.ReadFile(filepath.Join(root, "ARCHITECTURE.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rooms, _ := strings.Cut(string(text), "## Rooms")
+	rooms, _, _ = strings.Cut(rooms, "## ")
+	for _, house := range []string{"cmd", "internal", "test", "bench"} {
+		entries, err := os.ReadDir(filepath.Join(root, house))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			name := "`" + house + "/" + e.Name() + "`"
+			if house == "bench" { // all in one row
+				name = "`" + e.Name() + "`"
+			}
+			if e.IsDir() && !strings.Contains(rooms, name) {
+				t.Errorf("ARCHITECTURE.md does not name %s/%s", house, e.Name())
+			}
+		}
+	}
+	for _, m := range regexp.MustCompile("`((?:cmd|internal|test|bench)/[a-z0-9/-]+)`").FindAllStringSubmatch(rooms, -1) {
+		if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
+			t.Errorf("ARCHITECTURE.md names %s: %v", m[1], err)
+		}
+	}
+}
