@@ -231,7 +231,7 @@ func (c *testCluster) agentsRights() {
 	}
 	for what, node := range map[string]string{
 		`{"metadata":{"labels":{"x":"y"}}}`: "n1", `{"spec":{"unschedulable":true}}`: "n1", `{"spec":{"taints":[{"key":"x","effect":"NoSchedule"}]}}`: "n1",
-		`{"metadata":{"finalizers":["x.example/y"]}}`: "n1", `{"spec":{"providerID":"x://y"}}`: "n1", `{"spec":{"podCIDRs":["10.0.0.0/8"],"podCIDR":"10.0.0.0/8"}}`: "n1",
+		`{"metadata":{"finalizers":["x.example/y"]}}`: "n1", `{"spec":{"providerID":"x://y"}}`: "n1",
 		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"x","uid":"y"}]}}`: "n1",
 		`{"metadata":{"annotations":{"x":"y"}}}`:                                                         "n2",
 	} {
