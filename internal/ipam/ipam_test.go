@@ -148,3 +148,20 @@ func TestBadPoolsFailByName(t *testing.T) {
 		}
 	}
 }
+
+// Who can open the directory can lock it, and hold up for good who asks for that lock.
+func TestOnlyItsOwnerCanLockTheDirectory(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "ipam"))
+	p := pools(t, subnet("10.1.0.0/24"))
+	for i, earlier := range []bool{false, true} {
+		if earlier {
+			if err := os.Chmod(s.dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		allocate(t, s, fmt.Sprint(i), p)
+		if info, err := os.Stat(s.dir); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("made by an earlier version: %t: %v, %v", earlier, info.Mode(), err)
+		}
+	}
+}
