@@ -160,14 +160,15 @@ func serveHTTP(ctx context.Context, what, address string, handler http.Handler) 
 // stopPatience is how long a server may finish what it is answering.
 const stopPatience = 2 * time.Second
 
+// newServer is one that waits for nobody who asks, or reads the answer, slowly.
 func newServer(handler http.Handler) *http.Server {
-	return &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	return &http.Server{Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
 }
 
 func serveOn(ctx context.Context, l net.Listener, handler http.Handler) error {
 	s := newServer(handler)
 	done := make(chan error, 1)
-	go func() { done <- s.Serve(l) }()
+	go func() { done <- s.Serve(newClients(l)) }()
 	select {
 	case err := <-done:
 		return err
