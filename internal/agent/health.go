@@ -42,9 +42,9 @@ func (a *Agent) live() (h Health) {
 	now := time.Now()
 	h.CurrentTime, h.LastUpdated = now, now
 	h.SyncAge, h.NodeMode = a.outage().Seconds(), a.config.NodeMode
-	if alive := time.Unix(0, a.sync.alive.Load()); now.Sub(alive) > stuck {
-		h.Because = append(h.Because, fmt.Sprintf("nothing has been applied for %v", now.Sub(alive).Round(time.Second)))
-		h.LastUpdated = alive
+	if alive := a.sync.alive.Load(); now.Sub(*alive) > stuck {
+		h.Because = append(h.Because, fmt.Sprintf("nothing has been applied for %v", now.Sub(*alive).Round(time.Second)))
+		h.LastUpdated = *alive
 	}
 	return h
 }
@@ -64,8 +64,8 @@ func (a *Agent) works() Health {
 		what string
 		*retrying
 	}{{"a Service", &a.sync.retrying}, {"policy", &a.policies.retrying}, {"the list of nodes", &a.sync.membersRetry}, {"the edge", &a.sync.edgeRetry}} {
-		if since := r.failed.Load(); since != 0 && time.Since(time.Unix(0, since)) > stuck {
-			h.Because = append(h.Because, r.what+" has not been possible to apply since "+time.Unix(0, since).Format(time.RFC3339))
+		if since := r.failed.Load(); since != nil && time.Since(*since) > stuck {
+			h.Because = append(h.Because, r.what+" has not been possible to apply since "+since.Format(time.RFC3339))
 		}
 	}
 	if why := a.sync.unready.Load(); why != nil && *why != "" {
