@@ -61,6 +61,9 @@ func (c *Cluster) members(ctx context.Context) ([]member, error) {
 	for i := range pods.Items {
 		p := &pods.Items[i]
 		isAgent := slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == container })
+		// Labels are anybody's. What is taken for an agent has its commands run and its image
+		// started on nodes: it is one that its namespace lets be in a node's network.
+		isAgent = isAgent && p.Spec.HostNetwork
 		// While an agent is replaced there are two: the one that stays counts.
 		if isAgent && (agents[p.Spec.NodeName] == nil || p.DeletionTimestamp == nil) {
 			agents[p.Spec.NodeName] = p
