@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"os"
 	"slices"
 	"time"
 
@@ -92,7 +93,8 @@ func (c *Cluster) run(ctx context.Context, m member, args ...string) ([]byte, er
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	text, err := c.api.Exec(within, m.agent.Namespace, m.agent.Name, container, append([]string{"/bin/mustang"}, args...)...)
-	if within.Err() != nil && ctx.Err() == nil {
+	// The connection's clock may strike before the context's.
+	if late := within.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded); late && ctx.Err() == nil {
 		err = fmt.Errorf("no answer within %v; see the agent's log and its node", patience)
 	}
 	return text, err
