@@ -94,8 +94,11 @@ func (a *Agent) healthy() Health {
 }
 
 func answerHealth(look func() Health, count *prometheus.CounterVec) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) {
 		h, code := look(), http.StatusOK
+		if !fromHere(r) { // pods reach it, too, and have no business with others' objects
+			h.Problems = nil
+		}
 		if len(h.Because) > 0 {
 			code = http.StatusServiceUnavailable
 		}
@@ -105,6 +108,13 @@ func answerHealth(look func() Health, count *prometheus.CounterVec) http.Handler
 		w.WriteHeader(code)
 		_ = json.NewEncoder(w).Encode(h) // a reader that has gone
 	}
+}
+
+// fromHere says that this node asks.
+func fromHere(r *http.Request) bool {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	own, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return err == nil && (peer.Addr().Unmap().IsLoopback() || ok && own.AddrPort().Addr().Unmap() == peer.Addr().Unmap())
 }
 
 func (a *Agent) serveHealth(ctx context.Context) error {
