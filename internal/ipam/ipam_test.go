@@ -165,3 +165,18 @@ func TestOnlyItsOwnerCanLockTheDirectory(t *testing.T) {
 		}
 	}
 }
+
+// On a full disk an address may be taken, and its pool's place in the order not be kept.
+func TestAFailedAllocationLeavesNothing(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "ipam"))
+	p := pools(t, subnet("10.1.0.0/24"), subnet("fd00::/64"))
+	if err := os.MkdirAll(filepath.Join(s.dir, cursorPrefix+"fd00::_64-new", "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := s.Allocate("a", p, nil); err == nil {
+		t.Fatalf("allocated %v", list)
+	}
+	if all, err := s.Owners(); err != nil || len(all) > 0 {
+		t.Errorf("left: %v, %v", all, err)
+	}
+}

@@ -62,11 +62,11 @@ func (s Store) Allocate(owner string, pools []Pool, want []netip.Addr) (out []Al
 				continue
 			}
 			a, ok, err := s.anyOf(owner, pools, v4)
+			if ok { // also when it could not be remembered as the last
+				out = append(out, a)
+			}
 			if err != nil {
 				return err
-			}
-			if ok {
-				out = append(out, a)
 			}
 		}
 		return nil
