@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 )
@@ -99,4 +101,30 @@ func TestNoClientTakesTheOthersConnections(t *testing.T) {
 		t.Errorf("it has %d connections, want %d", n, perClient)
 	}
 	held.mu.Unlock()
+}
+
+// What a client sends, and does not take, is bounded, too.
+func TestALongRequestIsRefused(t *testing.T) {
+	s := httptest.NewUnstartedServer(nil)
+	s.Config = newServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	s.Start()
+	defer s.Close()
+	for length, want := range map[int]int{1 << 10: http.StatusOK, 64 << 10: http.StatusRequestHeaderFieldsTooLarge} {
+		r, err := http.NewRequest(http.MethodGet, s.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("X", strings.Repeat("x", length))
+		answer, err := s.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if answer.StatusCode != want {
+			t.Errorf("%d bytes: %s", length, answer.Status)
+		}
+	}
+	if s.Config.WriteTimeout == 0 || s.Config.ReadTimeout == 0 {
+		t.Error("a client may take all the time that there is")
+	}
 }

@@ -170,9 +170,10 @@ func serveHTTP(ctx context.Context, what, address string, handler http.Handler) 
 // stopPatience is how long a server may finish what it is answering.
 const stopPatience = 2 * time.Second
 
-// newServer is one that waits for nobody who asks, or reads the answer, slowly.
+// newServer is one that waits for nobody who asks, or reads the answer, slowly, and
+// keeps little of what is asked.
 func newServer(handler http.Handler) *http.Server {
-	return &http.Server{Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
+	return &http.Server{Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10}
 }
 
 func serveOn(ctx context.Context, l net.Listener, handler http.Handler) error {
