@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -93,7 +95,8 @@ func (f *uninstallFlags) run(cmd *cobra.Command, g *globals) error {
 func removeState(dir string) error {
 	pods := newPodStore(dir)
 	errs := []error{pods.Sweep()}
-	for _, path := range append(agent.Files(dir), pods.Path) {
+	left, _ := filepath.Glob(filepath.Join(dir, ".status-*")) // of killed calls of earlier plugins
+	for _, path := range slices.Concat(agent.Files(dir), left, []string{pods.Path}) {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
 			errs = append(errs, err)
 		}

@@ -42,9 +42,9 @@ func (a *Agent) live() (h Health) {
 	now := time.Now()
 	h.CurrentTime, h.LastUpdated = now, now
 	h.SyncAge, h.NodeMode = a.outage().Seconds(), a.config.NodeMode
-	if alive := time.Unix(0, a.sync.alive.Load()); now.Sub(alive) > stuck {
-		h.Because = append(h.Because, fmt.Sprintf("nothing has been applied for %v", now.Sub(alive).Round(time.Second)))
-		h.LastUpdated = alive
+	if alive := a.sync.alive.Load(); now.Sub(*alive) > stuck {
+		h.Because = append(h.Because, fmt.Sprintf("nothing has been applied for %v", now.Sub(*alive).Round(time.Second)))
+		h.LastUpdated = *alive
 	}
 	return h
 }
@@ -64,8 +64,8 @@ func (a *Agent) works() Health {
 		what string
 		*retrying
 	}{{"a Service", &a.sync.retrying}, {"policy", &a.policies.retrying}, {"the list of nodes", &a.sync.membersRetry}, {"the edge", &a.sync.edgeRetry}} {
-		if since := r.failed.Load(); since != 0 && time.Since(time.Unix(0, since)) > stuck {
-			h.Because = append(h.Because, r.what+" has not been possible to apply since "+time.Unix(0, since).Format(time.RFC3339))
+		if since := r.failed.Load(); since != nil && time.Since(*since) > stuck {
+			h.Because = append(h.Because, r.what+" has not been possible to apply since "+since.Format(time.RFC3339))
 		}
 	}
 	if why := a.sync.unready.Load(); why != nil && *why != "" {
@@ -94,8 +94,11 @@ func (a *Agent) healthy() Health {
 }
 
 func answerHealth(look func() Health, count *prometheus.CounterVec) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) {
 		h, code := look(), http.StatusOK
+		if !fromHere(r) { // pods reach it, too, and have no business with others' objects
+			h.Problems = nil
+		}
 		if len(h.Because) > 0 {
 			code = http.StatusServiceUnavailable
 		}
@@ -105,6 +108,13 @@ func answerHealth(look func() Health, count *prometheus.CounterVec) http.Handler
 		w.WriteHeader(code)
 		_ = json.NewEncoder(w).Encode(h) // a reader that has gone
 	}
+}
+
+// fromHere says that this node asks.
+func fromHere(r *http.Request) bool {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	own, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return err == nil && (peer.Addr().Unmap().IsLoopback() || ok && own.AddrPort().Addr().Unmap() == peer.Addr().Unmap())
 }
 
 func (a *Agent) serveHealth(ctx context.Context) error {
@@ -160,14 +170,16 @@ func serveHTTP(ctx context.Context, what, address string, handler http.Handler) 
 // stopPatience is how long a server may finish what it is answering.
 const stopPatience = 2 * time.Second
 
+// newServer is one that waits for nobody who asks, or reads the answer, slowly, and
+// keeps little of what is asked.
 func newServer(handler http.Handler) *http.Server {
-	return &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	return &http.Server{Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10}
 }
 
 func serveOn(ctx context.Context, l net.Listener, handler http.Handler) error {
 	s := newServer(handler)
 	done := make(chan error, 1)
-	go func() { done <- s.Serve(l) }()
+	go func() { done <- s.Serve(newClients(l)) }()
 	select {
 	case err := <-done:
 		return err

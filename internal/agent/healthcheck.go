@@ -89,7 +89,7 @@ func (h *healthChecks) start(key k8s.Key, c *healthCheck) {
 	}
 	go func() {
 		defer close(c.done)
-		if err := c.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := c.server.Serve(newClients(l)); !errors.Is(err, http.ErrServerClosed) {
 			h.log.Error("a health check ended", "service", key, "port", c.port, "error", err)
 		}
 	}()

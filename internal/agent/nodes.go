@@ -7,6 +7,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -69,7 +70,7 @@ func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
 		return // a heartbeat, or a label
 	}
 	start := time.Now()
-	err := s.a.with(ctx, func(e *engine.Engine) error { return e.ApplyNodes(state.OwnerKubernetes, list, node.SettingsSpec{}) })
+	err := s.a.with(ctx, func(e *engine.Engine) error { return s.applyNodes(e, list) })
 	if ctx.Err() != nil {
 		return
 	}
@@ -82,6 +83,17 @@ func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
 	s.membersRetry.succeeded()
 	s.nodeList, s.membersKnown = list, true
 	s.a.log.Info("nodes are in force", "nodes", len(list), "mode", s.a.config.NodeMode)
+}
+
+// applyNodes makes list the nodes of Kubernetes. A pod that cannot be told its MTU is told
+// by who follows the devices: it is no reason to call the nodes' way not in force.
+func (s *syncer) applyNodes(e *engine.Engine, list []state.Node) error {
+	err := e.ApplyNodes(state.OwnerKubernetes, list, node.SettingsSpec{})
+	if errors.Is(err, engine.ErrUntold) {
+		s.a.log.Warn("the nodes are in force, and a pod keeps an MTU of before", "error", err)
+		return nil
+	}
+	return err
 }
 
 // leaveMembers takes away, once, what an agent with another node-mode has left:
@@ -97,7 +109,7 @@ func (s *syncer) leaveMembers(ctx context.Context) {
 		if err != nil || !left {
 			return err
 		}
-		return e.ApplyNodes(state.OwnerKubernetes, nil, node.SettingsSpec{})
+		return s.applyNodes(e, nil)
 	})
 	if ctx.Err() != nil {
 		return

@@ -55,7 +55,8 @@ func TestANodeIsNotReadyBeforeNodesAndTheEdge(t *testing.T) {
 			t.Error("it was tried again before its time")
 		}
 		for _, r := range []*retrying{&s.membersRetry, &s.edgeRetry} { // for longer than is overlooked
-			r.failed.Store(time.Now().Add(-2 * stuck).UnixNano())
+			since := time.Now().Add(-2 * stuck)
+			r.failed.Store(&since)
 		}
 		if got := w.agent.healthy().Because; len(got) != 3 {
 			t.Errorf("not healthy because of %q, want the start, the nodes, and the edge", got)

@@ -16,21 +16,21 @@ const (
 
 // retrying is about something that may fail. But for failed, it is its goroutine's.
 type retrying struct {
-	failed atomic.Int64  // since when, Unix nanoseconds; 0: not at all
-	pause  time.Duration // before the next try
-	due    time.Time     // when that is; zero: nothing failed
+	failed atomic.Pointer[time.Time] // since when; nil: not at all
+	pause  time.Duration             // before the next try
+	due    time.Time                 // when that is; zero: nothing failed
 }
 
 // wait notes a failure and sets the time of the next try.
 func (r *retrying) wait(since time.Time) {
-	r.failed.CompareAndSwap(0, since.UnixNano())
+	r.failed.CompareAndSwap(nil, &since)
 	r.pause = min(max(2*r.pause, retryFirst), retryMost)
 	r.due = time.Now().Add(r.pause)
 }
 
 // succeeded notes that nothing fails.
 func (r *retrying) succeeded() {
-	r.failed.Store(0)
+	r.failed.Store(nil)
 	r.pause, r.due = 0, time.Time{}
 }
 

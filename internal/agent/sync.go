@@ -51,14 +51,14 @@ type syncer struct {
 	unready    atomic.Pointer[string] // why the node is not ready for pods; nil: not looked at yet; "": it is
 	readyRetry retrying
 
-	synced atomic.Bool  // everything that there was has been applied
-	alive  atomic.Int64 // Unix nanoseconds of the loop's last turn
+	synced atomic.Bool               // everything that there was has been applied
+	alive  atomic.Pointer[time.Time] // the loop's last turn
 }
 
 func newSyncer(a *Agent) *syncer {
 	s := &syncer{a: a, translator: k8s.NewTranslator(a.watch, a.config.Node), whole: true, retry: map[k8s.Key]k8s.Affected{},
 		devices: make(chan struct{}, 1)}
-	s.alive.Store(time.Now().UnixNano())
+	s.lives()
 	return s
 }
 
@@ -79,7 +79,7 @@ func (s *syncer) run(ctx context.Context) error {
 			s.recheck()
 		case <-again.C:
 		}
-		s.alive.Store(time.Now().UnixNano())
+		s.lives()
 		s.step(ctx)
 		var due time.Time
 		if len(s.retry) > 0 || s.unpruned || s.whole {
@@ -92,6 +92,13 @@ func (s *syncer) run(ctx context.Context) error {
 			again.Reset(max(time.Until(due), 0))
 		}
 	}
+}
+
+// lives notes a turn of the loop. Times are kept whole, here and of failures: the
+// clock may be set meanwhile.
+func (s *syncer) lives() {
+	now := time.Now()
+	s.alive.Store(&now)
 }
 
 // step applies what there is. Before everything is known, nothing is: what is

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"os"
 	"slices"
 	"time"
 
@@ -61,6 +62,9 @@ func (c *Cluster) members(ctx context.Context) ([]member, error) {
 	for i := range pods.Items {
 		p := &pods.Items[i]
 		isAgent := slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == container })
+		// Labels are anybody's. What is taken for an agent has its commands run and its image
+		// started on nodes: it is one that its namespace lets be in a node's network.
+		isAgent = isAgent && p.Spec.HostNetwork
 		// While an agent is replaced there are two: the one that stays counts.
 		if isAgent && (agents[p.Spec.NodeName] == nil || p.DeletionTimestamp == nil) {
 			agents[p.Spec.NodeName] = p
@@ -89,7 +93,8 @@ func (c *Cluster) run(ctx context.Context, m member, args ...string) ([]byte, er
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	text, err := c.api.Exec(within, m.agent.Namespace, m.agent.Name, container, append([]string{"/bin/mustang"}, args...)...)
-	if within.Err() != nil && ctx.Err() == nil {
+	// The connection's clock may strike before the context's.
+	if late := within.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded); late && ctx.Err() == nil {
 		err = fmt.Errorf("no answer within %v; see the agent's log and its node", patience)
 	}
 	return text, err

@@ -126,7 +126,7 @@ func exchange(fd int, h handed) (back handedBack, err error) {
 	if err := checkPeer(fd); err != nil {
 		return back, errYours // it is refused there, too, with this reason
 	}
-	space, err := unix.Open(h.NetNS, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	space, err := unix.Open(h.NetNS, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0) // a pipe is no reason to wait
 	if err != nil {
 		return back, errYours
 	}

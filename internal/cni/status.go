@@ -3,6 +3,7 @@
 package cni
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -70,12 +71,18 @@ func writable(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make the state directory: %w", err)
 	}
-	f, err := os.CreateTemp(dir, ".status-")
-	if err != nil {
-		return fmt.Errorf("write to the state directory: %w", err)
+	// Without a name: who is killed leaves nothing, which would be in the way of an uninstall.
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP):
+		err = unix.Access(dir, unix.W_OK)
+	case err == nil:
+		err = unix.Close(fd)
 	}
-	f.Close()
-	return os.Remove(f.Name())
+	if err != nil {
+		return fmt.Errorf("write to the state directory %s: %w", dir, err)
+	}
+	return nil
 }
 
 func (p *plugin) statusUplink() error {

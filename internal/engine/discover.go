@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -130,11 +131,16 @@ func linkAddress(l netlink.Link) net.HardwareAddr {
 	return make(net.HardwareAddr, 6)
 }
 
+// linkNames are those of the calling thread's namespace. In a pod's they may hold anything,
+// also what a terminal obeys.
 func linkNames() []string {
 	links, _ := netns.Links()
 	names := make([]string, len(links))
 	for i, l := range links {
 		names[i] = l.Attrs().Name
+		if quoted := strconv.Quote(names[i]); quoted != `"`+names[i]+`"` {
+			names[i] = quoted
+		}
 	}
 	return names
 }

@@ -180,6 +180,7 @@ func TestEndpointMistakesAreOneSentence(t *testing.T) {
 	elsewhere := n.name + "-x"
 	n.namespace(elsewhere)
 	n.run("ip -n %s link add far type veth peer name near && ip -n %s link set far netns %s-p2 && ip -n %s-p2 link set far name eth9 && ip -n %s-p2 addr add 10.9.9.9/32 dev eth9", elsewhere, elsewhere, n.name, n.name, n.name)
+	n.run(`ip -n %s-p2 link add "$(printf 'x\033c')" type veth peer name y`, n.name)
 	before := n.endpoints()
 	for name, tc := range map[string]struct {
 		spec EndpointSpec
@@ -188,6 +189,7 @@ func TestEndpointMistakesAreOneSentence(t *testing.T) {
 		"no namespace":        {EndpointSpec{Netns: "/var/run/netns/none-such", IfName: "eth0"}, []string{"netns /var/run/netns/none-such", "ip netns"}},
 		"not a namespace":     {EndpointSpec{Netns: "/etc/hostname", IfName: "eth0"}, []string{"not a network namespace"}},
 		"no interface":        {EndpointSpec{Netns: a, IfName: "eth7"}, []string{`"eth7"`, "it has", "eth0"}},
+		"a name of a pod's":   {EndpointSpec{Netns: b, IfName: "eth7"}, []string{"eth0", `"x\x1bc"`}},
 		"loopback":            {EndpointSpec{Netns: a, IfName: "lo"}, []string{"loopback", "give"}},
 		"already added":       {EndpointSpec{Netns: a, IfName: "eth0"}, []string{"already", "mustang ep rm"}},
 		"address taken":       {EndpointSpec{Netns: b, IfName: "eth0"}, []string{"10.9.0.1", "belongs to endpoint", "mustang ep rm"}},

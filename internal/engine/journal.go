@@ -84,7 +84,9 @@ func (e *Engine) recover(op operation) error {
 		err = e.finishPolicies(*op.Policies)
 	case opGone:
 	case opNodes:
-		err = e.applyNodes(op)
+		if err = e.applyNodes(op); errors.Is(err, ErrUntold) {
+			err = nil // the list is in force, and says so itself
+		}
 	case opEdge:
 		err = e.applyEdge(op)
 	default:

@@ -133,10 +133,11 @@ func (e *Engine) changeNodes(fn func(store.Nodes) (store.Nodes, error)) error {
 	if err := e.store.WriteJournal(op); err != nil {
 		return err
 	}
-	if err := e.applyNodes(op); err != nil {
+	err = e.applyNodes(op)
+	if err != nil && !errors.Is(err, ErrUntold) {
 		return privilege(err) // undone, or the journal stays
 	}
-	return e.store.ClearJournal()
+	return errors.Join(err, e.store.ClearJournal())
 }
 
 // giveRefs numbers nodes that are new or have changed: a flow whose entry has

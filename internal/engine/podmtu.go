@@ -65,6 +65,10 @@ func untilTold(before, now store.Nodes) store.Nodes {
 	return now
 }
 
+// ErrUntold says that a list of nodes is in force, and that pods could not be told the
+// MTU that it asks for: their routes are theirs, too. The next try tells them.
+var ErrUntold = errors.New("not all pods could be told the MTU")
+
 // tellPods brings all pods to what now asks, which is the present list from then on.
 func (e *Engine) tellPods(telling, now store.Nodes) error {
 	if len(telling.Telling) == 0 {
@@ -78,7 +82,7 @@ func (e *Engine) tellPods(telling, now store.Nodes) error {
 		errs = append(errs, e.setPodMTU(ep, telling.Telling, now.PodMTU, now.Tunnel))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", ErrUntold, err)
 	}
 	return e.store.PutNodes(now)
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -167,6 +168,10 @@ func (s Scope) tryLock(how int) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the directory for pins: %w", err)
 	}
+	if err := checkOwner(f); err != nil {
+		f.Close()
+		return nil, err
+	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|how)
 	if err == nil && sameFile(f, s.BPFFS) {
 		return f, nil
@@ -176,6 +181,19 @@ func (s Scope) tryLock(how int) (*os.File, error) {
 		return nil, nil
 	}
 	return nil, fmt.Errorf("lock %s: %w", s.BPFFS, err)
+}
+
+// checkOwner refuses a directory that another user has made where all may, as in a
+// bpffs that is mounted without a mode: he could take programs away from pods.
+func checkOwner(dir *os.File) error {
+	info, err := dir.Stat()
+	if err != nil {
+		return err
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 && int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s belongs to user %d, who could take programs away from pods; remove it, or name another directory by --bpffs", dir.Name(), st.Uid)
+	}
+	return nil
 }
 
 // sameFile is false when the directory was removed between opening and locking.

@@ -99,9 +99,10 @@ func (e *Engine) Dead(owner state.Owner) ([]state.Endpoint, error) {
 			continue
 		}
 		dead := !e.alive(ep)
-		if ep.Netns == "" { // the record is lost; a link of tcx still knows
+		// A link still knows, where the record is lost, or the pod has renamed its interface.
+		if (dead || ep.Netns == "") && ep.Attach != datapath.AttachClsact {
 			attached, err := e.dp.Attached(ep)
-			dead = err == nil && !attached && ep.Attach != datapath.AttachClsact
+			dead = err == nil && !attached
 		}
 		if dead {
 			out = append(out, ep)

@@ -64,7 +64,7 @@ func (p Place) Others() ([]string, error) {
 	var others []string
 	for _, e := range entries {
 		path := filepath.Join(p.ConfDir, e.Name())
-		if slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name())) && e.Name() != p.ConfName && !isOurs(path) {
+		if !e.IsDir() && slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name())) && e.Name() != p.ConfName && !isOurs(path) {
 			others = append(others, path)
 		}
 	}
@@ -81,6 +81,7 @@ func (p Place) Remove() (removed []string, err error) {
 		return nil, fmt.Errorf("%s is another network's: it stays; name mustang's by --conf-name", p.list())
 	}
 	for _, path := range []string{p.list(), p.plugin()} {
+		os.Remove(beside(path)) // what a killed install has left
 		err := os.Remove(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -179,15 +180,24 @@ func isOurs(path string) bool {
 	return err == nil && slices.ContainsFunc(plugins, func(p json.RawMessage) bool { return typeOf(p) == Plugin })
 }
 
+// beside is where path's content is written first. A dot and no known ending: nobody
+// takes it for a plugin or a list.
+func beside(path string) string {
+	return filepath.Join(filepath.Dir(path), "."+strings.TrimPrefix(filepath.Base(path), ".")+".new")
+}
+
 // replaceFile writes beside and renames: a runtime that looks meanwhile sees
 // the old file or the new one.
 func replaceFile(path string, text []byte, mode os.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("install %s: %w", path, err)
 	}
-	// A dot and no known ending: nobody takes it for a plugin or a list.
-	beside := filepath.Join(filepath.Dir(path), "."+strings.TrimPrefix(filepath.Base(path), ".")+".new")
-	f, err := os.OpenFile(beside, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, mode)
+	beside := beside(path)
+	if err := os.Remove(beside); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("install %s: %w", path, err)
+	}
+	// The directory may be another user's, who leads by a link to what is not his.
+	f, err := os.OpenFile(beside, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
 	if err != nil {
 		return fmt.Errorf("install %s: %w", path, err)
 	}

@@ -62,6 +62,44 @@ func TestPlace(t *testing.T) {
 	}
 }
 
+// A killed install leaves what it was writing, and who owns the directory a link of that name.
+func TestWhatIsInTheWayOfAnInstall(t *testing.T) {
+	dir := t.TempDir()
+	p := Place{BinDir: filepath.Join(dir, "bin"), ConfDir: filepath.Join(dir, "net.d"), ConfName: DefaultConfName}
+	theirs := filepath.Join(dir, "theirs")
+	write(t, theirs, "theirs")
+	write(t, beside(p.list()), "half")
+	if err := os.MkdirAll(p.BinDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(theirs, beside(p.plugin())); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(p.ConfDir, "old.conf"), 0o755); err != nil { // runtimes pass it over
+		t.Fatal(err)
+	}
+	if others, err := p.Others(); err != nil || len(others) > 0 {
+		t.Errorf("other networks: %v, %v", others, err)
+	}
+	if _, err := p.PutPlugin([]byte("plugin")); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(theirs); string(text) != "theirs" {
+		t.Errorf("somebody else's file has %q, %v", text, err)
+	}
+	if st, err := os.Lstat(p.plugin()); err != nil || !st.Mode().IsRegular() || st.Mode().Perm() != 0o755 {
+		t.Errorf("the plugin: %v, %v", st, err)
+	}
+	if _, err := p.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{beside(p.list()), beside(p.plugin())} {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s is still there", path)
+		}
+	}
+}
+
 // What every ADD would refuse is no list to install.
 func TestCheckRefusesWhatNoADDTakes(t *testing.T) {
 	const own = `{"type": "mustang-cni", "ipam": {"type": "mustang", "pools": ["10.1.0.0/24"]}}`

@@ -148,3 +148,35 @@ func TestBadPoolsFailByName(t *testing.T) {
 		}
 	}
 }
+
+// Who can open the directory can lock it, and hold up for good who asks for that lock.
+func TestOnlyItsOwnerCanLockTheDirectory(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "ipam"))
+	p := pools(t, subnet("10.1.0.0/24"))
+	for i, earlier := range []bool{false, true} {
+		if earlier {
+			if err := os.Chmod(s.dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		allocate(t, s, fmt.Sprint(i), p)
+		if info, err := os.Stat(s.dir); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("made by an earlier version: %t: %v, %v", earlier, info.Mode(), err)
+		}
+	}
+}
+
+// On a full disk an address may be taken, and its pool's place in the order not be kept.
+func TestAFailedAllocationLeavesNothing(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "ipam"))
+	p := pools(t, subnet("10.1.0.0/24"), subnet("fd00::/64"))
+	if err := os.MkdirAll(filepath.Join(s.dir, cursorPrefix+"fd00::_64-new", "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := s.Allocate("a", p, nil); err == nil {
+		t.Fatalf("allocated %v", list)
+	}
+	if all, err := s.Owners(); err != nil || len(all) > 0 {
+		t.Errorf("left: %v, %v", all, err)
+	}
+}

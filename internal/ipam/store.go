@@ -62,11 +62,11 @@ func (s Store) Allocate(owner string, pools []Pool, want []netip.Addr) (out []Al
 				continue
 			}
 			a, ok, err := s.anyOf(owner, pools, v4)
+			if ok { // also when it could not be remembered as the last
+				out = append(out, a)
+			}
 			if err != nil {
 				return err
-			}
-			if ok {
-				out = append(out, a)
 			}
 		}
 		return nil
@@ -259,9 +259,14 @@ func (p Pool) room(taken map[netip.Addr]string) bool {
 	return false
 }
 
-// locked keeps two processes from moving one cursor.
+// locked keeps two processes from moving one cursor. Nobody else may open the
+// directory: who can could lock it, and hold up all for good.
 func (s Store) locked(fn func() error) error {
-	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+	err := os.MkdirAll(s.dir, 0o700)
+	if err == nil {
+		err = os.Chmod(s.dir, 0o700) // earlier versions let everybody in
+	}
+	if err != nil {
 		return fmt.Errorf("make the directory of allocations: %w", err)
 	}
 	d, err := os.Open(s.dir)

@@ -168,8 +168,9 @@ func del(h *netlink.Handle, name string, ours func(*netlink.LinkAttrs) bool) err
 	if err != nil || l == nil || !ours(l.Attrs()) {
 		return err
 	}
-	// Between looking and deleting, the other end's deletion may take this one.
-	if err := h.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+	// Between looking and deleting, the other end's deletion may take this one. What
+	// the kernel never deletes is none of ours: a pod gave its loopback that name.
+	if err := h.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("delete %s: %w", name, err)
 	}
 	return nil

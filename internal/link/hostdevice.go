@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/netns"
@@ -111,10 +112,11 @@ func (b *builder) giveBack() error {
 			if err != nil {
 				return err
 			}
-			if dev == nil || dev.Attrs().Group != linkGroup || deviceName(dev) == "" || b.others(dev) {
+			if dev == nil || dev.Attrs().Group != linkGroup || !b.isDevice(dev) || b.others(dev) {
 				continue
 			}
-			if err := b.moveBack(dev); err != nil {
+			// One that cannot be moved never was: the pod made it, and its marks.
+			if err := b.moveBack(dev); err != nil && !errors.Is(err, unix.EINVAL) {
 				return err
 			}
 		}
@@ -134,7 +136,7 @@ func (b *builder) reclaim() error {
 	var errs []error
 	for _, dev := range links {
 		name, alias := deviceName(dev), dev.Attrs().Alias
-		if dev.Attrs().Group == linkGroup && name != "" && (name == b.Uplink || strings.HasPrefix(alias, aliasPrefix+b.Name+deviceMark)) {
+		if dev.Attrs().Group == linkGroup && b.isDevice(dev) && (name == b.Uplink || strings.HasPrefix(alias, aliasPrefix+b.Name+deviceMark)) {
 			if err = rename(b.node, dev, name); err == nil {
 				err = unmark(b.node, dev)
 			}
@@ -144,15 +146,22 @@ func (b *builder) reclaim() error {
 	return errors.Join(errs...)
 }
 
+// moveBack has the device renamed on the node: in the pod its name may be another's.
 func (b *builder) moveBack(dev netlink.Link) error {
 	name := deviceName(dev)
-	if err := rename(b.pod, dev, name); err != nil {
-		return err
-	}
 	if err := b.pod.LinkSetDown(dev); err != nil {
-		return fmt.Errorf("set %s down: %w", name, err)
+		return fmt.Errorf("set %s down: %w", dev.Attrs().Name, err)
 	}
-	if err := b.pod.LinkSetNsFd(dev, int(b.nodeNS.Fd())); err != nil {
+	if err := b.inPod(func() error {
+		msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+		msg.Index = int32(dev.Attrs().Index)
+		req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
+		req.AddData(msg)
+		req.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(b.nodeNS.Fd()))))
+		req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	}); err != nil {
 		return fmt.Errorf("move %s out of the pod: %w", name, err)
 	}
 	dev, err := must(b.node, name)
@@ -174,6 +183,13 @@ func rename(h *netlink.Handle, dev netlink.Link, name string) error {
 		return fmt.Errorf("rename %s to %s: %w", dev.Attrs().Name, name, err)
 	}
 	return nil
+}
+
+// isDevice says whether dev is by its alias the device that the pod was given. The pod
+// may have written that, so it gets no other device's name on the node.
+func (b *builder) isDevice(dev netlink.Link) bool {
+	name := deviceName(dev)
+	return name != "" && (b.Uplink == "" || name == b.Uplink)
 }
 
 // others says whether a complete device in the pod is another pod's: somebody

@@ -28,9 +28,10 @@ const threadSelf = "/proc/thread-self/ns/net"
 // Path is the file of the namespace called name.
 func Path(name string) string { return filepath.Join(Dir, name) }
 
-// Open opens the namespace at path and checks that it is one.
+// Open opens the namespace at path and checks that it is one. A pipe that nobody
+// writes to is waited for by nobody.
 func Open(path string) (*os.File, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open network namespace: %w", err)
 	}

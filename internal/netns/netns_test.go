@@ -8,8 +8,10 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -84,6 +86,26 @@ func TestCreateTakesOverWhatAKilledCreateLeft(t *testing.T) {
 	}
 	if !Is(path) {
 		t.Error("Create made no namespace")
+	}
+}
+
+func TestAPipeIsNoNamespace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	opened := make(chan error, 1)
+	go func() {
+		_, err := Open(path)
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		if !errors.Is(err, ErrNotNetNS) {
+			t.Error(err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("somebody is waited for to write to it")
 	}
 }
 

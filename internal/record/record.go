@@ -156,15 +156,16 @@ func (d Dir[T]) Sweep() error {
 	return err
 }
 
-// Locked runs fn while no other process is in Locked. It makes the directory.
-// Hold it for a few file operations, never while something is being made.
+// Locked runs fn while no other process is in Locked. It makes the directory, which
+// nobody else may open: who can could lock it, and hold up all for good. Hold it for a few file operations, never while something is being made.
 func (d Dir[T]) Locked(fn func() error) error {
 	for {
-		if err := os.MkdirAll(d.Path, 0o755); err != nil {
+		if err := os.MkdirAll(d.Path, 0o700); err != nil {
 			return fmt.Errorf("make the directory of records: %w", err)
 		}
-		dir, err := os.Open(d.Path)
-		if errors.Is(err, fs.ErrNotExist) {
+		err := os.Chmod(d.Path, 0o700) // earlier versions let everybody in
+		dir, openErr := os.Open(d.Path)
+		if err = errors.Join(err, openErr); errors.Is(err, fs.ErrNotExist) {
 			continue // dropped between the two
 		}
 		if err != nil {

@@ -191,9 +191,25 @@ func (s Store) HasNames() bool {
 	return err == nil
 }
 
-// Make makes the store's directory, where there is none.
+// Make makes the store's directory, where there is none. One that somebody has made
+// for it, as the kubelet does, is root's alone, too: who can open a directory can lock
+// it, and hold up for good who asks for that lock.
 func (s Store) Make() error {
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+	if err := mkdir(s.dir); err != nil {
+		return err
+	}
+	info, err := os.Stat(s.dir)
+	if err != nil || info.Mode().Perm()&0o077 == 0 || info.Mode()&fs.ModeSticky != 0 {
+		return err
+	}
+	if entries, err := os.ReadDir(s.dir); err != nil || len(entries) > 0 {
+		return err // a user's
+	}
+	return os.Chmod(s.dir, 0o700)
+}
+
+func mkdir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make the state directory: %w; choose another with --state-dir", err)
 	}
 	return nil
@@ -255,7 +271,7 @@ func (s Store) write(path string, v any) error {
 		return err
 	}
 	dir := filepath.Dir(path)
-	if err := At(dir).Make(); err != nil {
+	if err := mkdir(dir); err != nil {
 		return err
 	}
 	// Its writer holds the scope's lock, so a killed one's file is overwritten.

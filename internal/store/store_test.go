@@ -94,3 +94,24 @@ func TestWhatACrashOfTheMachineLeavesIsAbsent(t *testing.T) {
 		t.Errorf("the journal: %t, %v", pending, err)
 	}
 }
+
+// A directory that was made for it is root's alone, and one with a user's files stays as it is.
+func TestMakeTakesADirectoryThatWasMadeForIt(t *testing.T) {
+	for what, want := range map[string]os.FileMode{"": 0o700, "a user's file": 0o755} {
+		s := At(filepath.Join(t.TempDir(), "state"))
+		if err := os.Mkdir(s.dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if what != "" {
+			if err := os.WriteFile(filepath.Join(s.dir, what), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.Make(); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(s.dir); err != nil || info.Mode().Perm() != want {
+			t.Errorf("with %q in it: %v, %v, want %v", what, info.Mode(), err, want)
+		}
+	}
+}
