@@ -14,6 +14,8 @@ import (
 	"sync"
 
 	"github.com/vishvananda/netns"
+
+	"github.com/mustang-net/mustang/bench/run"
 )
 
 // Options are how to run.
@@ -67,14 +69,14 @@ type space struct{ id, path string }
 // Run measures all contestants. What is finished when ctx ends is reported.
 func Run(ctx context.Context, o Options) (r *Report, err error) {
 	if o.Rounds < 1 {
-		return nil, errors.New("--rounds: want at least 1")
+		return nil, run.Refuse(errors.New("--rounds: want at least 1"))
+	}
+	list, err := chosen(o)
+	if err != nil {
+		return nil, run.Refuse(err)
 	}
 	r = &Report{Kernel: read("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU()}
 	r.Load[0] = read("/proc/loadavg")
-	list, err := chosen(o)
-	if err != nil {
-		return nil, err
-	}
 	spaces, err := makeSpaces(FullNode)
 	defer func() { err = errors.Join(err, removeSpaces(spaces)) }()
 	if err != nil {

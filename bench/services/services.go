@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/mustang-net/mustang/bench/kubeproxy"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/lab"
 	"github.com/mustang-net/mustang/test/kube"
 )
@@ -73,18 +74,14 @@ type Report struct {
 // Run measures every contestant at every number of Services. One that fails is
 // left out and named in the error; the report has the others.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	for _, c := range o.Contestants {
-		if !slices.Contains(Contestants, c) {
-			return nil, fmt.Errorf("contestant %q is none of %s", c, strings.Join(Contestants, ", "))
-		}
-	}
-	if slices.ContainsFunc(o.Services, func(n int) bool { return n < 0 || n >= measured }) || o.Endpoints < 1 || o.Rounds < 1 {
-		return nil, fmt.Errorf("--services: want numbers below %d; --endpoints, --rounds: at least 1", measured)
+	if err := run.Refuse(o.validate()); err != nil {
+		return nil, err
 	}
 	if missing, err := kube.MissingAPIServer(); err != nil || missing != "" {
 		return nil, errors.Join(err, fmt.Errorf("not built yet: %s; to build: test/kube/kube build", missing))
 	}
 	r := &Report{Kernel: read("/proc/sys/kernel/osrelease"), Load: []string{read("/proc/loadavg")}}
+	defer func() { r.Load = append(r.Load, read("/proc/loadavg")) }()
 	var failed []error
 	for _, n := range o.Services {
 		for _, name := range o.Contestants {
@@ -99,8 +96,23 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			}
 		}
 	}
-	r.Load = append(r.Load, read("/proc/loadavg"))
 	return r, errors.Join(failed...)
+}
+
+// validate names what cannot be.
+func (o Options) validate() error {
+	for _, c := range o.Contestants {
+		if !slices.Contains(Contestants, c) {
+			return fmt.Errorf("contestant %q is none of %s", c, strings.Join(Contestants, ", "))
+		}
+	}
+	if len(o.Contestants) == 0 {
+		return fmt.Errorf("--contestants: want some of %s", strings.Join(Contestants, ", "))
+	}
+	if slices.ContainsFunc(o.Services, func(n int) bool { return n < 0 || n >= measured }) || o.Endpoints < 1 || o.Rounds < 1 {
+		return fmt.Errorf("--services: want numbers below %d; --endpoints, --rounds: at least 1", measured)
+	}
+	return nil
 }
 
 func read(path string) string {
