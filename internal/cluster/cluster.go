@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"os"
 	"slices"
 	"time"
 
@@ -89,7 +90,8 @@ func (c *Cluster) run(ctx context.Context, m member, args ...string) ([]byte, er
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	text, err := c.api.Exec(within, m.agent.Namespace, m.agent.Name, container, append([]string{"/bin/mustang"}, args...)...)
-	if within.Err() != nil && ctx.Err() == nil {
+	// The connection has the same deadline, and may be first.
+	if (within.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded)) && ctx.Err() == nil {
 		err = fmt.Errorf("no answer within %v; see the agent's log and its node", patience)
 	}
 	return text, err
