@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netns"
@@ -42,6 +43,23 @@ func TestNamespacesOfKilledRunsGo(t *testing.T) {
 	}
 	if _, err := os.Lstat(mine[0].path); err != nil {
 		t.Errorf("a living run's namespace: %v", err)
+	}
+}
+
+// A bar is neither passed nor missed by fewer rounds than a claim needs.
+func TestFewRoundsShowNoBar(t *testing.T) {
+	for rounds, want := range map[int]string{1: "p50 ≤ 10 not shown", 15: "p50 ≤ 10 passed"} {
+		r := &Report{Rounds: rounds}
+		for round := range rounds {
+			for _, name := range []string{"mustang veth", Base} {
+				r.Samples = append(r.Samples, Sample{Round: round, Contestant: name, Cell: "one", Add: []float64{1}, Del: []float64{1}})
+			}
+		}
+		var out strings.Builder
+		r.Render(&out)
+		if s := out.String(); strings.Count(s, "p50 ≤ 10") != 1 || !strings.Contains(s, want) {
+			t.Errorf("%d rounds: no %q in\n%s", rounds, want, s)
+		}
 	}
 }
 
