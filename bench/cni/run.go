@@ -78,6 +78,11 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	if err != nil {
 		return nil, run.Refuse(err)
 	}
+	unlock, err := run.Lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	r = &Report{Kernel: read("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU()}
 	r.Load[0] = read("/proc/loadavg")
 	if err := removeDead(); err != nil {

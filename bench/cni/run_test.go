@@ -4,14 +4,18 @@ package cni
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netns"
+
+	"github.com/mustang-net/mustang/bench/run"
 )
 
 // What a killed run left goes with the next one; a living one's stays.
@@ -43,6 +47,26 @@ func TestNamespacesOfKilledRunsGo(t *testing.T) {
 	}
 	if _, err := os.Lstat(mine[0].path); err != nil {
 		t.Errorf("a living run's namespace: %v", err)
+	}
+}
+
+// Two benches would measure each other.
+func TestOneBenchAtATime(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	for end := time.Now().Add(10 * time.Minute); ; time.Sleep(time.Second) { // another package's test may be measuring
+		unlock, err := run.Lock()
+		if err == nil {
+			defer unlock()
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Run(t.Context(), Options{Rounds: 1, Log: io.Discard}); err == nil || !strings.Contains(err.Error(), "another bench runs") {
+		t.Errorf("beside another bench: %v", err)
 	}
 }
 

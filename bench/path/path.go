@@ -141,9 +141,11 @@ func Run(ctx context.Context, o Options) (*Document, error) {
 	if err := run.Refuse(o.validate()); err != nil {
 		return nil, err
 	}
-	if os.Getuid() != 0 {
-		return nil, errors.New("the bench makes network namespaces: run it as root")
+	unlock, err := run.Lock()
+	if err != nil {
+		return nil, err
 	}
+	defer unlock()
 	d := &Document{Schema: Schema, Started: time.Now().UTC(), Emulated: o.instructionNS > 0, Unit: Nanoseconds,
 		Kernel: kernelRelease(), Go: runtime.Version(), Failures: map[string]string{}}
 	if d.Emulated {

@@ -80,6 +80,11 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if missing, err := kube.MissingAPIServer(); err != nil || missing != "" {
 		return nil, errors.Join(err, fmt.Errorf("not built yet: %s; to build: test/kube/kube build", missing))
 	}
+	unlock, err := run.Lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	r := &Report{Kernel: read("/proc/sys/kernel/osrelease"), Load: []string{read("/proc/loadavg")}}
 	defer func() { r.Load = append(r.Load, read("/proc/loadavg")) }()
 	var failed []error
