@@ -245,15 +245,33 @@ func (b *bench) cold(ctx context.Context, cell *Cell) error {
 		return err
 	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: b.dial}, Timeout: 5 * time.Second}
-	for time.Since(b.start) < b.patience {
+	err := b.untilHealthy(ctx, func() bool {
 		resp, err := client.Get("http://127.0.0.1:10256/healthz")
-		if err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				cell.Cold = time.Since(b.start).Seconds()
-				b.say("in force after %.2f s", cell.Cold)
-				return nil
-			}
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+	if err != nil {
+		return err
+	}
+	cell.Cold = time.Since(b.start).Seconds()
+	b.say("in force after %.2f s", cell.Cold)
+	return nil
+}
+
+// untilHealthy asks again and again, as long as there is somebody to ask, and to be told.
+func (b *bench) untilHealthy(ctx context.Context, healthy func() bool) error {
+	for time.Since(b.start) < b.patience {
+		if healthy() {
+			return nil
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if kube.Ended(b.pid) {
+			return fmt.Errorf("%s has ended", b.name)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -314,7 +332,10 @@ func (b *bench) latency(ctx context.Context, cell *Cell) error {
 		if err := errors.Join(err, <-failed); err != nil {
 			return err
 		}
-		told := <-heard
+		told, err := watch.told(heard)
+		if err != nil {
+			return err
+		}
 		cell.Moved, cell.Heard, cell.Event = append(cell.Moved, took), append(cell.Heard, told), append(cell.Event, took-told)
 		return nil
 	}); err != nil {
