@@ -145,11 +145,17 @@ bench-vm: build ## the short bench in the VM, all modes, by instructions: emulat
 test-vm: test-deps ## other kernels: every mode that each has, under emulation (an hour a kernel)
 	@test/vm/suite 6.1 6.12 newest
 	@$(MAKE) --no-print-directory test-vm-cni
+	@$(MAKE) --no-print-directory test-vm-nodes
 
 .PHONY: test-vm-cni
 test-vm-cni: test-deps ## the CNI plugin's tests, all of them, in the modes that this kernel may lack (6.12, one guest)
 	@test/vm/fetch 6.12
 	@test/vm/cni 6.12 netkit netkit-l3 ipvlan ipvlan-l3
+
+.PHONY: test-vm-nodes
+test-vm-nodes: test-deps ## between nodes, what this kernel may lack: a wire that loses and reorders, VLANs, bonds (6.12)
+	@test/vm/fetch 6.12
+	@test/vm/nodes 6.12
 
 # The modes that the machine at hand may lack, on the kernels that most people run.
 VM_CI := test-vm-6.1 test-vm-6.12

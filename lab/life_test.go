@@ -273,6 +273,19 @@ func TestMustangInALabIsTheLabsNodes(t *testing.T) {
 	}
 }
 
+// The settings of the kernel are hidden, as IPv6's are where it has none.
+func TestAKernelWithoutIPv6IsNamed(t *testing.T) {
+	before := machine(t, name("6"))
+	out, err := exec.Command("unshare", "--mount", "sh", "-c", `mount -t tmpfs none /proc/sys && exec "$@"`, "sh",
+		binary, "lab", "run", "--name", name("6"), "--pods=1", "--services=none", "--", "true").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "no IPv6") || !strings.Contains(string(out), "ipv6.disable=1") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if d := cmp.Diff(before, machine(t, name("6"))); d != "" {
+		t.Errorf("left behind:\n%s", d)
+	}
+}
+
 func TestBadConfigIsNamed(t *testing.T) {
 	for want, cfg := range map[string]Config{
 		"name":     {Name: "too-long", Mode: Veth},

@@ -146,7 +146,7 @@ func (l *Lab) plug(n *Node, name string, sw Space) error {
 // makeBridge makes a switch in the current namespace, where no firewall looks
 // at what it switches. mac nil: it has a port's.
 func (l *Lab) makeBridge(name string, mac net.HardwareAddr) error {
-	if err := errors.Join(setSysctls(quickIPv6), setBridgeNF(false)); err != nil {
+	if err := errors.Join(enableIPv6(), setBridgeNF(false)); err != nil {
 		return err
 	}
 	attrs := netlink.NewLinkAttrs()

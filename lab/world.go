@@ -30,7 +30,7 @@ func (l *Lab) makeWorld() error {
 	}
 	out4, out6 := nth(WireCIDR4, 2), nth(WireCIDR6, 2)
 	l.outside = &Outside{Space{NetNS: outNS, env: l.info.mark()}, out4, out6}
-	if err := l.outside.Do(func() error { return setSysctls(quickIPv6) }); err != nil {
+	if err := l.outside.Do(enableIPv6); err != nil {
 		return fmt.Errorf("outside: %w", err)
 	}
 	for i := range l.cfg.Nodes {
@@ -172,10 +172,18 @@ var quickIPv6 = map[string]string{
 	"ipv6/conf/default/accept_ra":    "0",
 }
 
+func enableIPv6() error {
+	err := setSysctls(quickIPv6)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errors.New("this kernel has no IPv6, and all in a lab have addresses of both families: boot without ipv6.disable=1")
+	}
+	return err
+}
+
 // nodeSysctls makes a router of the node. What a new namespace inherits differs
 // between machines, so all that matters is set.
 func (l *Lab) nodeSysctls() error {
-	if err := setSysctls(quickIPv6); err != nil {
+	if err := enableIPv6(); err != nil {
 		return err
 	}
 	err := setSysctls(map[string]string{

@@ -59,7 +59,7 @@ func (o Options) validate() error {
 // Run measures. The document is worth keeping whenever it is not nil. What was made in the
 // cluster is gone on return.
 func Run(ctx context.Context, o Options, log run.Log) (d *report.Document, err error) {
-	if err := o.validate(); err != nil {
+	if err := run.Refuse(o.validate()); err != nil {
 		return nil, err
 	}
 	w, err := build(ctx, o)

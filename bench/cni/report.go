@@ -55,7 +55,7 @@ func (r *Report) Render(w io.Writer) {
 			}
 			e := stats.OfRatios(pairs, 1)
 			fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t%.0f %%\t%.1f\t%.1f\t%.2f\t%.2f–%.2f\t%s\t\n", name, stats.Median(add), stats.Quantile(add, .99), stats.Quantile(add, 1),
-				100*stats.Spread(add), stats.Median(del), stats.Quantile(del, .99), e.Median, e.Low, e.High, verdict(name, cell.Name, add))
+				100*stats.Spread(add), stats.Median(del), stats.Quantile(del, .99), e.Median, e.Low, e.High, r.verdict(name, cell.Name, add))
 		}
 		fmt.Fprintln(t, "\t\t\t\t\t\t\t\t\t\t")
 	}
@@ -63,13 +63,15 @@ func (r *Report) Render(w io.Writer) {
 	fmt.Fprintln(w, "Bars are for an idle machine; on a busy one, trust the ratios.")
 }
 
-func verdict(name, cell string, add []float64) string {
+func (r *Report) verdict(name, cell string, add []float64) string {
 	bar, ok := bars[cell]
 	if !ok || len(name) < 7 || name[:7] != "mustang" {
 		return ""
 	}
 	word := "missed"
-	if stats.Quantile(add, bar.quantile) <= bar.limit {
+	if r.Rounds < stats.MinRounds {
+		word = "not shown"
+	} else if stats.Quantile(add, bar.quantile) <= bar.limit {
 		word = "passed"
 	}
 	return fmt.Sprintf("p%.0f ≤ %.0f %s", 100*bar.quantile, bar.limit, word)

@@ -9,11 +9,16 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/bench/run"
 )
 
 // Options are how to run.
@@ -67,12 +72,20 @@ type space struct{ id, path string }
 // Run measures all contestants. What is finished when ctx ends is reported.
 func Run(ctx context.Context, o Options) (r *Report, err error) {
 	if o.Rounds < 1 {
-		return nil, errors.New("--rounds: want at least 1")
+		return nil, run.Refuse(errors.New("--rounds: want at least 1"))
 	}
-	r = &Report{Kernel: read("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU()}
-	r.Load[0] = read("/proc/loadavg")
 	list, err := chosen(o)
 	if err != nil {
+		return nil, run.Refuse(err)
+	}
+	unlock, err := run.Lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	r = &Report{Kernel: read("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU()}
+	r.Load[0] = read("/proc/loadavg")
+	if err := removeDead(); err != nil {
 		return nil, err
 	}
 	spaces, err := makeSpaces(FullNode)
@@ -161,7 +174,26 @@ func (e *env) all(ctx context.Context, command string, cell Cell, spaces []space
 	return out, errors.Join(errs...)
 }
 
-func spaceName(i int) string { return fmt.Sprintf("mstbench%d-%d", os.Getpid(), i) }
+const (
+	netnsDir    = "/var/run/netns" // iproute2's place
+	spacePrefix = "mstbench"
+)
+
+func spaceName(i int) string { return fmt.Sprintf("%s%d-%d", spacePrefix, os.Getpid(), i) }
+
+// removeDead removes the namespaces of killed runs.
+func removeDead() error {
+	paths, _ := filepath.Glob(filepath.Join(netnsDir, spacePrefix+"*")) // only a bad pattern fails
+	var errs []error
+	for _, path := range paths {
+		name := filepath.Base(path)
+		pid, _, _ := strings.Cut(strings.TrimPrefix(name, spacePrefix), "-")
+		if n, err := strconv.Atoi(pid); err == nil && n > 0 && errors.Is(unix.Kill(n, 0), unix.ESRCH) {
+			errs = append(errs, netns.DeleteNamed(name))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // makeSpaces makes named namespaces; those that it made are answered also with
 // an error.
@@ -181,7 +213,7 @@ func makeSpaces(n int) (out []space, err error) {
 			return out, fmt.Errorf("make network namespace %s: %w", name, err)
 		}
 		h.Close()
-		out = append(out, space{fmt.Sprintf("bench-%d", i), "/var/run/netns/" + name})
+		out = append(out, space{fmt.Sprintf("bench-%d", i), filepath.Join(netnsDir, name)})
 	}
 	return out, nil
 }

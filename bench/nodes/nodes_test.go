@@ -61,8 +61,13 @@ func TestLargerBundlesAreSaidAndNotJudged(t *testing.T) {
 func TestAControlThatFailsIsSaid(t *testing.T) {
 	var out bytes.Buffer
 	made(map[string]float64{Base: 1, BaseAgain: 0.9}, 15).Render(&out)
-	if !strings.Contains(out.String(), "control does not hold") {
-		t.Error(out.String())
+	if n := strings.Count(out.String(), "CONTROL FAILS"); n != 3 || !strings.Contains(out.String(), "\nstream: A/A CONTROL FAILS") {
+		t.Errorf("it is said %d times, not of stream, RR and CRR:\n%s", n, out.String())
+	}
+	out.Reset()
+	made(map[string]float64{Base: 1, BaseAgain: 0.9}, 3).Render(&out)
+	if s := out.String(); strings.Contains(s, "CONTROL FAILS") || !strings.Contains(s, "\nRR: A/A control: not judged, 3 rounds") {
+		t.Errorf("three rounds are too few to judge it:\n%s", s)
 	}
 }
 

@@ -59,10 +59,7 @@ type Report struct {
 // Run measures all contestants. What is finished when ctx ends is reported;
 // everything that was built is gone on return.
 func Run(ctx context.Context, o Options) (r *Report, err error) {
-	if o.Cores != "same" && o.Cores != "cross" {
-		return nil, fmt.Errorf("cores %q is unknown: use same or cross", o.Cores)
-	}
-	if _, err := o.loads(); err != nil {
+	if err := run.Refuse(o.validate()); err != nil {
 		return nil, err
 	}
 	unlock, err := run.Lock()
@@ -106,6 +103,22 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	r.Samples, err = runner.Run(ctx, r.cases, settings, opener{launcher, targets}, progress)
 	r.Complete, r.Load[1] = err == nil, run.Read("/proc/loadavg")
 	return r, errors.Join(err, runner.Failed(r.Samples))
+}
+
+// validate names what cannot be.
+func (o Options) validate() error {
+	switch {
+	case o.Rounds < 1:
+		return errors.New("--rounds: want at least 1")
+	case o.Duration/turns < 5*time.Millisecond:
+		return fmt.Errorf("--duration: want at least %v, 5ms for each turn", 5*time.Millisecond*turns)
+	case o.Cores != "same" && o.Cores != "cross":
+		return fmt.Errorf("--cores %q is unknown: use same or cross", o.Cores)
+	case !slices.Contains(lab.Modes, lab.Mode(o.Mode)):
+		return fmt.Errorf("--mode %q is unknown: use one of %v", o.Mode, lab.Modes)
+	}
+	_, err := o.loads()
+	return err
 }
 
 // turns of a sample: paths take them in turn, so that all see the same seconds of the machine.

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/lab"
 )
 
@@ -105,11 +106,16 @@ func (o Options) validate() error {
 			return fmt.Errorf("mode %q is unknown: use some of %v", m, known)
 		}
 	}
+	for _, by := range o.ServicesBy {
+		if !slices.Contains(lab.ServiceBys, lab.ServiceBy(by)) {
+			return fmt.Errorf("--services-by %q is unknown: use some of %v", by, lab.ServiceBys)
+		}
+	}
 	if o.Rounds < 1 {
 		return errors.New("--rounds: want at least 1")
 	}
-	if os.Getuid() != 0 {
-		return errors.New("the bench makes network namespaces: run it as root")
+	if o.Window <= 0 {
+		return errors.New("--window: want a time, as 80ms")
 	}
 	return nil
 }
@@ -132,9 +138,14 @@ type Document struct {
 
 // Run measures. The document is worth keeping even when some of it failed.
 func Run(ctx context.Context, o Options) (*Document, error) {
-	if err := o.validate(); err != nil {
+	if err := run.Refuse(o.validate()); err != nil {
 		return nil, err
 	}
+	unlock, err := run.Lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	d := &Document{Schema: Schema, Started: time.Now().UTC(), Emulated: o.instructionNS > 0, Unit: Nanoseconds,
 		Kernel: kernelRelease(), Go: runtime.Version(), Failures: map[string]string{}}
 	if d.Emulated {

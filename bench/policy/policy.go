@@ -74,7 +74,7 @@ type Report struct {
 // Run measures all contestants, interleaved. What is finished when ctx ends is
 // reported. Everything that was built is gone on return.
 func Run(ctx context.Context, o Options) (r *Report, err error) {
-	if err := o.validate(); err != nil {
+	if err := run.Refuse(o.validate()); err != nil {
 		return nil, err
 	}
 	unlock, err := run.Lock()

@@ -63,6 +63,11 @@ func (r *Report) Render(w io.Writer) {
 		fmt.Fprintln(t, "\t\t\t\t\t\t\t\t\t")
 	}
 	t.Flush()
+	for _, scenario := range Scenarios {
+		if says := stats.ControlSays(r.ratio(base+again, base, scenario)); says != "" {
+			fmt.Fprintf(w, "%s: %s\n", strings.ToUpper(scenario), says)
+		}
+	}
 	for name, text := range r.Failures {
 		fmt.Fprintf(w, "FAILED %s: %s\n", name, text)
 	}

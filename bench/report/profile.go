@@ -67,20 +67,21 @@ func (f *Frame) Depth() int {
 	return deepest + 1
 }
 
-// Share is the share of samples that have a function whose name begins so anywhere.
-func (f *Frame) Share(prefix string) float64 {
+// Share is the share of samples that have a function anywhere whose name begins in one of
+// these ways: a sample that has several of them counts once.
+func (f *Frame) Share(prefixes ...string) float64 {
 	if f.Count == 0 {
 		return 0
 	}
-	return float64(f.having(prefix)) / float64(f.Count)
+	return float64(f.having(prefixes)) / float64(f.Count)
 }
 
-func (f *Frame) having(prefix string) (n int) {
-	if strings.HasPrefix(f.Name, prefix) {
+func (f *Frame) having(prefixes []string) (n int) {
+	if slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(f.Name, prefix) }) {
 		return f.Count
 	}
 	for _, c := range f.Calls {
-		n += c.having(prefix)
+		n += c.having(prefixes)
 	}
 	return n
 }

@@ -55,6 +55,23 @@ func Defaults() Options {
 	return o
 }
 
+// Wrong is what a run was asked for and cannot be: exit status 2.
+type Wrong struct{ error }
+
+// ExitCode is the tool's exit status for it.
+func (Wrong) ExitCode() int { return 2 }
+
+// Unwrap implements errors.Is and As.
+func (w Wrong) Unwrap() error { return w.error }
+
+// Refuse makes an error, if there is one, a Wrong.
+func Refuse(err error) error {
+	if err == nil {
+		return nil
+	}
+	return Wrong{err}
+}
+
 // Validate names what cannot be.
 func (o Options) Validate() error {
 	switch {

@@ -79,7 +79,7 @@ func claimsB() []claim {
 		ratioClaim{"CPU for 250,000 new connections/s: from 33 % to 90 % of the system, by configuration", 90. / 33, proxyVIP, vip, report.CPUPerCRR, 1.3, false},
 		profileClaim{text: "the flame graph shows it: the rival's receive path crosses the veth backlog once more", of: proxy, to: direct, scenario: "rr",
 			what: "in the backlog's queue a request", stacks: true, limit: 1.2, spent: func(p report.Profile) float64 {
-				return p.Busy * (p.Stack.Share("enqueue_to_backlog") + p.Stack.Share("__netif_rx") + p.Stack.Share("netif_rx"))
+				return p.Busy * p.Stack.Share("enqueue_to_backlog", "__netif_rx", "netif_rx")
 			}},
 	)
 	why := func() string {

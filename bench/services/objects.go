@@ -217,6 +217,16 @@ func (w *watcher) next(start time.Time) <-chan float64 {
 	return w.wait
 }
 
+// told waits for what next receives.
+func (w *watcher) told(heard <-chan float64) (float64, error) {
+	select {
+	case at := <-heard:
+		return at, nil
+	case <-w.done:
+		return 0, errors.New("the watch of the measured slice ended")
+	}
+}
+
 func (w *watcher) close() {
 	w.stop()
 	<-w.done

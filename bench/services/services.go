@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/mustang-net/mustang/bench/kubeproxy"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/lab"
 	"github.com/mustang-net/mustang/test/kube"
 )
@@ -73,18 +74,19 @@ type Report struct {
 // Run measures every contestant at every number of Services. One that fails is
 // left out and named in the error; the report has the others.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	for _, c := range o.Contestants {
-		if !slices.Contains(Contestants, c) {
-			return nil, fmt.Errorf("contestant %q is none of %s", c, strings.Join(Contestants, ", "))
-		}
-	}
-	if slices.ContainsFunc(o.Services, func(n int) bool { return n < 0 || n >= measured }) || o.Endpoints < 1 || o.Rounds < 1 {
-		return nil, fmt.Errorf("--services: want numbers below %d; --endpoints, --rounds: at least 1", measured)
+	if err := run.Refuse(o.validate()); err != nil {
+		return nil, err
 	}
 	if missing, err := kube.MissingAPIServer(); err != nil || missing != "" {
 		return nil, errors.Join(err, fmt.Errorf("not built yet: %s; to build: test/kube/kube build", missing))
 	}
+	unlock, err := run.Lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	r := &Report{Kernel: read("/proc/sys/kernel/osrelease"), Load: []string{read("/proc/loadavg")}}
+	defer func() { r.Load = append(r.Load, read("/proc/loadavg")) }()
 	var failed []error
 	for _, n := range o.Services {
 		for _, name := range o.Contestants {
@@ -99,8 +101,23 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			}
 		}
 	}
-	r.Load = append(r.Load, read("/proc/loadavg"))
 	return r, errors.Join(failed...)
+}
+
+// validate names what cannot be.
+func (o Options) validate() error {
+	for _, c := range o.Contestants {
+		if !slices.Contains(Contestants, c) {
+			return fmt.Errorf("contestant %q is none of %s", c, strings.Join(Contestants, ", "))
+		}
+	}
+	if len(o.Contestants) == 0 {
+		return fmt.Errorf("--contestants: want some of %s", strings.Join(Contestants, ", "))
+	}
+	if slices.ContainsFunc(o.Services, func(n int) bool { return n < 0 || n >= measured }) || o.Endpoints < 1 || o.Rounds < 1 {
+		return fmt.Errorf("--services: want numbers below %d; --endpoints, --rounds: at least 1", measured)
+	}
+	return nil
 }
 
 func read(path string) string {
@@ -228,15 +245,33 @@ func (b *bench) cold(ctx context.Context, cell *Cell) error {
 		return err
 	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: b.dial}, Timeout: 5 * time.Second}
-	for time.Since(b.start) < b.patience {
+	err := b.untilHealthy(ctx, func() bool {
 		resp, err := client.Get("http://127.0.0.1:10256/healthz")
-		if err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				cell.Cold = time.Since(b.start).Seconds()
-				b.say("in force after %.2f s", cell.Cold)
-				return nil
-			}
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+	if err != nil {
+		return err
+	}
+	cell.Cold = time.Since(b.start).Seconds()
+	b.say("in force after %.2f s", cell.Cold)
+	return nil
+}
+
+// untilHealthy asks again and again, as long as there is somebody to ask, and to be told.
+func (b *bench) untilHealthy(ctx context.Context, healthy func() bool) error {
+	for time.Since(b.start) < b.patience {
+		if healthy() {
+			return nil
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if kube.Ended(b.pid) {
+			return fmt.Errorf("%s has ended", b.name)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -297,7 +332,10 @@ func (b *bench) latency(ctx context.Context, cell *Cell) error {
 		if err := errors.Join(err, <-failed); err != nil {
 			return err
 		}
-		told := <-heard
+		told, err := watch.told(heard)
+		if err != nil {
+			return err
+		}
 		cell.Moved, cell.Heard, cell.Event = append(cell.Moved, took), append(cell.Heard, told), append(cell.Event, took-told)
 		return nil
 	}); err != nil {

@@ -9,6 +9,7 @@
 package stats
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -220,6 +221,17 @@ func AtMost(e Estimate, bar float64) Verdict {
 // MinControl is how many rounds the A/A control needs: the interval of fewer
 // values is their range, and half of all pairs lie on one side of 1.
 const MinControl = 6
+
+// ControlSays is what there is to say about an A/A control, "" when it holds.
+func ControlSays(aa Estimate) string {
+	switch {
+	case aa.N < MinControl:
+		return fmt.Sprintf("A/A control: not judged, %d rounds are too few (%d)", aa.N, MinControl)
+	case !ControlHolds(aa):
+		return fmt.Sprintf("A/A CONTROL FAILS: the base differs from itself by %.3f [%.3f %.3f]; trust no difference smaller than that", aa.Median, aa.Low, aa.High)
+	}
+	return ""
+}
 
 // ControlHolds reports whether an A/A control is consistent with 1: one
 // contestant, listed twice, must not beat itself. With fewer rounds than MinControl it does not hold.

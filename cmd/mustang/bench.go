@@ -118,6 +118,9 @@ made slower by 5 %. At most one in eight intervals of equal paths may exclude 1,
 and the slower one must be found. Exit status is not 0 otherwise.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.Calibrate < 1 {
+				return usagef("--pairs: want at least 1")
+			}
 			doc, err := benchRun(cmd, g, o, file)
 			if err == nil && !doc.Calibrated() {
 				err = errors.New("this machine, as it is now, does not give figures to trust")

@@ -34,7 +34,7 @@ when the run ends. Pods are privileged, and some are in the nodes' network.`,
 			if file != "" {
 				o.Keep = func(d *report.Document) error { return d.Write(file) }
 			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+			ctx, stop := interruptible(cmd.Context())
 			defer stop()
 			doc, err := cluster.Run(ctx, o, run.Log{W: cmd.ErrOrStderr(), Terminal: benchTerminal(os.Stderr)})
 			if doc == nil {

@@ -162,7 +162,9 @@ everything is removed. When something fails, a sysdump is written.`,
 			if err != nil {
 				return err
 			}
-			list, err := c.Test(cmd.Context(), o, func(k cluster.Check) {
+			ctx, stop := interruptible(cmd.Context())
+			defer stop()
+			list, err := c.Test(ctx, o, func(k cluster.Check) {
 				if k.Failed != "" {
 					g.notify(fmt.Sprintf("failed: %s, %s to %s (%s): %s", k.What, k.From, k.To, k.Family, k.Failed))
 				}
@@ -173,7 +175,7 @@ everything is removed. When something fails, a sysdump is written.`,
 			if err := g.print(cmd.OutOrStdout(), list, func(w io.Writer) { checksTable(w, list) }); err != nil {
 				return err
 			}
-			return g.verdict(cmd.Context(), c, list, dump)
+			return g.verdict(ctx, c, list, dump)
 		},
 	}
 	f := cmd.Flags()

@@ -61,23 +61,19 @@ func (c *Cluster) Test(ctx context.Context, o Options, done func(Check)) (checks
 	if err := w.build(ctx); err != nil {
 		return nil, err
 	}
-	t := &test{world: w, ctx: ctx, done: func(k Check) { checks = append(checks, k); done(k) }}
-	t.servicesKnown()
-	for _, v4 := range []bool{true, false} {
-		if w.ip("client", v4).IsValid() {
-			t.family(v4)
-		}
+	exec := func(ctx context.Context, pod string, args ...string) ([]byte, error) {
+		return c.api.Exec(ctx, w.namespace, pod, "peer", append([]string{"/bin/mustang", "connectivity", "ask"}, args...)...)
 	}
+	t := &test{world: w, ctx: ctx, exec: exec, done: func(k Check) { checks = append(checks, k); done(k) }}
+	t.servicesKnown()
+	t.eachFamily(t.family)
 	t.dns()
 	t.outside(o.Outside)
+	t.eachFamily(t.unguarded)
 	if err := w.guard(ctx); err != nil {
 		return checks, err
 	}
-	for _, v4 := range []bool{true, false} {
-		if w.ip("client", v4).IsValid() {
-			t.policy(v4)
-		}
-	}
+	t.eachFamily(t.policy)
 	return checks, ctx.Err()
 }
 
@@ -116,14 +112,24 @@ func (c *Cluster) newWorld(ctx context.Context, o Options) (*world, error) {
 type test struct {
 	*world
 	ctx  context.Context
+	exec func(ctx context.Context, pod string, args ...string) ([]byte, error) // what asks, in a pod
 	done func(Check)
+}
+
+// eachFamily does what there is to do for each family that pods have.
+func (t *test) eachFamily(do func(v4 bool)) {
+	for _, v4 := range []bool{true, false} {
+		if t.ip("client", v4).IsValid() {
+			do(v4)
+		}
+	}
 }
 
 // ask has a pod ask, once.
 func (t *test) ask(from, how, target string) (a peer.Answer, err error) {
 	ctx, cancel := context.WithTimeout(t.ctx, within+30*time.Second)
 	defer cancel()
-	text, err := t.c.api.Exec(ctx, t.namespace, from, "peer", "/bin/mustang", "connectivity", "ask", "--timeout", within.String(), how, target)
+	text, err := t.exec(ctx, from, "--timeout", within.String(), how, target)
 	if err == nil {
 		err = json.Unmarshal(text, &a)
 	}
@@ -277,28 +283,41 @@ func (t *test) outside(targets []string) {
 	}
 }
 
+// unguarded wants a stranger to reach the servers while there is no policy: who
+// reaches nobody would later seem to be denied.
+func (t *test) unguarded(v4 bool) {
+	t.eachServer(v4, func(to, pod, server string) {
+		for _, how := range []string{"tcp", "udp"} {
+			t.check(Check{What: words[how] + ", no policy yet", To: to, Family: family(v4)}, "stranger", how, pod, by(server, t.ip("stranger", v4)))
+		}
+	})
+}
+
+// eachServer does something for each server: what it is called, its address, its name.
+func (t *test) eachServer(v4 bool, do func(to, pod, server string)) {
+	for i, place := range []string{"here", "there"} {
+		if server := "server-" + place; t.pods[server] != nil {
+			do(server+", "+[]string{"same node", "other node"}[i], netip.AddrPortFrom(t.ip(server, v4), peer.Port).String(), server)
+		}
+	}
+}
+
 // policy wants a friend to reach the servers, and a stranger not to, as soon as
 // the policy is in force.
 func (t *test) policy(v4 bool) {
-	for i, place := range []string{"here", "there"} {
-		server := "server-" + place
-		if t.pods[server] == nil {
-			continue
-		}
-		pod := netip.AddrPortFrom(t.ip(server, v4), peer.Port).String()
-		to := server + ", " + []string{"same node", "other node"}[i]
+	t.eachServer(v4, func(to, pod, server string) {
 		for _, how := range []string{"tcp", "udp"} {
 			t.check(Check{What: words[how] + ", policy allows", To: to, Family: family(v4)}, "client", how, pod, by(server, netip.Addr{}))
 			t.denied(Check{What: words[how] + ", policy denies", From: "stranger", To: to, Family: family(v4)}, how, pod)
 		}
-	}
+	})
 }
 
 // denied wants a stranger's questions to be in vain, three times in a row.
 func (t *test) denied(k Check, how, target string) {
 	start := time.Now()
 	for passed := start; t.ctx.Err() == nil; {
-		_, err := t.c.api.Exec(t.ctx, t.namespace, "stranger", "peer", "/bin/mustang", "connectivity", "ask", "--timeout", "1s", "--times", strconv.Itoa(3), "--in-vain", how, target)
+		_, err := t.exec(t.ctx, "stranger", "--timeout", "1s", "--times", strconv.Itoa(3), "--in-vain", how, target)
 		if err == nil {
 			break
 		}

@@ -106,7 +106,16 @@ func RunE2E(ctx context.Context, name string, run E2E, out io.Writer) (*Summary,
 	if summary.Failed == 0 && runError != nil {
 		err = errors.Join(err, runError) // the suite itself failed
 	}
-	return summary, err
+	return summary, errors.Join(err, summary.nothing())
+}
+
+// nothing is the error of a run that tested nothing: a focus that no spec has, or a
+// cluster in which each of them skipped itself.
+func (s *Summary) nothing() error {
+	if s.Passed+s.Failed > 0 {
+		return nil
+	}
+	return fmt.Errorf("no spec ran: %s", s)
 }
 
 // ginkgo runs the suite with its output to out and to the log.

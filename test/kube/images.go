@@ -80,7 +80,7 @@ func makePause(b *builder, out string) error {
 
 func makeBusybox(_ *builder, out string) error {
 	l := newLayer()
-	l.file("/bin/busybox", busybox, 0o755)
+	l.program("/bin/busybox", busybox) // Debian has a static one, and one that is not
 	if err := busyboxTools(l); err != nil {
 		return err
 	}

@@ -121,7 +121,7 @@ func (c *testCluster) storm(mustang bool) {
 	}{
 		{"kubelets are killed", func() {
 			for _, node := range []string{"n1", "n2"} {
-				c.signal(node, "kubelet", "KILL")
+				c.strike(node, "kubelet", "KILL")
 			}
 		}},
 		{"a node is switched off", func() { c.run("off", "n3") }},
@@ -134,9 +134,9 @@ func (c *testCluster) storm(mustang bool) {
 		{"upgrade", func() { c.roll(mustang, otherBuild) }},
 		{"downgrade", func() { c.roll(mustang, "0.1.0") }},
 		{"the API server is away", func() {
-			c.signal("cp", "kube-apiserver", "STOP")
+			c.strike("cp", "kube-apiserver", "STOP")
 			kills += c.killAgents(proxy, outage(), often)
-			c.signal("cp", "kube-apiserver", "CONT")
+			c.strike("cp", "kube-apiserver", "CONT")
 		}},
 	} {
 		c.t.Logf("%3.0f s before the end, %v: %s", time.Until(end).Seconds(), lost, what.name)
@@ -148,6 +148,17 @@ func (c *testCluster) storm(mustang bool) {
 	kills += c.killAgents(proxy, time.Until(end), 5*often) // between, they connect pods
 	calm()
 	c.t.Logf("agents were killed %d times, %d pods came and went; %v", kills, came, lost)
+	if kills == 0 || came == 0 {
+		c.t.Error("that was no storm")
+	}
+}
+
+// strike is signal of what must be there.
+func (c *testCluster) strike(machine, words, signal string) {
+	c.t.Helper()
+	if c.signal(machine, words, signal) == 0 {
+		c.t.Errorf("no %s on %s got SIG%s", words, machine, signal)
+	}
 }
 
 // often is the time between two kills: few agents live long enough to have done their work.
