@@ -92,7 +92,7 @@ capitals, LAB_P1_NETNS, LAB_P1_IPV4, LAB_P1_IPV6. Its exit code is passed on.`,
 				c.Stdin, c.Stdout, c.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 				c.Env = append(c.Env, labEnv(l)...)
 				if err := c.Run(); err != nil {
-					return fmt.Errorf("%s: %w", args[0], err)
+					return passedOn{fmt.Errorf("%s: %w", args[0], err), c.ProcessState.ExitCode()}
 				}
 				return nil
 			})
@@ -101,6 +101,15 @@ capitals, LAB_P1_NETNS, LAB_P1_IPV4, LAB_P1_IPV6. Its exit code is passed on.`,
 	f.register(cmd)
 	return cmd
 }
+
+// passedOn is the end of the user's own command.
+type passedOn struct {
+	error
+	code int
+}
+
+func (p passedOn) ExitCode() int { return p.code }
+func (p passedOn) Unwrap() error { return p.error }
 
 func newLabLsCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
