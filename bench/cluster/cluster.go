@@ -72,8 +72,7 @@ func Run(ctx context.Context, o Options, log run.Log) (d *report.Document, err e
 		return nil, err
 	}
 	d = &report.Document{Schema: report.Schema, Started: time.Now().UTC(), Machine: w.machine(ctx), Failures: map[string]string{}, Samples: []runner.Sample{},
-		Settings: report.Settings{Command: "cluster", Base: base, Rounds: o.Rounds, Duration: o.Duration.Seconds(), Turns: o.Turns, Cores: []string{"cross"}, Seed: o.Seed,
-			StreamBy: run.StreamOwn, CPUSource: "not measured in a cluster"}}
+		Settings: w.settings()}
 	opener := opener{w: w, o: o, ways: map[string]way{}}
 	var cases []runner.Case
 	for _, one := range ways {
@@ -103,6 +102,13 @@ func Run(ctx context.Context, o Options, log run.Log) (d *report.Document, err e
 	d.Finished, d.Complete = time.Now().UTC(), err == nil
 	d.Compute()
 	return d, errors.Join(err, runner.Failed(d.Samples))
+}
+
+// settings are the run's. CPU time has no source: it is not measured in a cluster.
+func (w *world) settings() report.Settings {
+	o := w.o
+	return report.Settings{Command: "cluster", Base: base, Rounds: o.Rounds, Duration: o.Duration.Seconds(), Turns: o.Turns, Cores: []string{"cross"}, Seed: o.Seed,
+		StreamBy: run.StreamOwn, IPv6: w.members[client].ip.Is6()}
 }
 
 // machine describes the first node.

@@ -3,14 +3,18 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mustang-net/mustang/bench/report"
 )
 
 // Whoever else reaches an agent's port starts nothing there.
@@ -53,6 +57,21 @@ func TestAgentsAnswerWhoKnowsTheirSecret(t *testing.T) {
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+func TestTheReportSaysWhichFamilyItIsOf(t *testing.T) {
+	for ip, want := range map[string]string{"10.1.0.2": "IPv4", "fd00::2": "IPv6"} {
+		w := &world{o: Defaults(), members: map[string]*member{client: {ip: netip.MustParseAddr(ip)}}}
+		var out, page bytes.Buffer
+		d := &report.Document{Settings: w.settings()}
+		d.Render(&out, false)
+		if err := d.WriteHTML(&page); err != nil || !strings.Contains(page.String(), "<dt>CPU time</dt><dd>not measured</dd>") {
+			t.Errorf("%v: the page does not say that CPU time is not measured", err)
+		}
+		if s := out.String(); !strings.Contains(s, ", "+want+", ") || !strings.Contains(s, ", CPU time not measured, ") {
+			t.Errorf("%s:\n%s", ip, s)
+		}
 	}
 }
 

@@ -118,7 +118,7 @@ func (o Options) validate() error {
 		return fmt.Errorf("--mode %q is unknown: use one of %v", o.Mode, lab.Modes)
 	}
 	_, err := o.loads()
-	return err
+	return errors.Join(err, run.Once("--sizes", o.Sizes))
 }
 
 // turns of a sample: paths take them in turn, so that all see the same seconds of the machine.

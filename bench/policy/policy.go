@@ -56,7 +56,7 @@ func (o Options) validate() error {
 	case len(o.Pods) > 0 && (slices.Min(o.Pods) < 1 || slices.Max(o.Pods) > 250):
 		return errors.New("--pods: want numbers from 1 to 250")
 	}
-	return nil
+	return errors.Join(run.Once("--sizes", o.Sizes), run.Once("--pods", o.Pods))
 }
 
 // Report is a run.

@@ -61,8 +61,12 @@ func (d *Document) renderHead(w io.Writer) {
 	if s.IPv6 {
 		family = "IPv6"
 	}
-	fmt.Fprintf(w, "%d rounds of %g s samples in %d turns, %s, %s, streams by %s, CPU time from %s, seed %d\n",
-		d.FinishedRounds(), s.Duration, max(1, s.Turns), family, cmp.Or(s.CC, "default congestion control"), s.StreamBy, s.CPUSource, s.Seed)
+	cpu := "CPU time not measured"
+	if s.CPUSource != "" {
+		cpu = "CPU time from " + s.CPUSource
+	}
+	fmt.Fprintf(w, "%d rounds of %g s samples in %d turns, %s, %s, streams by %s, %s, seed %d\n",
+		d.FinishedRounds(), s.Duration, max(1, s.Turns), family, cmp.Or(s.CC, "default congestion control"), s.StreamBy, cpu, s.Seed)
 	switch d.Machine.Emulated {
 	case EmulatedInstructions:
 		fmt.Fprintln(w, "EMULATED: the clock counts instructions, 4 ns each. Ratios are those of instructions: no cache, no cost of")

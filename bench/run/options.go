@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/mustang-net/mustang/bench/load"
@@ -70,6 +71,16 @@ func Refuse(err error) error {
 		return nil
 	}
 	return Wrong{err}
+}
+
+// Once refuses what is named twice: who is measured, and by what, is known by name.
+func Once[T comparable](flag string, list []T) error {
+	for i, x := range list {
+		if slices.Contains(list[:i], x) {
+			return fmt.Errorf("%s: %v is named twice; give it once", flag, x)
+		}
+	}
+	return nil
 }
 
 // Validate names what cannot be.

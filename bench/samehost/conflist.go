@@ -15,7 +15,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/runner"
@@ -25,6 +28,21 @@ import (
 // hostLocalDir is where the reference IPAM plugin keeps a network's addresses,
 // unless its configuration names another place.
 const hostLocalDir = "/var/lib/cni/networks"
+
+const networkPrefix = "mustang-bench-"
+
+// removeDead removes the addresses of killed runs: a later one may have their name.
+func removeDead() error {
+	dirs, _ := filepath.Glob(filepath.Join(hostLocalDir, networkPrefix+"*")) // only a bad pattern fails
+	var errs []error
+	for _, dir := range dirs {
+		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(dir), networkPrefix), "-")
+		if n, err := strconv.Atoi(pid); err == nil && n > 0 && errors.Is(unix.Kill(n, 0), unix.ESRCH) {
+			errs = append(errs, os.RemoveAll(dir))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // conflist is a contestant whose pods are connected by CNI plugins. Services are
 // the kernel's own, or none.
@@ -61,7 +79,7 @@ func readConflist(p pods, file string, path []string) (conflist, error) {
 	}
 	// A name of our own: addresses that the IPAM plugin hands out are kept by
 	// network, and the machine may run the network itself.
-	c.network = fmt.Sprintf("mustang-bench-%d-%s", os.Getpid(), p.labName)
+	c.network = fmt.Sprintf("%s%d-%s", networkPrefix, os.Getpid(), p.labName)
 	var types []string
 	for i, config := range list.Plugins {
 		name, _ := config["type"].(string)
@@ -110,6 +128,9 @@ func (a attachment) netns() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Get
 
 // Up builds a node, and connects two pods to it.
 func (c conflist) Up(ctx context.Context, cgroup string) (env Env, err error) {
+	if err := removeDead(); err != nil {
+		return nil, err
+	}
 	l, err := lab.New(ctx, lab.Config{Name: c.labName, Mode: lab.Bridge, Services: c.by, BridgeNF: kernelServices(c.by), MTU: c.mtu, Binary: c.binary, CgroupRoot: cgroup})
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ package samehost
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -54,6 +55,35 @@ func TestReferencePluginsAsContestant(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(fmt.Sprintf("%s/mustang-bench-%d-*", hostLocalDir, os.Getpid())); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// A killed run's addresses go, a living one's stay.
+func TestAddressesOfKilledRunsGo(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	dead := exec.Command("true")
+	if err := dead.Run(); err != nil {
+		t.Fatal(err)
+	}
+	dir := func(pid int) string {
+		path := filepath.Join(hostLocalDir, fmt.Sprintf("%s%d-test", networkPrefix, pid))
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(path) })
+		return path
+	}
+	left, mine := dir(dead.ProcessState.Pid()), dir(os.Getpid())
+	if err := removeDead(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(left); !os.IsNotExist(err) {
+		t.Errorf("%s is still there: %v", left, err)
+	}
+	if _, err := os.Stat(mine); err != nil {
+		t.Errorf("a living run's: %v", err)
 	}
 }
 

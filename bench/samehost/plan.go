@@ -119,20 +119,10 @@ func (o Options) validate() error {
 	if len(o.Services) == 0 {
 		return errors.New("--services: want at least one number")
 	}
-	if err := errors.Join(once("--modes", o.Modes), once("--services-by", o.ServicesBy), once("--services", o.Services), once("--tune", o.Tune)); err != nil {
+	if err := errors.Join(run.Once("--modes", o.Modes), run.Once("--services-by", o.ServicesBy), run.Once("--services", o.Services), run.Once("--tune", o.Tune)); err != nil {
 		return err
 	}
 	return o.Options.Validate()
-}
-
-// once refuses what is named twice: contestants are known by their names.
-func once[T comparable](flag string, list []T) error {
-	for i, x := range list {
-		if slices.Contains(list[:i], x) {
-			return fmt.Errorf("%s: %v is named twice; give it once", flag, x)
-		}
-	}
-	return nil
 }
 
 func (o Options) scenarios() []string {

@@ -93,7 +93,7 @@ mustang in it is that node's. Its exit code is passed on.`,
 				c.Stdin, c.Stdout, c.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 				c.Env = append(c.Env, labEnv(l)...)
 				if err := c.Run(); err != nil {
-					return fmt.Errorf("%s: %w", args[0], err)
+					return passedOn{fmt.Errorf("%s: %w", args[0], err), c.ProcessState.ExitCode()}
 				}
 				return nil
 			})
@@ -102,6 +102,15 @@ mustang in it is that node's. Its exit code is passed on.`,
 	f.register(cmd)
 	return cmd
 }
+
+// passedOn is the end of the user's own command.
+type passedOn struct {
+	error
+	code int
+}
+
+func (p passedOn) ExitCode() int { return p.code }
+func (p passedOn) Unwrap() error { return p.error }
 
 func newLabLsCmd(g *globals) *cobra.Command {
 	return &cobra.Command{

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"strings"
 
@@ -149,11 +150,14 @@ func tell(w io.Writer, err error) int {
 	return exitCode(err)
 }
 
-// exitCode is 2 for wrong usage, else 1.
+// exitCode is 2 for wrong usage, else 1. What a program that we ran ended with is not
+// ours, but for lab run's.
 func exitCode(err error) int {
 	var code interface{ ExitCode() int }
 	if errors.As(err, &code) && code.ExitCode() > 0 {
-		return code.ExitCode()
+		if _, others := code.(*exec.ExitError); !others {
+			return code.ExitCode()
+		}
 	}
 	// cobra's own complaints about the command line have no type.
 	for _, prefix := range []string{"unknown command", "required flag", "accepts ", "requires ", "if any flags in the group"} {

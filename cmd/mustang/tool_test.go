@@ -211,6 +211,8 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 		{"", []string{"bench", "nodes", "--rounds", "0"}, 2, []string{"--rounds"}},
 		{"", []string{"bench", "nodes", "--duration", "1ms"}, 2, []string{"--duration", "100ms"}},
 		{"", []string{"bench", "policy", "--rounds", "0"}, 2, []string{"--rounds"}},
+		{"", []string{"bench", "policy", "--sizes", "10,10"}, 2, []string{"--sizes", "twice"}},
+		{"", []string{"bench", "nodes", "--sizes", "64,64"}, 2, []string{"--sizes", "twice"}},
 		{"", []string{"bench", "path", "--services-by", "pigeon"}, 2, []string{"pigeon"}},
 		{"", []string{"bench", "services", "--contestants="}, 2, []string{"--contestants", "mustang"}},
 		{"", []string{"bench", "calibrate", "--pairs", "0"}, 2, []string{"--pairs"}},
