@@ -30,7 +30,7 @@ func (h *hungry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for _, name := range []string{"a", "b"} {
 		nodes = append(nodes, object{"metadata": object{"name": name}, "status": ready})
 		agents = append(agents, object{"metadata": object{"name": "mustang-" + name}, "status": ready,
-			"spec": object{"nodeName": name, "containers": []object{{"name": "agent", "image": "mustang"}}}})
+			"spec": object{"nodeName": name, "hostNetwork": true, "containers": []object{{"name": "agent", "image": "mustang"}}}})
 	}
 	code, answer := http.StatusOK, object{"metadata": object{"name": "made"}}
 	switch path := r.URL.Path; {
