@@ -99,8 +99,8 @@ func (e *Engine) Dead(owner state.Owner) ([]state.Endpoint, error) {
 			continue
 		}
 		dead := !e.alive(ep)
-		// A link still knows, where the record is lost, or the pod has renamed its interface.
-		if (dead || ep.Netns == "") && ep.Attach != datapath.AttachClsact {
+		// A link still knows, where the record is lost, or a pod that is there has renamed its interface.
+		if (ep.Netns == "" || dead && netns.Is(ep.Netns)) && ep.Attach != datapath.AttachClsact {
 			attached, err := e.dp.Attached(ep)
 			dead = err == nil && !attached
 		}
