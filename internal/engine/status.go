@@ -122,23 +122,7 @@ func (e *Engine) Status() (Status, error) {
 	if s.Drops, err = e.drops(); err != nil {
 		return s, err
 	}
-	if s.Endpoints[string(state.HostEnd)] > 0 && len(rules) > 0 {
-		s.Bypassed = rules
-		between := "between pods of this node"
-		if s.Nodes != nil && s.Nodes.HostRouting == state.RoutingEBPF {
-			between += ", to and from pods of other nodes, and from pods to the outside where programs forward that (`mustang node set --host-routing legacy` lets those pass)"
-		}
-		s.Warnings = append(s.Warnings, "packets that eBPF forwards, "+between+", do not pass the host's FORWARD chains, which have rules or policy drop")
-	}
-	if s.Endpoints[string(state.HostEnd)] > 0 && s.Nodes != nil && s.Nodes.HostRouting == state.RoutingEBPF {
-		policies, err := forwardPolicies()
-		if err != nil {
-			s.Warnings = append(s.Warnings, "the host's IPsec policies could not be looked at: "+err.Error())
-		}
-		if policies > 0 {
-			s.Warnings = append(s.Warnings, fmt.Sprintf("packets that eBPF forwards off the node, and from there, meet none of the host's IPsec policies, of which there are %d: they leave unencrypted (`mustang node set --host-routing legacy` has them applied)", policies))
-		}
-	}
+	s.passedBy(rules)
 	gone, err := e.dp.GoneEdges()
 	if err != nil {
 		return s, err
@@ -150,6 +134,32 @@ func (e *Engine) Status() (Status, error) {
 		s.Warnings = append(s.Warnings, "the loaded programs are another build's; the next `mustang ep add` replaces them in place")
 	}
 	return s, nil
+}
+
+// passedBy says what of the host's the packets do not meet that eBPF forwards; rules are of its FORWARD chains.
+func (s *Status) passedBy(rules []ForwardRules) {
+	if s.Endpoints[string(state.HostEnd)] == 0 {
+		return
+	}
+	ebpf := s.Nodes != nil && s.Nodes.HostRouting == state.RoutingEBPF
+	if len(rules) > 0 {
+		s.Bypassed = rules
+		between := "between pods of this node"
+		if ebpf {
+			between += ", to and from pods of other nodes, and from pods to the outside where programs forward that (`mustang node set --host-routing legacy` lets those pass)"
+		}
+		s.Warnings = append(s.Warnings, "packets that eBPF forwards, "+between+", do not pass the host's FORWARD chains, which have rules or policy drop")
+	}
+	if !ebpf {
+		return
+	}
+	policies, err := forwardPolicies()
+	if err != nil {
+		s.Warnings = append(s.Warnings, "the host's IPsec policies could not be looked at: "+err.Error())
+	}
+	if policies > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("packets that eBPF forwards off the node, and from there, meet none of the host's IPsec policies, of which there are %d: they leave unencrypted (`mustang node set --host-routing legacy` has them applied)", policies))
+	}
 }
 
 // drops are the counted drops, most packets first.
