@@ -11,13 +11,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/bench/leftover"
 	"github.com/mustang-net/mustang/bench/run"
 )
 
@@ -183,14 +182,9 @@ func spaceName(i int) string { return fmt.Sprintf("%s%d-%d", spacePrefix, os.Get
 
 // removeDead removes the namespaces of killed runs.
 func removeDead() error {
-	paths, _ := filepath.Glob(filepath.Join(netnsDir, spacePrefix+"*")) // only a bad pattern fails
 	var errs []error
-	for _, path := range paths {
-		name := filepath.Base(path)
-		pid, _, _ := strings.Cut(strings.TrimPrefix(name, spacePrefix), "-")
-		if n, err := strconv.Atoi(pid); err == nil && n > 0 && errors.Is(unix.Kill(n, 0), unix.ESRCH) {
-			errs = append(errs, netns.DeleteNamed(name))
-		}
+	for _, path := range leftover.Of(netnsDir, spacePrefix) {
+		errs = append(errs, netns.DeleteNamed(filepath.Base(path)))
 	}
 	return errors.Join(errs...)
 }

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mustang-net/mustang/bench/leftover"
 	"golang.org/x/sys/unix"
 )
 
@@ -154,12 +155,7 @@ func removeDead(hierarchy string) {
 	if hierarchy == "" {
 		return
 	}
-	groups, _ := filepath.Glob(filepath.Join(hierarchy, namePrefix+"*"))
-	for _, dir := range groups {
-		pid, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(dir), namePrefix))
-		if err != nil || !errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
-			continue
-		}
+	for _, dir := range leftover.Of(hierarchy, namePrefix) {
 		for _, each := range append(children(dir), dir) {
 			_ = removeGroup(each)
 		}

@@ -15,11 +15,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/mustang-net/mustang/bench/leftover"
 	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/lab"
@@ -33,13 +31,9 @@ const networkPrefix = "mustang-bench-"
 
 // removeDead removes the addresses of killed runs: a later one may have their name.
 func removeDead() error {
-	dirs, _ := filepath.Glob(filepath.Join(hostLocalDir, networkPrefix+"*")) // only a bad pattern fails
 	var errs []error
-	for _, dir := range dirs {
-		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(dir), networkPrefix), "-")
-		if n, err := strconv.Atoi(pid); err == nil && n > 0 && errors.Is(unix.Kill(n, 0), unix.ESRCH) {
-			errs = append(errs, os.RemoveAll(dir))
-		}
+	for _, dir := range leftover.Of(hostLocalDir, networkPrefix) {
+		errs = append(errs, os.RemoveAll(dir))
 	}
 	return errors.Join(errs...)
 }
