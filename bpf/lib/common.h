@@ -15,6 +15,7 @@
 #include "../reasons.h"
 #include "../config.h"
 #include "../maps.h"
+#include "btf.h"
 
 #define inline_fn static __always_inline
 /* Off the established path: keeps the hot code dense. A header's may be of no use to one of the objects. */

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "ae02af91be1d73e676f10b4dd151381ff939ee41d8a2428704da94c2c724b14a"
+const ObjectsHash = "9c5b3f390eb969091c57bc68dd930741f1483dda48f6f5cf8d3777237464168d"

@@ -16,6 +16,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "../../../../bpf/types.h"
+#include "../../../../bpf/lib/btf.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
