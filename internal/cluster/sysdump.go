@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -20,7 +21,7 @@ var dumpCommands = []string{
 	"status -o json", "status", "ep ls -o json", "svc ls -o json", "policy ls -o json", "node ls -o json", "edge show -o json", "agent health --config /etc/mustang/agent.yaml",
 }
 
-// dumpObjects are read from the API server. No Secret is among them.
+// dumpObjects are read from the API server. No Secret is among them, nor what withoutValues leaves out.
 var dumpObjects = map[string]string{
 	"nodes": "/api/v1/nodes", "pods": "/api/v1/pods", "services": "/api/v1/services", "namespaces": "/api/v1/namespaces", "events": "/api/v1/events",
 	"endpointslices": "/apis/discovery.k8s.io/v1/endpointslices", "networkpolicies": "/apis/networking.k8s.io/v1/networkpolicies",
@@ -55,6 +56,9 @@ func (c *Cluster) Sysdump(ctx context.Context, file string) (err error) {
 	}
 	for name, path := range dumpObjects {
 		text, problem := c.api.Raw(ctx, path)
+		if problem == nil {
+			text, problem = withoutValues(text)
+		}
 		put("api/"+name+".json", text, problem)
 	}
 	members, problem := c.members(ctx)
@@ -78,4 +82,43 @@ func (c *Cluster) Sysdump(ctx context.Context, file string) (err error) {
 		}
 	}
 	return err
+}
+
+// applied is where kubectl apply keeps the whole object once more.
+const applied = "kubectl.kubernetes.io/last-applied-configuration"
+
+// withoutValues leaves out of objects, in JSON, the values of containers'
+// environments, where people put passwords. The names stay.
+func withoutValues(text []byte) ([]byte, error) {
+	in := json.NewDecoder(bytes.NewReader(text))
+	in.UseNumber() // as it was written
+	var list any
+	if err := in.Decode(&list); err != nil {
+		return nil, fmt.Errorf("read objects: %w", err)
+	}
+	blank(list)
+	return json.Marshal(list)
+}
+
+func blank(v any) {
+	switch v := v.(type) {
+	case []any:
+		for _, x := range v {
+			blank(x)
+		}
+	case map[string]any:
+		if env, ok := v["env"].([]any); ok {
+			for _, x := range env {
+				if variable, ok := x.(map[string]any); ok && variable["value"] != nil {
+					variable["value"] = "left out by mustang sysdump"
+				}
+			}
+		}
+		if notes, ok := v["annotations"].(map[string]any); ok {
+			delete(notes, applied)
+		}
+		for _, x := range v {
+			blank(x)
+		}
+	}
 }

@@ -57,8 +57,8 @@ type Drop struct {
 	Bytes     uint64
 }
 
-// DirectionNames are for people, by enum direction.
-var DirectionNames = [bpfgen.DirCount]string{"from pod", "to pod", "socket", "parent link", "edge"}
+// DirectionNames are what status, flows and metrics call the hooks, by enum direction.
+var DirectionNames = [bpfgen.DirCount]string{"from_pod", "to_pod", "socket", "parent", "edge"}
 
 // DropsByReason sums the drop counters over the CPUs. What never happened is
 // left out.

@@ -22,7 +22,7 @@ type Drop struct {
 	Reason    string `json:"reason"`
 	Sentence  string `json:"sentence"`
 	Mend      string `json:"mend"`
-	Direction string `json:"direction"` // "from pod", "to pod", "socket", "parent link" or "edge"
+	Direction string `json:"direction"` // "from_pod", "to_pod", "socket", "parent" or "edge"
 	Packets   uint64 `json:"packets"`
 	Bytes     uint64 `json:"bytes"`
 }

@@ -4,7 +4,9 @@ package observe
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 )
@@ -47,9 +49,9 @@ func TestFilterOfEnds(t *testing.T) {
 
 // A drop at the edge is told as that, by a flow and by a metric.
 func TestEveryDirectionHasALabel(t *testing.T) {
-	for direction, label := range directionLabels {
-		if label == "" {
-			t.Errorf("direction %d (%s) has no label", direction, datapath.DirectionNames[direction])
+	for direction, name := range datapath.DirectionNames {
+		if name == "" || strings.ContainsFunc(name, func(r rune) bool { return r != '_' && !unicode.IsLower(r) }) {
+			t.Errorf("direction %d is called %q: a label is a word", direction, name)
 		}
 	}
 }

@@ -72,9 +72,6 @@ func (s ServiceRef) String() string {
 	return fmt.Sprintf("Service %d (%s)", s.Number, s.Frontend)
 }
 
-// directionLabels are for scripts, by enum direction.
-var directionLabels = [bpfgen.DirCount]string{"from_pod", "to_pod", "socket", "parent", "edge"}
-
 // Flow is an event for people and scripts. docs/observe.md describes its JSON.
 type Flow struct {
 	Time        time.Time   `json:"time"`
@@ -108,7 +105,7 @@ func (d *describer) flow(e datapath.Event) Flow {
 		Time:        wallClock(e.Time),
 		Event:       word(eventWords, e.Kind),
 		Verdict:     word(verdictWords, e.Verdict),
-		Direction:   directionLabels[e.Direction%bpfgen.DirCount],
+		Direction:   datapath.DirectionNames[e.Direction%bpfgen.DirCount],
 		Hook:        d.end(e.Endpoint, datapath.Addr{}, 0),
 		Protocol:    protocol(e),
 		TCPFlags:    tcpFlags(e),

@@ -79,7 +79,7 @@ func (w *world) boundary(mode lab.Mode) {
 	}
 }
 
-const parentLink = "parent link" // how drops at a parent's egress are shown
+const parentLink = "parent" // how drops at a parent's egress are shown
 
 func (w *world) out() netip.Addr {
 	if w.ipv6 {
@@ -119,7 +119,7 @@ func (w *world) asTheNode() {
 
 func (w *world) toASibling() {
 	eth0 := w.child("eth0")
-	w.counts("spoofed_mac", "to pod", func() {
+	w.counts("spoofed_mac", "to_pod", func() {
 		w.bypass(eth0, frame{eth0.mac, w.macOf(w.servers[1]), address(w.servers[0], w.ipv6), address(w.servers[1], w.ipv6)})
 	})
 }
@@ -130,7 +130,7 @@ func (w *world) macvlanSibling() {
 	w.counts("unknown_child", parentLink, func() {
 		w.bypass(own, frame{own.mac, w.parentMAC(), address(w.client, w.ipv6), w.out()})
 	})
-	w.counts("spoofed_mac", "to pod", func() {
+	w.counts("spoofed_mac", "to_pod", func() {
 		w.bypass(own, frame{own.mac, w.macOf(w.servers[1]), address(w.client, w.ipv6), address(w.servers[1], w.ipv6)})
 	})
 }
@@ -177,10 +177,10 @@ func (w *world) forwardedInThePod(mode lab.Mode) {
 
 func (w *world) throughItsHook() {
 	eth0, parent := w.child("eth0"), w.parentMAC()
-	w.counts("spoofed_address", "from pod", func() {
+	w.counts("spoofed_address", "from_pod", func() {
 		w.send(eth0, frame{eth0.mac, parent, address(w.servers[0], w.ipv6), w.out()}, false)
 	})
-	w.counts("spoofed_mac", "from pod", func() {
+	w.counts("spoofed_mac", "from_pod", func() {
 		w.send(eth0, frame{net.HardwareAddr{2, 0, 0, 0, 0, 9}, parent, address(w.client, w.ipv6), w.out()}, false)
 	})
 }

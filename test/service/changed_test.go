@@ -24,7 +24,7 @@ func (w *world) changedBehindItsHook() {
 		w.t.Fatal("what is allowed does not pass")
 	}
 	undo := w.rewriteBehindTheHook()
-	w.counts("policy_ingress", "to pod", func() {
+	w.counts("policy_ingress", "to_pod", func() {
 		if reach(w.client, "udp", w.direct(0), slow(silence)) {
 			w.t.Error("an answer from a port that nobody may reach")
 		}
