@@ -16,13 +16,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/cni"
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/socket"
 )
 
 // Call is one call of the command line.
@@ -54,7 +54,7 @@ func toolSocket(stateDir string) string { return filepath.Join(stateDir, "tool.s
 
 // Files are what a killed agent leaves in the state directory.
 func Files(stateDir string) []string {
-	return []string{cni.SocketPath(stateDir), cni.SocketPath(stateDir) + ".new", toolSocket(stateDir), toolSocket(stateDir) + ".new"}
+	return []string{cni.SocketPath(stateDir), socket.Beside(cni.SocketPath(stateDir)), toolSocket(stateDir), socket.Beside(toolSocket(stateDir))}
 }
 
 // Ask has the agent of a scope run a call. ErrNoAgent: there is none.
@@ -83,57 +83,30 @@ func Ask(ctx context.Context, stateDir string, call Call) (Answer, error) {
 	return answer, nil
 }
 
-// listenTool makes the socket, for its owner alone from its first instant, in
-// place of one that a killed agent left: the caller holds the scope's lock.
+// listenTool makes the socket, as socket.Listen does.
 func listenTool(stateDir string) (*net.UnixListener, error) {
-	path := toolSocket(stateDir)
-	beside := path + ".new"
-	for _, p := range []string{beside, path} {
-		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("remove an old socket: %w", err)
-		}
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: beside, Net: "unix"})
+	l, err := socket.Listen(toolSocket(stateDir))
 	if err != nil {
 		return nil, fmt.Errorf("listen for the command line: %w", err)
-	}
-	l.SetUnlinkOnClose(false) // it knows the other name
-	if err := errors.Join(os.Chmod(beside, 0o600), os.Rename(beside, path)); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen for the command line: %w", err), l.Close())
 	}
 	return l, nil
 }
 
 // serveTool answers until ctx ends, and returns when the last answer is given.
 func (a *Agent) serveTool(ctx context.Context, l *net.UnixListener) error {
-	var calls sync.WaitGroup
-	defer calls.Wait()
-	defer context.AfterFunc(ctx, func() { l.Close() })()
 	defer os.Remove(toolSocket(a.config.StateDir))
-	for {
-		conn, err := l.AcceptUnix()
-		if ctx.Err() != nil {
-			return nil
+	failed := func(err error) { a.log.Warn("a call of the command line failed", "error", err) }
+	return socket.Serve(ctx, l, func(conn *net.UnixConn) {
+		if err := a.answer(ctx, conn); err != nil {
+			failed(err)
 		}
-		if err != nil {
-			return err
-		}
-		calls.Go(func() {
-			defer conn.Close()
-			if err := a.answer(ctx, conn); err != nil {
-				a.log.Warn("a call of the command line failed", "error", err)
-			}
-		})
-	}
+	}, failed)
 }
 
 // callPatience is how long the other side may take to say what it wants.
 const callPatience = 5 * time.Second
 
 func (a *Agent) answer(ctx context.Context, conn *net.UnixConn) error {
-	if err := checkPeer(conn); err != nil {
-		return err
-	}
 	if err := conn.SetReadDeadline(time.Now().Add(callPatience)); err != nil {
 		return err
 	}
@@ -154,22 +127,4 @@ func (a *Agent) answer(ctx context.Context, conn *net.UnixConn) error {
 	})
 	out.Elsewhere = err != nil // the call has not begun
 	return errors.Join(err, json.NewEncoder(conn).Encode(out))
-}
-
-// checkPeer wants the other side to be root, or this process's own user.
-func checkPeer(conn *net.UnixConn) error {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var peer *unix.Ucred
-	var credErr error
-	err = raw.Control(func(fd uintptr) { peer, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err := errors.Join(err, credErr); err != nil {
-		return fmt.Errorf("ask who is on the other side: %w", err)
-	}
-	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
-		return fmt.Errorf("process %d of user %d asked, and only root may", peer.Pid, peer.Uid)
-	}
-	return nil
 }

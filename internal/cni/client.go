@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/socket"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -152,7 +153,7 @@ func (p *plugin) ask(ctx context.Context, r request) (state.Endpoint, error) {
 		return none, fmt.Errorf("ask the agent: %w", err)
 	}
 	defer conn.Close()
-	if err := checkConn(conn.(*net.UnixConn)); err != nil {
+	if err := socket.CheckPeer(conn.(*net.UnixConn)); err != nil {
 		return none, err
 	}
 	deadline, _ := ctx.Deadline()

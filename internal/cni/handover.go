@@ -20,6 +20,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/record"
+	"github.com/mustang-net/mustang/internal/socket"
 )
 
 // handed is a call as it crosses the socket. With it come two descriptors, since
@@ -123,7 +124,7 @@ func connect(path string) (int, error) {
 func exchange(fd int, h handed) (back handedBack, err error) {
 	conn := os.NewFile(uintptr(fd), "the agent's socket")
 	defer conn.Close()
-	if err := checkPeer(fd); err != nil {
+	if err := socket.CheckPeerFD(fd); err != nil {
 		return back, errYours // it is refused there, too, with this reason
 	}
 	space, err := unix.Open(h.NetNS, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0) // a pipe is no reason to wait

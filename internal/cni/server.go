@@ -12,19 +12,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/socket"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -50,59 +47,27 @@ type Server struct {
 	barred   atomic.Bool // from the runtime's sysctls, by whatever confines the agent
 }
 
-// Listen makes the scope's socket, which only its owner may use, in place of
-// one that a killed agent left. The caller holds the scope's lock: so no living
-// agent's is taken away.
+// Listen makes the scope's socket, as socket.Listen does.
 func Listen(stateDir string) (*net.UnixListener, error) {
-	if err := os.MkdirAll(stateDir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the state directory: %w", err)
-	}
-	path := SocketPath(stateDir)
-	// Bound beside and renamed: at its path the socket has its permissions
-	// from the first instant.
-	beside := path + ".new"
-	for _, p := range []string{beside, path} {
-		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("remove an old socket: %w", err)
-		}
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: beside, Net: "unix"})
+	l, err := socket.Listen(SocketPath(stateDir))
 	if err != nil {
 		return nil, fmt.Errorf("listen for the CNI plugin: %w", err)
-	}
-	l.SetUnlinkOnClose(false) // it would unlink the other name
-	if err := errors.Join(os.Chmod(beside, 0o600), os.Rename(beside, path)); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen for the CNI plugin: %w", err), l.Close())
 	}
 	return l, nil
 }
 
 // Serve answers requests on l until ctx ends, and returns when the last one is
-// answered. l is closed, and its path removed, so that the plugin does not ask
-// nobody.
+// answered. l is closed; who listened removes its path, so that the plugin does
+// not ask nobody.
 func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	s.turn = make(chan struct{}, turns())
 	s.stateDir = filepath.Dir(l.Addr().String())
-	var calls sync.WaitGroup
-	defer calls.Wait()
-	stop := context.AfterFunc(ctx, func() { l.Close() })
-	defer stop()
-	defer l.Close()
-	for {
-		c, err := l.AcceptUnix()
-		if ctx.Err() != nil {
-			return nil
+	failed := func(err error) { s.log().Warn("CNI request failed", "error", err) }
+	return socket.Serve(ctx, l, func(c *net.UnixConn) {
+		if err := s.serve(ctx, c); err != nil {
+			failed(err)
 		}
-		if err != nil {
-			return fmt.Errorf("accept the CNI plugin: %w", err)
-		}
-		calls.Go(func() {
-			defer c.Close()
-			if err := s.serve(ctx, c); err != nil {
-				s.log().Warn("CNI request failed", "error", err)
-			}
-		})
-	}
+	}, failed)
 }
 
 func (s *Server) log() *slog.Logger {
@@ -117,9 +82,6 @@ const readPatience = 5 * time.Second
 
 // serve answers one connection.
 func (s *Server) serve(ctx context.Context, c *net.UnixConn) error {
-	if err := checkConn(c); err != nil {
-		return err
-	}
 	if err := c.SetReadDeadline(time.Now().Add(readPatience)); err != nil {
 		return err
 	}
@@ -198,26 +160,4 @@ func (s *Server) tryAgain(ctx context.Context, err error) error {
 		return codedf(types.ErrTryAgainLater, "%v; try again", err)
 	}
 	return err
-}
-
-func checkConn(c *net.UnixConn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var refused error
-	err = raw.Control(func(fd uintptr) { refused = checkPeer(int(fd)) })
-	return errors.Join(err, refused)
-}
-
-// checkPeer wants the other side to be root, or this process's own user.
-func checkPeer(fd int) error {
-	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
-		return fmt.Errorf("ask who is on the other side of the agent's socket: %w", err)
-	}
-	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("process %d of user %d is on the other side of the agent's socket, and only root may be", cred.Pid, cred.Uid)
-	}
-	return nil
 }
