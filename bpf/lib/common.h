@@ -179,6 +179,13 @@ inline_fn __u32 endpoint_bit(const struct addr *a)
 	return ((a->words[0] ^ a->words[1] ^ a->words[2] ^ a->words[3]) * 0x9e3779b1u) >> 16;
 }
 
+inline_fn struct facts *facts(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&mst_facts_v1, &zero);
+}
+
 /* Return: the number that the engine moves after it rewrote flows. */
 inline_fn __u32 tables_generation(void)
 {

@@ -166,13 +166,6 @@ inline_fn void near_void(struct near_flow *n)
 	n->until = now_ticks() - 1;
 }
 
-inline_fn struct facts *facts(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&mst_facts_v1, &zero);
-}
-
 /* Whether a flow of a place may lie in a table for all flows. */
 inline_fn bool near_others(const struct near_place *place, __u32 now)
 {

@@ -98,7 +98,7 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 		}
 	}
 	if ofAnother(meta.Build) {
-		if err := d.lookElsewhere(); err != nil {
+		if err := errors.Join(d.lookElsewhere(), d.rememberShadows()); err != nil {
 			return err
 		}
 	}
@@ -119,7 +119,7 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 		d.upgradeEntries(), d.forgetFilterPrograms()); err != nil {
 		return err
 	}
-	if err := d.fillNear(); err != nil {
+	if err := errors.Join(d.fillNear(), d.rememberShadows()); err != nil {
 		return err
 	}
 	// Last, so that a killed upgrade is done again. The engine owns the other

@@ -8,6 +8,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"fmt"
 	"sync/atomic"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
@@ -121,6 +122,31 @@ func (d *Datapath) lookElsewhere() error {
 		}
 		return nil
 	})
+}
+
+// shadowedOnce is what older programs write into facts.shadowed, for good.
+const shadowedOnce = 1
+
+// rememberShadows makes of what older programs have said of shadowed flows what
+// this binary's read: until when there may be any. To be called before those are
+// replaced, and again after, as they may have said it once more.
+func (d *Datapath) rememberShadows() error {
+	table, err := d.table(bpfgen.PodMapMstFactsV1)
+	if err != nil {
+		return err
+	}
+	var facts bpfgen.PodFacts
+	if err := table.Lookup(uint32(0), &facts); err != nil {
+		return fmt.Errorf("read table %s: %w", bpfgen.PodMapMstFactsV1, err)
+	}
+	if facts.Shadowed != shadowedOnce {
+		return nil
+	}
+	facts.Shadowed = programSecond() + nearMemory
+	if err := table.Put(uint32(0), facts); err != nil {
+		return fmt.Errorf("write table %s: %w", bpfgen.PodMapMstFactsV1, err)
+	}
+	return nil
 }
 
 // nearMemory is how long flows of older programs are remembered, in the

@@ -229,3 +229,26 @@ func TestFlowsOfAnotherBuildAreLookedForEverywhere(t *testing.T) {
 		}
 	}
 }
+
+// Older programs said for good that some flow was shadowed; what they entered lives on under this binary's.
+func TestShadowsOfOlderProgramsAreRemembered(t *testing.T) {
+	for said, remembered := range map[uint32]bool{0: false, shadowedOnce: true} {
+		d := tables(t)
+		if err := d.maps[bpfgen.PodMapMstFactsV1].Put(uint32(0), bpfgen.PodFacts{Shadowed: said, EdgeTurn: bpfgen.EdgeTurnOut}); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.PutMeta(Meta{Build: [32]byte{1}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.EnsurePrograms(state.Endpoint{}); err != nil {
+			t.Fatal(err)
+		}
+		var facts bpfgen.PodFacts
+		if err := d.maps[bpfgen.PodMapMstFactsV1].Lookup(uint32(0), &facts); err != nil {
+			t.Fatal(err)
+		}
+		if left := int32(facts.Shadowed - programSecond()); facts.EdgeTurn != bpfgen.EdgeTurnOut || remembered != (left > nearMemory-10) {
+			t.Errorf("said %d: %+v, for %d s more", said, facts, left)
+		}
+	}
+}

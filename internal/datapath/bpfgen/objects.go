@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "9c5b3f390eb969091c57bc68dd930741f1483dda48f6f5cf8d3777237464168d"
+const ObjectsHash = "f5318f3d9e4e85b8ccd6a779b66941e7ea359f6d68377efbc5ae85832ea39583"
