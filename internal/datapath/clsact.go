@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"strings"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -30,6 +31,33 @@ func parentOf(h hook) uint32 {
 		return netlink.HANDLE_MIN_INGRESS
 	}
 	return netlink.HANDLE_MIN_EGRESS
+}
+
+// putFilter attaches p to one of the node's own devices, in place of the filter of
+// ours that may be there: one message to the kernel, so no packet meets a gap. The
+// calling thread is in the device's namespace.
+func putFilter(ifindex int, parent uint32, priority uint16, name string, p *ebpf.Program) error {
+	if err := netlink.QdiscAdd(clsact(ifindex)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("add clsact qdisc to %s: %w", deviceName(ifindex), err)
+	}
+	err := netlink.FilterReplace(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: ifindex, Parent: parent, Handle: filterHandle, Protocol: unix.ETH_P_ALL, Priority: priority,
+		},
+		Fd: p.FD(), Name: name, DirectAction: true,
+	})
+	if err != nil {
+		return fmt.Errorf("add filter %s to %s: %w", name, deviceName(ifindex), err)
+	}
+	return nil
+}
+
+// deviceName is for errors, whatever has become of the device.
+func deviceName(ifindex int) string {
+	if l, err := netlink.LinkByIndex(ifindex); err == nil {
+		return l.Attrs().Name
+	}
+	return fmt.Sprintf("interface %d", ifindex)
 }
 
 // HasClsact says whether the interface has a clsact qdisc. The calling thread

@@ -16,7 +16,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/netns"
@@ -109,7 +108,7 @@ func (d *Datapath) attachEdge(ifindex int, turns, wire bool) error {
 		if h == edgeOut && !turns {
 			err = d.detachEdge(ifindex, h)
 		} else if d.AttachKind() == AttachClsact {
-			err = attachEdgeFilter(ifindex, h, edgeProgram(p, h, false))
+			err = putFilter(ifindex, h.parent, edgePriority, edgeFilter, edgeProgram(p, h, false))
 		} else {
 			err = d.attachEdgeLink(ifindex, h, edgeProgram(p, h, wire))
 		}
@@ -138,23 +137,6 @@ func (d *Datapath) attachEdgeLink(ifindex int, h edgeHook, p *ebpf.Program) erro
 	defer l.Close()
 	if err := l.Pin(pin); err != nil {
 		return fmt.Errorf("pin link of interface %d: %w", ifindex, err)
-	}
-	return nil
-}
-
-func attachEdgeFilter(ifindex int, h edgeHook, p *ebpf.Program) error {
-	if err := netlink.QdiscAdd(clsact(ifindex)); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("add clsact qdisc to interface %d: %w", ifindex, err)
-	}
-	err := netlink.FilterReplace(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: ifindex, Parent: h.parent, Handle: filterHandle,
-			Protocol: unix.ETH_P_ALL, Priority: edgePriority,
-		},
-		Fd: p.FD(), Name: edgeFilter, DirectAction: true,
-	})
-	if err != nil {
-		return fmt.Errorf("add filter to interface %d: %w", ifindex, err)
 	}
 	return nil
 }

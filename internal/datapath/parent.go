@@ -13,7 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/netns"
@@ -60,7 +59,7 @@ func (d *Datapath) AttachParent(ifindex int, kind string) error {
 	}
 	defer p.Close()
 	if kind == AttachClsact {
-		return attachParentFilter(ifindex, p)
+		return putFilter(ifindex, netlink.HANDLE_MIN_EGRESS, filterPriority, parentFilter, p)
 	}
 	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: ebpf.AttachTCXEgress, Anchor: link.Head()})
 	if err != nil {
@@ -142,7 +141,7 @@ func (d *Datapath) upgradeParents() error {
 func (d *Datapath) upgradeParent(ifindex int, p *ebpf.Program) error {
 	l, err := link.LoadPinnedLink(d.parentPin(ifindex), nil)
 	if errors.Is(err, fs.ErrNotExist) {
-		return ignoreGone(attachParentFilter(ifindex, p))
+		return ignoreGone(putFilter(ifindex, netlink.HANDLE_MIN_EGRESS, filterPriority, parentFilter, p))
 	}
 	if err != nil {
 		return err
@@ -169,21 +168,4 @@ func (d *Datapath) loadParent() (*ebpf.Program, error) {
 		return nil, loadError("the parent link's program", err)
 	}
 	return p.ParentEgress, nil
-}
-
-func attachParentFilter(ifindex int, p *ebpf.Program) error {
-	if err := netlink.QdiscAdd(clsact(ifindex)); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("add clsact qdisc to parent interface %d: %w", ifindex, err)
-	}
-	err := netlink.FilterReplace(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: ifindex, Parent: netlink.HANDLE_MIN_EGRESS, Handle: filterHandle,
-			Protocol: unix.ETH_P_ALL, Priority: filterPriority,
-		},
-		Fd: p.FD(), Name: parentFilter, DirectAction: true,
-	})
-	if err != nil {
-		return fmt.Errorf("add filter to parent interface %d: %w", ifindex, err)
-	}
-	return nil
 }

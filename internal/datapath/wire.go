@@ -16,7 +16,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/netns"
@@ -226,7 +225,7 @@ func (d *Datapath) attachWire(h wireHook, ifindex int) error {
 	defer p.Close()
 	if filter {
 		// tcx comes before filters: from there we would take packets away from them.
-		return errors.Join(attachWireFilter(l, h, p), detachPin(d.wirePin(h, ifindex)))
+		return errors.Join(putFilter(ifindex, h.parent(), h.priority, h.filterName(), p), detachPin(d.wirePin(h, ifindex)))
 	}
 	at := ebpf.AttachTCXEgress
 	if h.ingress {
@@ -346,7 +345,7 @@ func (d *Datapath) replaceWireFilter(h wireHook, l netlink.Link) error {
 		return err
 	}
 	defer p.Close()
-	return ignoreGone(attachWireFilter(l, h, p))
+	return ignoreGone(putFilter(l.Attrs().Index, h.parent(), h.priority, h.filterName(), p))
 }
 
 func (d *Datapath) replaceWire(h wireHook, at wirePlace) error {
@@ -407,23 +406,6 @@ func foreignFilters(l netlink.Link, h wireHook) bool {
 		}
 	}
 	return false
-}
-
-func attachWireFilter(l netlink.Link, h wireHook, p *ebpf.Program) error {
-	ifindex := l.Attrs().Index
-	if err := netlink.QdiscAdd(clsact(ifindex)); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("add clsact qdisc to %s: %w", l.Attrs().Name, err)
-	}
-	err := netlink.FilterReplace(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: ifindex, Parent: h.parent(), Handle: filterHandle, Protocol: unix.ETH_P_ALL, Priority: h.priority,
-		},
-		Fd: p.FD(), Name: h.filterName(), DirectAction: true,
-	})
-	if err != nil {
-		return fmt.Errorf("add filter to %s: %w", l.Attrs().Name, err)
-	}
-	return nil
 }
 
 // removeWireFilters removes our filters from devices that are not to have one.
