@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "f5318f3d9e4e85b8ccd6a779b66941e7ea359f6d68377efbc5ae85832ea39583"
+const ObjectsHash = "04d390d685068b66d388587feebb0f61227869e3e8395fd4ecb81b4d8313ad2b"
