@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "04d390d685068b66d388587feebb0f61227869e3e8395fd4ecb81b4d8313ad2b"
+const ObjectsHash = "ae6f50131cbc46a4c836f80026316aa66013e74f24b8639cd0e55fd49ac80ef7"
