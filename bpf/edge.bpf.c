@@ -21,14 +21,7 @@
  * a port may be one of these: some frontend has it, or once had, or it is of those that are worn. */
 inline_fn bool edge_port(__be16 dport)
 {
-	__u16 port = bpf_ntohs(dport);
-	__u32 word = port / 64;
-	__u64 *had;
-
-	if (worn_port(dport))
-		return true;
-	had = bpf_map_lookup_elem(&mst_frontend_ports_v1, &word);
-	return !had || *had >> (port % 64) & 1;
+	return worn_port(dport) || told_port(bpf_ntohs(dport));
 }
 
 /* Whether an address is the node's own beyond doubt: the one that flows wear here, or that it has between nodes. */

@@ -75,10 +75,9 @@ int from_pod(struct __sk_buff *skb)
 	ct_find_whole(&f, &p, scope);
 	if (f.e && (begins_anew(&f, &p) || (!f.e->seen_reply && served_since(&f, &p, self)) ||
 		    (!in_pod && masquerade_worn_out(f.e)))) {
-		reason = f.reply ? REASON_NONE : denied_anew(f.e, &f.key, skb->cb[CB_ENDPOINT], true);
+		reason = begin_anew(&f, skb->cb[CB_ENDPOINT], true);
 		if (reason)
 			return drop(skb, reason, DIR_FROM_POD);
-		ct_forget(&f);
 	}
 	if (f.e ? f.e->role == CT_POST_NAT && !f.reply : shadows_exist(f.now)) {
 		/* Only a translated flow may look like this, and not here: the pod has a
@@ -88,12 +87,15 @@ int from_pod(struct __sk_buff *skb)
 			scope = CT_SCOPE_SHADOW;
 		ct_find(&f, &p, CT_SCOPE_SHADOW);
 		if (f.e && begins_anew(&f, &p))
-			ct_forget(&f);
+			begin_anew(&f, skb->cb[CB_ENDPOINT], true); /* a client's half: as with another backend */
 	}
 	if (!f.e) {
 		verdict = forward_new(skb, &p, self, scope, f.now);
 		return to_send_out(verdict) ? sent_out(skb, &p, self) : edge_sent(skb, &p, verdict);
 	}
+	reason = denied_end(f.e, &f.key, &p, skb->cb[CB_ENDPOINT], true);
+	if (reason)
+		return drop(skb, reason, DIR_FROM_POD);
 	ct_touch(&f, &p);
 	verdict = f.e ? forward_known(skb, &p, self, f.e, &f.key) : drop(skb, REASON_CT_FULL, DIR_FROM_POD);
 	return to_send_out(verdict) ? sent_out(skb, &p, self) : edge_sent(skb, &p, verdict);
@@ -143,10 +145,9 @@ inline_fn int judge_entering(struct __sk_buff *skb)
 
 	ct_find_whole(&f, &p, CT_SCOPE_FLOW);
 	if (f.e && begins_anew(&f, &p)) {
-		reason = f.reply ? REASON_NONE : denied_anew(f.e, &f.key, skb->cb[CB_ENDPOINT], false);
+		reason = begin_anew(&f, skb->cb[CB_ENDPOINT], false);
 		if (reason)
 			return drop(skb, reason, DIR_TO_POD);
-		ct_forget(&f);
 	}
 	if (!f.e)
 		return accept_new(skb, &p, self, f.now);
@@ -155,6 +156,9 @@ inline_fn int judge_entering(struct __sk_buff *skb)
 		if (reason)
 			return wire_known_verdict(skb, &p, &f, reason);
 	}
+	reason = denied_end(f.e, &f.key, &p, skb->cb[CB_ENDPOINT], false);
+	if (reason)
+		return drop(skb, reason, DIR_TO_POD);
 	ct_touch(&f, &p);
 	return accept_known(skb, &p, &f, self);
 }

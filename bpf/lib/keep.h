@@ -19,6 +19,25 @@ inline_fn bool flow_current(const struct ct_entry *e, const struct ct_end *mine,
 }
 
 /**
+ * denied_end - whether policy denies a packet that ends a flow, before either half of it learns of that
+ * @e: its entry
+ * @at: where that lies
+ * @id: the endpoint that this program serves
+ * @sends: it has sent the packet
+ *
+ * Return: enum drop_reason.
+ */
+global_fn int denied_end(struct ct_entry *e, const struct ct_key *at, const struct pkt *p, __u32 id, bool sends)
+{
+	bool opener;
+
+	if (!e || !at || !p || !(p->tcp_flags & (TCP_FIN | TCP_RST)))
+		return REASON_NONE;
+	opener = !!(key_src_is_hi(at, &p->t) ^ (e->flags & CT_ORIGIN_IS_HI)) != sends;
+	return flow_current(e, opener ? &e->opener : &e->responder, id) ? REASON_NONE : judge_again(e, at, id, opener);
+}
+
+/**
  * keep_known - keep what was decided about a packet of a known flow for those that follow
  * @how: enum fast_flag, as far as the hook tells
  *

@@ -318,21 +318,66 @@ slow_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id, b
 }
 
 /**
+ * cut_alone - what the backend sees of a flow that policy cut becomes a cut flow of its own: the client's half ends
+ * @e: the client's half
+ */
+global_fn int cut_alone(const struct ct_key *at, const struct ct_entry *e)
+{
+	__u32 now = now_seconds();
+	struct tuple mine = {};
+	struct ct_entry *half;
+	struct ct_key key;
+
+	if (!at || !e)
+		return 0;
+	half = ct_half(at, e, now, &key, &mine);
+	if (!half)
+		return 0;
+	half->opener.endpoint = CT_END_CUT;
+	half->responder.endpoint = CT_END_CUT;
+	half->role = CT_DIRECT;
+	__builtin_memset(&half->other, 0, sizeof(half->other));
+	near_elsewhere(&key, half, now + CT_CUT_LIFETIME);
+	half->expires = now + CT_CUT_LIFETIME;
+	return 0;
+}
+
+/**
  * denied_anew - whether policy denies an opener that begins its flow anew
  * @at: where its entry @e lies
  * @id: the endpoint that this program serves
  * @sends: it is the opener
  *
- * Of an answered flow without translation policy is asked first what it has not been asked since it changed: if it denies
- * the new flow, it has cut the old one, and that one's entry stays.
+ * Of an answered flow policy is asked first what it has not been asked since it changed: if it denies the new flow, it
+ * has cut the old one, and that one's entry stays. But a client's half may begin anew with another backend.
  *
  * Return: enum drop_reason.
  */
 global_fn int denied_anew(struct ct_entry *e, const struct ct_key *at, __u32 id, bool sends)
 {
-	if (!e || !at || e->role != CT_DIRECT || !e->seen_reply || ends_current(e))
+	int reason;
+
+	if (!e || !at || (e->role != CT_PRE_NAT && !e->seen_reply) || e->flags & CT_EDGE || ends_current(e))
 		return REASON_NONE;
-	return judge_again(e, at, id, sends);
+	reason = judge_again(e, at, id, sends);
+	if (e->role != CT_PRE_NAT)
+		return reason;
+	if (reason)
+		cut_alone(at, e);
+	return REASON_NONE;
+}
+
+/**
+ * begin_anew - end the flow that a packet begins anew, unless policy denies the new one
+ * Return: enum drop_reason.
+ */
+slow_fn int begin_anew(struct flow *f, __u32 id, bool sends)
+{
+	int reason = f->reply ? REASON_NONE : denied_anew(f->e, &f->key, id, sends);
+
+	if (!reason)
+		ct_forget(f);
+	return reason;
 }
 
 /**

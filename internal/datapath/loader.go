@@ -64,6 +64,19 @@ var programNames = [bpfgen.ProgCount]string{
 	bpfgen.ProgToPodEdge:     "to_pod_edge",
 }
 
+// programHooks say where those are called, for people.
+var programHooks = [bpfgen.ProgCount]string{
+	bpfgen.ProgFromPodHost:  "host end, tc ingress",
+	bpfgen.ProgToPodHost:    "host end, tc egress",
+	bpfgen.ProgFromPodInner: "in pod, tc egress",
+	bpfgen.ProgToPodInner:   "in pod, tc ingress",
+
+	bpfgen.ProgFromPodNetkit: "netkit, peer",
+	bpfgen.ProgToPodNetkit:   "netkit, primary",
+	bpfgen.ProgToPodWire:     "NIC, tc ingress",
+	bpfgen.ProgToPodEdge:     "edge, tc ingress",
+}
+
 // Build identifies the programs of this binary on this kernel: a hash of the
 // objects and of the constants they are loaded with.
 func Build() [32]byte { return buildWith(Probe().SetRetval) }
@@ -388,7 +401,6 @@ type ProgramInfo struct {
 // Programs describes the loaded programs, in the order of their slots, then
 // those at the cgroup. current says that they are this binary's.
 func (d *Datapath) Programs() (list []ProgramInfo, current bool, err error) {
-	hooks := [bpfgen.ProgCount]string{"host end, tc ingress", "host end, tc egress", "in pod, tc egress", "in pod, tc ingress", "netkit, peer", "netkit, primary", "NIC, tc ingress"}
 	for slot, name := range programNames {
 		var id uint32
 		err := d.maps[bpfgen.PodMapMstProgramsV1].Lookup(uint32(slot), &id)
@@ -398,7 +410,7 @@ func (d *Datapath) Programs() (list []ProgramInfo, current bool, err error) {
 		if err != nil {
 			return nil, false, fmt.Errorf("read the program table: %w", err)
 		}
-		info, err := describe(name, hooks[slot], ebpf.ProgramID(id))
+		info, err := describe(name, programHooks[slot], ebpf.ProgramID(id))
 		if err != nil {
 			return nil, false, err
 		}

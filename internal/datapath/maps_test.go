@@ -66,3 +66,12 @@ func TestTablesThatAreNotKnown(t *testing.T) {
 		}
 	}
 }
+
+// status shows both of each slot.
+func TestEachProgramHasANameAndAHook(t *testing.T) {
+	for slot, name := range programNames {
+		if name == "" || programHooks[slot] == "" {
+			t.Errorf("slot %d: name %q, hook %q", slot, name, programHooks[slot])
+		}
+	}
+}

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "f5318f3d9e4e85b8ccd6a779b66941e7ea359f6d68377efbc5ae85832ea39583"
+const ObjectsHash = "ae6f50131cbc46a4c836f80026316aa66013e74f24b8639cd0e55fd49ac80ef7"

@@ -14,6 +14,13 @@ import (
 // acknowledges (Linux: TCP_RTO_MAX, 120 s).
 const retransmits = 120_000_000_000 >> bpfgen.SecondShift
 
+// ingress gives the server a policy: 7 allows nobody, 0 is none.
+func (s scene) ingress(set uint64) {
+	s.t.Helper()
+	check(s.t, s.net.MstPoliciesV1.Put(s.server.ID, bpfgen.PodEndpointPolicy{Ingress: set}))
+	s.net.SetPod(s.t, s.server)
+}
+
 // What a pod no longer takes from its client, its own next packet does not open again, whatever the client does.
 func TestACutFlowIsNotOpenedFromItsOtherEnd(t *testing.T) {
 	type cut struct {
@@ -40,6 +47,11 @@ func TestACutFlowIsNotOpenedFromItsOtherEnd(t *testing.T) {
 			c.deny()
 			c.dropped(c.client(syn), bpfgen.ReasonPolicyIngress)
 		},
+		"long after its client has reset it": func(c cut) {
+			c.deny()
+			c.dropped(c.client(rst), bpfgen.ReasonPolicyIngress)
+			c.net.Age(c.t, retransmits)
+		},
 		"when its client resets, and begins anew": func(c cut) {
 			c.deny()
 			c.dropped(c.client(rst), bpfgen.ReasonPolicyIngress)
@@ -49,12 +61,14 @@ func TestACutFlowIsNotOpenedFromItsOtherEnd(t *testing.T) {
 	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 		for what, fn := range cases {
 			for _, proto := range []uint8{oracle.TCP, oracle.SCTP} {
-				for _, far := range []bool{false, true} {
+				for way, far := range map[string]bool{"here": false, "far": true, "by a Service": false} {
 					net.Reset(t, 4)
 					s := newScene(t, net, v6, proto)
-					from := s.c
-					send := func(flags uint8) Arrival { return s.send(s.client, from, s.b, flags) }
-					if far {
+					from, to := s.c, s.b
+					send := func(flags uint8) Arrival { return s.send(s.client, from, to, flags) }
+					if way == "by a Service" {
+						to = s.vip
+					} else if far {
 						from = netip.AddrPortFrom(External(1, v6), 1000)
 						send = func(flags uint8) Arrival { return s.receive(s.server, from, s.b, flags) }
 					}
@@ -67,21 +81,92 @@ func TestACutFlowIsNotOpenedFromItsOtherEnd(t *testing.T) {
 							t.Fatal(a)
 						}
 					}
-					fn(cut{s, send, answer, func() {
-						check(t, net.MstPoliciesV1.Put(s.server.ID, bpfgen.PodEndpointPolicy{Ingress: 7}))
-						net.SetPod(t, s.server)
-					}})
+					fn(cut{s, send, answer, func() { s.ingress(7) }})
 					if a := answer(); a.Dropped != ReasonName(bpfgen.ReasonPolicyIngress) {
-						t.Errorf("%s: protocol %d, far %v: %v", what, proto, far, a)
+						t.Errorf("%s: protocol %d, %s: %v", what, proto, way, a)
 					}
 					// What is allowed again begins anew.
-					check(t, net.MstPoliciesV1.Put(s.server.ID, bpfgen.PodEndpointPolicy{}))
-					net.SetPod(t, s.server)
+					s.ingress(0)
 					if a := send(syn); a.Dropped != "" {
-						t.Errorf("%s: protocol %d, far %v, allowed: %v", what, proto, far, a)
+						t.Errorf("%s: protocol %d, %s, allowed: %v", what, proto, way, a)
 					}
 				}
 			}
 		}
+	})
+}
+
+// A client that is denied one backend of a Service is led to another from the same port, and the first goes on being cut.
+func TestACutFlowStaysCutWhileItsClientHasAnotherBackend(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		for _, proto := range []uint8{oracle.TCP, oracle.SCTP} {
+			for what, flags := range map[string]uint8{"closed": fin | ack, "reset": rst} {
+				net.Reset(t, 4)
+				s := newScene(t, net, v6, proto)
+				s.open(s.vip, s.b)
+				s.ingress(7)
+				s.dropped(s.send(s.client, s.c, s.vip, flags), bpfgen.ReasonPolicyIngress)
+				other := end(s.second.IP(v6), 8080)
+				talk := func() {
+					t.Helper()
+					s.sees(s.send(s.client, s.c, s.vip, ack), s.second, s.c, other)
+					s.sees(s.send(s.second, other, s.c, ack), s.client, s.vip, s.c)
+				}
+				net.SetService(t, proto, s.vip, other)
+				s.sees(s.send(s.client, s.c, s.vip, syn), s.second, s.c, other)
+				s.sees(s.send(s.second, other, s.c, syn|ack), s.client, s.vip, s.c)
+				for range 3 {
+					s.dropped(s.send(s.server, s.b, s.c, ack), bpfgen.ReasonPolicyIngress)
+					s.dropped(s.send(s.client, s.c, s.b, ack), bpfgen.ReasonPolicyIngress)
+					net.Age(t, 30)
+					talk()
+				}
+				// Allowed again, it is a flow of its own, and not in the way of the new one.
+				s.ingress(0)
+				s.sees(s.send(s.server, s.b, s.c, ack), s.client, s.b, s.c)
+				talk()
+				if t.Failed() {
+					t.Fatalf("%s, protocol %d", what, proto)
+				}
+			}
+		}
+	})
+}
+
+// A SYN that is sent again does not make room for the answer to the one that was let pass.
+func TestAFlowThatIsCutHalfOpenIsNotOpenedByItsAnswer(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		for _, proto := range []uint8{oracle.TCP, oracle.SCTP} {
+			net.Reset(t, 4)
+			s := newScene(t, net, v6, proto)
+			for _, to := range []netip.AddrPort{s.b, s.vip} {
+				net.ClearFlows(t)
+				s.sees(s.send(s.client, s.c, to, syn), s.server, s.c, s.b)
+				s.ingress(7)
+				for range 2 {
+					s.dropped(s.send(s.client, s.c, to, syn), bpfgen.ReasonPolicyIngress)
+				}
+				s.dropped(s.send(s.server, s.b, s.c, syn|ack), bpfgen.ReasonPolicyIngress)
+				s.dropped(s.send(s.client, s.c, to, syn), bpfgen.ReasonPolicyIngress)
+				s.dropped(s.send(s.server, s.b, s.c, syn|ack), bpfgen.ReasonPolicyIngress)
+				s.ingress(0)
+			}
+		}
+	})
+}
+
+// A flow in the shadow is cut as any other.
+func TestACutFlowInTheShadowIsNotOpenedFromItsOtherEnd(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.TCP)
+		defer s.ingress(0)
+		s.open(s.vip, s.b)
+		shadow := s.send(s.client, s.c, s.b, syn).Tuple().Src
+		s.sees(s.send(s.server, s.b, shadow, syn|ack), s.client, s.b, s.c)
+		s.talk(s.b, shadow, s.b)
+		s.ingress(7)
+		s.dropped(s.send(s.client, s.c, s.b, rst), bpfgen.ReasonPolicyIngress)
+		s.dropped(s.send(s.client, s.c, s.b, syn), bpfgen.ReasonPolicyIngress)
+		s.dropped(s.send(s.server, s.b, shadow, ack), bpfgen.ReasonPolicyIngress)
 	})
 }

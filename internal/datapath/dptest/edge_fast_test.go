@@ -114,6 +114,28 @@ func TestNobodyKnowsAPortThatFlowsWear(t *testing.T) {
 	})
 }
 
+// Nor when the edge has other ports by now, and the flow goes on under its own.
+func TestNobodyKnowsAPortThatFlowsWoreBefore(t *testing.T) {
+	eachNear(t, func(o outside, pod uint32, exchange func(string)) {
+		worn := o.edge.Flow(o.t, Tuple{o.proto, o.c, o.f}, bpfgen.CTScopeFlow)
+		if worn == nil {
+			o.t.Fatal("no flow")
+		}
+		to := addrPort(worn.Entry.Other.Src, worn.Entry.Other.Sport)
+		for i := range EdgePorts.Count { // as by datapath.FrontendTable.Worn
+			o.edge.TellPort(o.t, EdgePorts.First+i)
+		}
+		o.edge.Wear(o.t, 50000, 100)
+		defer o.edge.Wear(o.t, EdgePorts.First, EdgePorts.Count)
+		for range 3 {
+			if a := o.arrive(end(External(9, o.v6), 99), to, syn); a.Direct || a.Tuple().Dst != to {
+				o.t.Fatalf("a stranger's: %v", a)
+			}
+		}
+		exchange("after a stranger's")
+	})
+}
+
 // What comes to the node at a port that no frontend ever had is the node's own, and asks nobody; at
 // one that a Service gets, it is the Service's from then on.
 func TestThePortOfANewServiceIsNoLongerTheNodesOwn(t *testing.T) {
