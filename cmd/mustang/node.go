@@ -161,6 +161,9 @@ func readNodes(g *globals, file string, stdin io.Reader) (f node.File, err error
 	if len(docs) > 1 { // the reader of YAML takes the first alone
 		return f, usagef("%s has %d documents: put all nodes into one {settings, nodes}", file, len(docs))
 	}
+	if len(docs) == 1 { // it need not be the first: others are comments
+		text = docs[0]
+	}
 	if err := yaml.UnmarshalStrict(text, &f); err != nil {
 		return f, usagef("%s is not {settings, nodes}: %w", file, err)
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/mustang-net/mustang/internal/state"
@@ -16,5 +17,17 @@ func TestNodeSetShowsTheSettings(t *testing.T) {
 	var set state.NodeSettings
 	if err := json.Unmarshal([]byte(w.ok("node", "set", "-o", "json")), &set); err != nil || set.VNI != 7 {
 		t.Errorf("%+v, %v", set, err)
+	}
+}
+
+// Comments before the list, in a document of their own, do not make it an empty one, which
+// would take all nodes away.
+func TestNodesBehindADocumentOfComments(t *testing.T) {
+	const list = "nodes: [{name: a, addresses: [192.0.2.1], podCIDRs: [10.1.0.0/24]}]\n"
+	for _, before := range []string{"", "---\n", "# ours\n---\n", "---\n# ours\n---\n", "---\n---\n"} {
+		f, err := readNodes(&globals{}, "-", strings.NewReader(before+list))
+		if err != nil || len(f.Nodes) != 1 {
+			t.Errorf("behind %q: %v, %v", before, f.Nodes, err)
+		}
 	}
 }

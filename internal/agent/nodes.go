@@ -137,7 +137,11 @@ func (a *Agent) followDevices(ctx context.Context) error {
 			}
 			return err
 		})
-		if err != nil && ctx.Err() == nil {
+		switch {
+		case err == nil || ctx.Err() != nil:
+		case errors.Is(err, engine.ErrUntold):
+			a.log.Warn("a pod keeps an MTU of before; it is told again", "error", err)
+		default:
 			a.metrics.failures.Inc()
 			a.log.Error("the ways to other nodes do not follow this node's devices; it is tried again", "error", err)
 		}

@@ -22,7 +22,7 @@ import (
 
 // FollowDevices brings what depends on this node's devices up to date: the ways
 // to other nodes, their programs, pods' MTU. changed says whether there was
-// something to do.
+// something to do. ErrUntold: a pod's MTU alone does not follow.
 func (e *Engine) FollowDevices() (changed bool, err error) {
 	if e.dp == nil {
 		return false, errReadOnly
@@ -36,7 +36,10 @@ func (e *Engine) FollowDevices() (changed bool, err error) {
 		return false, err
 	}
 	if current {
-		return false, e.followOutside()
+		if err := e.followOutside(); err != nil {
+			return false, err
+		}
+		return len(n.Telling) > 0, e.tellAgain(n)
 	}
 	return true, e.changeNodes(func(all store.Nodes) (store.Nodes, error) { return all, nil })
 }
@@ -64,7 +67,7 @@ func (e *Engine) devicesCurrent(n store.Nodes) (bool, error) {
 		return false, err
 	}
 	mtu, tunnel, err := podMTU(n)
-	if err != nil || mtu != n.PodMTU || len(n.Telling) > 0 || tunnel != n.Tunnel {
+	if err != nil || mtu != n.ToldMTU() || tunnel != n.Tunnel {
 		return false, err
 	}
 	set := settingsOf(n)

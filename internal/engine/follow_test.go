@@ -76,6 +76,38 @@ func TestANodeFindsItselfOnceItHasItsAddress(t *testing.T) {
 	}
 }
 
+// A pod that cannot be told its MTU is told again, and nothing else is done again with it:
+// each device and each route that comes or goes is another try.
+func TestAPodThatCannotBeToldIsToldAgainAlone(t *testing.T) {
+	w := newRoutedNode(t, false)
+	w.must(func(e *Engine) error {
+		_, err := e.AddEndpoint(t.Context(), EndpointSpec{Netns: w.node.pod(1), IfName: "eth0", Owner: state.OwnerCNI})
+		return err
+	})
+	pod := w.name + "-p1"
+	// A gateway that is out of reach: the route cannot be written.
+	w.run("ip -n %[1]s route add 10.9.9.9 dev eth0 && ip -n %[1]s route replace default via 10.9.9.9 && ip -n %[1]s route del 10.9.9.9", pod)
+	w.run("ip link set w0 mtu 1400")
+	synced := 0 // each time, it is said that n2 is on no link
+	w.opts.Notify = func(string) { synced++ }
+	for try, want := range []bool{true, false, false} {
+		synced = 0
+		if err := w.do(func(e *Engine) error { _, err := e.FollowDevices(); return err }); !errors.Is(err, ErrUntold) {
+			t.Fatalf("try %d: %v", try, err)
+		}
+		if synced > 0 != want {
+			t.Errorf("try %d: the ways to other nodes are made again: %v", try, synced > 0)
+		}
+	}
+	w.run("ip -n %[1]s route add 10.9.9.9 dev eth0", pod)
+	if !w.follows() || w.follows() {
+		t.Error("it is not told, or goes on")
+	}
+	if route := w.run("ip -n %s route show default", pod); !strings.Contains(route, "mtu 1400") {
+		t.Errorf("the pod's route is %s", route)
+	}
+}
+
 // newRoutedNode is n1 of behindARouter, which reaches others by w0; with edge, clients
 // outside come by it, too.
 func newRoutedNode(t *testing.T, edge bool) *edgeWorld {

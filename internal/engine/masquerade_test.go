@@ -69,12 +69,23 @@ func TestMasqueradedPodsKeepTheirAddressAmongPods(t *testing.T) {
 // Of a device's several networks, pods wear the address of the gateway's, and over
 // IPv6 one that reaches as far as its default route.
 func TestPodsWearTheAddressThatLeadsOutside(t *testing.T) {
+	t.Run("one router", func(t *testing.T) {
+		wearOutermost(t, "ip route add default via 203.0.113.9 && ip -6 route add default via 2001:db8::9")
+	})
+	t.Run("two", func(t *testing.T) {
+		wearOutermost(t, "ip route add default nexthop via 203.0.113.9 nexthop via 203.0.113.8 && "+
+			"ip -6 route add default nexthop via 2001:db8::9 nexthop via 2001:db8::8")
+	})
+}
+
+func wearOutermost(t *testing.T, routes string) {
 	w := newEdgeWorld(t)
 	client := w.name + "-w0"
 	w.run("ip addr add 203.0.113.1/24 dev w0 && ip addr add fd55::1/64 dev w0 nodad") // IPv6's newest comes first
 	w.run("ip -n %s addr add 203.0.113.9/24 dev eth0 && ip -n %s route replace default via 203.0.113.1", client, client)
 	w.run("ip -n %s addr add 10.66.0.1/32 dev lo && ip -n %s addr add 2001:db8:66::1/128 dev lo", client, client)
-	w.run("ip route add default via 203.0.113.9 && ip -6 route add default via 2001:db8::9")
+	w.run("ip -n %s addr add 203.0.113.8/24 dev eth0 && ip -n %s addr add 2001:db8::8/64 dev eth0 nodad", client, client)
+	w.run("%s", routes)
 	w.must(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w0", "w1"}}) })
 	w.masqueraded()
 	w.serve(w.client, "client", 8080)

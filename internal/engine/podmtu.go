@@ -87,6 +87,13 @@ func (e *Engine) tellPods(telling, now store.Nodes) error {
 	return e.store.PutNodes(now)
 }
 
+// tellAgain tells pods what some could not be told, where all else is as it is to be.
+func (e *Engine) tellAgain(telling store.Nodes) error {
+	now := telling
+	now.PodMTU, now.Telling = telling.ToldMTU(), nil
+	return e.tellPods(telling, now)
+}
+
 // setPodMTU changes the default routes of a pod behind a host end: one that is one
 // of before, or none at all. Somebody else's stays. In front of a tunnel its bundles
 // are kept to what that takes; larger ones want room over IPv6. A pod that is gone,

@@ -14,10 +14,17 @@ import (
 // A pod that may (CAP_NET_ADMIN) renames its interface, and does not get rid of its programs by
 // it at the next GC. Those of an interface that is gone go.
 func TestARenamedInterfaceIsNotGone(t *testing.T) {
-	if !datapath.Probe().TCX {
+	for _, noTCX := range []bool{false, true} {
+		t.Run(fmt.Sprintf("without tcx %v", noTCX), func(t *testing.T) { renamed(t, noTCX) })
+	}
+}
+
+func renamed(t *testing.T, noTCX bool) {
+	if !noTCX && !datapath.Probe().TCX {
 		t.Skip("this kernel has no tcx")
 	}
 	n := newNode(t)
+	n.opts.NoTCX = noTCX
 	n.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up")
 	for i, path := range []string{n.child(1), n.pod(2)} {
 		ns := []string{fmt.Sprintf("%s-m1", n.name), fmt.Sprintf("%s-p2", n.name)}[i]

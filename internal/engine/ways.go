@@ -139,15 +139,11 @@ var global6 = netip.MustParseAddr("2000::")
 // its default routes lead to, as far as there are any: of several networks, the
 // gateway's, and over IPv6 no unique local one where there is a global one.
 func outermost(l netlink.Link) (out []netip.Addr, err error) {
-	routes, err := netns.RoutesBy(l)
+	gateways, err := gateways(l)
 	if err != nil {
-		return nil, fmt.Errorf("list routes by %s: %w", l.Attrs().Name, err)
+		return nil, err
 	}
-	for _, r := range routes {
-		to := r.Gw
-		if !defaultRoute(r) || to == nil {
-			continue
-		}
+	for _, to := range gateways {
 		if to.To4() == nil {
 			to = global6.AsSlice()
 		}
@@ -157,6 +153,25 @@ func outermost(l netlink.Link) (out []netip.Addr, err error) {
 		}
 		if a, ok := netip.AddrFromSlice(ways[0].Src); ok {
 			out = append(out, a.Unmap())
+		}
+	}
+	return out, nil
+}
+
+// gateways are those of the default routes by a device, of all their next hops.
+func gateways(l netlink.Link) (out []net.IP, err error) {
+	routes, err := netns.Routes(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("list default routes: %w", err)
+	}
+	for _, r := range routes {
+		if !defaultRoute(r) {
+			continue
+		}
+		for _, h := range append(r.MultiPath, &netlink.NexthopInfo{LinkIndex: r.LinkIndex, Gw: r.Gw}) {
+			if h.LinkIndex == l.Attrs().Index && h.Gw != nil {
+				out = append(out, h.Gw)
+			}
 		}
 	}
 	return out, nil

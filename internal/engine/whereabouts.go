@@ -99,9 +99,9 @@ func (e *Engine) Dead(owner state.Owner) ([]state.Endpoint, error) {
 			continue
 		}
 		dead := !e.alive(ep)
-		// A link still knows, where the record is lost, or a pod that is there has renamed its interface.
-		if (ep.Netns == "" || dead && netns.Is(ep.Netns)) && ep.Attach != datapath.AttachClsact {
-			attached, err := e.dp.Attached(ep)
+		// What is attached still knows, where the record is lost, or a pod that is there has renamed its interface.
+		if ep.Netns == "" && ep.Attach != datapath.AttachClsact || dead && netns.Is(ep.Netns) {
+			attached, err := e.holds(ep)
 			dead = err == nil && !attached
 		}
 		if dead {
@@ -109,6 +109,19 @@ func (e *Engine) Dead(owner state.Owner) ([]state.Endpoint, error) {
 		}
 	}
 	return out, nil
+}
+
+// holds says whether the programs of ep are attached. A link says it anywhere; a filter,
+// where its interface is.
+func (e *Engine) holds(ep state.Endpoint) (attached bool, err error) {
+	if ep.Attach != datapath.AttachClsact {
+		return e.dp.Attached(ep)
+	}
+	err = e.atHook(ep, func() (err error) {
+		attached, err = e.dp.Attached(ep)
+		return err
+	})
+	return attached, err
 }
 
 // CheckEndpoint looks at everything of an endpoint, and answers each fault by

@@ -30,9 +30,14 @@ func newEventServer(t *testing.T) (*eventServer, *Client) {
 	s := &eventServer{t: t, events: map[string]corev1.Event{}}
 	server := httptest.NewServer(s)
 	t.Cleanup(server.Close)
+	return s, clientOf(t, server.URL)
+}
+
+func clientOf(t *testing.T, url string) *Client {
+	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf("{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: k, user: u}}], "+
-		"clusters: [{name: k, cluster: {server: '%s'}}], users: [{name: u, user: {}}]}", server.URL)
+		"clusters: [{name: k, cluster: {server: '%s'}}], users: [{name: u, user: {}}]}", url)
 	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +45,7 @@ func newEventServer(t *testing.T) (*eventServer, *Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s, c
+	return c
 }
 
 func (s *eventServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {

@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -188,8 +189,8 @@ func (w *Watch) Outage() (since time.Time, err error) {
 	return since, err
 }
 
-// Behind says that pods are followed, and what decides about them is not: a pod may be
-// newer than what is known of its policies. An API server that is away altogether
+// Behind says that pods are followed, and what decides about them is not, or is being listed
+// anew: a pod may be newer than what is known of its policies. An API server that is away altogether
 // makes no pods.
 func (w *Watch) Behind() bool {
 	w.mu.RLock()
@@ -217,7 +218,7 @@ func (w *Watch) changed(kind Kind, key Key, now time.Time) {
 	w.changes = append(w.changes, Change{kind, key, now})
 }
 
-// connected notes how an attempt to reach the API server ended.
+// connected notes how an attempt to follow a kind ended.
 func (w *Watch) connected(kind Kind, err error) {
 	w.mu.Lock()
 	old, wasDown := w.down[kind]
@@ -251,7 +252,7 @@ func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runt
 	o.LabelSelector = s.selector
 	out := s.list.DeepCopyObject()
 	err := s.client.Get().Resource(s.resource).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Into(out)
-	if ctx.Err() == nil {
+	if ctx.Err() == nil && err != nil { // else Replace says so: until then the table is of before
 		s.w.connected(s.kind, err)
 	}
 	return out, err
@@ -260,10 +261,44 @@ func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runt
 func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.LabelSelector, o.Watch = s.selector, true
 	in, err := s.client.Get().Resource(s.resource).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
-	if ctx.Err() == nil {
+	whole := o.SendInitialEvents != nil && *o.SendInitialEvents // it is a list, too
+	if ctx.Err() == nil && (err != nil || !whole) {
 		s.w.connected(s.kind, err)
 	}
-	return in, err
+	if err != nil {
+		return in, err
+	}
+	return s.heard(ctx, in), nil
+}
+
+// heard passes events on. After one that is an error a watch does not go on from where
+// it was, and until there is another list the table is of before.
+func (s source) heard(ctx context.Context, in watch.Interface) watch.Interface {
+	events := make(chan watch.Event)
+	out := watch.NewProxyWatcher(events)
+	go func() {
+		defer close(events)
+		defer in.Stop()
+		for {
+			select {
+			case <-out.StopChan():
+				return
+			case e, more := <-in.ResultChan():
+				if !more {
+					return
+				}
+				if e.Type == watch.Error && ctx.Err() == nil {
+					s.w.connected(s.kind, apierrors.FromObject(e.Object))
+				}
+				select {
+				case <-out.StopChan():
+					return
+				case events <- e:
+				}
+			}
+		}
+	}()
+	return out
 }
 
 // List and Watch are the same for callers without a context, of which there are none.
@@ -439,6 +474,7 @@ func (t *Table[T]) Replace(list []any, _ string) error {
 	}
 	t.w.synced[t.kind] = true
 	t.w.mu.Unlock()
+	t.w.connected(t.kind, nil)
 	t.w.wake()
 	return nil
 }

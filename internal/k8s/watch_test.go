@@ -4,8 +4,15 @@ package k8s
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"testing"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
 // A pod may be newer than what decides about it while pods are followed, and that is not.
@@ -29,4 +36,60 @@ func TestWhatDecidesAboutPodsMayBeBehind(t *testing.T) {
 			t.Errorf("pods %v, namespaces %v, policies %v: behind %v, want %v", c.pods, c.namespaces, c.policies, got, c.behind)
 		}
 	}
+}
+
+// A watch that comes back too late to go on from where it was is answered, and ends at once.
+// Until the list that comes then is in the table, what is known of policies is old.
+func TestWhatIsListedAnewIsBehind(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if r.URL.Query().Get("watch") == "" {
+			fmt.Fprint(w, `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicyList", "metadata": {"resourceVersion": "9"}, "items": []}`)
+			return
+		}
+		if r.URL.Query().Get("resourceVersion") == "1" {
+			fmt.Fprintln(w, `{"type": "ERROR", "object": {"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "Expired", "code": 410}}`)
+		}
+	}))
+	defer server.Close()
+	client := clientOf(t, server.URL)
+	w := client.NewWatch(slog.New(slog.DiscardHandler), Pods, Namespaces, Policies)
+	for _, kind := range []Kind{Pods, Namespaces, Policies} {
+		w.connected(kind, nil)
+	}
+	src := source{w, Policies, client.networking, "networkpolicies", "", &networkingv1.NetworkPolicyList{}}
+	follow := func(o metav1.ListOptions) {
+		t.Helper()
+		in, err := src.WatchWithContext(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.Stop()
+		for e := range in.ResultChan() {
+			if e.Type != watch.Error {
+				t.Errorf("an event: %v", e)
+			}
+		}
+	}
+	want := func(behind bool, when string) {
+		t.Helper()
+		if w.Behind() != behind {
+			t.Errorf("%s: behind is %v", when, !behind)
+		}
+	}
+	follow(metav1.ListOptions{ResourceVersion: "1"})
+	want(true, "what was missed cannot be told any more")
+	yes := true
+	follow(metav1.ListOptions{SendInitialEvents: &yes})
+	want(true, "a list is being streamed")
+	if _, err := src.ListWithContext(t.Context(), metav1.ListOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	want(true, "a list is being read")
+	if err := w.Policies.Replace(nil, "9"); err != nil {
+		t.Fatal(err)
+	}
+	want(false, "the list is in the table")
+	follow(metav1.ListOptions{ResourceVersion: "9"})
+	want(false, "a watch went on, and ended")
 }

@@ -115,8 +115,11 @@ func (b *builder) giveBack() error {
 			if dev == nil || dev.Attrs().Group != linkGroup || !b.isDevice(dev) || b.others(dev) {
 				continue
 			}
-			// One that cannot be moved never was: the pod made it, and its marks.
-			if err := b.moveBack(dev); err != nil && !errors.Is(err, unix.EINVAL) {
+			// One that cannot be moved never was: the pod made it, and its marks. So
+			// it did with a second one.
+			if err := b.moveBack(dev); err == nil {
+				break
+			} else if !errors.Is(err, unix.EINVAL) {
 				return err
 			}
 		}

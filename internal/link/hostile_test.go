@@ -16,6 +16,7 @@ func TestWhatAPodPutInItsInterfacesPlaceHoldsUpNoDelete(t *testing.T) {
 	for name, script := range map[string]string{
 		"its loopback":         "ip link set eth0 down && ip link set eth0 name mine && ip link set lo down && ip link set lo name eth0 && ip link set eth0 group $GROUP",
 		"its name on the node": "ip link add nic0 type veth peer name inside",
+		"both":                 "ip link add nic0 group $GROUP type veth peer name inside && ip link set nic0 alias \"$ALIAS\"",
 		"a bridge":             "ip link set eth0 down && ip link set eth0 name mine && ip link add eth0 group $GROUP type bridge && ip link set eth0 alias \"$ALIAS\"",
 	} {
 		eachMode(t, func(t *testing.T, mode string) {

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -23,8 +24,12 @@ func Beside(path string) string { return path + ".new" }
 
 // Listen makes the socket at path, for its owner alone from its first instant, in
 // place of one that a killed agent left. The caller holds the scope's lock: so no
-// living agent's is taken away. Closing it leaves the path.
+// living agent's is taken away. Its directory may be gone, or another than before.
+// Closing it leaves the path.
 func Listen(path string) (*net.UnixListener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("make the state directory: %w", err)
+	}
 	for _, p := range []string{Beside(path), path} {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("remove an old socket: %w", err)

@@ -70,6 +70,20 @@ func TestOneThatAKilledAgentLeftIsReplaced(t *testing.T) {
 	}
 }
 
+// Pins outlive a state directory that is removed, or another from this start on: the
+// agent makes it.
+func TestTheDirectoryIsMade(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	l, err := Listen(filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("it is %v, %v", info.Mode(), err)
+	}
+}
+
 func TestServeEndsWithItsContext(t *testing.T) {
 	path, end := serving(t)
 	read(t, dial(t, path))
