@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "f5318f3d9e4e85b8ccd6a779b66941e7ea359f6d68377efbc5ae85832ea39583"
+const ObjectsHash = "4bbdf5d87aaf474f12eacd19afe803d4c9633a7555d7feca3b19d331e8dd6bac"
