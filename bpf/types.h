@@ -360,6 +360,11 @@ enum wear_answers {
 	WEAR_ANSWERS = 1,
 };
 
+/* What the entry of a network of addresses says besides, where IPv4's lie among IPv6's. */
+enum net_flag {
+	NET_IPV6_ONLY = 2, /* the network is one of IPv6, and so wide that all of IPv4 lies in it */
+};
+
 /* A destination towards which the pods of a group keep their own addresses. The bits that count begin at group. */
 #define INSIDE_ALL 0 /* instead of a group: all of them */
 struct inside_key {

@@ -125,6 +125,12 @@ inline_fn bool addr_is_ipv4(const struct addr *a)
 	return a->quads[0] == 0 && a->words[2] == bpf_htonl(0xffff);
 }
 
+/* Whether the network that was found for an address is of its family. */
+inline_fn bool net_holds(const __u8 *found, const struct addr *a)
+{
+	return found && (*found != NET_IPV6_ONLY || !addr_is_ipv4(a));
+}
+
 inline_fn bool addr_is_zero(const struct addr *a)
 {
 	return !(a->quads[0] | a->quads[1]);

@@ -60,7 +60,7 @@ slow_fn bool source_allowed(const struct service *s, const struct addr *client)
 {
 	struct source_key key = { .prefixlen = 32 + 64 + 128, .group = s->group, .addr = *client };
 
-	return bpf_map_lookup_elem(&mst_sources_v1, &key);
+	return net_holds(bpf_map_lookup_elem(&mst_sources_v1, &key), client);
 }
 
 /**

@@ -43,10 +43,10 @@ inline_fn bool masquerade_inside(__u32 group, const struct addr *a)
 {
 	struct inside_key key = { .prefixlen = 32 + 128, .group = group, .addr = *a };
 
-	if (bpf_map_lookup_elem(&mst_inside_v1, &key))
+	if (net_holds(bpf_map_lookup_elem(&mst_inside_v1, &key), a))
 		return true;
 	key.group = INSIDE_ALL;
-	return bpf_map_lookup_elem(&mst_inside_v1, &key);
+	return net_holds(bpf_map_lookup_elem(&mst_inside_v1, &key), a);
 }
 
 /* Return: ifindex of the device that the routing table names for a flow, 0: none. @t: with the pod's address */

@@ -153,6 +153,21 @@ func InsideKeyOf(group uint32, p netip.Prefix) InsideKey {
 	return InsideKey{Prefixlen: uint32(insideFixed + bits), Group: group, Addr: FromAddr(p.Masked().Addr())}
 }
 
+// InsideValueOf is that entry's value.
+func InsideValueOf(k InsideKey) uint8 { return max(netValue(k.Addr, k.Prefixlen-insideFixed), 1) }
+
+// SourceValueOf is the value of a range's entry.
+func SourceValueOf(k SourceKey) uint8 { return netValue(k.Addr, k.Prefixlen-sourceFixed) }
+
+// netValue is what the entry of a network says besides: IPv4 is not inside ::/0, though the tables have it there.
+func netValue(a Addr, bits uint32) uint8 {
+	mapped := netip.AddrFrom16(netip.IPv4Unspecified().As16())
+	if bits < v4Mapped && netip.PrefixFrom(netip.AddrFrom16(a.Bytes), int(bits)).Contains(mapped) {
+		return bpfgen.NetIpv6Only
+	}
+	return 0
+}
+
 // sourceFixed is how many bits of a SourceKey come before its address, and
 // v4Mapped how many of an address before an IPv4 one.
 const (

@@ -46,8 +46,8 @@ func (d *Datapath) FindService(addr Addr, port uint16, proto uint8) (s FoundServ
 // client; ReasonNone when it does.
 func (d *Datapath) ServiceClosed(s Frontend, client netip.Addr) (uint32, error) {
 	if s.Flags&bpfgen.SvcRanges != 0 {
-		_, allowed, err := d.Sources.Get(SourceKey{Prefixlen: 32 + 64 + 128, Group: s.Group, Addr: FromAddr(client)})
-		if err != nil || !allowed {
+		value, allowed, err := d.Sources.Get(SourceKey{Prefixlen: 32 + 64 + 128, Group: s.Group, Addr: FromAddr(client)})
+		if err != nil || !allowed || value == bpfgen.NetIpv6Only && client.Unmap().Is4() {
 			return bpfgen.ReasonSourceRange, err
 		}
 	}

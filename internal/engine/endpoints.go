@@ -170,11 +170,7 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	if e.known != nil {
 		e.known[ep.ID] = ep
 	}
-	err = e.store.ClearJournal()
-	if err == nil {
-		e.relocate()
-	}
-	return ep, err
+	return ep, e.completed()
 }
 
 // examined is the endpoint to be: as its maker says, or as is found out.

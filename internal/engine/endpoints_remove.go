@@ -60,11 +60,7 @@ func (e *Engine) remove(ep state.Endpoint, gone bool) error {
 	}
 	delete(e.known, ep.ID)
 	e.settle(op.Departures)
-	if err := e.store.ClearJournal(); err != nil {
-		return err
-	}
-	e.relocate()
-	return nil
+	return e.completed()
 }
 
 // shut takes the interface of a pod that goes down, for without its programs

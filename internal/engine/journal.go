@@ -100,5 +100,8 @@ func (e *Engine) recover(op operation) error {
 	} else {
 		e.settle(op.Departures)
 	}
+	if op.Endpoint != nil {
+		return e.completed()
+	}
 	return e.store.ClearJournal()
 }

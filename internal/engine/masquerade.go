@@ -61,10 +61,12 @@ func (e *Engine) masquerade(ep state.Endpoint) error {
 		return e.unmasquerade(ep)
 	}
 	var keys []datapath.InsideKey
+	var values []uint8
 	for _, p := range masqueradeInside(ep.Masquerade) {
-		keys = append(keys, datapath.InsideKeyOf(group, p))
+		k := datapath.InsideKeyOf(group, p)
+		keys, values = append(keys, k), append(values, datapath.InsideValueOf(k))
 	}
-	if err := e.dp.Inside.Put(keys, slices.Repeat([]uint8{1}, len(keys))); err != nil {
+	if err := e.dp.Inside.Put(keys, values); err != nil {
 		return err
 	}
 	if err := e.dp.Masquerade.Put([]uint32{ep.ID}, []uint32{group}); err != nil {
@@ -189,7 +191,8 @@ func (e *Engine) syncGroups() error {
 		}
 		groups[id] = group
 		for _, p := range masqueradeInside(ep.Masquerade) {
-			inside[datapath.InsideKeyOf(group, p)] = 1
+			k := datapath.InsideKeyOf(group, p)
+			inside[k] = datapath.InsideValueOf(k)
 		}
 	}
 	return errors.Join(replace(e.dp.Inside, inside), replace(e.dp.Masquerade, groups))
@@ -207,7 +210,8 @@ func (e *Engine) SetInside(list []netip.Prefix) error {
 	}
 	maps.DeleteFunc(inside, func(k datapath.InsideKey, _ uint8) bool { return k.Group == bpfgen.InsideAll })
 	for _, p := range masquerade.Join(list) {
-		inside[datapath.InsideKeyOf(bpfgen.InsideAll, p)] = 1
+		k := datapath.InsideKeyOf(bpfgen.InsideAll, p)
+		inside[k] = datapath.InsideValueOf(k)
 	}
 	return errors.Join(replace(e.dp.Inside, inside), masquerade.Locked(e.scope.StateDir, func() error {
 		return e.masqueradeTable().SetInside(list)

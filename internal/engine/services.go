@@ -316,10 +316,19 @@ func (e *Engine) inverse(op operation) operation {
 	return inv
 }
 
+// completed ends the journal of an endpoint that came or went, when the Services
+// have followed it: who is killed in between is finished by the next tool.
+func (e *Engine) completed() error {
+	if undo := (*reconcile.UndoError)(nil); errors.As(e.relocate(), &undo) {
+		return nil // by now the journal is about the Services
+	}
+	return e.store.ClearJournal()
+}
+
 // relocate plans the Services of the command line anew, after endpoints came or
 // went: which backends are local may have changed. The endpoint's change is in
 // force whatever becomes of this.
-func (e *Engine) relocate() {
+func (e *Engine) relocate() error {
 	records, err := e.store.Services()
 	records = slices.DeleteFunc(records, func(s state.Service) bool {
 		return s.Internal != state.PolicyLocal && s.External != state.PolicyLocal
@@ -330,4 +339,5 @@ func (e *Engine) relocate() {
 	if err != nil {
 		e.opts.Notify("Services with the traffic policy Local may still lead as before: " + err.Error())
 	}
+	return err
 }

@@ -241,6 +241,11 @@ func TestWhatIsLocalFollowsTheEndpoints(t *testing.T) {
 	leads("[10.9.0.2:80]", false)
 	n.must(func(e *Engine) error { return e.RemoveEndpoint(ep.ID) })
 	leads("[]", true)
+	// Those of a killed tool, too, which the next one finishes.
+	n.must(func(e *Engine) error { return e.store.WriteJournal(operation{Kind: opAddEndpoint, Endpoint: &ep}) })
+	leads("[10.9.0.2:80]", false)
+	n.must(func(e *Engine) error { return e.store.WriteJournal(operation{Kind: opRemoveEndpoint, Endpoint: &ep}) })
+	leads("[]", true)
 }
 
 // Another owner's whole set leaves the command line's Services alone, also when

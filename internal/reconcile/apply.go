@@ -324,7 +324,7 @@ func (tx *transaction) write() error {
 			func() error { return t.Backends.Delete(tx.backends) }},
 		{func() error { return t.Slots.Put(tx.slotKeys, tx.slotValues) },
 			func() error { return t.Slots.Delete(tx.slotKeys) }},
-		{func() error { return t.Sources.Put(tx.newSources, make([]uint8, len(tx.newSources))) },
+		{func() error { return s.putSources(tx.newSources) },
 			func() error { return t.Sources.Delete(tx.newSources) }},
 		{func() error { return s.writeMarks(tx.gained, false) },
 			func() error { return s.writeMarks(tx.gained, true) }},
@@ -342,6 +342,14 @@ func (tx *transaction) write() error {
 		}
 	}
 	return nil
+}
+
+func (s *Services) putSources(keys []datapath.SourceKey) error {
+	values := make([]uint8, len(keys))
+	for i, k := range keys {
+		values[i] = datapath.SourceValueOf(k)
+	}
+	return s.t.Sources.Put(keys, values)
 }
 
 func (tx *transaction) backendValues() []datapath.Backend {

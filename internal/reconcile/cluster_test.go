@@ -118,13 +118,17 @@ func (c *cluster) generate() {
 	if c.coin(2) {
 		n := 1 + c.r.IntN(2) // the client's own address, or not
 		c.s.SourceRanges = []netip.Prefix{netip.PrefixFrom(dptest.External(n, c.v6), dptest.External(n, c.v6).BitLen())}
+		if c.coin(2) { // all of a family, the client's or not
+			c.s.SourceRanges = append(c.s.SourceRanges, netip.MustParsePrefix([]string{"::/0", "0.0.0.0/0"}[c.r.IntN(2)]))
+		}
 	}
 }
 
 // judge says what must become of a client's first packet: a reason to drop it,
 // or one of these backends.
 func (c *cluster) judge(kind state.FrontendKind, outside bool, client netip.Addr) (reason string, backends []netip.AddrPort) {
-	if kind == state.LoadBalancer && len(c.s.SourceRanges) > 0 && c.s.SourceRanges[0].Addr() != client {
+	allows := func(p netip.Prefix) bool { return p.Contains(client) }
+	if kind == state.LoadBalancer && len(c.s.SourceRanges) > 0 && !slices.ContainsFunc(c.s.SourceRanges, allows) {
 		return "source_range", nil
 	}
 	all := c.s.Ports[0].Backends

@@ -90,6 +90,7 @@ type Services struct {
 	numbers   map[uint32]bool
 	next      uint32 // where the search for a free number starts
 	orphans   []datapath.SlotKey
+	misvalued []datapath.SourceKey // an earlier mustang did not know families apart
 }
 
 // LoadServices reads the tables.
@@ -143,8 +144,10 @@ func (s *Services) readMeta() error {
 // index builds the mirror from the tables' contents.
 func (s *Services) index(values map[datapath.FrontendKey]datapath.Frontend, slots map[datapath.SlotKey]uint32, sources map[datapath.SourceKey]uint8) {
 	ranges := make(map[uint64][]datapath.SourceKey)
-	for k := range sources {
-		s.sources[k] = 0
+	for k, value := range sources {
+		if s.sources[k] = 0; value != datapath.SourceValueOf(k) {
+			s.misvalued = append(s.misvalued, k)
+		}
 		ranges[k.Group] = append(ranges[k.Group], k)
 	}
 	byID := make(map[uint32]datapath.FrontendKey, len(values))
@@ -355,7 +358,7 @@ func (s *Services) Prune() error {
 			wrong = append(wrong, mark{addr, a.marked, a.flags()})
 		}
 	}
-	err := errors.Join(s.t.Slots.Delete(s.orphans), s.t.Backends.Delete(dead), s.t.Sources.Delete(unused), s.writeMarks(wrong, false))
+	err := errors.Join(s.t.Slots.Delete(s.orphans), s.t.Backends.Delete(dead), s.putSources(s.misvalued), s.t.Sources.Delete(unused), s.writeMarks(wrong, false))
 	if err != nil {
 		return fmt.Errorf("prune: %w", err)
 	}
@@ -365,7 +368,7 @@ func (s *Services) Prune() error {
 	for _, k := range unused {
 		delete(s.sources, k)
 	}
-	s.orphans = nil
+	s.orphans, s.misvalued = nil, nil
 	return nil
 }
 

@@ -446,3 +446,28 @@ func TestOneBackendOfManyIsAFewWrites(t *testing.T) {
 		t.Errorf("%d writes", w.writes)
 	}
 }
+
+// An earlier mustang let all of IPv4 in where ::/0 is.
+func TestASourceRangeOfAnEarlierMustangIsPutRight(t *testing.T) {
+	w := newWorld()
+	s, err := LoadServices(w.tables())
+	if err != nil {
+		t.Fatal(err)
+	}
+	front := netip.MustParseAddrPort("203.0.113.1:80")
+	b := state.Binding{Owner: state.OwnerKubernetes, Kind: state.LoadBalancer, Group: 7,
+		Frontend: state.Frontend{AddrPort: front, Protocol: state.TCP}, SourceRanges: []netip.Prefix{netip.MustParsePrefix("::/0")}}
+	if err := s.Apply([]state.Binding{b}, nil); err != nil {
+		t.Fatal(err)
+	}
+	want := maps.Clone(w.sources)
+	for k := range w.sources {
+		w.sources[k] = 0
+	}
+	if s, err = LoadServices(w.tables()); err == nil {
+		err = s.Prune()
+	}
+	if err != nil || !maps.Equal(w.sources, want) {
+		t.Errorf("%v, want %v (%v)", w.sources, want, err)
+	}
+}

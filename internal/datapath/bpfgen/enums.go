@@ -96,6 +96,11 @@ const (
 	WearAnswers = 1
 )
 
+// enum net_flag
+const (
+	NetIpv6Only = 2 // the network is one of IPv6, and so wide that all of IPv4 lies in it
+)
+
 // enum redirect_kind
 const (
 	RedirectNone    = 0

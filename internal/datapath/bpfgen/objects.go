@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "ae6f50131cbc46a4c836f80026316aa66013e74f24b8639cd0e55fd49ac80ef7"
+const ObjectsHash = "6093303c13c641ad1231b004d5f6434f6ae8c99a397cc126d0f9bdd54b67378d"

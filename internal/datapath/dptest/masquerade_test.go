@@ -40,6 +40,19 @@ func eachMasqueraded(t *testing.T, fn func(m masqueraded)) {
 	eachToOutside(t, e, fn)
 }
 
+// IPv4 lies in ::/0 as the table has it, and is masqueraded where that is inside.
+func TestMasqueradeOfOneFamily(t *testing.T) {
+	eachMasqueraded(t, func(m masqueraded) {
+		all := bpfgen.PodInsideKey{Prefixlen: 32, Group: masqueradeGroup}
+		check(t, m.edge.MstInsideV1.Put(all, uint8(bpfgen.NetIpv6Only)))
+		a := m.send(m.pod, m.from, m.to, syn)
+		if keeps := a.Dropped == "" && a.Tuple().Src == m.from; keeps != m.v6 {
+			t.Errorf("%v: it keeps its address: %v", a, keeps)
+		}
+		check(t, m.edge.MstInsideV1.Delete(all))
+	})
+}
+
 // eachToOutside runs fn for both families and all protocols, with pod 1.
 func eachToOutside(t *testing.T, e *Edge, fn func(m masqueraded)) {
 	for _, v6 := range []bool{false, true} {
