@@ -160,6 +160,12 @@ func oneOfEach(list []netip.Addr) []netip.Addr {
 	return out
 }
 
+// hasFamilyOf says whether some address could be the next hop to p. A node without
+// any is named for that.
+func hasFamilyOf(p netip.Prefix, addrs []netip.Addr) bool {
+	return len(addrs) == 0 || slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == p.Addr().Is4() })
+}
+
 // nodes are the cluster's nodes that can be used, by name, and what is wrong
 // with the others.
 func (a *Agent) nodes() (list []state.Node, wrong []string) {
@@ -169,6 +175,10 @@ func (a *Agent) nodes() (list []state.Node, wrong []string) {
 			spec.Address = append(spec.Address, addr.String())
 		}
 		for _, cidr := range n.PodCIDRs {
+			if a.config.NodeMode == string(state.NodeDirect) && !hasFamilyOf(cidr, n.Addrs) {
+				wrong = append(wrong, fmt.Sprintf("node %s: it has no address of the family of its pod CIDR %s, which is left out; give it one (the kubelet's --node-ip), or use node-mode vxlan", key.Name, cidr))
+				continue
+			}
 			spec.PodCIDRs = append(spec.PodCIDRs, cidr.String())
 		}
 		for _, p := range n.Problems {

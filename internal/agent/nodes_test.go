@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -150,4 +151,33 @@ func TestANodeOfAnotherFamilyIsLeftOut(t *testing.T) {
 			t.Errorf("wrong is %q", wrong)
 		}
 	})
+}
+
+// Kubelets tell of one family unless they are told to tell of both, whatever CIDRs the controller
+// manager gives. What has no way in one family has its way in the other.
+func TestPodsOfTwoFamiliesOnANodeOfOne(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	w := newScripted(t)
+	defer w.close()
+	var nodes []any
+	for i, name := range []string{"n1", "n2"} {
+		n := clusterNode(name, fmt.Sprintf("192.0.2.%d", i+1), fmt.Sprintf("10.1.%d.0/24", i+1))
+		n.Spec.PodCIDRs = append(n.Spec.PodCIDRs, fmt.Sprintf("fd00:1:%d::/64", i+1))
+		nodes = append(nodes, n)
+	}
+	check(t, w.agent.watch.Nodes.Replace(nodes, ""))
+	for mode, cidrs := range map[string]int{"direct": 1, "vxlan": 2} {
+		w.agent.config.NodeMode = mode
+		list, wrong := w.agent.nodes()
+		if len(list) != 2 || len(wrong) != 2*(2-cidrs) {
+			t.Errorf("%s: nodes %v, want both; wrong: %q", mode, list, wrong)
+		}
+		for _, n := range list {
+			if len(n.PodCIDRs) != cidrs {
+				t.Errorf("%s: pods of %s are in %v, want %d networks", mode, n.Name, n.PodCIDRs, cidrs)
+			}
+		}
+	}
 }
