@@ -89,7 +89,7 @@ type Hints struct{ Zones, Nodes []string }
 // Node is what is kept of a Node.
 type Node struct {
 	Labels   map[string]string
-	Addrs    []netip.Addr // InternalIP, in the order given
+	Addrs    []netip.Addr // InternalIP, in the order given; without any, ExternalIP
 	PodCIDRs []netip.Prefix
 	Leaving  bool     // it is being deleted, or about to be
 	Taints   []string // their keys
@@ -333,6 +333,15 @@ func readEndpoint(o *discoveryv1.Endpoint, p *problems) (Endpoint, bool) {
 	return e, true
 }
 
+func addressesOf(o *corev1.Node, kind corev1.NodeAddressType) (out []string) {
+	for _, a := range o.Status.Addresses {
+		if a.Type == kind {
+			out = append(out, a.Address)
+		}
+	}
+	return out
+}
+
 func readNode(o *corev1.Node) *Node {
 	n := &Node{Labels: o.Labels, Leaving: o.DeletionTimestamp != nil}
 	for _, t := range o.Spec.Taints {
@@ -340,11 +349,9 @@ func readNode(o *corev1.Node) *Node {
 		n.Taints = append(n.Taints, t.Key)
 	}
 	var p problems
-	var addrs []string
-	for _, a := range o.Status.Addresses {
-		if a.Type == corev1.NodeInternalIP {
-			addrs = append(addrs, a.Address)
-		}
+	addrs := addressesOf(o, corev1.NodeInternalIP)
+	if len(addrs) == 0 { // as the kubelet takes them for pods of the node's network
+		addrs = addressesOf(o, corev1.NodeExternalIP)
 	}
 	n.Addrs = p.addrs("status.addresses", addrs)
 	cidrs := o.Spec.PodCIDRs

@@ -6,6 +6,7 @@ package k8s
 // what a proxy must do: objects in, desired Service out.
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -316,5 +317,20 @@ func TestServiceAPI(t *testing.T) {
 				t.Errorf("problems: %q; want one with %q", all, c.problem)
 			}
 		})
+	}
+}
+
+// A node's addresses are those that Kubernetes takes for its host-network pods.
+func TestAddressesOfNodes(t *testing.T) {
+	for status, want := range map[string]string{
+		"[{type: InternalIP, address: 192.0.2.1}, {type: Hostname, address: n1}, {type: ExternalIP, address: 198.51.100.1}]":          "[192.0.2.1]",
+		"[{type: ExternalIP, address: 198.51.100.1}, {type: ExternalIP, address: 'fd00::1'}]":                                         "[198.51.100.1 fd00::1]",
+		"[{type: ExternalIP, address: 'fd00::1'}, {type: InternalIP, address: 'fd00::9'}, {type: ExternalIP, address: 198.51.100.1}]": "[fd00::9]",
+		"[{type: Hostname, address: n1}]": "[]",
+	} {
+		n := readNode(parse[corev1.Node](t, "metadata: {name: n1}\nstatus: {addresses: "+status+"}"))
+		if got := fmt.Sprint(n.Addrs); got != want || len(n.Problems) > 0 {
+			t.Errorf("%s: %s, want %s; %q", status, got, want, n.Problems)
+		}
 	}
 }
