@@ -173,6 +173,14 @@ var sentences = []struct {
 		want: wantBackends(backend("10.1.0.1:8080"), backend("10.1.0.2:8080")),
 	},
 	{
+		says: "of an endpoint that two slices have alike, what says that it is here counts", service: spec(plainSpec),
+		slices: []string{
+			of(plainSlice + "endpoints: [{addresses: [10.1.0.1]}, {addresses: [10.1.0.2], nodeName: n1}]"),
+			of(plainSlice + "endpoints: [{addresses: [10.1.0.1], nodeName: n1}, {addresses: [10.1.0.2]}]"),
+		},
+		want: wantBackends(local("10.1.0.1:8080"), local("10.1.0.2:8080")),
+	},
+	{
 		says: "one that serves while it terminates is better than one that is not ready", service: spec(plainSpec),
 		slices: []string{
 			of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: false}}]"),
