@@ -130,6 +130,9 @@ func NewCatalog(node Node, bound []state.Binding, records []state.Service) *Cata
 	return c
 }
 
+// SetNode has what is planned from now on be for node.
+func (c *Catalog) SetNode(node Node) { c.node = node }
+
 // PlainID names a Service that is known by its frontend alone.
 func PlainID(owner state.Owner, f state.Frontend) state.ServiceID {
 	return state.ServiceID{Owner: owner, Name: f.String()}
