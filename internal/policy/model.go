@@ -275,14 +275,18 @@ func (m *Model) forgetPod(p *pod) {
 	}
 }
 
+// unclaim takes back one claim: another interface of the pod may have the address, too.
 func (m *Model) unclaim(a netip.Addr, c claim) {
 	m.dirtyAddrs[a] = true
-	rest := slices.DeleteFunc(m.claims[a], func(d claim) bool { return d == c })
-	if len(rest) == 0 {
+	list := m.claims[a]
+	if i := slices.Index(list, c); i >= 0 {
+		list = slices.Delete(list, i, i+1)
+	}
+	if len(list) == 0 {
 		delete(m.claims, a)
 		return
 	}
-	m.claims[a] = rest
+	m.claims[a] = list
 }
 
 // podChanged looks again at the endpoints of a pod.
