@@ -51,3 +51,30 @@ func TestAnAddressOfTwoInterfaces(t *testing.T) {
 		t.Errorf("%s is %v's without any", a, p.Key)
 	}
 }
+
+// An address passes from a pod that is not gone yet to another. What is said of the first
+// from then on does not bring it back.
+func TestALabelIsNoClaimOnAnAddress(t *testing.T) {
+	m := New(Limits{Peers: 1 << 10, Ports: 1 << 10, Identities: 1 << 10, Prefixes: 1 << 10})
+	a, b := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	old, now := Key{Namespace: "ns", Name: "old"}, Key{Namespace: "ns", Name: "now"}
+	has := func(p Key, label string, addrs ...netip.Addr) {
+		m.SetPod(Pod{Key: p, Labels: map[string]string{"l": label}, Addrs: addrs})
+	}
+	has(old, "1", a)
+	has(now, "1", a)
+	has(old, "2", a)
+	has(old, "2", a, b)
+	if p, _ := m.PodAt(a); p.Key != now {
+		t.Errorf("after labels and another address of the old one, %s is %v's", a, p.Key)
+	}
+	has(old, "2", b)
+	has(old, "2", a, b) // it comes again
+	if p, _ := m.PodAt(a); p.Key != old {
+		t.Errorf("%s is %v's, want the one's that came last", a, p.Key)
+	}
+	m.DeletePod(old)
+	if p, _ := m.PodAt(a); p.Key != now {
+		t.Errorf("%s is %v's, want the one's that is left", a, p.Key)
+	}
+}
