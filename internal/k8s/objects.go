@@ -101,7 +101,8 @@ func (n *Node) Zone() string { return n.Labels[corev1.LabelTopologyZone] }
 
 // Pod is what is kept of a Pod.
 type Pod struct {
-	UID string
+	UID     string
+	Created int64 // in Unix's seconds
 	// StaticUID is what the kubelet calls a pod that it had from a file: the API's
 	// object is only its mirror, with another UID.
 	StaticUID   string
@@ -376,7 +377,7 @@ func (p *Pod) Ended() bool {
 
 func readPod(o *corev1.Pod) *Pod {
 	p := &Pod{
-		UID: string(o.UID), StaticUID: o.Annotations[staticUID], Labels: o.Labels, Node: intern(o.Spec.NodeName), Phase: intern(string(o.Status.Phase)),
+		UID: string(o.UID), Created: o.CreationTimestamp.Unix(), StaticUID: o.Annotations[staticUID], Labels: o.Labels, Node: intern(o.Spec.NodeName), Phase: intern(string(o.Status.Phase)),
 		HostNetwork: o.Spec.HostNetwork, Terminating: o.DeletionTimestamp != nil,
 	}
 	ips := make([]string, 0, len(o.Status.PodIPs))
