@@ -230,6 +230,38 @@ func TestANodeThatGoesServesItsEndpoints(t *testing.T) {
 	})
 }
 
+// A pod of the node's network drains at its node's address, and its Service goes before it.
+func TestAPodThatDrainsKeepsWhatItHas(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		for _, hostNetwork := range []bool{false, true} {
+			w := newScripted(t)
+			yes, tcp, port, now := true, corev1.ProtocolTCP, int32(80), metav1.Now()
+			slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-1", Labels: map[string]string{discoveryv1.LabelServiceName: "a"}},
+				AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Protocol: &tcp, Port: &port}},
+				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}, Conditions: discoveryv1.EndpointConditions{Terminating: &yes}}}}
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", DeletionTimestamp: &now},
+				Spec: corev1.PodSpec{HostNetwork: hostNetwork}, Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.1.0.1"}}}}
+			w.tellObjects(nil, []any{slice})
+			check(t, w.agent.watch.Pods.Replace([]any{pod}, ""))
+			w.turn()
+			check(t, w.agent.watch.Slices.Delete(slice))
+			w.turn()
+			if gone := w.agent.sync.gone; len(gone) != 1 {
+				t.Errorf("host network %v: %v are to end, want the one that drains, later", hostNetwork, gone)
+			}
+			check(t, w.agent.watch.Pods.Delete(pod))
+			w.turn()
+			if gone := w.agent.sync.gone; len(gone) != 0 {
+				t.Errorf("host network %v: %v are still to end without the pod", hostNetwork, gone)
+			}
+			w.close()
+		}
+	})
+}
+
 // Who could not be told that an endpoint is gone, as on a full /run, is told later.
 func TestWhatIsGoneIsToldUntilItIsKnown(t *testing.T) {
 	if os.Geteuid() != 0 {

@@ -367,8 +367,8 @@ func readNode(o *corev1.Node) *Node {
 // staticUID is an annotation that the kubelet puts on mirrors of its static pods.
 const staticUID = "kubernetes.io/config.hash"
 
-// Draining says that the pod finishes what it has, at addresses of its own.
-func (p *Pod) Draining() bool { return p.Terminating && !p.HostNetwork && !p.Ended() }
+// Draining says that the pod finishes what it has.
+func (p *Pod) Draining() bool { return p.Terminating && !p.Ended() }
 
 // Ended says that the pod has let go of its addresses.
 func (p *Pod) Ended() bool {
