@@ -55,10 +55,13 @@ func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
 		s.leaveMembers(ctx)
 		return
 	}
-	if !aboutNodes(changes) && !s.membersRetry.again() {
+	if !aboutNodes(changes) && !s.membersRetry.again() && (!s.nodesBeside || s.membersRetry.rests()) {
 		return
 	}
-	list, wrong := s.a.nodes()
+	start := time.Now()
+	beside, err := s.a.nodesBeside(ctx)
+	list, wrong := s.a.nodes(beside)
+	s.nodesBeside = len(beside) > 0
 	for _, sentence := range wrong {
 		if !slices.Contains(s.nodeProblems, sentence) {
 			s.a.log.Warn("a Node is not used", "problem", sentence)
@@ -66,11 +69,12 @@ func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
 	}
 	s.nodeProblems = wrong
 	same := func(a, b state.Node) bool { return a.Equal(b) }
-	if s.membersKnown && !s.membersRetry.fails() && slices.EqualFunc(list, s.nodeList, same) {
+	if err == nil && s.membersKnown && !s.membersRetry.fails() && slices.EqualFunc(list, s.nodeList, same) {
 		return // a heartbeat, or a label
 	}
-	start := time.Now()
-	err := s.a.with(ctx, func(e *engine.Engine) error { return s.applyNodes(e, list) })
+	if err == nil {
+		err = s.a.with(ctx, func(e *engine.Engine) error { return s.applyNodes(e, list) })
+	}
 	if ctx.Err() != nil {
 		return
 	}
@@ -164,15 +168,35 @@ func oneOfEach(list []netip.Addr) []netip.Addr {
 	return out
 }
 
-// nodes are the cluster's nodes that can be used, by name, and what is wrong
-// with the others.
-func (a *Agent) nodes() (list []state.Node, wrong []string) {
+// hasFamilyOf says whether some address could be the next hop to p. A node without
+// any is named for that.
+func hasFamilyOf(p netip.Prefix, addrs []netip.Addr) bool {
+	return len(addrs) == 0 || slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == p.Addr().Is4() })
+}
+
+// nodesBeside are the nodes that are not Kubernetes's: they stay, and when they go, nobody tells.
+func (a *Agent) nodesBeside(ctx context.Context) (beside []state.Node, err error) {
+	err = a.with(ctx, func(e *engine.Engine) error {
+		list, _, err := e.Nodes()
+		beside = slices.DeleteFunc(list, func(n state.Node) bool { return n.Owner == state.OwnerKubernetes })
+		return err
+	})
+	return beside, err
+}
+
+// nodes are the cluster's nodes that can be used beside these, by name, and what is
+// wrong with the others.
+func (a *Agent) nodes(beside []state.Node) (list []state.Node, wrong []string) {
 	for key, n := range a.watch.Nodes.All() {
 		spec := node.Spec{Name: key.Name, Mode: a.config.NodeMode}
 		for _, addr := range oneOfEach(n.Addrs) {
 			spec.Address = append(spec.Address, addr.String())
 		}
 		for _, cidr := range n.PodCIDRs {
+			if a.config.NodeMode == string(state.NodeDirect) && !hasFamilyOf(cidr, n.Addrs) {
+				wrong = append(wrong, fmt.Sprintf("node %s: it has no address of the family of its pod CIDR %s, which is left out; give it one (the kubelet's --node-ip), or use node-mode vxlan", key.Name, cidr))
+				continue
+			}
 			spec.PodCIDRs = append(spec.PodCIDRs, cidr.String())
 		}
 		for _, p := range n.Problems {
@@ -195,13 +219,17 @@ func (a *Agent) nodes() (list []state.Node, wrong []string) {
 	}
 	used := list[:0]
 	for _, n := range list {
+		if err := node.Conflict(n, beside); err != nil {
+			wrong = append(wrong, fmt.Sprintf("%v (what is there is the command line's: mustang node rm)", err))
+			continue
+		}
 		if err := node.Conflict(n, used); err != nil {
 			wrong = append(wrong, err.Error())
 			continue
 		}
 		used = append(used, n)
 	}
-	used, apart := a.tunnelled(used)
+	used, apart := a.tunnelled(used, beside)
 	wrong = append(wrong, apart...)
 	slices.SortFunc(used, byName)
 	slices.Sort(wrong)
@@ -210,12 +238,13 @@ func (a *Agent) nodes() (list []state.Node, wrong []string) {
 
 // tunnelled leaves out the nodes that no tunnel can lead to, and says so: they have
 // no address of a family that this one has.
-func (a *Agent) tunnelled(list []state.Node) (out []state.Node, apart []string) {
-	i := slices.IndexFunc(list, func(n state.Node) bool { return n.Name == a.config.Node })
+func (a *Agent) tunnelled(list, beside []state.Node) (out []state.Node, apart []string) {
+	all := slices.Concat(list, beside)
+	i := slices.IndexFunc(all, func(n state.Node) bool { return n.Name == a.config.Node })
 	if i < 0 {
 		return list, nil
 	}
-	self := list[i]
+	self := all[i]
 	for _, n := range list {
 		if n.Mode == state.NodeVXLAN && !n.Underlay(self).IsValid() {
 			apart = append(apart, fmt.Sprintf("node %s: %s has no address of the family of %v, so no tunnel leads there; give both nodes one of the same", n.Name, self.Name, n.Addrs))

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -111,7 +112,7 @@ func TestThisNodeIsWhatItSays(t *testing.T) {
 	w.agent.config.NodeMode = "direct"
 	check(t, w.agent.watch.Nodes.Replace([]any{clusterNode("a", "192.0.2.1", "10.1.9.0/24"), clusterNode("n1", "192.0.2.1", "10.1.1.0/24"),
 		clusterNode("b", "192.0.2.2", "10.1.2.0/24"), clusterNode("c", "192.0.2.2", "10.1.8.0/24")}, ""))
-	list, wrong := w.agent.nodes()
+	list, wrong := w.agent.nodes(nil)
 	var names []string
 	for _, n := range list {
 		names = append(names, n.Name)
@@ -146,8 +147,86 @@ func TestANodeOfAnotherFamilyIsLeftOut(t *testing.T) {
 		if !slices.Equal(known, []string{"n1", "n2"}) {
 			t.Errorf("nodes %v, want n1 and n2", known)
 		}
-		if _, wrong := w.agent.nodes(); len(wrong) != 1 || !strings.HasPrefix(wrong[0], "node n3: ") {
+		if _, wrong := w.agent.nodes(nil); len(wrong) != 1 || !strings.HasPrefix(wrong[0], "node n3: ") {
 			t.Errorf("wrong is %q", wrong)
 		}
 	})
+}
+
+// Kubelets tell of one family unless they are told to tell of both, whatever CIDRs the controller
+// manager gives. What has no way in one family has its way in the other.
+func TestPodsOfTwoFamiliesOnANodeOfOne(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	w := newScripted(t)
+	defer w.close()
+	var nodes []any
+	for i, name := range []string{"n1", "n2"} {
+		n := clusterNode(name, fmt.Sprintf("192.0.2.%d", i+1), fmt.Sprintf("10.1.%d.0/24", i+1))
+		n.Spec.PodCIDRs = append(n.Spec.PodCIDRs, fmt.Sprintf("fd00:1:%d::/64", i+1))
+		nodes = append(nodes, n)
+	}
+	check(t, w.agent.watch.Nodes.Replace(nodes, ""))
+	for mode, cidrs := range map[string]int{"direct": 1, "vxlan": 2} {
+		w.agent.config.NodeMode = mode
+		list, wrong := w.agent.nodes(nil)
+		if len(list) != 2 || len(wrong) != 2*(2-cidrs) {
+			t.Errorf("%s: nodes %v, want both; wrong: %q", mode, list, wrong)
+		}
+		for _, n := range list {
+			if len(n.PodCIDRs) != cidrs {
+				t.Errorf("%s: pods of %s are in %v, want %d networks", mode, n.Name, n.PodCIDRs, cidrs)
+			}
+		}
+	}
+}
+
+// A node of the command line's stays, and holds up no other. When it goes, Kubernetes's of that
+// name takes its place.
+func TestNodesBesideTheCommandLines(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	for _, mode := range []string{"direct", "vxlan"} {
+		inNamespace(func() {
+			onNIC(t, "192.0.2.1/24")
+			w := newScripted(t)
+			defer w.close()
+			w.agent.config.NodeMode = mode
+			is := func(when string, want ...string) {
+				t.Helper()
+				w.turn()
+				var known []string
+				must(t, w.agent.with(t.Context(), func(e *engine.Engine) error {
+					list, _, err := e.Nodes()
+					for _, n := range list {
+						known = append(known, n.Name+" "+n.Owner.String()+" "+n.PodCIDRs[0].String())
+					}
+					return err
+				}))
+				if !slices.Equal(known, want) || w.agent.sync.membersRetry.fails() {
+					t.Errorf("%s, %s: nodes %q, want %q", mode, when, known, want)
+				}
+			}
+			for _, spec := range []node.Spec{{Name: "n1", Address: []string{"192.0.2.1"}, PodCIDRs: []string{"10.1.1.0/24"}, Mode: mode},
+				{Name: "n2", Address: []string{"192.0.2.2"}, PodCIDRs: []string{"10.1.2.0/24"}, Mode: mode}} {
+				n, err := node.Parse(spec)
+				must(t, err)
+				n.Owner = state.OwnerCLI
+				must(t, w.agent.with(t.Context(), func(e *engine.Engine) error { return e.AddNode(n) }))
+			}
+			w.tellObjects(nil, nil)
+			check(t, w.agent.watch.Nodes.Replace([]any{clusterNode("n1", "192.0.2.1", "10.1.1.0/24"), clusterNode("n2", "192.0.2.2", "10.1.9.0/24"),
+				clusterNode("n3", "192.0.2.3", "10.1.3.0/24")}, ""))
+			is("at first", "n1 cli 10.1.1.0/24", "n2 cli 10.1.2.0/24", "n3 kubernetes 10.1.3.0/24")
+			must(t, w.agent.with(t.Context(), func(e *engine.Engine) error { return e.RemoveNode("n2", state.OwnerCLI) }))
+			is("n2 goes", "n1 cli 10.1.1.0/24", "n2 kubernetes 10.1.9.0/24", "n3 kubernetes 10.1.3.0/24")
+			if mode == "vxlan" {
+				return // tunnels begin at n1
+			}
+			must(t, w.agent.with(t.Context(), func(e *engine.Engine) error { return e.RemoveNode("n1", state.OwnerCLI) }))
+			is("n1 goes", "n1 kubernetes 10.1.1.0/24", "n2 kubernetes 10.1.9.0/24", "n3 kubernetes 10.1.3.0/24")
+		})
+	}
 }

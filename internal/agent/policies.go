@@ -6,8 +6,10 @@ package agent
 // Kubernetes says to the engine's model, and from there into the tables.
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -146,8 +148,25 @@ func kubernetes(k k8s.Key) policy.Key {
 	return policy.Key{Namespace: k.Namespace, Name: k.Name, Owner: state.OwnerKubernetes}
 }
 
-// tell tells of what changed.
+// tell tells of what changed. Of pods that are said to have one address, the last that
+// is told of has it: that is the youngest, also after a start, when all are told.
 func (p *policies) tell(m *policy.Model, changes []k8s.Change) {
+	born := make(map[k8s.Key]int64, len(changes))
+	for _, c := range changes {
+		if c.Kind != k8s.Pods {
+			continue
+		}
+		if pod := p.a.watch.Pods.Get(c.Key); pod != nil {
+			born[c.Key] = pod.Created
+		}
+	}
+	age := func(c k8s.Change) int64 {
+		if c.Kind != k8s.Pods {
+			return 0
+		}
+		return born[c.Key]
+	}
+	slices.SortStableFunc(changes, func(a, b k8s.Change) int { return cmp.Compare(age(a), age(b)) })
 	for _, c := range changes {
 		switch c.Kind {
 		case k8s.Namespaces:

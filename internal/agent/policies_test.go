@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -59,6 +60,36 @@ func TestWhatGoesWhileTheFirstPolicyFailsIsGone(t *testing.T) {
 			}
 			if p, found := m.PodAt(netip.MustParseAddr("10.1.0.1")); found {
 				t.Errorf("pod %v is still known", p.Key)
+			}
+			return nil
+		}))
+	})
+}
+
+// A pod of a node that died is not gone yet, and its address is another's by now. An agent that
+// starts hears of both at once.
+func TestOfTwoPodsTheYoungerHasTheAddress(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer w.close()
+		var pods []any
+		for i := range 32 { // by chance, the youngest is the last that is heard of once in 32 times
+			pods = append(pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("p", i), CreationTimestamp: metav1.Unix(int64(1000+i), 0)},
+				Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.1.0.1"}}}})
+		}
+		w.tellObjects(nil, nil)
+		check(t, w.agent.watch.Pods.Replace(pods, ""))
+		w.turn()
+		check(t, w.agent.with(t.Context(), func(e *engine.Engine) error {
+			m, err := e.Policies()
+			if err != nil {
+				return err
+			}
+			if p, _ := m.PodAt(netip.MustParseAddr("10.1.0.1")); p.Name != "p31" {
+				t.Errorf("the address is %v's, want the youngest's", p.Key)
 			}
 			return nil
 		}))

@@ -38,6 +38,7 @@ type syncer struct {
 
 	nodeList     []state.Node // in force
 	nodeProblems []string
+	nodesBeside  bool // there are others than Kubernetes's
 	membersKnown bool // with node-mode none: that there are none
 	membersRetry retrying
 

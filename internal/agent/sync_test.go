@@ -71,6 +71,42 @@ func TestWhatGoesWhileEverythingIsReplaced(t *testing.T) {
 	})
 }
 
+// Of two Services that claim one address, the one that had it keeps it when the node's zone
+// changes, be it the younger.
+func TestAnotherZoneLeavesAddressesWhereTheyAre(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer w.close()
+		claims := func(name, address string, created int64) *corev1.Service {
+			return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, CreationTimestamp: metav1.Unix(created, 0)}, Spec: corev1.ServiceSpec{
+				ClusterIP: address, ExternalIPs: []string{"198.51.100.7"}, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}}}
+		}
+		older := claims("older", "10.96.0.1", 1000)
+		w.tellObjects([]any{claims("younger", "10.96.0.2", 2000)}, nil)
+		w.turn()
+		check(t, w.agent.watch.Services.Add(older))
+		w.turn()
+		loser := func() (list []string) {
+			for o := range w.agent.problems.list() {
+				list = append(list, o.key.Name)
+			}
+			return list
+		}
+		if got := loser(); !slices.Equal(got, []string{"older"}) {
+			t.Fatalf("%q wait for the address, want the older", got)
+		}
+		check(t, w.agent.watch.Nodes.Replace([]any{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.config.Node,
+			Labels: map[string]string{corev1.LabelTopologyZone: "z"}}}}, ""))
+		w.turn()
+		if got := loser(); !slices.Equal(got, []string{"older"}) {
+			t.Errorf("in another zone %q wait for the address, want the older", got)
+		}
+	})
+}
+
 // A port passes from one health check to another within one turn, whichever Service is
 // looked at first; a client that says nothing delays nobody.
 func TestAHealthChecksPortPassesOn(t *testing.T) {
@@ -190,6 +226,38 @@ func TestANodeThatGoesServesItsEndpoints(t *testing.T) {
 		w.agent.checks.handler(key, w.agent.checks.servers[key]).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/", nil))
 		if answer.Code != http.StatusOK {
 			t.Errorf("the Service's check answers %d: %s", answer.Code, answer.Body)
+		}
+	})
+}
+
+// A pod of the node's network drains at its node's address, and its Service goes before it.
+func TestAPodThatDrainsKeepsWhatItHas(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		for _, hostNetwork := range []bool{false, true} {
+			w := newScripted(t)
+			yes, tcp, port, now := true, corev1.ProtocolTCP, int32(80), metav1.Now()
+			slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-1", Labels: map[string]string{discoveryv1.LabelServiceName: "a"}},
+				AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Protocol: &tcp, Port: &port}},
+				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}, Conditions: discoveryv1.EndpointConditions{Terminating: &yes}}}}
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", DeletionTimestamp: &now},
+				Spec: corev1.PodSpec{HostNetwork: hostNetwork}, Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.1.0.1"}}}}
+			w.tellObjects(nil, []any{slice})
+			check(t, w.agent.watch.Pods.Replace([]any{pod}, ""))
+			w.turn()
+			check(t, w.agent.watch.Slices.Delete(slice))
+			w.turn()
+			if gone := w.agent.sync.gone; len(gone) != 1 {
+				t.Errorf("host network %v: %v are to end, want the one that drains, later", hostNetwork, gone)
+			}
+			check(t, w.agent.watch.Pods.Delete(pod))
+			w.turn()
+			if gone := w.agent.sync.gone; len(gone) != 0 {
+				t.Errorf("host network %v: %v are still to end without the pod", hostNetwork, gone)
+			}
+			w.close()
 		}
 	})
 }

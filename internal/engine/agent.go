@@ -37,7 +37,9 @@ func (e *Engine) giveBack() bool {
 // their next change on: replace them all.
 func (e *Engine) SetPlace(node service.Node) {
 	e.opts.Node = node
-	e.catalog = nil
+	if e.catalog != nil { // who holds what stays
+		e.catalog.SetNode(node)
+	}
 }
 
 // Tables describes the scope's tables. Unlike the rest of an Engine, it may be

@@ -89,7 +89,7 @@ type Hints struct{ Zones, Nodes []string }
 // Node is what is kept of a Node.
 type Node struct {
 	Labels   map[string]string
-	Addrs    []netip.Addr // InternalIP, in the order given
+	Addrs    []netip.Addr // InternalIP, in the order given; without any, ExternalIP
 	PodCIDRs []netip.Prefix
 	Leaving  bool     // it is being deleted, or about to be
 	Taints   []string // their keys
@@ -101,7 +101,8 @@ func (n *Node) Zone() string { return n.Labels[corev1.LabelTopologyZone] }
 
 // Pod is what is kept of a Pod.
 type Pod struct {
-	UID string
+	UID     string
+	Created int64 // in Unix's seconds
 	// StaticUID is what the kubelet calls a pod that it had from a file: the API's
 	// object is only its mirror, with another UID.
 	StaticUID   string
@@ -333,6 +334,15 @@ func readEndpoint(o *discoveryv1.Endpoint, p *problems) (Endpoint, bool) {
 	return e, true
 }
 
+func addressesOf(o *corev1.Node, kind corev1.NodeAddressType) (out []string) {
+	for _, a := range o.Status.Addresses {
+		if a.Type == kind {
+			out = append(out, a.Address)
+		}
+	}
+	return out
+}
+
 func readNode(o *corev1.Node) *Node {
 	n := &Node{Labels: o.Labels, Leaving: o.DeletionTimestamp != nil}
 	for _, t := range o.Spec.Taints {
@@ -340,11 +350,9 @@ func readNode(o *corev1.Node) *Node {
 		n.Taints = append(n.Taints, t.Key)
 	}
 	var p problems
-	var addrs []string
-	for _, a := range o.Status.Addresses {
-		if a.Type == corev1.NodeInternalIP {
-			addrs = append(addrs, a.Address)
-		}
+	addrs := addressesOf(o, corev1.NodeInternalIP)
+	if len(addrs) == 0 { // as the kubelet takes them for pods of the node's network
+		addrs = addressesOf(o, corev1.NodeExternalIP)
 	}
 	n.Addrs = p.addrs("status.addresses", addrs)
 	cidrs := o.Spec.PodCIDRs
@@ -359,8 +367,8 @@ func readNode(o *corev1.Node) *Node {
 // staticUID is an annotation that the kubelet puts on mirrors of its static pods.
 const staticUID = "kubernetes.io/config.hash"
 
-// Draining says that the pod finishes what it has, at addresses of its own.
-func (p *Pod) Draining() bool { return p.Terminating && !p.HostNetwork && !p.Ended() }
+// Draining says that the pod finishes what it has.
+func (p *Pod) Draining() bool { return p.Terminating && !p.Ended() }
 
 // Ended says that the pod has let go of its addresses.
 func (p *Pod) Ended() bool {
@@ -369,7 +377,7 @@ func (p *Pod) Ended() bool {
 
 func readPod(o *corev1.Pod) *Pod {
 	p := &Pod{
-		UID: string(o.UID), StaticUID: o.Annotations[staticUID], Labels: o.Labels, Node: intern(o.Spec.NodeName), Phase: intern(string(o.Status.Phase)),
+		UID: string(o.UID), Created: o.CreationTimestamp.Unix(), StaticUID: o.Annotations[staticUID], Labels: o.Labels, Node: intern(o.Spec.NodeName), Phase: intern(string(o.Status.Phase)),
 		HostNetwork: o.Spec.HostNetwork, Terminating: o.DeletionTimestamp != nil,
 	}
 	ips := make([]string, 0, len(o.Status.PodIPs))

@@ -8,6 +8,7 @@ package k8s
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/mustang-net/mustang/internal/state"
@@ -58,7 +59,8 @@ func (s *Service) frontends(p Port) []state.ServiceFrontend {
 
 // backends are the endpoints behind a port: those of each slice that has a port
 // of its name and protocol. While endpoints move between slices one may be in
-// two of them; then the more usable of both is taken.
+// two of them; then the more usable of both is taken, and of equals the one that
+// says that it is here.
 func backends(p Port, slices []*Slice, node string) []state.ServiceBackend {
 	n := 0
 	for _, slice := range slices {
@@ -77,7 +79,7 @@ func backends(p Port, slices []*Slice, node string) []state.ServiceBackend {
 				if !twice {
 					at[b.AddrPort] = len(out)
 					out = append(out, b)
-				} else if usability(b) > usability(out[i]) {
+				} else if d := usability(b) - usability(out[i]); d > 0 || d == 0 && b.Local && !out[i].Local {
 					out[i] = b
 				}
 			}
@@ -181,7 +183,9 @@ func (t *Translator) move(slice, before, now Key) {
 		return
 	}
 	t.of[slice] = now
-	t.has[now] = append(t.has[now], slice)
+	// By name: what comes of several slices does not depend on which was heard of first.
+	at, _ := slices.BinarySearchFunc(t.has[now], slice, func(a, b Key) int { return strings.Compare(a.Name, b.Name) })
+	t.has[now] = slices.Insert(t.has[now], at, slice)
 }
 
 // Service says what a Service wants now, and what is wrong with it.

@@ -6,6 +6,7 @@ package k8s
 // what a proxy must do: objects in, desired Service out.
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -172,6 +173,14 @@ var sentences = []struct {
 		want: wantBackends(backend("10.1.0.1:8080"), backend("10.1.0.2:8080")),
 	},
 	{
+		says: "of an endpoint that two slices have alike, what says that it is here counts", service: spec(plainSpec),
+		slices: []string{
+			of(plainSlice + "endpoints: [{addresses: [10.1.0.1]}, {addresses: [10.1.0.2], nodeName: n1}]"),
+			of(plainSlice + "endpoints: [{addresses: [10.1.0.1], nodeName: n1}, {addresses: [10.1.0.2]}]"),
+		},
+		want: wantBackends(local("10.1.0.1:8080"), local("10.1.0.2:8080")),
+	},
+	{
 		says: "one that serves while it terminates is better than one that is not ready", service: spec(plainSpec),
 		slices: []string{
 			of(plainSlice + "endpoints: [{addresses: [10.1.0.1], conditions: {ready: false}}]"),
@@ -316,5 +325,20 @@ func TestServiceAPI(t *testing.T) {
 				t.Errorf("problems: %q; want one with %q", all, c.problem)
 			}
 		})
+	}
+}
+
+// A node's addresses are those that Kubernetes takes for its host-network pods.
+func TestAddressesOfNodes(t *testing.T) {
+	for status, want := range map[string]string{
+		"[{type: InternalIP, address: 192.0.2.1}, {type: Hostname, address: n1}, {type: ExternalIP, address: 198.51.100.1}]":          "[192.0.2.1]",
+		"[{type: ExternalIP, address: 198.51.100.1}, {type: ExternalIP, address: 'fd00::1'}]":                                         "[198.51.100.1 fd00::1]",
+		"[{type: ExternalIP, address: 'fd00::1'}, {type: InternalIP, address: 'fd00::9'}, {type: ExternalIP, address: 198.51.100.1}]": "[fd00::9]",
+		"[{type: Hostname, address: n1}]": "[]",
+	} {
+		n := readNode(parse[corev1.Node](t, "metadata: {name: n1}\nstatus: {addresses: "+status+"}"))
+		if got := fmt.Sprint(n.Addrs); got != want || len(n.Problems) > 0 {
+			t.Errorf("%s: %s, want %s; %q", status, got, want, n.Problems)
+		}
 	}
 }

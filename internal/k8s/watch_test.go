@@ -10,6 +10,8 @@ import (
 	"net/http/httptest"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -92,4 +94,30 @@ func TestWhatIsListedAnewIsBehind(t *testing.T) {
 	want(false, "the list is in the table")
 	follow(metav1.ListOptions{ResourceVersion: "9"})
 	want(false, "a watch went on, and ended")
+}
+
+// What comes of a Service's slices does not depend on which of them was heard of first, as
+// after a restart.
+func TestSlicesCountInTheOrderOfTheirNames(t *testing.T) {
+	web := parse[corev1.Service](t, spec(plainSpec))
+	var slices []any
+	for _, name := range []string{"a", "b"} {
+		s := parse[discoveryv1.EndpointSlice](t, of(plainSlice+"endpoints: [{addresses: [10.1.0.1], nodeName: on-"+name+"}]"))
+		s.Name = name
+		slices = append(slices, s)
+	}
+	for _, first := range []int{0, 1} {
+		w := (&Client{}).NewWatch(slog.New(slog.DiscardHandler), Services, Slices)
+		for _, err := range []error{w.Services.Add(web), w.Slices.Add(slices[first]), w.Slices.Add(slices[1-first])} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		tr := NewTranslator(w, node)
+		tr.Affected(w.Take())
+		got, _, _ := tr.Service(Key{"shop", "web"})
+		if b := got.Ports[0].Backends; len(b) != 1 || b[0].Node != "on-a" {
+			t.Errorf("heard of number %d first: the backends are %+v", first, b)
+		}
+	}
 }

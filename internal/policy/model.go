@@ -237,14 +237,21 @@ func (m *Model) SetPod(p Pod) {
 	if !p.HostNetwork {
 		fresh.identity = m.identityOf(p)
 	}
-	m.forgetPod(old)
+	var had, has []netip.Addr
+	if old != nil && old.identity != nil {
+		had = old.Addrs
+	}
 	m.pods[p.Key] = fresh
 	if fresh.identity != nil {
 		fresh.identity.pods[fresh] = true
-		for _, a := range p.Addrs {
+		has = fresh.Addrs
+	}
+	m.forgetPod(old, has)
+	for _, a := range has {
+		if !slices.Contains(had, a) { // a new label is no new claim
 			m.claims[a] = append(m.claims[a], claim{pod: p.Key})
-			m.dirtyAddrs[a] = true
 		}
+		m.dirtyAddrs[a] = true
 	}
 	m.podChanged(p.Key)
 	if old != nil {
@@ -257,32 +264,38 @@ func (m *Model) DeletePod(k Key) {
 	if old == nil {
 		return
 	}
-	m.forgetPod(old)
+	m.forgetPod(old, nil)
 	delete(m.pods, k)
 	m.podChanged(k)
 	m.releaseIdentity(old.identity)
 }
 
-// forgetPod takes back what a pod claims; its identity goes when nobody else
-// has it.
-func (m *Model) forgetPod(p *pod) {
+// forgetPod takes back what a pod claims, but for what stays its; its identity goes
+// when nobody else has it.
+func (m *Model) forgetPod(p *pod, stays []netip.Addr) {
 	if p == nil || p.identity == nil {
 		return
 	}
 	delete(p.identity.pods, p)
 	for _, a := range p.Addrs {
-		m.unclaim(a, claim{pod: p.Key})
+		if !slices.Contains(stays, a) {
+			m.unclaim(a, claim{pod: p.Key})
+		}
 	}
 }
 
+// unclaim takes back one claim: another interface of the pod may have the address, too.
 func (m *Model) unclaim(a netip.Addr, c claim) {
 	m.dirtyAddrs[a] = true
-	rest := slices.DeleteFunc(m.claims[a], func(d claim) bool { return d == c })
-	if len(rest) == 0 {
+	list := m.claims[a]
+	if i := slices.Index(list, c); i >= 0 {
+		list = slices.Delete(list, i, i+1)
+	}
+	if len(list) == 0 {
 		delete(m.claims, a)
 		return
 	}
-	m.claims[a] = rest
+	m.claims[a] = list
 }
 
 // podChanged looks again at the endpoints of a pod.

@@ -3,6 +3,7 @@
 package service
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -30,6 +31,8 @@ type object struct {
 	service  *state.Service
 	bindings []state.Binding // few
 	errs     []error
+	// rest: in a plan, it is what is left of this one, and what both have is the same.
+	rest *object
 }
 
 func (o *object) binding(k state.BindingKey) (state.Binding, bool) {
@@ -55,6 +58,12 @@ func (o *object) of(f state.Frontend) (list []state.Binding) {
 		}
 	}
 	return list
+}
+
+// clusterIP says that f is o's cluster IP.
+func (o *object) clusterIP(f state.Frontend) bool {
+	b, ok := o.binding(state.BindingKey{Frontend: f})
+	return ok && b.Kind == state.ClusterIP
 }
 
 // inForce lets go of what the tables hold now.
@@ -129,6 +138,9 @@ func NewCatalog(node Node, bound []state.Binding, records []state.Service) *Cata
 	}
 	return c
 }
+
+// SetNode has what is planned from now on be for node.
+func (c *Catalog) SetNode(node Node) { c.node = node }
 
 // PlainID names a Service that is known by its frontend alone.
 func PlainID(owner state.Owner, f state.Frontend) state.ServiceID {
@@ -224,7 +236,7 @@ func (c *Catalog) Plan(upserts []state.Service, removes []state.ServiceID) Chang
 		affect(c.objects[s.ServiceID])
 		affect(ch.objects[s.ServiceID])
 		for _, b := range ch.objects[s.ServiceID].bindings {
-			if o, id := c.nameless(b); o != nil {
+			if o, id := c.nameless(b); o != nil && (b.Kind == state.ClusterIP || !o.clusterIP(b.Frontend)) {
 				ch.objects[id] = nil
 				affect(o)
 			}
@@ -245,8 +257,42 @@ func (c *Catalog) Plan(upserts []state.Service, removes []state.ServiceID) Chang
 			}
 		}
 	}
+	for _, f := range affected {
+		c.keepOut(&ch, f)
+	}
 	c.resolve(&ch, affected)
 	return ch
+}
+
+// now is an object as it is after ch.
+func (c *Catalog) now(ch *Change, id state.ServiceID) *object {
+	if o, changed := ch.objects[id]; changed {
+		return o
+	}
+	return c.objects[id]
+}
+
+// keepOut takes f from Kubernetes's Services that only name it as an external address, when
+// it is one's cluster IP: the API server gives that to one, and anybody may name any other.
+func (c *Catalog) keepOut(ch *Change, f state.Frontend) {
+	ids := ch.claims[f]
+	i := slices.IndexFunc(ids, func(id state.ServiceID) bool { return id.Owner == state.OwnerKubernetes && c.now(ch, id).clusterIP(f) })
+	if i < 0 || len(ids) == 1 {
+		return
+	}
+	owner := ids[i]
+	ch.claims[f] = slices.DeleteFunc(ids, func(id state.ServiceID) bool {
+		o := c.now(ch, id)
+		if id.Owner != state.OwnerKubernetes || o.clusterIP(f) {
+			return false
+		}
+		without := *o
+		without.rest = cmp.Or(o.rest, o)
+		without.bindings = slices.DeleteFunc(slices.Clone(o.bindings), func(b state.Binding) bool { return b.Frontend == f })
+		without.errs = append(slices.Clone(o.errs), invalid("%s is the cluster IP of Service %s; give another address", f, owner))
+		ch.objects[id] = &without
+		return true
+	})
 }
 
 // resolve fills in what becomes of the bindings of frontends: all of a holder's
@@ -258,12 +304,9 @@ func (c *Catalog) resolve(ch *Change, frontends []state.Frontend) {
 			old = c.objects[ids[0]]
 		}
 		if ids := ch.claims[f]; len(ids) > 0 {
-			changed := false
-			if now, changed = ch.objects[ids[0]]; !changed {
-				now = c.objects[ids[0]]
-			}
+			now = c.now(ch, ids[0])
 		}
-		if now == old {
+		if now == old || now != nil && now.rest == old && old != nil {
 			continue // it is in force
 		}
 		for _, b := range old.of(f) {
@@ -283,7 +326,7 @@ func (c *Catalog) Commit(ch Change) {
 			delete(c.objects, id)
 			continue
 		}
-		c.objects[id] = o
+		c.objects[id], o.rest = o, nil
 		if len(o.errs) > 0 {
 			c.invalid[id] = o.errs
 		}

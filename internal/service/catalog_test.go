@@ -132,6 +132,47 @@ func TestAfterARestartClientsOutsideAreTheHolders(t *testing.T) {
 	}
 }
 
+// The API server gives a cluster IP to one Service; external addresses anybody may name, also
+// such as will be given next.
+func TestAClusterIPIsTheServicesThatHasIt(t *testing.T) {
+	const front, other = "10.96.0.1:80", "192.0.2.1:80"
+	greedy := outer("greedy", front, state.PolicyLocal, "6 ready local")
+	greedy.Ports[0].Frontends = append(greedy.Ports[0].Frontends, state.ServiceFrontend{Kind: state.ExternalIP, AddrPort: netip.MustParseAddrPort(other)})
+	owner, later := small(state.OwnerKubernetes, "owner", front, "1 ready"), outer("later", other, state.PolicyCluster, "2 ready")
+	is := func(when string, m tables, c *Catalog) {
+		t.Helper()
+		if a, b := m[key(front)], m[key(other)]; len(m) != 3 || numbers(a.Backends) != "1" || a.SplitOutside || numbers(b.Backends) != "6" {
+			t.Errorf("%s: in force is %v", when, m)
+		}
+		var told []string
+		for _, p := range c.Problems(state.OwnerKubernetes) {
+			told = append(told, p.Service.Name)
+		}
+		if !slices.Equal(told, []string{"greedy", "later"}) {
+			t.Errorf("%s: the problems are %v", when, c.Problems(state.OwnerKubernetes))
+		}
+	}
+	c, m := NewCatalog(Node{}, nil, nil), tables{}
+	m.apply(c, c.Plan([]state.Service{greedy}, nil))
+	m.apply(c, c.Plan([]state.Service{owner, later}, nil))
+	is("it comes later", m, c)
+	m.apply(c, c.Plan([]state.Service{greedy}, nil))
+	is("the other changes", m, c)
+	c = NewCatalog(Node{}, m.list(), nil)
+	m.apply(c, c.Plan([]state.Service{greedy}, nil))
+	if numbers(m[key(front)].Backends) != "1" {
+		t.Errorf("after a restart, before it is known: in force is %v", m)
+	}
+	m.apply(c, c.Plan([]state.Service{owner, later}, nil))
+	m.apply(c, c.Retain(state.OwnerKubernetes, []state.ServiceID{greedy.ServiceID, owner.ServiceID, later.ServiceID}))
+	is("after a restart", m, c)
+	m.apply(c, c.Plan(nil, []state.ServiceID{owner.ServiceID}))
+	m.apply(c, c.Plan([]state.Service{greedy}, nil))
+	if numbers(m[key(front)].Backends) != "6" || len(m) != 4 {
+		t.Errorf("nobody has it: in force is %v", m)
+	}
+}
+
 // After a restart, only the bindings and their owners are known.
 func TestAfterARestartOnlyTheOwnersAreRemoved(t *testing.T) {
 	first, m := NewCatalog(Node{}, nil, nil), tables{}
