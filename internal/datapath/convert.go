@@ -153,6 +153,15 @@ func InsideKeyOf(group uint32, p netip.Prefix) InsideKey {
 	return InsideKey{Prefixlen: uint32(insideFixed + bits), Group: group, Addr: FromAddr(p.Masked().Addr())}
 }
 
+// PrefixInside is the reverse of InsideKeyOf.
+func PrefixInside(k InsideKey) netip.Prefix {
+	a, bits := netip.AddrFrom16(k.Addr.Bytes), int(k.Prefixlen)-insideFixed
+	if a.Is4In6() {
+		a, bits = a.Unmap(), bits-v4Mapped
+	}
+	return netip.PrefixFrom(a, bits)
+}
+
 // sourceFixed is how many bits of a SourceKey come before its address, and
 // v4Mapped how many of an address before an IPv4 one.
 const (

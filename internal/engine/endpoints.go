@@ -65,10 +65,15 @@ func (e *Engine) loadEndpoints() error {
 	}
 	for id, ep := range known {
 		r, recorded := records[id]
-		switch {
-		case recorded:
+		if recorded {
 			ep.Netns, ep.IfName, ep.HostIf, ep.PodIndex = r.Netns, r.IfName, r.HostIf, r.PodIndex
 			ep.Labels, ep.Ports, ep.Pod, ep.Attach, ep.Qdisc, ep.Masquerade = r.Labels, r.Ports, r.Pod, r.Attach, r.Qdisc, r.Masquerade
+		} else {
+			lost, unknown := e.lostMasquerade(id)
+			ep.Masquerade, err = lost, errors.Join(err, unknown)
+		}
+		switch {
+		case !isLost(ep):
 		// The store is gone; where programs are at work, leave them.
 		case linked[id]:
 			ep.Attach = e.dp.LinkKind(id)
@@ -103,6 +108,10 @@ func (e *Engine) pruneEndpoints(known, records map[uint32]state.Endpoint, linked
 	}
 	return errors.Join(append(errs, e.endpointTables().Prune(known), e.pruneMasquerade(known))...)
 }
+
+// isLost says that ep's record went with the store: nobody knows its pod's path, nor
+// whose it is, but what an agent has found out since.
+func isLost(ep state.Endpoint) bool { return ep.Netns == "" }
 
 // Endpoints are all endpoints, by id.
 func (e *Engine) Endpoints() ([]state.Endpoint, error) {

@@ -80,7 +80,23 @@ func (e *Engine) masquerade(ep state.Endpoint) error {
 	return e.putMasquerade(false)
 }
 
-// unmasquerade is the reverse.
+// lostMasquerade is an endpoint's by the tables alone; nil: it is not masqueraded.
+func (e *Engine) lostMasquerade(id uint32) (*state.Masquerade, error) {
+	group, _, err := e.dp.Masquerade.Get(id)
+	if err != nil || group == 0 {
+		return nil, err
+	}
+	inside, err := e.dp.Inside.All()
+	m := &state.Masquerade{}
+	for k := range inside {
+		if k.Group == group {
+			m.Inside = append(m.Inside, datapath.PrefixInside(k))
+		}
+	}
+	return m, err
+}
+
+// unmasquerade is the reverse of masquerade.
 func (e *Engine) unmasquerade(ep state.Endpoint) error {
 	group, _, err := e.dp.Masquerade.Get(ep.ID)
 	if err != nil || group == 0 {

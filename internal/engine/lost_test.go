@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/mustang-net/mustang/internal/policy"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Whose pod an endpoint is, is in its record alone. Where that is lost, an agent finds
+// the pod by its address.
+func TestAPodWhoseRecordIsLostKeepsItsPolicy(t *testing.T) {
+	n := newNode(t)
+	a, b, c := n.pod(1), n.pod(2), n.pod(3)
+	tell := func(m *policy.Model) {
+		for i, name := range []string{"a", "b"} {
+			p := kubePod(name)
+			p.Addrs = []netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.9.0.%d", i+1))}
+			m.SetPod(p)
+		}
+		m.SetPolicy(kubePolicy("closed", "b"))
+	}
+	n.asAgent(func(e *Engine) error {
+		if err := e.FeedPolicies(tell); err != nil {
+			return err
+		}
+		for path, name := range map[string]string{a: "a", b: "b", c: "c"} {
+			spec := labelled(path, state.OwnerCNI, named(name))
+			spec.Masquerade = &state.Masquerade{Inside: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd09::/64")}}
+			if _, err := e.AddEndpoint(context.Background(), spec); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	worn := n.masqueraded()
+	if len(worn) != 3 {
+		t.Fatal(worn)
+	}
+	n.hold(a, "10.9.0.2", false)
+	if err := os.RemoveAll(n.scope.StateDir); err != nil {
+		t.Fatal(err)
+	}
+	n.asAgent(func(e *Engine) error {
+		n.hold(a, "10.9.0.2", false)
+		if err := e.FeedPolicies(tell); err != nil {
+			return err
+		}
+		n.hold(a, "10.9.0.2", false)
+		n.hold(b, "10.9.0.1", true)
+		n.hold(a, "10.9.0.3", false) // a pod that nobody tells of
+		return e.syncMasquerade()
+	})
+	if got := n.masqueraded(); !maps.Equal(got, worn) {
+		t.Errorf("masqueraded are %v, and were %v", got, worn)
+	}
+}
+
+// masqueraded are the groups of the endpoints that are, by the tables.
+func (n *node) masqueraded() (groups map[uint32]uint32) {
+	n.t.Helper()
+	n.must(func(e *Engine) (err error) { groups, err = e.dp.Masquerade.All(); return err })
+	return groups
+}
