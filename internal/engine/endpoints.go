@@ -90,6 +90,7 @@ func (e *Engine) loadEndpoints() error {
 	err = errors.Join(err, e.pruneEndpoints(known, records, linked))
 	if err == nil {
 		e.known = known
+		e.restore(records)
 	}
 	return err
 }
@@ -97,7 +98,7 @@ func (e *Engine) loadEndpoints() error {
 func (e *Engine) pruneEndpoints(known, records map[uint32]state.Endpoint, linked map[uint32]bool) error {
 	var errs []error
 	for id, r := range records {
-		if _, ok := known[id]; !ok {
+		if _, ok := known[id]; !ok && !e.isAsRecorded(r) {
 			errs = append(errs, e.detachFilters(r), e.store.DeleteEndpoint(id))
 		}
 	}
@@ -108,10 +109,6 @@ func (e *Engine) pruneEndpoints(known, records map[uint32]state.Endpoint, linked
 	}
 	return errors.Join(append(errs, e.endpointTables().Prune(known), e.pruneMasquerade(known))...)
 }
-
-// isLost says that ep's record went with the store: nobody knows its pod's path, nor
-// whose it is, but what an agent has found out since.
-func isLost(ep state.Endpoint) bool { return ep.Netns == "" }
 
 // Endpoints are all endpoints, by id.
 func (e *Engine) Endpoints() ([]state.Endpoint, error) {

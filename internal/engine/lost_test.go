@@ -4,12 +4,14 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"os"
 	"testing"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/policy"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -68,4 +70,38 @@ func (n *node) masqueraded() (groups map[uint32]uint32) {
 	n.t.Helper()
 	n.must(func(e *Engine) (err error) { groups, err = e.dp.Masquerade.All(); return err })
 	return groups
+}
+
+// A bpffs that was unmounted takes tables and links along. The pods that are there come
+// back with the next opening, and are held to what they were.
+func TestPodsWhoseTablesAreLostComeBack(t *testing.T) {
+	for name, noTCX := range map[string]bool{"tcx": false, "clsact": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.opts.NoTCX = noTCX
+			a, b, c := n.pod(1), n.pod(2), n.pod(3)
+			for path, name := range map[string]string{a: "a", b: "b", c: "c"} {
+				n.addLabelled(path, state.OwnerCLI, map[string]string{"app": name})
+			}
+			n.must(func(e *Engine) error { return e.ApplyPolicyFile([]policy.Policy{closedTo("p", "b")}, nil) })
+			n.hold(a, "10.9.0.2", false)
+			if err := datapath.Remove(n.scope.BPFFS); err != nil {
+				t.Fatal(err)
+			}
+			n.run("ip netns del %s-p3; ip link del h3 2>/dev/null || true", n.name)
+			n.namespace(n.name + "-p3")
+			if got := n.endpoints(); len(got) != 2 {
+				t.Fatalf("%+v", got)
+			}
+			n.hold(a, "10.9.0.2", false)
+			n.hold(b, "10.9.0.1", true)
+			n.must(func(e *Engine) error {
+				eps, err := e.Endpoints()
+				for _, ep := range eps {
+					err = errors.Join(err, e.CheckEndpoint(ep.ID))
+				}
+				return err
+			})
+		})
+	}
 }
