@@ -14,16 +14,23 @@ import (
 const (
 	settleQuiet = 5 * time.Second
 	settlePause = time.Second
+	// reattachPause is how often the agent looks whether all pods have their programs.
+	reattachPause = 30 * time.Second
 )
 
 // settle gives pods, once they have started, the attachment that costs packets
 // least. The engine is lent only before and after the wait for the kernel.
 func (a *Agent) settle(ctx context.Context) error {
+	var looked time.Time
 	for pause := settlePause; ; {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(pause):
+		}
+		if time.Since(looked) >= reattachPause {
+			a.reattach(ctx)
+			looked = time.Now()
 		}
 		pause = settlePause
 		if err := a.settleOne(ctx); err != nil && ctx.Err() == nil {
@@ -47,4 +54,19 @@ func (a *Agent) settleOne(ctx context.Context) error {
 		return err
 	}
 	return a.with(context.WithoutCancel(ctx), func(e *engine.Engine) error { return e.Settled(s) })
+}
+
+// reattach puts programs back that somebody has taken off pods' interfaces.
+func (a *Agent) reattach(ctx context.Context) {
+	err := a.with(ctx, func(e *engine.Engine) error {
+		back, err := e.Reattach()
+		for _, ep := range back {
+			a.log.Warn("a pod's programs had been taken off its interface, and are back", "endpoint", ep.ID, "pod", ep.Pod.Namespace+"/"+ep.Pod.Name, "netns", ep.Netns)
+		}
+		return err
+	})
+	if err != nil && ctx.Err() == nil {
+		a.metrics.failures.Inc()
+		a.log.Error("pods may be without their programs, which somebody has taken off; it is tried again", "error", err)
+	}
 }

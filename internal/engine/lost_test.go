@@ -9,7 +9,11 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/cilium/ebpf/link"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/policy"
@@ -103,5 +107,73 @@ func TestPodsWhoseTablesAreLostComeBack(t *testing.T) {
 				return err
 			})
 		})
+	}
+}
+
+// Who takes programs off pods' interfaces opens them. Status says so, and an agent puts
+// the programs back.
+func TestProgramsThatAreTakenOffComeBack(t *testing.T) {
+	for name, noTCX := range map[string]bool{"tcx": false, "clsact": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.opts.NoTCX = noTCX
+			a, b := n.pod(1), n.pod(2)
+			for path, name := range map[string]string{a: "a", b: "b"} {
+				n.addLabelled(path, state.OwnerCLI, map[string]string{"app": name})
+			}
+			n.must(func(e *Engine) error { return e.ApplyPolicyFile([]policy.Policy{closedTo("p", "b")}, nil) })
+			warns := func(want int) {
+				t.Helper()
+				n.must(func(e *Engine) error {
+					s, err := e.Status()
+					off := 0
+					for _, w := range s.Warnings {
+						if strings.Contains(w, "are off its interface") {
+							off++
+						}
+					}
+					if off != want {
+						t.Errorf("%d endpoints are said to have lost their programs, want %d: %q", off, want, s.Warnings)
+					}
+					return err
+				})
+			}
+			warns(0)
+			if noTCX {
+				n.run("tc qdisc del dev h1 clsact && tc qdisc del dev h2 clsact")
+			} else {
+				n.detachLinks()
+			}
+			n.hold(a, "10.9.0.2", true) // so the test can fail
+			warns(2)
+			n.must(func(e *Engine) error {
+				back, err := e.Reattach()
+				if len(back) != 2 {
+					t.Errorf("%+v", back)
+				}
+				return err
+			})
+			warns(0)
+			n.hold(a, "10.9.0.2", false)
+			n.hold(b, "10.9.0.1", true)
+		})
+	}
+}
+
+// detachLinks takes the links of all endpoints off, and leaves their pins.
+func (n *node) detachLinks() {
+	n.t.Helper()
+	pins, err := filepath.Glob(filepath.Join(n.scope.BPFFS, "links", "ep-*"))
+	if err != nil || len(pins) == 0 {
+		n.t.Fatal(pins, err)
+	}
+	for _, pin := range pins {
+		l, err := link.LoadPinnedLink(pin, nil)
+		if err == nil {
+			err = errors.Join(l.Detach(), l.Close())
+		}
+		if err != nil {
+			n.t.Fatal(err)
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -64,4 +65,50 @@ func (e *Engine) restoreOne(ep state.Endpoint) error {
 	}
 	e.known[ep.ID] = ep
 	return nil
+}
+
+// unheld are the endpoints whose interfaces are there, and do not have their programs:
+// somebody has taken them off. It goes on past errors.
+func (e *Engine) unheld() (out []state.Endpoint, err error) {
+	all, err := e.Endpoints()
+	for _, ep := range all {
+		held, unknown := e.isHeld(ep)
+		if unknown != nil {
+			err = errors.Join(err, fmt.Errorf("look at the programs of endpoint %d: %w", ep.ID, unknown))
+		} else if !held && !isLost(ep) && e.alive(ep) {
+			out = append(out, ep)
+		}
+	}
+	return out, err
+}
+
+// isHeld says whether ep's interface has its programs: also by the links that a killed
+// process was about to write down (settle.go).
+func (e *Engine) isHeld(ep state.Endpoint) (held bool, err error) {
+	err = e.atHook(ep, func() (err error) {
+		held, err = e.dp.Attached(ep)
+		return err
+	})
+	if err != nil || held || ep.Attach != datapath.AttachClsact {
+		return held, err
+	}
+	ep.Attach = datapath.AttachTCX
+	return e.dp.Attached(ep)
+}
+
+// Reattach gives programs to the endpoints that have lost theirs, as to another's tool
+// that removes all filters, and answers those. It goes on past errors.
+func (e *Engine) Reattach() (back []state.Endpoint, err error) {
+	if e.dp == nil {
+		return nil, nil
+	}
+	list, err := e.unheld()
+	for _, ep := range list {
+		if failed := e.atHook(ep, func() error { return e.dp.Attach(ep) }); failed != nil {
+			err = errors.Join(err, fmt.Errorf("endpoint %d: %w", ep.ID, failed))
+			continue
+		}
+		back = append(back, ep)
+	}
+	return back, err
 }
