@@ -99,6 +99,7 @@ func (e *Engine) Status() (Status, error) {
 	if s.Masquerade, err = e.masqueradeStatus(); err != nil {
 		return s, err
 	}
+	s.Warnings = append(s.Warnings, e.tampered(s.Masquerade)...)
 	if s.Nodes != nil {
 		if s.Outside, err = e.outsideStatus(); err != nil {
 			return s, err
