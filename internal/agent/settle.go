@@ -6,6 +6,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/mustang-net/mustang/internal/cni"
 	"github.com/mustang-net/mustang/internal/engine"
 )
 
@@ -14,7 +15,8 @@ import (
 const (
 	settleQuiet = 5 * time.Second
 	settlePause = time.Second
-	// reattachPause is how often the agent looks whether all pods have their programs.
+	// reattachPause is how often the agent looks whether all pods have their programs, and
+	// those that are masqueraded the rules for it.
 	reattachPause = 30 * time.Second
 )
 
@@ -30,6 +32,7 @@ func (a *Agent) settle(ctx context.Context) error {
 		}
 		if time.Since(looked) >= reattachPause {
 			a.reattach(ctx)
+			a.restoreMasquerade(ctx)
 			looked = time.Now()
 		}
 		pause = settlePause
@@ -68,5 +71,21 @@ func (a *Agent) reattach(ctx context.Context) {
 	if err != nil && ctx.Err() == nil {
 		a.metrics.failures.Inc()
 		a.log.Error("pods may be without their programs, which somebody has taken off; it is tried again", "error", err)
+	}
+}
+
+// restoreMasquerade brings back what a flush of all nftables has taken from pods.
+func (a *Agent) restoreMasquerade(ctx context.Context) {
+	restored := false
+	err := a.with(ctx, func(e *engine.Engine) (err error) {
+		restored, err = e.RestoreMasquerade(func() (bool, error) { return cni.RestoreMasquerade(a.config.scope()) })
+		return err
+	})
+	switch {
+	case err != nil && ctx.Err() == nil:
+		a.metrics.failures.Inc()
+		a.log.Error("masqueraded pods may be without the rules for it; it is tried again", "error", err)
+	case restored:
+		a.log.Warn("the nftables rules for masquerade had been removed, and are back")
 	}
 }

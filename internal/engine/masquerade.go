@@ -230,6 +230,32 @@ func (e *Engine) SetInside(list []netip.Prefix) error {
 	}))
 }
 
+// RestoreMasquerade brings the kernel's part back where somebody has flushed it. groups does
+// that for the groups that are not the engine's, and says whether it had to.
+func (e *Engine) RestoreMasquerade(groups func() (bool, error)) (restored bool, err error) {
+	if e.dp == nil {
+		return false, nil
+	}
+	if restored, err = groups(); err != nil {
+		return restored, err
+	}
+	inside, err := e.dp.Inside.All()
+	var list []netip.Prefix
+	for k := range inside {
+		if k.Group == bpfgen.InsideAll {
+			list = append(list, datapath.PrefixInside(k))
+		}
+	}
+	if err != nil || len(list) == 0 && !restored {
+		return restored, err
+	}
+	knows, err := e.masqueradeTable().KnowsInside()
+	if err != nil || knows && !restored {
+		return restored, err
+	}
+	return true, errors.Join(e.SetInside(list), e.syncMasquerade())
+}
+
 // tryMasquerade is syncMasquerade beside a change that is in force without it.
 func (e *Engine) tryMasquerade() {
 	if err := e.syncMasquerade(); err != nil {
