@@ -15,8 +15,8 @@ import (
 const (
 	settleQuiet = 5 * time.Second
 	settlePause = time.Second
-	// reattachPause is how often the agent looks whether all pods have their programs, and
-	// those that are masqueraded the rules for it.
+	// reattachPause is how often the agent looks whether programs are of its build, whether
+	// all pods have them, and those that are masqueraded the rules for it.
 	reattachPause = 30 * time.Second
 )
 
@@ -31,6 +31,7 @@ func (a *Agent) settle(ctx context.Context) error {
 		case <-time.After(pause):
 		}
 		if time.Since(looked) >= reattachPause {
+			a.upgrade(ctx)
 			a.reattach(ctx)
 			a.restoreMasquerade(ctx)
 			looked = time.Now()
@@ -57,6 +58,22 @@ func (a *Agent) settleOne(ctx context.Context) error {
 		return err
 	}
 	return a.with(context.WithoutCancel(ctx), func(e *engine.Engine) error { return e.Settled(s) })
+}
+
+// upgrade replaces the programs of the agent before, if that was another build.
+func (a *Agent) upgrade(ctx context.Context) {
+	upgraded := false
+	err := a.with(ctx, func(e *engine.Engine) (err error) {
+		upgraded, err = e.Upgrade()
+		return err
+	})
+	switch {
+	case err != nil && ctx.Err() == nil:
+		a.metrics.failures.Inc()
+		a.log.Error("another build's programs could not be replaced; it is tried again", "error", err)
+	case upgraded:
+		a.log.Info("another build's programs have been replaced")
+	}
 }
 
 // reattach puts programs back that somebody has taken off pods' interfaces.
