@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/netns"
@@ -267,27 +268,36 @@ func clashes(a, b state.Endpoint) (string, bool) {
 }
 
 // alive says whether ep's interface is still there. Without a record nobody
-// can tell, and it counts as alive.
+// can tell, and it counts as alive; so it does while this process has no file or
+// memory left to look.
 func (e *Engine) alive(ep state.Endpoint) bool {
-	if ep.Netns == "" {
+	if isLost(ep) {
 		return true
 	}
 	alive := false
-	_ = e.inPod(ep, func() error { // an error, too, means that it is not there
+	err := e.inPod(ep, func() error { // other errors, too, mean that it is not there
 		l, err := netlink.LinkByIndex(ep.PodIndex)
 		alive = err == nil && l.Attrs().Name == ep.IfName
-		return nil
+		return err
 	})
-	return alive
+	return alive || slices.ContainsFunc(exhausted, func(e error) bool { return errors.Is(err, e) })
 }
+
+// exhausted is what says that the process or the machine has nothing left for a try.
+var exhausted = []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS}
 
 // inPod runs fn in ep's namespace. It does nothing when that is gone; a new
 // one under the same name is another pod's.
 func (e *Engine) inPod(ep state.Endpoint, fn func() error) error {
-	if !netns.Is(ep.Netns) {
+	ns, err := netns.Open(ep.Netns)
+	if slices.ContainsFunc(exhausted, func(e error) bool { return errors.Is(err, e) }) {
+		return err
+	}
+	if err != nil {
 		return nil
 	}
-	return netns.Do(ep.Netns, func() error {
+	defer ns.Close()
+	return netns.DoFile(ns, func() error {
 		if c, err := netns.Cookie(); err != nil || c != ep.NetnsCookie {
 			return err
 		}
