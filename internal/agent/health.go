@@ -68,6 +68,11 @@ func (a *Agent) works() Health {
 			h.Because = append(h.Because, r.what+" has not been possible to apply since "+since.Format(time.RFC3339))
 		}
 	}
+	if a.engine != nil {
+		if err := a.engine.Displaced(); err != nil {
+			h.Because = append(h.Because, err.Error())
+		}
+	}
 	if why := a.sync.unready.Load(); why != nil && *why != "" {
 		h.Because = append(h.Because, *why)
 	}

@@ -4,11 +4,14 @@ package agent
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -70,5 +73,29 @@ func TestANodeIsNotReadyBeforeNodesAndTheEdge(t *testing.T) {
 		must(t, netlink.AddrAdd(l, a))
 		s.edgeRetry.due = time.Now()
 		wants("both can be", true)
+	})
+}
+
+// An agent whose pins are another's place by now says so: no pod starts there.
+func TestABpffsThatIsMountedOver(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer w.close()
+		says := func(want bool) {
+			t.Helper()
+			because := w.agent.works().Because
+			if got := slices.ContainsFunc(because, func(s string) bool { return strings.Contains(s, "its bpffs was unmounted") }); got != want {
+				t.Errorf("%q", because)
+			}
+		}
+		mount := filepath.Dir(w.config.BPFFS)
+		says(false)
+		must(t, unix.Mount("bpf", mount, "bpf", 0, ""))
+		says(true)
+		must(t, unix.Unmount(mount, unix.MNT_DETACH))
+		says(false)
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/mustang-net/mustang/internal/cni"
 	"github.com/mustang-net/mustang/internal/engine"
 )
 
@@ -14,16 +15,26 @@ import (
 const (
 	settleQuiet = 5 * time.Second
 	settlePause = time.Second
+	// reattachPause is how often the agent looks whether programs are of its build, whether
+	// all pods have them, and those that are masqueraded the rules for it.
+	reattachPause = 30 * time.Second
 )
 
 // settle gives pods, once they have started, the attachment that costs packets
 // least. The engine is lent only before and after the wait for the kernel.
 func (a *Agent) settle(ctx context.Context) error {
+	var looked time.Time
 	for pause := settlePause; ; {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(pause):
+		}
+		if time.Since(looked) >= reattachPause {
+			a.upgrade(ctx)
+			a.reattach(ctx)
+			a.restoreMasquerade(ctx)
+			looked = time.Now()
 		}
 		pause = settlePause
 		if err := a.settleOne(ctx); err != nil && ctx.Err() == nil {
@@ -47,4 +58,51 @@ func (a *Agent) settleOne(ctx context.Context) error {
 		return err
 	}
 	return a.with(context.WithoutCancel(ctx), func(e *engine.Engine) error { return e.Settled(s) })
+}
+
+// upgrade replaces the programs of the agent before, if that was another build.
+func (a *Agent) upgrade(ctx context.Context) {
+	upgraded := false
+	err := a.with(ctx, func(e *engine.Engine) (err error) {
+		upgraded, err = e.Upgrade()
+		return err
+	})
+	switch {
+	case err != nil && ctx.Err() == nil:
+		a.metrics.failures.Inc()
+		a.log.Error("another build's programs could not be replaced; it is tried again", "error", err)
+	case upgraded:
+		a.log.Info("another build's programs have been replaced")
+	}
+}
+
+// reattach puts programs back that somebody has taken off pods' interfaces.
+func (a *Agent) reattach(ctx context.Context) {
+	err := a.with(ctx, func(e *engine.Engine) error {
+		back, err := e.Reattach()
+		for _, ep := range back {
+			a.log.Warn("a pod's programs had been taken off its interface, and are back", "endpoint", ep.ID, "pod", ep.Pod.Namespace+"/"+ep.Pod.Name, "netns", ep.Netns)
+		}
+		return err
+	})
+	if err != nil && ctx.Err() == nil {
+		a.metrics.failures.Inc()
+		a.log.Error("pods may be without their programs, which somebody has taken off; it is tried again", "error", err)
+	}
+}
+
+// restoreMasquerade brings back what a flush of all nftables has taken from pods.
+func (a *Agent) restoreMasquerade(ctx context.Context) {
+	restored := false
+	err := a.with(ctx, func(e *engine.Engine) (err error) {
+		restored, err = e.RestoreMasquerade(func() (bool, error) { return cni.RestoreMasquerade(a.config.scope()) })
+		return err
+	})
+	switch {
+	case err != nil && ctx.Err() == nil:
+		a.metrics.failures.Inc()
+		a.log.Error("masqueraded pods may be without the rules for it; it is tried again", "error", err)
+	case restored:
+		a.log.Warn("the nftables rules for masquerade had been removed, and are back")
+	}
 }

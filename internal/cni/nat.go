@@ -3,7 +3,9 @@
 package cni
 
 import (
+	"errors"
 	"net/netip"
+	"slices"
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/masquerade"
@@ -57,6 +59,43 @@ func (p *plugin) masqueradeRemove(a attachment) error {
 		}
 		return p.masqueradeTidy(a.file())
 	})
+}
+
+// RestoreMasquerade puts the pods of a scope's attachments back into their groups of
+// rules, where somebody has removed those, and says whether he had.
+func RestoreMasquerade(scope engine.Scope) (restored bool, err error) {
+	s, table := storeAt(scope.StateDir), masquerade.TableFor(scope.StateDir, engine.DefaultStateDir)
+	err = masquerade.Locked(scope.StateDir, func() error {
+		all, err := s.List()
+		members := map[string][]netip.Addr{}
+		for _, a := range all {
+			if a.Masquerade == "" || a.State != stateReady {
+				continue // its call does it
+			}
+			have, known := members[a.Masquerade]
+			if !known {
+				var unread error
+				if have, unread = table.Members(a.Masquerade); unread != nil {
+					return errors.Join(err, unread)
+				}
+				members[a.Masquerade] = have
+			}
+			if !slices.ContainsFunc(a.Addrs, func(ip netip.Addr) bool { return !slices.Contains(have, ip) }) {
+				continue
+			}
+			c, wrong := configOf(a, scope)
+			if wrong == nil {
+				wrong = c.Validate() // which reads what is excluded
+			}
+			if wrong == nil {
+				wrong = table.Add(a.Masquerade, (&plugin{Config: c}).inside(), a.Addrs)
+			}
+			err = errors.Join(err, wrong)
+			restored = restored || wrong == nil
+		}
+		return err
+	})
+	return restored, err
 }
 
 // masqueradeTidy removes the groups that no attachment but the one called

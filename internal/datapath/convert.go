@@ -168,6 +168,15 @@ func netValue(a Addr, bits uint32) uint8 {
 	return 0
 }
 
+// PrefixInside is the reverse of InsideKeyOf.
+func PrefixInside(k InsideKey) netip.Prefix {
+	a, bits := netip.AddrFrom16(k.Addr.Bytes), int(k.Prefixlen)-insideFixed
+	if a.Is4In6() {
+		a, bits = a.Unmap(), bits-v4Mapped
+	}
+	return netip.PrefixFrom(a, bits)
+}
+
 // sourceFixed is how many bits of a SourceKey come before its address, and
 // v4Mapped how many of an address before an IPv4 one.
 const (

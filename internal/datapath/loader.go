@@ -162,6 +162,12 @@ func (d *Datapath) Current() (bool, error) {
 	return isBuild(meta.Build), err
 }
 
+// OfAnother says whether the node has programs, and they are another build's.
+func (d *Datapath) OfAnother() (bool, error) {
+	meta, err := d.GetMeta()
+	return ofAnother(meta.Build), err
+}
+
 func (d *Datapath) filled(v variant) bool {
 	return (v.fromPod == noSlot || d.slotFilled(v.fromPod)) && d.slotFilled(v.toPod)
 }

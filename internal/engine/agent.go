@@ -12,6 +12,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/service"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // Lend makes e somebody else's until the next Close, which gives it back:
@@ -40,6 +41,18 @@ func (e *Engine) SetPlace(node service.Node) {
 	if e.catalog != nil { // who holds what stays
 		e.catalog.SetNode(node)
 	}
+}
+
+// Upgrade puts this build's programs in the place of another's, if there are any, as the
+// next endpoint would: where none comes, an upgrade would not be one.
+func (e *Engine) Upgrade() (upgraded bool, err error) {
+	if e.dp == nil {
+		return false, nil
+	}
+	if other, err := e.dp.OfAnother(); err != nil || !other {
+		return false, err
+	}
+	return true, e.dp.EnsurePrograms(state.Endpoint{})
 }
 
 // Tables describes the scope's tables. Unlike the rest of an Engine, it may be

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/netns"
@@ -65,10 +66,15 @@ func (e *Engine) loadEndpoints() error {
 	}
 	for id, ep := range known {
 		r, recorded := records[id]
-		switch {
-		case recorded:
+		if recorded {
 			ep.Netns, ep.IfName, ep.HostIf, ep.PodIndex = r.Netns, r.IfName, r.HostIf, r.PodIndex
 			ep.Labels, ep.Ports, ep.Pod, ep.Attach, ep.Qdisc, ep.Masquerade = r.Labels, r.Ports, r.Pod, r.Attach, r.Qdisc, r.Masquerade
+		} else {
+			lost, unknown := e.lostMasquerade(id)
+			ep.Masquerade, err = lost, errors.Join(err, unknown)
+		}
+		switch {
+		case !isLost(ep):
 		// The store is gone; where programs are at work, leave them.
 		case linked[id]:
 			ep.Attach = e.dp.LinkKind(id)
@@ -85,6 +91,7 @@ func (e *Engine) loadEndpoints() error {
 	err = errors.Join(err, e.pruneEndpoints(known, records, linked))
 	if err == nil {
 		e.known = known
+		e.restore(records)
 	}
 	return err
 }
@@ -92,7 +99,7 @@ func (e *Engine) loadEndpoints() error {
 func (e *Engine) pruneEndpoints(known, records map[uint32]state.Endpoint, linked map[uint32]bool) error {
 	var errs []error
 	for id, r := range records {
-		if _, ok := known[id]; !ok {
+		if _, ok := known[id]; !ok && !e.isAsRecorded(r) {
 			errs = append(errs, e.detachFilters(r), e.store.DeleteEndpoint(id))
 		}
 	}
@@ -257,27 +264,36 @@ func clashes(a, b state.Endpoint) (string, bool) {
 }
 
 // alive says whether ep's interface is still there. Without a record nobody
-// can tell, and it counts as alive.
+// can tell, and it counts as alive; so it does while this process has no file or
+// memory left to look.
 func (e *Engine) alive(ep state.Endpoint) bool {
-	if ep.Netns == "" {
+	if isLost(ep) {
 		return true
 	}
 	alive := false
-	_ = e.inPod(ep, func() error { // an error, too, means that it is not there
+	err := e.inPod(ep, func() error { // other errors, too, mean that it is not there
 		l, err := netlink.LinkByIndex(ep.PodIndex)
 		alive = err == nil && l.Attrs().Name == ep.IfName
-		return nil
+		return err
 	})
-	return alive
+	return alive || slices.ContainsFunc(exhausted, func(e error) bool { return errors.Is(err, e) })
 }
+
+// exhausted is what says that the process or the machine has nothing left for a try.
+var exhausted = []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS}
 
 // inPod runs fn in ep's namespace. It does nothing when that is gone; a new
 // one under the same name is another pod's.
 func (e *Engine) inPod(ep state.Endpoint, fn func() error) error {
-	if !netns.Is(ep.Netns) {
+	ns, err := netns.Open(ep.Netns)
+	if slices.ContainsFunc(exhausted, func(e error) bool { return errors.Is(err, e) }) {
+		return err
+	}
+	if err != nil {
 		return nil
 	}
-	return netns.Do(ep.Netns, func() error {
+	defer ns.Close()
+	return netns.DoFile(ns, func() error {
 		if c, err := netns.Cookie(); err != nil || c != ep.NetnsCookie {
 			return err
 		}

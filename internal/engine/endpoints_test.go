@@ -315,6 +315,39 @@ func TestUpgradeReplacesTheProgramsInPlace(t *testing.T) {
 	n.ping(a, "10.9.0.2")
 }
 
+// An agent replaces them though no pod comes.
+func TestUpgradeWaitsForNoPod(t *testing.T) {
+	n := newNode(t)
+	a, b := n.pod(1), n.pod(2)
+	upgrades := func(want bool) {
+		t.Helper()
+		n.must(func(e *Engine) error {
+			did, err := e.Upgrade()
+			if current, _ := e.dp.Current(); did != want || want && !current {
+				t.Errorf("upgraded: %v, want %v; current: %v", did, want, current)
+			}
+			return err
+		})
+	}
+	upgrades(false) // there are no programs
+	for _, p := range []string{a, b} {
+		if _, err := n.add(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	upgrades(false)
+	entries := n.entryPrograms()
+	n.becomesAnotherBuilds()
+	upgrades(true)
+	upgrades(false)
+	for pin, program := range n.entryPrograms() {
+		if entries[pin] == program {
+			t.Errorf("the entry program behind %s was not replaced", pin)
+		}
+	}
+	n.ping(a, "10.9.0.2")
+}
+
 // entryPrograms are the ids of the programs behind endpoints' links, by pin.
 func (n *node) entryPrograms() map[string]ebpf.ProgramID {
 	n.t.Helper()

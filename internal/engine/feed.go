@@ -51,6 +51,7 @@ func (e *Engine) FeedPolicies(tell func(*policy.Model)) error {
 		return err
 	}
 	tell(e.policies)
+	e.findLostPods()
 	if !e.store.HasNames() { // before the first write: who finds it left half done, leaves it
 		if err := e.store.WriteNames(policy.Names{}); err != nil {
 			return err
@@ -58,6 +59,29 @@ func (e *Engine) FeedPolicies(tell func(*policy.Model)) error {
 	}
 	e.fed = true
 	return e.writePolicies()
+}
+
+// findLostPods finds by their addresses the pods of endpoints whose records are lost.
+// One that is not found stays closed.
+func (e *Engine) findLostPods() {
+	for id, ep := range e.known {
+		if !e.isUnnamed(ep) {
+			continue
+		}
+		for _, a := range ep.Addrs() {
+			if p, ok := e.policies.PodAt(a); ok && p.Owner == state.OwnerKubernetes {
+				ep.Pod = state.PodRef{Namespace: p.Namespace, Name: p.Name}
+				e.known[id] = ep
+				e.feedEndpoint(ep)
+				break
+			}
+		}
+	}
+}
+
+// isUnnamed says that ep is the pod's of whom its record, which is lost, told.
+func (e *Engine) isUnnamed(ep state.Endpoint) bool {
+	return e.opts.Fed && ep.Owner == state.OwnerCNI && ep.Pod.Name == "" && isLost(ep)
 }
 
 // RefreshNode brings the tables to this namespace's addresses as they are now.

@@ -82,7 +82,23 @@ func (e *Engine) masquerade(ep state.Endpoint) error {
 	return e.putMasquerade(false)
 }
 
-// unmasquerade is the reverse.
+// lostMasquerade is an endpoint's by the tables alone; nil: it is not masqueraded.
+func (e *Engine) lostMasquerade(id uint32) (*state.Masquerade, error) {
+	group, _, err := e.dp.Masquerade.Get(id)
+	if err != nil || group == 0 {
+		return nil, err
+	}
+	inside, err := e.dp.Inside.All()
+	m := &state.Masquerade{}
+	for k := range inside {
+		if k.Group == group {
+			m.Inside = append(m.Inside, datapath.PrefixInside(k))
+		}
+	}
+	return m, err
+}
+
+// unmasquerade is the reverse of masquerade.
 func (e *Engine) unmasquerade(ep state.Endpoint) error {
 	group, _, err := e.dp.Masquerade.Get(ep.ID)
 	if err != nil || group == 0 {
@@ -216,6 +232,32 @@ func (e *Engine) SetInside(list []netip.Prefix) error {
 	return errors.Join(replace(e.dp.Inside, inside), masquerade.Locked(e.scope.StateDir, func() error {
 		return e.masqueradeTable().SetInside(list)
 	}))
+}
+
+// RestoreMasquerade brings the kernel's part back where somebody has flushed it. groups does
+// that for the groups that are not the engine's, and says whether it had to.
+func (e *Engine) RestoreMasquerade(groups func() (bool, error)) (restored bool, err error) {
+	if e.dp == nil {
+		return false, nil
+	}
+	if restored, err = groups(); err != nil {
+		return restored, err
+	}
+	inside, err := e.dp.Inside.All()
+	var list []netip.Prefix
+	for k := range inside {
+		if k.Group == bpfgen.InsideAll {
+			list = append(list, datapath.PrefixInside(k))
+		}
+	}
+	if err != nil || len(list) == 0 && !restored {
+		return restored, err
+	}
+	knows, err := e.masqueradeTable().KnowsInside()
+	if err != nil || knows && !restored {
+		return restored, err
+	}
+	return true, errors.Join(e.SetInside(list), e.syncMasquerade())
 }
 
 // tryMasquerade is syncMasquerade beside a change that is in force without it.

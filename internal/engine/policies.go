@@ -155,7 +155,7 @@ func (e *Engine) feedEndpoint(ep state.Endpoint) {
 
 // isOwnPod says that nobody but the endpoint tells what its pod is.
 func (e *Engine) isOwnPod(ep state.Endpoint) bool {
-	return !e.opts.Fed || ep.Owner == state.OwnerCLI || ep.Pod.Name == ""
+	return !e.opts.Fed || ep.Owner == state.OwnerCLI || ep.Pod.Name == "" && !isLost(ep)
 }
 
 // podOf is the pod that an endpoint belongs to. One that was not named is by

@@ -206,6 +206,16 @@ func sameFile(f *os.File, path string) bool {
 	return err == nil && os.SameFile(a, b)
 }
 
+// Displaced is an error when another directory is where the scope's was when it was
+// opened: its bpffs was unmounted, or has another mounted over it. Unlike the rest of an
+// Engine, it may be called while another goroutine uses it.
+func (e *Engine) Displaced() error {
+	if e.lock == nil || sameFile(e.lock, e.scope.BPFFS) {
+		return nil
+	}
+	return fmt.Errorf("%s is not the directory any more that this mustang has opened: its bpffs was unmounted, or another is mounted over it; programs and tables work for as long as this process runs, no pod can start, and the next one makes all anew", e.scope.BPFFS)
+}
+
 // privilege adds the mend to errors that come from a lack of it.
 func privilege(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {

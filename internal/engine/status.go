@@ -84,6 +84,13 @@ func (e *Engine) Status() (Status, error) {
 	for _, ep := range endpoints {
 		s.Endpoints[string(ep.Placement)]++
 	}
+	unheld, err := e.unheld()
+	if err != nil {
+		s.Warnings = append(s.Warnings, err.Error())
+	}
+	for _, ep := range unheld {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("the programs of endpoint %d (%s in %s) are off its interface: neither Services nor policies hold there; an agent puts them back, or `mustang ep rm` and `mustang ep add`", ep.ID, ep.IfName, ep.Netns))
+	}
 	nodes, warnings, err := e.nodesStatus()
 	if err != nil {
 		return s, err
@@ -92,6 +99,7 @@ func (e *Engine) Status() (Status, error) {
 	if s.Masquerade, err = e.masqueradeStatus(); err != nil {
 		return s, err
 	}
+	s.Warnings = append(s.Warnings, e.tampered(s.Masquerade)...)
 	if s.Nodes != nil {
 		if s.Outside, err = e.outsideStatus(); err != nil {
 			return s, err

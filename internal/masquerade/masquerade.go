@@ -370,6 +370,16 @@ func (t Table) SetInside(list []netip.Prefix) error {
 	return nil
 }
 
+// KnowsInside says whether somebody has said what is inside for every group.
+func (t Table) KnowsInside() (bool, error) {
+	c, err := nftables.New()
+	if err != nil {
+		return false, err
+	}
+	has, _, err := t.look(c, func(string) bool { return true })
+	return has.inside, err
+}
+
 // Join says the same with fewer prefixes: halves become the whole, and what lies
 // in another goes.
 func Join(list []netip.Prefix) []netip.Prefix {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -52,21 +53,46 @@ var passing = []error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM}
 
 const pause = 50 * time.Millisecond
 
+// look is how often Serve looks whether its path is still there, when nobody comes by it.
+var look = 5 * time.Second
+
 // Serve has each connection of root, or of this process's own user, answered in a
-// goroutine of its own, until ctx ends. It closes l, and returns when the last answer
-// is given. refused hears of the others.
+// goroutine of its own, until ctx ends. It closes l, which Listen made, and returns when
+// the last answer is given. A path that somebody has removed is made again: nobody would
+// come any more, and nobody would be told. refused hears of what goes wrong.
 func Serve(ctx context.Context, l *net.UnixListener, answer func(*net.UnixConn), refused func(error)) error {
 	var calls sync.WaitGroup
 	defer calls.Wait()
-	defer context.AfterFunc(ctx, func() { l.Close() })()
-	defer l.Close()
+	defer func() { l.Close() }()
+	path := strings.TrimSuffix(l.Addr().String(), Beside(""))
+	defer wakes(ctx, l)()
+	told := false
 	for {
+		if err := l.SetDeadline(time.Now().Add(look)); err != nil {
+			return err
+		}
+		if ctx.Err() != nil { // that may have taken back what ended the wait
+			return nil
+		}
 		conn, err := l.AcceptUnix()
 		if ctx.Err() != nil {
 			if err == nil {
 				conn.Close()
 			}
 			return nil
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			made, err := again(path)
+			if err != nil && !told {
+				refused(fmt.Errorf("the socket %s is gone, and cannot be made again yet: %w", path, err))
+			}
+			told = err != nil
+			if made != nil {
+				l.Close()
+				l = made
+				defer wakes(ctx, l)()
+			}
+			continue
 		}
 		if slices.ContainsFunc(passing, func(e error) bool { return errors.Is(err, e) }) {
 			select {
@@ -87,6 +113,19 @@ func Serve(ctx context.Context, l *net.UnixListener, answer func(*net.UnixConn),
 			answer(conn)
 		})
 	}
+}
+
+// wakes ends the wait for a connection when ctx ends, until its answer is called.
+func wakes(ctx context.Context, l *net.UnixListener) func() bool {
+	return context.AfterFunc(ctx, func() { _ = l.SetDeadline(time.Now()) }) // one that is closed has no wait
+}
+
+// again makes the socket at path where nothing is; else it is nil.
+func again(path string) (*net.UnixListener, error) {
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return Listen(path)
 }
 
 // CheckPeer wants the other side to be root, or this process's own user.

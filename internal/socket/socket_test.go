@@ -148,3 +148,27 @@ func TestWithoutAFileLeftItWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// Somebody who clears the state directory away takes the path along, not the agent.
+func TestAPathThatIsRemovedIsMadeAgain(t *testing.T) {
+	defer func(was time.Duration) { look = was }(look)
+	look = 10 * time.Millisecond
+	path, end := serving(t)
+	if err := os.RemoveAll(filepath.Dir(path)); err != nil {
+		t.Fatal(err)
+	}
+	var c net.Conn
+	for start := time.Now(); c == nil; time.Sleep(time.Millisecond) {
+		var err error
+		if c, err = net.Dial("unix", path); err != nil && time.Since(start) > 30*time.Second {
+			t.Fatal(err)
+		}
+	}
+	read(t, c)
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Error(info, err)
+	}
+	if err := end(); err != nil {
+		t.Error(err)
+	}
+}

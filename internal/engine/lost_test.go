@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf/link"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/policy"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// Whose pod an endpoint is, is in its record alone. Where that is lost, an agent finds
+// the pod by its address.
+func TestAPodWhoseRecordIsLostKeepsItsPolicy(t *testing.T) {
+	n := newNode(t)
+	a, b, c := n.pod(1), n.pod(2), n.pod(3)
+	tell := func(m *policy.Model) {
+		for i, name := range []string{"a", "b"} {
+			p := kubePod(name)
+			p.Addrs = []netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.9.0.%d", i+1))}
+			m.SetPod(p)
+		}
+		m.SetPolicy(kubePolicy("closed", "b"))
+	}
+	n.asAgent(func(e *Engine) error {
+		if err := e.FeedPolicies(tell); err != nil {
+			return err
+		}
+		for path, name := range map[string]string{a: "a", b: "b", c: "c"} {
+			spec := labelled(path, state.OwnerCNI, named(name))
+			spec.Masquerade = &state.Masquerade{Inside: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd09::/64")}}
+			if _, err := e.AddEndpoint(context.Background(), spec); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	worn := n.masqueraded()
+	if len(worn) != 3 {
+		t.Fatal(worn)
+	}
+	n.hold(a, "10.9.0.2", false)
+	if err := os.RemoveAll(n.scope.StateDir); err != nil {
+		t.Fatal(err)
+	}
+	n.asAgent(func(e *Engine) error {
+		n.hold(a, "10.9.0.2", false)
+		if err := e.FeedPolicies(tell); err != nil {
+			return err
+		}
+		n.hold(a, "10.9.0.2", false)
+		n.hold(b, "10.9.0.1", true)
+		n.hold(a, "10.9.0.3", false) // a pod that nobody tells of
+		return e.syncMasquerade()
+	})
+	if got := n.masqueraded(); !maps.Equal(got, worn) {
+		t.Errorf("masqueraded are %v, and were %v", got, worn)
+	}
+}
+
+// masqueraded are the groups of the endpoints that are, by the tables.
+func (n *node) masqueraded() (groups map[uint32]uint32) {
+	n.t.Helper()
+	n.must(func(e *Engine) (err error) { groups, err = e.dp.Masquerade.All(); return err })
+	return groups
+}
+
+// A bpffs that was unmounted takes tables and links along. The pods that are there come
+// back with the next opening, and are held to what they were.
+func TestPodsWhoseTablesAreLostComeBack(t *testing.T) {
+	for name, noTCX := range map[string]bool{"tcx": false, "clsact": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.opts.NoTCX = noTCX
+			a, b, c := n.pod(1), n.pod(2), n.pod(3)
+			for path, name := range map[string]string{a: "a", b: "b", c: "c"} {
+				n.addLabelled(path, state.OwnerCLI, map[string]string{"app": name})
+			}
+			n.must(func(e *Engine) error { return e.ApplyPolicyFile([]policy.Policy{closedTo("p", "b")}, nil) })
+			n.hold(a, "10.9.0.2", false)
+			if err := datapath.Remove(n.scope.BPFFS); err != nil {
+				t.Fatal(err)
+			}
+			n.run("ip netns del %s-p3; ip link del h3 2>/dev/null || true", n.name)
+			n.namespace(n.name + "-p3")
+			if got := n.endpoints(); len(got) != 2 {
+				t.Fatalf("%+v", got)
+			}
+			n.hold(a, "10.9.0.2", false)
+			n.hold(b, "10.9.0.1", true)
+			n.must(func(e *Engine) error {
+				eps, err := e.Endpoints()
+				for _, ep := range eps {
+					err = errors.Join(err, e.CheckEndpoint(ep.ID))
+				}
+				return err
+			})
+		})
+	}
+}
+
+// Who takes programs off pods' interfaces opens them. Status says so, and an agent puts
+// the programs back.
+func TestProgramsThatAreTakenOffComeBack(t *testing.T) {
+	for name, noTCX := range map[string]bool{"tcx": false, "clsact": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.opts.NoTCX = noTCX
+			a, b := n.pod(1), n.pod(2)
+			for path, name := range map[string]string{a: "a", b: "b"} {
+				n.addLabelled(path, state.OwnerCLI, map[string]string{"app": name})
+			}
+			n.must(func(e *Engine) error { return e.ApplyPolicyFile([]policy.Policy{closedTo("p", "b")}, nil) })
+			warns := func(want int) {
+				t.Helper()
+				n.must(func(e *Engine) error {
+					s, err := e.Status()
+					off := 0
+					for _, w := range s.Warnings {
+						if strings.Contains(w, "are off its interface") {
+							off++
+						}
+					}
+					if off != want {
+						t.Errorf("%d endpoints are said to have lost their programs, want %d: %q", off, want, s.Warnings)
+					}
+					return err
+				})
+			}
+			warns(0)
+			if noTCX {
+				n.run("tc qdisc del dev h1 clsact && tc qdisc del dev h2 clsact")
+			} else {
+				n.detachLinks()
+			}
+			n.hold(a, "10.9.0.2", true) // so the test can fail
+			warns(2)
+			n.must(func(e *Engine) error {
+				back, err := e.Reattach()
+				if len(back) != 2 {
+					t.Errorf("%+v", back)
+				}
+				return err
+			})
+			warns(0)
+			n.hold(a, "10.9.0.2", false)
+			n.hold(b, "10.9.0.1", true)
+		})
+	}
+}
+
+// detachLinks takes the links of all endpoints off, and leaves their pins.
+func (n *node) detachLinks() {
+	n.t.Helper()
+	pins, err := filepath.Glob(filepath.Join(n.scope.BPFFS, "links", "ep-*"))
+	if err != nil || len(pins) == 0 {
+		n.t.Fatal(pins, err)
+	}
+	for _, pin := range pins {
+		l, err := link.LoadPinnedLink(pin, nil)
+		if err == nil {
+			err = errors.Join(l.Detach(), l.Close())
+		}
+		if err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+// What is lost of a scope's two halves, the pins and the store, comes from the other as
+// far as it can. A store without tables is what a bpffs leaves that was unmounted.
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// isLost says that ep's record went with the store: nobody knows its pod's path, nor
+// whose it is, but what an agent has found out since.
+func isLost(ep state.Endpoint) bool { return ep.Netns == "" }
+
+// isAsRecorded says that the interface that r is about is still there.
+func (e *Engine) isAsRecorded(r state.Endpoint) bool {
+	if isLost(r) || !e.alive(r) || e.checkMAC(r) != nil {
+		return false
+	}
+	if r.Placement == state.InPod {
+		return true
+	}
+	l, err := netlink.LinkByIndex(r.IfIndex)
+	return err == nil && l.Attrs().Name == r.HostIf
+}
+
+// restore makes endpoints again of pods that are there, and that the tables do not know:
+// nothing holds them to their policies any more. It goes on past errors, and the
+// records of those that it cannot restore stay.
+func (e *Engine) restore(records map[uint32]state.Endpoint) {
+	for id, r := range records {
+		if _, ok := e.known[id]; ok || !e.isAsRecorded(r) {
+			continue
+		}
+		what := "and is restored"
+		if err := e.restoreOne(r); err != nil {
+			what = fmt.Sprintf("and cannot be restored: %v; make its pod anew", err)
+		}
+		e.opts.Notify(fmt.Sprintf("endpoint %d (%s in %s) was lost with the tables, %s", id, r.IfName, r.Netns, what))
+	}
+}
+
+// restoreOne attaches the programs first, which drop what the tables do not know: who is
+// killed in between leaves an endpoint that is closed, and restored by the next opening.
+func (e *Engine) restoreOne(ep state.Endpoint) error {
+	err := e.ensurePrograms(ep)
+	if err == nil {
+		ep.Generation, err = e.dp.ComingGeneration()
+	}
+	if err == nil {
+		err = e.atHook(ep, func() error { return e.dp.Attach(ep) })
+	}
+	if err != nil {
+		return err
+	}
+	if err := e.install(ep); err != nil {
+		return errors.Join(err, e.endpointTables().Delete(ep, e.known))
+	}
+	e.known[ep.ID] = ep
+	return nil
+}
+
+// unheld are the endpoints whose interfaces are there, and do not have their programs:
+// somebody has taken them off. It goes on past errors.
+func (e *Engine) unheld() (out []state.Endpoint, err error) {
+	all, err := e.Endpoints()
+	for _, ep := range all {
+		held, unknown := e.isHeld(ep)
+		if unknown != nil {
+			err = errors.Join(err, fmt.Errorf("look at the programs of endpoint %d: %w", ep.ID, unknown))
+		} else if !held && !isLost(ep) && e.alive(ep) {
+			out = append(out, ep)
+		}
+	}
+	return out, err
+}
+
+// isHeld says whether ep's interface has its programs: also by the links that a killed
+// process was about to write down (settle.go).
+func (e *Engine) isHeld(ep state.Endpoint) (held bool, err error) {
+	err = e.atHook(ep, func() (err error) {
+		held, err = e.dp.Attached(ep)
+		return err
+	})
+	if err != nil || held || ep.Attach != datapath.AttachClsact {
+		return held, err
+	}
+	ep.Attach = datapath.AttachTCX
+	return e.dp.Attached(ep)
+}
+
+// Reattach gives programs to the endpoints that have lost theirs, as to another's tool
+// that removes all filters, and answers those. It goes on past errors.
+func (e *Engine) Reattach() (back []state.Endpoint, err error) {
+	if e.dp == nil {
+		return nil, nil
+	}
+	list, err := e.unheld()
+	for _, ep := range list {
+		if failed := e.atHook(ep, func() error { return e.dp.Attach(ep) }); failed != nil {
+			err = errors.Join(err, fmt.Errorf("endpoint %d: %w", ep.ID, failed))
+			continue
+		}
+		back = append(back, ep)
+	}
+	return back, err
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/mustang-net/mustang/internal/masquerade"
+	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// tampered says what pods need of the node that was made with them, and that somebody
+// has taken away since.
+func (e *Engine) tampered(m *MasqueradeStatus) (out []string) {
+	for _, family := range []struct {
+		of           func(state.Endpoint) netip.Addr
+		name, sysctl string
+	}{
+		{func(ep state.Endpoint) netip.Addr { return ep.IP4 }, "IPv4", "ipv4/ip_forward"},
+		{func(ep state.Endpoint) netip.Addr { return ep.IP6 }, "IPv6", "ipv6/conf/all/forwarding"},
+	} {
+		needed := false
+		for _, ep := range e.known {
+			needed = needed || ep.Owner == state.OwnerCNI && ep.Placement == state.HostEnd && family.of(ep).IsValid()
+		}
+		if now, err := os.ReadFile(netns.Sysctl(family.sysctl)); needed && err == nil && strings.TrimSpace(string(now)) == "0" {
+			key := "net." + strings.ReplaceAll(family.sysctl, "/", ".")
+			out = append(out, fmt.Sprintf("%s is 0: the node forwards no %s, and pods reach none but each other; `sysctl -w %s=1`, and look for who sets it", key, family.name, key))
+		}
+	}
+	if m == nil || m.By == "ebpf" {
+		return out
+	}
+	if table := e.masqueradeTable(); m.Pods > 0 {
+		if hooked, err := table.Hooked(); err == nil && !hooked {
+			out = append(out, fmt.Sprintf("nobody masquerades pods: nftables table %s has no chain %s, as after `nft flush ruleset`", table.Name, masquerade.HookChain))
+		}
+	}
+	return out
+}
