@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "f5318f3d9e4e85b8ccd6a779b66941e7ea359f6d68377efbc5ae85832ea39583"
+const ObjectsHash = "d55ba11feca775488152ab75e311eb49ae5d619c4c6d451dd142bf793b641754"

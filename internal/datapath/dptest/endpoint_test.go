@@ -23,7 +23,9 @@ func TestAPodSendsFromItsOwnAddressesOnly(t *testing.T) {
 		want := uint32(bpfgen.ReasonSpoofedAddress)
 		if v6 {
 			linkLocal, unspecified = netip.MustParseAddr("fe80::1"), netip.IPv6Unspecified()
-			want = bpfgen.ReasonNone
+			if net.InPod {
+				want = bpfgen.ReasonNone
+			}
 		}
 		for _, c := range []struct {
 			name string
@@ -45,6 +47,30 @@ func TestAPodSendsFromItsOwnAddressesOnly(t *testing.T) {
 			}
 		}
 	})
+}
+
+// No router lets a packet from a link-local address through, which may be its neighbour's, or the node's.
+func TestALinkLocalAddressStaysOnTheLink(t *testing.T) {
+	onWire(t)
+	n := newWireNode(t, false, false)
+	s := newScene(t, n.Network, true, oracle.TCP)
+	on, open := end(netip.MustParseAddr("fe80::1"), 1000), end(VIP(3, true), 80)
+	n.SetService(t, oracle.TCP, open, s.b)
+	for _, flags := range []uint8{syn, ack} {
+		for what, to := range map[string]netip.AddrPort{
+			"a pod": s.b, "another node's pod": end(farPod(9, true), 80), "a Service": s.vip, "a port that it does not have": end(s.vip.Addr(), 81),
+		} {
+			s.dropped(s.send(s.client, on, to, flags), bpfgen.ReasonSpoofedAddress)
+			if flows := n.Flows(t); len(flows) != 0 {
+				t.Errorf("%s: %v", what, flows)
+			}
+		}
+	}
+	e := s.packet(s.server, on, s.b, ack) // none that it has sent
+	s.dropped(s.sent(s.client, Eth(s.client.MAC, s.client.NodeMAC).IP(on.Addr(), s.b.Addr()).ICMP(1, 4, 0).Data(quote(e, 60))), bpfgen.ReasonSpoofedAddress)
+	s.left(s.send(s.client, on, end(netip.MustParseAddr("fe80::9"), 80), syn), on, end(netip.MustParseAddr("fe80::9"), 80))
+	s.left(s.send(s.client, on, end(wireAddr(1, true), 80), syn), on, end(wireAddr(1, true), 80))
+	s.sees(s.checked(n.Send(s.client, Eth(s.client.MAC, s.server.MAC).IP(on.Addr(), s.b.Addr()).TCP(1000, 8080, syn).Frame())), s.server, on, s.b)
 }
 
 func TestAPodWithoutIPv6DoesNotSendFromTheUnspecifiedAddress(t *testing.T) {
