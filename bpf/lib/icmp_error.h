@@ -45,9 +45,36 @@ inline_fn int quote_ipv4(struct __sk_buff *skb, struct quote *q)
 	return REASON_NONE;
 }
 
-inline_fn int quote_ipv6(struct __sk_buff *skb, struct quote *q)
+/* Past what lies before the quoted transport header, as skip_ext_headers() goes past it in a packet. */
+inline_fn int quote_ext_headers(struct __sk_buff *skb, struct quote *q)
 {
 	struct ext_header h;
+
+	for (int i = 0; i <= MAX_EXT_HEADERS; i++) {
+		__u8 type = q->proto;
+
+		if (type != IPPROTO_HOPOPTS && type != IPPROTO_ROUTING && type != IPPROTO_DSTOPTS &&
+		    type != IPPROTO_FRAGMENT && type != IPPROTO_AH)
+			return REASON_NONE;
+		if (i == MAX_EXT_HEADERS)
+			break;
+		if (bpf_skb_load_bytes(skb, q->l4_off, &h, sizeof(h)))
+			return REASON_TRUNCATED;
+		if (type == IPPROTO_FRAGMENT && h.frag_off & bpf_htons(IP6_OFFSET_MASK))
+			return REASON_ICMP_ERROR_FLOW;
+		q->proto = h.next;
+		if (type == IPPROTO_FRAGMENT)
+			q->l4_off += sizeof(h);
+		else if (type == IPPROTO_AH)
+			q->l4_off += (h.length + 2) * 4;
+		else
+			q->l4_off += (h.length + 1) * 8;
+	}
+	return REASON_ICMP_ERROR_FLOW;
+}
+
+inline_fn int quote_ipv6(struct __sk_buff *skb, struct quote *q)
+{
 	struct ipv6hdr ip;
 
 	if (bpf_skb_load_bytes(skb, q->ip_off, &ip, sizeof(ip)))
@@ -58,15 +85,7 @@ inline_fn int quote_ipv6(struct __sk_buff *skb, struct quote *q)
 	__builtin_memcpy(&q->t.dst, &ip.daddr, 16);
 	q->proto = ip.nexthdr;
 	q->l4_off = q->ip_off + sizeof(ip);
-	if (q->proto != IPPROTO_FRAGMENT)
-		return REASON_NONE;
-	if (bpf_skb_load_bytes(skb, q->l4_off, &h, sizeof(h)))
-		return REASON_TRUNCATED;
-	if (h.frag_off & bpf_htons(IP6_OFFSET_MASK))
-		return REASON_ICMP_ERROR_FLOW;
-	q->proto = h.next;
-	q->l4_off += sizeof(h);
-	return REASON_NONE;
+	return quote_ext_headers(skb, q);
 }
 
 /**

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "d55ba11feca775488152ab75e311eb49ae5d619c4c6d451dd142bf793b641754"
+const ObjectsHash = "1e01e8da452ed51c4933fe726a233fc565ebb12bb1b253a113b03cecbdb9133f"

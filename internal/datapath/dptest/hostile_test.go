@@ -245,6 +245,31 @@ func TestASpoofedResetClosesNoFlow(t *testing.T) {
 	}
 }
 
+// The transport header of a quoted packet may lie behind others.
+func TestErrorsQuoteExtensionHeaders(t *testing.T) {
+	for _, inPod := range []bool{false, true} {
+		net := usualNetwork(t, way{inPod: inPod})
+		s := newScene(t, net, true, oracle.TCP)
+		s.open(s.vip, s.b)
+		longest := func(p *Packet) *Packet {
+			return p.Ext(oracle.HopByHop, 8).Ext(oracle.DestOpts, 24).Ext(oracle.Routing, 24).Fragment(0, false, 7).Ext(oracle.AH, 24).Ext(oracle.DestOpts, 8)
+		}
+		for _, headers := range []func(p *Packet) *Packet{
+			func(p *Packet) *Packet { return p.Ext(oracle.DestOpts, 16) },
+			func(p *Packet) *Packet { return p.Fragment(0, false, 7) },
+			longest,
+		} {
+			there, back := s.packet(s.server, s.c, s.b, ack), s.packet(s.client, s.vip, s.c, ack)
+			a := s.sent(s.server, Eth(s.server.MAC, s.server.NodeMAC).IP(s.b.Addr(), s.c.Addr()).ICMP(2, 0, 1280).Data(quote(headers(there), 400)))
+			s.quotes(a, s.client, Tuple{oracle.TCP, s.c, s.vip}, s.vip.Addr().String())
+			a = s.sent(s.client, Eth(s.client.MAC, s.client.NodeMAC).IP(s.c.Addr(), s.vip.Addr()).ICMP(2, 0, 1280).Data(quote(headers(back), 400)))
+			s.quotes(a, s.server, Tuple{oracle.TCP, s.b, s.c}, s.c.Addr().String())
+		}
+		more := longest(s.packet(s.server, s.c, s.b, ack)).Ext(oracle.DestOpts, 8)
+		s.dropped(s.sent(s.server, Eth(s.server.MAC, s.server.NodeMAC).IP(s.b.Addr(), s.c.Addr()).ICMP(2, 0, 1280).Data(quote(more, 400))), bpfgen.ReasonICMPErrorFlow)
+	}
+}
+
 // Who sends datagrams in fragments learns of a narrow path as others do.
 func TestErrorsAboutFragmentsOfIPv6(t *testing.T) {
 	net := NewNetwork(t, Options{}, 3)
