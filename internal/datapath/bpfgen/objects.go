@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "1e01e8da452ed51c4933fe726a233fc565ebb12bb1b253a113b03cecbdb9133f"
+const ObjectsHash = "c429d74eaefbe82ab06cd81a580d64c710a7f8d950922ca9e54c5d7e82dc2c7a"

@@ -245,6 +245,41 @@ func TestASpoofedResetClosesNoFlow(t *testing.T) {
 	}
 }
 
+// What has no ports is found without: the bytes that lie there are a tunnel's, or a key's.
+func TestErrorsAboutFlowsWithoutPorts(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.UDP)
+		unreachable, tooBig := []uint8{3, 2}, []uint8{3, 4}
+		request := func(p *Packet) *Packet { return p.ICMP(13, 0, 0x12340001).Payload(12) }
+		if v6 {
+			unreachable, tooBig = []uint8{4, 1}, []uint8{2, 0}
+			request = func(p *Packet) *Packet { return p.ICMP(139, 0, 0x12340001).Payload(12) }
+		}
+		for name, of := range map[string]func(p *Packet) *Packet{
+			"ESP":      func(p *Packet) *Packet { return p.Proto(50).Payload(40) },
+			"GRE":      func(p *Packet) *Packet { return p.Proto(47).Payload(40) },
+			"a few":    func(p *Packet) *Packet { return p.Proto(99).Payload(3) },
+			"question": request,
+		} {
+			packet := func() *Packet { return of(Eth(s.client.MAC, s.client.NodeMAC).IP(s.c.Addr(), s.b.Addr())) }
+			if a := s.sent(s.client, packet()); a.Pod != s.server.ID {
+				t.Fatalf("%s: %v", name, a)
+			}
+			a := s.sent(s.server, Eth(s.server.MAC, s.server.NodeMAC).IP(s.b.Addr(), s.c.Addr()).ICMP(unreachable[0], unreachable[1], 0).Data(quote(packet(), 100)))
+			if a.Pod != s.client.ID {
+				t.Errorf("%s, from its other end: %v", name, a)
+			}
+			a, err := net.Receive(s.client, Eth(Router, s.client.MAC).IP(External(9, v6), s.c.Addr()).ICMP(tooBig[0], tooBig[1], 1280).Data(quote(packet(), 100)).Frame())
+			if check(t, err); a.Pod != s.client.ID {
+				t.Errorf("%s, from a router: %v", name, a)
+			}
+			if name == "question" {
+				s.dropped(s.sent(s.server, Eth(s.server.MAC, s.server.NodeMAC).IP(s.b.Addr(), s.c.Addr()).ICMP(unreachable[0], unreachable[1], 0).Data(quote(packet().Echo(0x1234, false), 100))), bpfgen.ReasonICMPErrorFlow)
+			}
+		}
+	})
+}
+
 // The transport header of a quoted packet may lie behind others.
 func TestErrorsQuoteExtensionHeaders(t *testing.T) {
 	for _, inPod := range []bool{false, true} {
