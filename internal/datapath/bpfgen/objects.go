@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "c429d74eaefbe82ab06cd81a580d64c710a7f8d950922ca9e54c5d7e82dc2c7a"
+const ObjectsHash = "b33a9aa40a98df11c5823174f06382771f329dfb535a24127a81587a8421e1b0"

@@ -105,6 +105,31 @@ func TestAPodSendsFromItsOwnMACOnly(t *testing.T) {
 	})
 }
 
+// What a neighbour advertisement speaks of is its sender's, as what an ARP packet does: on a bridge others believe it.
+func TestAPodAdvertisesItsOwnAddressesOnly(t *testing.T) {
+	for _, inPod := range []bool{false, true} {
+		net := usualNetwork(t, way{inPod: inPod})
+		p, other, all := net.Pods[1], net.Pods[2], netip.MustParseAddr("ff02::1")
+		for target, passes := range map[netip.Addr]bool{
+			p.IP6: true, netip.MustParseAddr("fe80::1"): true, other.IP6: false, External(1, true): false, netip.IPv6Unspecified(): false,
+		} {
+			for _, packet := range []*Packet{Eth(p.MAC, other.MAC).IP(p.IP6, other.IP6), Eth(p.MAC, all6).IP(p.IP6, all), Eth(p.MAC, all6).IP(p.IP6, all).Ext(oracle.DestOpts, 8)} {
+				frame := packet.ICMP(136, 0, 0x60000000).Data(target.AsSlice()).Byte(hopLimitAt, 255).Frame()
+				r, err := net.FromPod(p, frame)
+				if check(t, err); (r.Verdict == Next) != passes || !passes && r.Reason != bpfgen.ReasonSpoofedAddress {
+					t.Errorf("of %v: %v", target, r)
+				}
+			}
+		}
+		r, err := net.FromPod(p, Eth(p.MAC, all6).IP(p.IP6, all).ICMP(136, 0, 0x60000000).Payload(8).Frame())
+		if check(t, err); r.Verdict != Drop {
+			t.Errorf("of half an address: %v", r)
+		}
+	}
+}
+
+var all6 = [6]byte{0x33, 0x33, 0, 0, 0, 1}
+
 func TestControlPacketsAreTheKernels(t *testing.T) {
 	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 		p, to := net.Pods[1], net.Pods[2]
@@ -114,7 +139,7 @@ func TestControlPacketsAreTheKernels(t *testing.T) {
 			group, all := netip.MustParseAddr("ff02::1:ff00:2"), netip.MustParseAddr("ff02::1")
 			frames["neighbour solicitation"] = eth().IP(p.IP6, group).ICMP(135, 0, 0).Payload(24).Frame()
 			frames["duplicate address detection"] = eth().IP(netip.IPv6Unspecified(), group).ICMP(135, 0, 0).Payload(16).Frame()
-			frames["neighbour advertisement"] = eth().IP(p.IP6, to.IP6).ICMP(136, 0, 0).Payload(24).Byte(hopLimitAt, 255).Frame()
+			frames["neighbour advertisement"] = eth().IP(p.IP6, to.IP6).ICMP(136, 0, 0).Data(p.IP6.AsSlice()).Byte(hopLimitAt, 255).Frame()
 			frames["router solicitation"] = eth().IP(p.IP6, all).ICMP(133, 0, 0).Frame()
 			frames["listener report"] = eth().IP(p.IP6, all).Ext(oracle.HopByHop, 8).ICMP(143, 0, 0).Frame()
 			frames["multicast datagram"] = eth().IP(p.IP6, all).UDP(1, 2).Frame()

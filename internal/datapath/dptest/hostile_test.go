@@ -139,7 +139,7 @@ func TestDiscoveryStaysOnTheLink(t *testing.T) {
 				t.Errorf("type %d into the pod, %s: %v", kind, c.what, r)
 			}
 		}
-		frame := Eth(p.MAC, p.NodeMAC).IP(p.IP6, router).ICMP(kind, 0, 0).Payload(24).Byte(hopLimitAt, 255).Frame()
+		frame := Eth(p.MAC, p.NodeMAC).IP(p.IP6, router).ICMP(kind, 0, 0).Data(p.IP6.AsSlice()).Byte(hopLimitAt, 255).Frame()
 		r, err := net.FromPod(p, frame)
 		if check(t, err); (r.Verdict == Next) != neighbours {
 			t.Errorf("type %d to the router: %v", kind, r)
@@ -162,7 +162,7 @@ func TestDiscoveryIsNotForwarded(t *testing.T) {
 			n.SetPod(t, p)
 		}
 		n.ClearFlows(t)
-		r := n.send(t, n.toFar(true).ICMP(136, 0, 0).Payload(24).Byte(hopLimitAt, 255), Context{})
+		r := n.send(t, n.toFar(true).ICMP(136, 0, 0).Data(p.IP6.AsSlice()).Byte(hopLimitAt, 255), Context{})
 		if isolated != (r.Reason == bpfgen.ReasonPolicyEgress) || len(n.Flows(t)) == 0 != isolated {
 			t.Errorf("isolated=%v: %v, %d flows", isolated, r, len(n.Flows(t)))
 		}
