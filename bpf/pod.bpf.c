@@ -60,6 +60,8 @@ int from_pod(struct __sk_buff *skb)
 		reason = source_check(skb, &p, self, skb->cb[CB_ENDPOINT], true);
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now, false);
+	if (!reason && !in_pod && link_local(&p.t.src) && leaves_link(skb, &p, self))
+		reason = REASON_SPOOFED_ADDRESS;
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);

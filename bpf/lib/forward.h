@@ -229,6 +229,27 @@ slow_fn bool to_be_routed(struct __sk_buff *skb, struct pkt *p, const struct end
 }
 
 /**
+ * leaves_link - whether a packet from a link-local address is for somebody beyond the sender's link
+ *
+ * No router lets it through (RFC 4291 2.5.6), and what is handed over past the stack is routed: to a pod, but for one that
+ * a bridge leads to, to another node's, to a Service's backend. What else is to come of it, the stack says.
+ */
+slow_fn bool leaves_link(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self)
+{
+	struct endpoint *to;
+	__u16 address = 0;
+	__u32 id;
+
+	if (!(self->flags & EP_HOST_END) || p->kind == PKT_CONTROL || link_local(&p->t.dst))
+		return false;
+	id = endpoint_of(&p->t.dst);
+	to = id ? endpoint_slot(id) : NULL;
+	if (to)
+		return to != self && (!addressed_to(skb, to->mac) || mac_equal(to->mac, self->node_mac)); /* or none has one */
+	return remote_find(&p->t.dst) || service_find(&p->t.dst, p->t.dport, p->proto, SCOPE_ANY, &address) || address & SVC_REFUSE;
+}
+
+/**
  * forward_error - an ICMP error from a pod follows the flow that it is about
  */
 slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, __u32 now)

@@ -23,7 +23,7 @@ struct quote {
 	__u8 pad[6];
 };
 
-inline_fn bool quotes_echo(const struct quote *q)
+inline_fn bool quotes_icmp(const struct quote *q)
 {
 	return q->proto == IPPROTO_ICMP || q->proto == IPPROTO_ICMPV6;
 }
@@ -45,9 +45,34 @@ inline_fn int quote_ipv4(struct __sk_buff *skb, struct quote *q)
 	return REASON_NONE;
 }
 
-inline_fn int quote_ipv6(struct __sk_buff *skb, struct quote *q)
+/* Past what lies before the quoted transport header, as skip_ext_headers() goes past it in a packet. */
+inline_fn int quote_ext_headers(struct __sk_buff *skb, struct quote *q)
 {
 	struct ext_header h;
+
+	for (int i = 0; i < MAX_EXT_HEADERS; i++) {
+		__u8 type = q->proto;
+
+		if (type != IPPROTO_HOPOPTS && type != IPPROTO_ROUTING && type != IPPROTO_DSTOPTS &&
+		    type != IPPROTO_FRAGMENT && type != IPPROTO_AH)
+			break;
+		if (bpf_skb_load_bytes(skb, q->l4_off, &h, sizeof(h)))
+			return REASON_TRUNCATED;
+		if (type == IPPROTO_FRAGMENT && h.frag_off & bpf_htons(IP6_OFFSET_MASK))
+			return REASON_ICMP_ERROR_FLOW;
+		q->proto = h.next;
+		if (type == IPPROTO_FRAGMENT)
+			q->l4_off += sizeof(h);
+		else if (type == IPPROTO_AH)
+			q->l4_off += (h.length + 2) * 4;
+		else
+			q->l4_off += (h.length + 1) * 8;
+	}
+	return REASON_NONE; /* with one more, of no flow */
+}
+
+inline_fn int quote_ipv6(struct __sk_buff *skb, struct quote *q)
+{
 	struct ipv6hdr ip;
 
 	if (bpf_skb_load_bytes(skb, q->ip_off, &ip, sizeof(ip)))
@@ -58,15 +83,7 @@ inline_fn int quote_ipv6(struct __sk_buff *skb, struct quote *q)
 	__builtin_memcpy(&q->t.dst, &ip.daddr, 16);
 	q->proto = ip.nexthdr;
 	q->l4_off = q->ip_off + sizeof(ip);
-	if (q->proto != IPPROTO_FRAGMENT)
-		return REASON_NONE;
-	if (bpf_skb_load_bytes(skb, q->l4_off, &h, sizeof(h)))
-		return REASON_TRUNCATED;
-	if (h.frag_off & bpf_htons(IP6_OFFSET_MASK))
-		return REASON_ICMP_ERROR_FLOW;
-	q->proto = h.next;
-	q->l4_off += sizeof(h);
-	return REASON_NONE;
+	return quote_ext_headers(skb, q);
 }
 
 /**
@@ -86,14 +103,18 @@ global_fn int quote_parse(struct __sk_buff *skb, struct pkt *p, struct quote *q)
 	reason = p->ipv6 ? quote_ipv6(skb, q) : quote_ipv4(skb, q);
 	if (reason)
 		return reason;
+	if (q->proto != IPPROTO_TCP && q->proto != IPPROTO_UDP && q->proto != IPPROTO_SCTP && !quotes_icmp(q))
+		return REASON_NONE; /* it has no ports, and parse() gives it none */
 	if (bpf_skb_load_bytes(skb, q->l4_off, words, sizeof(words)))
 		return REASON_TRUNCATED;
-	if (quotes_echo(q)) {
+	if (!quotes_icmp(q)) {
+		q->t.sport = words[0];
+		q->t.dport = words[1];
+	} else if (is_echo(q->proto, ((__u8 *)words)[0])) {
 		q->t.sport = words[2];
 		q->t.dport = words[2];
 	} else {
-		q->t.sport = words[0];
-		q->t.dport = words[1];
+		q->t.dport = bpf_htons(((__u8 *)words)[0]);
 	}
 	return REASON_NONE;
 }
@@ -103,7 +124,7 @@ global_fn int quote_parse(struct __sk_buff *skb, struct pkt *p, struct quote *q)
 inline_fn int quote_checksum(struct __sk_buff *skb, const struct quote *q, __u32 csum, __s64 addrs, __be32 old,
 			     __be32 new)
 {
-	__u32 off = q->l4_off + (quotes_echo(q) ? 2 : q->proto == IPPROTO_UDP ? 6 : 16);
+	__u32 off = q->l4_off + (quotes_icmp(q) ? 2 : q->proto == IPPROTO_UDP ? 6 : 16);
 	__u64 zero_is_none = q->proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 	__be16 before, after;
 
@@ -175,12 +196,12 @@ global_fn int translate_error(struct __sk_buff *skb, struct pkt *p, struct quote
 	if (!p || !q || !to)
 		return REASON_ICMP_ERROR_NAT;
 	csum = p->l4_off + 2;
-	if (q->proto != IPPROTO_TCP && q->proto != IPPROTO_UDP && q->proto != IPPROTO_SCTP && !quotes_echo(q))
+	if (q->proto != IPPROTO_TCP && q->proto != IPPROTO_UDP && q->proto != IPPROTO_SCTP && !quotes_icmp(q))
 		return REASON_ICMP_ERROR_NAT;
 	at = q->l4_off;
 	old = *(__be32 *)&q->t.sport;
 	new = *(__be32 *)&to->sport;
-	if (quotes_echo(q)) { /* the identifier, and the number behind it, which stays */
+	if (quotes_icmp(q)) { /* the identifier, and the number behind it, which stays */
 		at += 4;
 		if (bpf_skb_load_bytes(skb, at, &old, sizeof(old)))
 			return REASON_ICMP_ERROR_NAT;

@@ -122,22 +122,24 @@ inline_fn void *headers(struct __sk_buff *skb, __u32 len)
 	return data + len <= end ? data : NULL;
 }
 
+/* Whether an ICMP message has an identifier, which tells flows apart. */
+inline_fn bool is_echo(__u8 proto, __u8 type)
+{
+	return proto == IPPROTO_ICMP ? type == ICMP_ECHO || type == ICMP_ECHOREPLY
+				     : type == ICMPV6_ECHO_REQUEST || type == ICMPV6_ECHO_REPLY;
+}
+
 inline_fn int parse_icmp(struct pkt *p, __u8 type, __be16 id)
 {
-	bool echo = false;
-
 	p->icmp_type = type;
 	if (p->proto == IPPROTO_ICMP) {
-		echo = type == ICMP_ECHO || type == ICMP_ECHOREPLY;
 		if (type == ICMP_DEST_UNREACH || type == ICMP_SOURCE_QUENCH || type == ICMP_REDIRECT ||
 		    type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB)
 			p->kind = PKT_ICMP_ERROR;
-	} else {
-		echo = type == ICMPV6_ECHO_REQUEST || type == ICMPV6_ECHO_REPLY;
-		if (type < ICMPV6_ECHO_REQUEST) /* RFC 4443 2.1: errors have the high bit clear */
-			p->kind = PKT_ICMP_ERROR;
+	} else if (type < ICMPV6_ECHO_REQUEST) { /* RFC 4443 2.1: errors have the high bit clear */
+		p->kind = PKT_ICMP_ERROR;
 	}
-	if (echo) {
+	if (is_echo(p->proto, type)) {
 		p->t.sport = id;
 		p->t.dport = id;
 	} else {

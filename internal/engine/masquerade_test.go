@@ -4,10 +4,14 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -94,6 +98,28 @@ func wearOutermost(t *testing.T, routes string) {
 			t.Errorf("%s sees %v, %v; want %s", to, saw, err, want)
 		}
 	}
+}
+
+// What the node itself would have may be a temporary address, which takes no node
+// ports: then pods wear the best of the others, not the newest.
+func TestPodsWearAnAddressThatLasts(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.run("sysctl -qw net.ipv6.conf.w0.use_tempaddr=2 && ip addr change 2001:db8::1/64 dev w0 nodad mngtmpaddr")
+	w.run("ip addr add fd55::1/64 dev w0 nodad && ip addr add 2001:db8::dead/64 dev w0 nodad preferred_lft 0")
+	w.run("ip -6 route add default via 2001:db8::9 && ip -6 route get 2001:db8:66::1 | grep src && ip -6 addr show dev w0 temporary | grep inet6")
+	w.must(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w0", "w1"}}) })
+	w.must(func(e *Engine) error {
+		unread := e.loadServices()
+		worn, err := e.wear()
+		l, unknown := netlink.LinkByName("w0")
+		if err := errors.Join(unread, err, unknown); err != nil {
+			return err
+		}
+		if got := worn[uint32(l.Attrs().Index)].Ip6; got != datapath.FromAddr(netip.MustParseAddr("2001:db8::1")) {
+			t.Errorf("pods wear %v", netip.AddrFrom16(got.Bytes))
+		}
+		return nil
+	})
 }
 
 // Where ports say which device a flow leaves by, no address is that of all flows between

@@ -111,6 +111,7 @@ func (e *Engine) wear() (map[uint32]datapath.Wear, error) {
 		if err != nil {
 			return nil, err
 		}
+		slices.SortStableFunc(addrs, lastingFirst)
 		for _, a := range addrs {
 			ip, _ := netip.AddrFromSlice(a.IP)
 			list = append(list, ip.Unmap())
@@ -130,6 +131,22 @@ func (e *Engine) wear() (map[uint32]datapath.Wear, error) {
 		}
 	}
 	return out, nil
+}
+
+// lastingFirst compares addresses of a device by what the kernel, too, goes by (RFC
+// 6724 5), for where its own choice is one that takes no node ports, a temporary one:
+// a deprecated one comes last, before it IPv6's unique local ones.
+func lastingFirst(a, b netlink.Addr) int {
+	rank := func(a netlink.Addr) int {
+		switch {
+		case a.Flags&unix.IFA_F_DEPRECATED != 0:
+			return 2
+		case a.IP.To4() == nil && a.IP.IsPrivate():
+			return 1
+		}
+		return 0
+	}
+	return rank(a) - rank(b)
 }
 
 // global6 stands for all that is outside, over IPv6.

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "6093303c13c641ad1231b004d5f6434f6ae8c99a397cc126d0f9bdd54b67378d"
+const ObjectsHash = "465812bb34ab45bc84e10b78ca208883585e1c8695e6e9130027a3c331eee2f0"

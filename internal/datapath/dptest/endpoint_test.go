@@ -23,7 +23,9 @@ func TestAPodSendsFromItsOwnAddressesOnly(t *testing.T) {
 		want := uint32(bpfgen.ReasonSpoofedAddress)
 		if v6 {
 			linkLocal, unspecified = netip.MustParseAddr("fe80::1"), netip.IPv6Unspecified()
-			want = bpfgen.ReasonNone
+			if net.InPod {
+				want = bpfgen.ReasonNone
+			}
 		}
 		for _, c := range []struct {
 			name string
@@ -45,6 +47,30 @@ func TestAPodSendsFromItsOwnAddressesOnly(t *testing.T) {
 			}
 		}
 	})
+}
+
+// No router lets a packet from a link-local address through, which may be its neighbour's, or the node's.
+func TestALinkLocalAddressStaysOnTheLink(t *testing.T) {
+	onWire(t)
+	n := newWireNode(t, false, false)
+	s := newScene(t, n.Network, true, oracle.TCP)
+	on, open := end(netip.MustParseAddr("fe80::1"), 1000), end(VIP(3, true), 80)
+	n.SetService(t, oracle.TCP, open, s.b)
+	for _, flags := range []uint8{syn, ack} {
+		for what, to := range map[string]netip.AddrPort{
+			"a pod": s.b, "another node's pod": end(farPod(9, true), 80), "a Service": s.vip, "a port that it does not have": end(s.vip.Addr(), 81),
+		} {
+			s.dropped(s.send(s.client, on, to, flags), bpfgen.ReasonSpoofedAddress)
+			if flows := n.Flows(t); len(flows) != 0 {
+				t.Errorf("%s: %v", what, flows)
+			}
+		}
+	}
+	e := s.packet(s.server, on, s.b, ack) // none that it has sent
+	s.dropped(s.sent(s.client, Eth(s.client.MAC, s.client.NodeMAC).IP(on.Addr(), s.b.Addr()).ICMP(1, 4, 0).Data(quote(e, 60))), bpfgen.ReasonSpoofedAddress)
+	s.left(s.send(s.client, on, end(netip.MustParseAddr("fe80::9"), 80), syn), on, end(netip.MustParseAddr("fe80::9"), 80))
+	s.left(s.send(s.client, on, end(wireAddr(1, true), 80), syn), on, end(wireAddr(1, true), 80))
+	s.sees(s.checked(n.Send(s.client, Eth(s.client.MAC, s.server.MAC).IP(on.Addr(), s.b.Addr()).TCP(1000, 8080, syn).Frame())), s.server, on, s.b)
 }
 
 func TestAPodWithoutIPv6DoesNotSendFromTheUnspecifiedAddress(t *testing.T) {
@@ -79,6 +105,31 @@ func TestAPodSendsFromItsOwnMACOnly(t *testing.T) {
 	})
 }
 
+// What a neighbour advertisement speaks of is its sender's, as what an ARP packet does: on a bridge others believe it.
+func TestAPodAdvertisesItsOwnAddressesOnly(t *testing.T) {
+	for _, inPod := range []bool{false, true} {
+		net := usualNetwork(t, way{inPod: inPod})
+		p, other, all := net.Pods[1], net.Pods[2], netip.MustParseAddr("ff02::1")
+		for target, passes := range map[netip.Addr]bool{
+			p.IP6: true, netip.MustParseAddr("fe80::1"): true, other.IP6: false, External(1, true): false, netip.IPv6Unspecified(): false,
+		} {
+			for _, packet := range []*Packet{Eth(p.MAC, other.MAC).IP(p.IP6, other.IP6), Eth(p.MAC, all6).IP(p.IP6, all), Eth(p.MAC, all6).IP(p.IP6, all).Ext(oracle.DestOpts, 8)} {
+				frame := packet.ICMP(136, 0, 0x60000000).Data(target.AsSlice()).Byte(hopLimitAt, 255).Frame()
+				r, err := net.FromPod(p, frame)
+				if check(t, err); (r.Verdict == Next) != passes || !passes && r.Reason != bpfgen.ReasonSpoofedAddress {
+					t.Errorf("of %v: %v", target, r)
+				}
+			}
+		}
+		r, err := net.FromPod(p, Eth(p.MAC, all6).IP(p.IP6, all).ICMP(136, 0, 0x60000000).Payload(8).Frame())
+		if check(t, err); r.Verdict != Drop {
+			t.Errorf("of half an address: %v", r)
+		}
+	}
+}
+
+var all6 = [6]byte{0x33, 0x33, 0, 0, 0, 1}
+
 func TestControlPacketsAreTheKernels(t *testing.T) {
 	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 		p, to := net.Pods[1], net.Pods[2]
@@ -88,7 +139,7 @@ func TestControlPacketsAreTheKernels(t *testing.T) {
 			group, all := netip.MustParseAddr("ff02::1:ff00:2"), netip.MustParseAddr("ff02::1")
 			frames["neighbour solicitation"] = eth().IP(p.IP6, group).ICMP(135, 0, 0).Payload(24).Frame()
 			frames["duplicate address detection"] = eth().IP(netip.IPv6Unspecified(), group).ICMP(135, 0, 0).Payload(16).Frame()
-			frames["neighbour advertisement"] = eth().IP(p.IP6, to.IP6).ICMP(136, 0, 0).Payload(24).Byte(hopLimitAt, 255).Frame()
+			frames["neighbour advertisement"] = eth().IP(p.IP6, to.IP6).ICMP(136, 0, 0).Data(p.IP6.AsSlice()).Byte(hopLimitAt, 255).Frame()
 			frames["router solicitation"] = eth().IP(p.IP6, all).ICMP(133, 0, 0).Frame()
 			frames["listener report"] = eth().IP(p.IP6, all).Ext(oracle.HopByHop, 8).ICMP(143, 0, 0).Frame()
 			frames["multicast datagram"] = eth().IP(p.IP6, all).UDP(1, 2).Frame()

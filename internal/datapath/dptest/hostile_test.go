@@ -139,7 +139,7 @@ func TestDiscoveryStaysOnTheLink(t *testing.T) {
 				t.Errorf("type %d into the pod, %s: %v", kind, c.what, r)
 			}
 		}
-		frame := Eth(p.MAC, p.NodeMAC).IP(p.IP6, router).ICMP(kind, 0, 0).Payload(24).Byte(hopLimitAt, 255).Frame()
+		frame := Eth(p.MAC, p.NodeMAC).IP(p.IP6, router).ICMP(kind, 0, 0).Data(p.IP6.AsSlice()).Byte(hopLimitAt, 255).Frame()
 		r, err := net.FromPod(p, frame)
 		if check(t, err); (r.Verdict == Next) != neighbours {
 			t.Errorf("type %d to the router: %v", kind, r)
@@ -162,7 +162,7 @@ func TestDiscoveryIsNotForwarded(t *testing.T) {
 			n.SetPod(t, p)
 		}
 		n.ClearFlows(t)
-		r := n.send(t, n.toFar(true).ICMP(136, 0, 0).Payload(24).Byte(hopLimitAt, 255), Context{})
+		r := n.send(t, n.toFar(true).ICMP(136, 0, 0).Data(p.IP6.AsSlice()).Byte(hopLimitAt, 255), Context{})
 		if isolated != (r.Reason == bpfgen.ReasonPolicyEgress) || len(n.Flows(t)) == 0 != isolated {
 			t.Errorf("isolated=%v: %v, %d flows", isolated, r, len(n.Flows(t)))
 		}
@@ -242,6 +242,66 @@ func TestASpoofedResetClosesNoFlow(t *testing.T) {
 	}
 	if after := s.flow(s.c, s.b); after.Entry.ClosingOrig != 0 || after.Left() < before.Left()-2 {
 		t.Errorf("closing %d, %d s left, was %d", after.Entry.ClosingOrig, after.Left(), before.Left())
+	}
+}
+
+// What has no ports is found without: the bytes that lie there are a tunnel's, or a key's.
+func TestErrorsAboutFlowsWithoutPorts(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.UDP)
+		unreachable, tooBig := []uint8{3, 2}, []uint8{3, 4}
+		request := func(p *Packet) *Packet { return p.ICMP(13, 0, 0x12340001).Payload(12) }
+		if v6 {
+			unreachable, tooBig = []uint8{4, 1}, []uint8{2, 0}
+			request = func(p *Packet) *Packet { return p.ICMP(139, 0, 0x12340001).Payload(12) }
+		}
+		for name, of := range map[string]func(p *Packet) *Packet{
+			"ESP":      func(p *Packet) *Packet { return p.Proto(50).Payload(40) },
+			"GRE":      func(p *Packet) *Packet { return p.Proto(47).Payload(40) },
+			"a few":    func(p *Packet) *Packet { return p.Proto(99).Payload(3) },
+			"question": request,
+		} {
+			packet := func() *Packet { return of(Eth(s.client.MAC, s.client.NodeMAC).IP(s.c.Addr(), s.b.Addr())) }
+			if a := s.sent(s.client, packet()); a.Pod != s.server.ID {
+				t.Fatalf("%s: %v", name, a)
+			}
+			a := s.sent(s.server, Eth(s.server.MAC, s.server.NodeMAC).IP(s.b.Addr(), s.c.Addr()).ICMP(unreachable[0], unreachable[1], 0).Data(quote(packet(), 100)))
+			if a.Pod != s.client.ID {
+				t.Errorf("%s, from its other end: %v", name, a)
+			}
+			a, err := net.Receive(s.client, Eth(Router, s.client.MAC).IP(External(9, v6), s.c.Addr()).ICMP(tooBig[0], tooBig[1], 1280).Data(quote(packet(), 100)).Frame())
+			if check(t, err); a.Pod != s.client.ID {
+				t.Errorf("%s, from a router: %v", name, a)
+			}
+			if name == "question" {
+				s.dropped(s.sent(s.server, Eth(s.server.MAC, s.server.NodeMAC).IP(s.b.Addr(), s.c.Addr()).ICMP(unreachable[0], unreachable[1], 0).Data(quote(packet().Echo(0x1234, false), 100))), bpfgen.ReasonICMPErrorFlow)
+			}
+		}
+	})
+}
+
+// The transport header of a quoted packet may lie behind others.
+func TestErrorsQuoteExtensionHeaders(t *testing.T) {
+	for _, inPod := range []bool{false, true} {
+		net := usualNetwork(t, way{inPod: inPod})
+		s := newScene(t, net, true, oracle.TCP)
+		s.open(s.vip, s.b)
+		longest := func(p *Packet) *Packet {
+			return p.Ext(oracle.HopByHop, 8).Ext(oracle.DestOpts, 24).Ext(oracle.Routing, 24).Fragment(0, false, 7).Ext(oracle.AH, 24).Ext(oracle.DestOpts, 8)
+		}
+		for _, headers := range []func(p *Packet) *Packet{
+			func(p *Packet) *Packet { return p.Ext(oracle.DestOpts, 16) },
+			func(p *Packet) *Packet { return p.Fragment(0, false, 7) },
+			longest,
+		} {
+			there, back := s.packet(s.server, s.c, s.b, ack), s.packet(s.client, s.vip, s.c, ack)
+			a := s.sent(s.server, Eth(s.server.MAC, s.server.NodeMAC).IP(s.b.Addr(), s.c.Addr()).ICMP(2, 0, 1280).Data(quote(headers(there), 400)))
+			s.quotes(a, s.client, Tuple{oracle.TCP, s.c, s.vip}, s.vip.Addr().String())
+			a = s.sent(s.client, Eth(s.client.MAC, s.client.NodeMAC).IP(s.c.Addr(), s.vip.Addr()).ICMP(2, 0, 1280).Data(quote(headers(back), 400)))
+			s.quotes(a, s.server, Tuple{oracle.TCP, s.b, s.c}, s.c.Addr().String())
+		}
+		more := longest(s.packet(s.server, s.c, s.b, ack)).Ext(oracle.DestOpts, 8)
+		s.dropped(s.sent(s.server, Eth(s.server.MAC, s.server.NodeMAC).IP(s.b.Addr(), s.c.Addr()).ICMP(2, 0, 1280).Data(quote(more, 400))), bpfgen.ReasonICMPErrorFlow)
 	}
 }
 
