@@ -184,10 +184,18 @@ func (q *question) podRoutes(w *Way, ep state.Endpoint, dst netip.Addr) (bool, e
 		return true, nil // the hook tells more than nothing
 	}
 	var missing error
+	own := false
 	err := inPod(ep, func() error {
-		_, missing = netlink.RouteGet(net.IP(dst.AsSlice()))
+		var routes []netlink.Route
+		routes, missing = netlink.RouteGet(net.IP(dst.AsSlice()))
+		own = len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 		return nil
 	})
+	if err == nil && own {
+		w.step("the kernel of "+describe(ep), "kernel", Forwarded, fmt.Sprintf("%s is the pod's own address", dst))
+		w.end(Forwarded, "it passes, and reaches the pod itself: it never leaves it, and no program or policy is asked", "")
+		return false, nil
+	}
 	if err != nil || missing == nil {
 		return err == nil, err
 	}
@@ -216,25 +224,7 @@ func (q *question) leaveNode(w *Way, frame []byte, ep state.Endpoint, dst netip.
 		w.end(Forwarded, fmt.Sprintf("it passes, and leaves by the pod's own %s", ep.IfName), "")
 		return nil
 	}
-	routes, err := netlink.RouteGet(net.IP(dst.AsSlice()))
-	if err != nil || len(routes) == 0 {
-		w.step("the node's kernel", "kernel", NoRoute, fmt.Sprintf("it has no route to %s: %v", dst, err))
-		w.end(NoRoute, "mustang lets it pass, but the node has no route there", fmt.Sprintf("give the node a route to %s (`ip route` shows what it has)", dst))
-		return nil
-	}
-	r := routes[0]
-	if r.Type == unix.RTN_LOCAL {
-		w.step("the node's kernel", "kernel", Forwarded, fmt.Sprintf("%s is the node's own address", dst))
-		w.end(Forwarded, "it passes, and reaches the node itself", "")
-		return nil
-	}
-	by := "by " + linkName(r.LinkIndex)
-	if r.Gw != nil {
-		by = "via " + r.Gw.String() + " " + by
-	}
-	w.step("the node's kernel", "kernel", Forwarded, "it routes it "+by)
-	w.end(Forwarded, "it passes, and leaves the node "+by+"; what happens there is not this node's to say", "")
-	return nil
+	return q.routeByNode(w, frame, ep, dst)
 }
 
 // arrival is the interface by which a packet from src comes to this node; 0

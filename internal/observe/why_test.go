@@ -124,12 +124,16 @@ func TestWhySCTPGoesByPacket(t *testing.T) {
 func TestWhyFollowsThePacketOutOfTheNodeAndIn(t *testing.T) {
 	w := newWorld(t)
 	w.veth(1, state.PathBoth)
-	w.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up && ip addr add 192.0.2.1/24 dev up0")
+	w.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up && ip addr add 192.0.2.1/24 dev up0 && ip addr add 2001:db8::1/64 dev up0 nodad")
 	w.open()
 	for _, x := range []struct{ src, dst, verdict, says string }{
 		{"shop/pod-1", "192.0.2.7:99/udp", Forwarded, "leaves the node by up0"},
 		{"shop/pod-1", "192.0.2.1", Forwarded, "reaches the node itself"},
 		{"shop/pod-1", "198.51.100.1:80", NoRoute, "the node has no route"},
+		{"shop/pod-1", "10.9.0.1:99/udp", Forwarded, "reaches the pod itself"},
+		{"shop/pod-1", "127.0.0.1", Forwarded, "reaches the pod itself"},
+		{"shop/pod-1", "224.0.0.1", Forwarded, "does not pass on"},
+		{"shop/pod-1", "fe80::7", NoRoute, "link-local"},
 		{"192.0.2.7", "10.9.0.1:80", Forwarded, "reaches shop/pod-1"},
 		{"192.0.2.1", "pod-1", Forwarded, "reaches shop/pod-1"},
 		{"192.0.2.7", "192.0.2.8", Undecided, "neither end"},
@@ -137,6 +141,22 @@ func TestWhyFollowsThePacketOutOfTheNodeAndIn(t *testing.T) {
 	} {
 		if a := w.why(x.src, x.dst); a.Verdict != x.verdict || !strings.Contains(a.Sentence, x.says) {
 			t.Errorf("%s → %s: %s, %s", x.src, x.dst, a.Verdict, a.Sentence)
+		}
+	}
+	// A node's kernel may forward less than it sends itself.
+	for _, x := range []struct{ change, back, dst, says, mend string }{
+		{"sysctl -qw net.ipv4.ip_forward=0", "sysctl -qw net.ipv4.ip_forward=1", "192.0.2.7:1", "the node forwards nothing", "`sysctl -w net/ipv4/ip_forward=1`"},
+		{"sysctl -qw net.ipv4.conf.h1.forwarding=0", "sysctl -qw net.ipv4.conf.h1.forwarding=1", "192.0.2.7:1", "the node forwards nothing", "`sysctl -w net/ipv4/conf/h1/forwarding=1`"},
+		{"sysctl -qw net.ipv6.conf.all.forwarding=0", "sysctl -qw net.ipv6.conf.all.forwarding=1", "2001:db8::7", "the node forwards nothing", "`sysctl -w net/ipv6/conf/all/forwarding=1`"},
+		{"ip rule add from 10.9.0.1 blackhole pref 9", "ip rule del pref 9", "192.0.2.7:1", "the node has no route", "`ip route get 192.0.2.7 from 10.9.0.1 iif h1`"},
+	} {
+		w.run("%s", x.change)
+		if a := w.why("shop/pod-1", x.dst); a.Verdict != NoRoute || !strings.Contains(a.Sentence, x.says) || !strings.Contains(a.Mend, x.mend) {
+			t.Errorf("after %s: %+v", x.change, a)
+		}
+		w.run("%s", x.back)
+		if a := w.why("shop/pod-1", x.dst); a.Verdict != Forwarded {
+			t.Errorf("after %s: %+v", x.back, a)
 		}
 	}
 	w.check(w.n.dp.Map("mst_programs_v1").Delete(uint32(0)))
