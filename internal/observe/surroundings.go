@@ -10,8 +10,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -66,6 +64,7 @@ func (q *question) service() (service, error) {
 		return s, nil
 	}
 	s.known, s.number = true, found.Entry.Number
+	q.front = found.Entry
 	reason, err := q.n.dp.ServiceClosed(found.Entry, q.src.Addr())
 	if err != nil {
 		return s, err
@@ -109,35 +108,6 @@ func (q *question) refusedAtSocket(reason uint32) *Way {
 	w.step("connect() in "+q.from.end(q.src).Name(), "tables", Refused, "it fails with "+errno+": "+r.Sentence+" ("+r.Name+")")
 	w.end(Refused, "it is refused at the socket: "+r.Sentence, q.mend(reason))
 	return w
-}
-
-// mend is the smallest change that would let this packet pass; "" when the
-// reason's own sentence says all there is.
-func (q *question) mend(reason uint32) string {
-	proto := protocolNames[q.proto]
-	switch reason {
-	case bpfgen.ReasonNoBackend:
-		return fmt.Sprintf("give the Service a backend that is ready, such as `mustang svc add --service %s --protocol %s --backend ADDRESS:PORT --replace`", q.dst, proto)
-	case bpfgen.ReasonServicePort:
-		return fmt.Sprintf("use a port that the Service has (%s), or add this one: `mustang svc add --service %s --protocol %s --backend ADDRESS:PORT`", q.portsOf(q.dst.Addr()), q.dst, proto)
-	}
-	return bpfgen.Reasons[reason].Mend
-}
-
-// portsOf are the frontends that an address has.
-func (q *question) portsOf(a netip.Addr) string {
-	all, err := q.n.dp.Frontends.All()
-	if err != nil {
-		return "`mustang svc ls` lists them"
-	}
-	var ports []string
-	for key := range all {
-		if f := datapath.KeyFrom(key).Frontend; key.Proto != 0 && key.Scope == bpfgen.ScopeAny && f.AddrPort.Addr() == a {
-			ports = append(ports, fmt.Sprintf("%d/%s", f.AddrPort.Port(), f.Protocol))
-		}
-	}
-	slices.Sort(ports)
-	return strings.Join(ports, ", ")
 }
 
 // inPlace runs fn in the namespace of ep's hook.

@@ -76,6 +76,7 @@ type question struct {
 	proto     uint8
 	run       *datapath.DryRun
 	names     nameCache
+	front     datapath.Frontend // that dst is, if it is one
 }
 
 func (q *question) answer() (Answer, error) {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -95,6 +96,44 @@ func TestWhyNamesBackendsHooksAndTheMend(t *testing.T) {
 				t.Errorf("the mend does not name the port that there is: %q", a.Mend)
 			}
 		})
+	}
+}
+
+// A mend is a command only where that does what it says, and no more: an address of
+// a Service that has others, or is Kubernetes's, is not to get a Service of its own.
+func TestTheMendKnowsWhoseServiceItIs(t *testing.T) {
+	w := newWorld(t)
+	w.veth(1, state.PathBoth)
+	whole := func(owner state.Owner, name string, fronts ...state.ServiceFrontend) state.Service {
+		return state.Service{ServiceID: state.ServiceID{Owner: owner, Namespace: "shop", Name: name},
+			Ports: []state.ServicePort{{Protocol: state.TCP, Frontends: fronts}}}
+	}
+	at := func(s string) state.ServiceFrontend {
+		return state.ServiceFrontend{AddrPort: netip.MustParseAddrPort(s)}
+	}
+	external := at("203.0.113.1:80")
+	external.Kind = state.ExternalIP
+	w.do(func(e *engine.Engine) error {
+		sticky := plain(state.TCP, netip.MustParseAddrPort("10.96.0.6:80"))
+		sticky.Affinity = time.Hour
+		if err := e.AddServices(plain(state.TCP, empty4), sticky, whole(state.OwnerCLI, "named", at("10.96.0.7:80"), external)); err != nil {
+			return err
+		}
+		_, err := e.ChangeServices(state.OwnerKubernetes, []state.Service{whole(state.OwnerKubernetes, "db", at("10.96.0.8:80"))}, nil)
+		return err
+	})
+	w.open()
+	for _, x := range []struct{ dst, mend string }{
+		{empty4.String(), "`mustang svc add --service 10.96.0.2:80 --protocol tcp --backend ADDRESS:PORT --replace`"},
+		{"10.96.0.6:80", "with all that `mustang svc ls -o wide` shows"},
+		{"10.96.0.7:80", "with all that `mustang svc ls -o wide` shows"},
+		{"203.0.113.1:80", "with all that `mustang svc ls -o wide` shows"},
+		{"10.96.0.8:80", "which is kubernetes's, a backend: see why none of its pods is ready"},
+		{"10.96.0.8:81", "use a port that the Service has (80/tcp), or add this one to the Service, which is kubernetes's"},
+	} {
+		if a := w.why("shop/pod-1", x.dst); a.Verdict != Refused || !strings.Contains(a.Mend, x.mend) || strings.Contains(a.Mend, "--service") != strings.Contains(x.mend, "--service") {
+			t.Errorf("%s: %s", x.dst, a.Mend)
+		}
 	}
 }
 
