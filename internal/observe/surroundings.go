@@ -221,6 +221,23 @@ func linkName(ifindex int) string {
 	return l.Attrs().Name
 }
 
+// senderMAC is the link address from which the node's packets come to a pod's address.
+// Inside a pod that is by which programs know the node.
+func senderMAC(to state.Endpoint, dst netip.Addr) net.HardwareAddr {
+	if to.Placement == state.HostEnd {
+		return orZero(to.NodeMAC)
+	}
+	routes, err := netlink.RouteGet(net.IP(dst.AsSlice()))
+	if err != nil || len(routes) == 0 {
+		return orZero(nil)
+	}
+	l, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return orZero(nil)
+	}
+	return orZero(l.Attrs().HardwareAddr)
+}
+
 // orZero is a link address, or zeros where none is known.
 func orZero(a net.HardwareAddr) net.HardwareAddr {
 	if len(a) == 6 {

@@ -263,7 +263,7 @@ func (q *question) enterNode(w *Way, p probe, to state.Endpoint) error {
 		return err
 	}
 	w.step(from, "kernel", Forwarded, "the node routes it to "+describe(to))
-	p.srcMAC, p.dstMAC = orZero(to.NodeMAC), to.MAC
+	p.srcMAC, p.dstMAC = senderMAC(to, p.dst.Addr()), to.MAC
 	return q.enterPod(w, p.frame(), to, arrived)
 }
 

@@ -250,6 +250,26 @@ func TestWhyInsidePodsOnAParentLink(t *testing.T) {
 	}
 }
 
+// Inside a pod the node is known by its own interface on the link: by that its packets
+// come, also those of a kubelet's probes, which no policy stops.
+func TestWhyKnowsTheNodeOnAParentLink(t *testing.T) {
+	w := newWorld(t)
+	w.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up")
+	w.run("ip link add link up0 name mv-up0 type macvlan mode bridge && ip addr add 10.9.0.254/24 dev mv-up0 && ip link set mv-up0 up && ip addr add 192.0.2.1/32 dev up0")
+	ns := w.name + "-p2"
+	w.namespace(ns)
+	w.run("ip link add link up0 name eth0 netns %s type macvlan mode bridge && ip -n %s link set eth0 up && ip -n %s addr add 10.9.0.2/24 dev eth0", ns, ns, ns)
+	w.endpoint(2, ns, state.PathTC)
+	w.apply(map[string]string{"deny-in": denyIn})
+	w.open()
+	for src, verdict := range map[string]string{"10.9.0.254": Forwarded, "192.0.2.1": Forwarded, "10.9.0.200": Dropped} {
+		if a := w.why(src, "10.9.0.2"); a.Verdict != verdict {
+			t.Errorf("%s: %s", src, a.Text())
+		}
+	}
+	w.run("ping -c 1 -W 10 10.9.0.2")
+}
+
 // Asking changes nothing: every table, byte by byte, on every CPU.
 func TestAskingChangesNothing(t *testing.T) {
 	w := newWorld(t)
