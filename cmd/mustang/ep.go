@@ -89,6 +89,8 @@ func detach(ctx context.Context, g *globals, netns, ifname string) error {
 // endpointView is an endpoint as it is printed.
 type endpointView struct {
 	ID          uint32        `json:"id"`
+	Namespace   string        `json:"namespace,omitempty"` // of Kubernetes
+	Pod         string        `json:"pod,omitempty"`
 	IPs         []string      `json:"ips"`
 	Netns       string        `json:"netns"`
 	IfName      string        `json:"ifname"`
@@ -107,7 +109,7 @@ type endpointView struct {
 
 func viewEndpoint(e *engine.Engine, ep state.Endpoint) (endpointView, error) {
 	v := endpointView{
-		ID: ep.ID, Netns: ep.Netns, IfName: ep.IfName, Host: ep.HostIf, IfIndex: ep.IfIndex,
+		ID: ep.ID, Namespace: ep.Pod.Namespace, Pod: ep.Pod.Name, Netns: ep.Netns, IfName: ep.IfName, Host: ep.HostIf, IfIndex: ep.IfIndex,
 		LxcMAC: ep.MAC.String(), NodeMAC: ep.NodeMAC.String(), Placement: string(ep.Placement),
 		ServicePath: string(ep.ServicePath), Attach: ep.Attach, MTU: ep.MTU, Owner: ep.Owner,
 	}
@@ -145,7 +147,7 @@ func newEpLsCmd(g *globals) *cobra.Command {
 func endpointTable(w io.Writer, views []endpointView, wide bool) {
 	header := []any{"ID", "IP", "HOST", "IFINDEX", "LXCMAC", "NODEMAC"}
 	if wide {
-		header = append(header, "PATH", "ATTACH", "FROM-POD", "TO-POD", "IFNAME", "NETNS")
+		header = append(header, "PATH", "ATTACH", "FROM-POD", "TO-POD", "IFNAME", "NETNS", "POD")
 	}
 	row(w, header...)
 	for _, v := range views {
@@ -155,10 +157,21 @@ func endpointTable(w io.Writer, views []endpointView, wide bool) {
 		}
 		cells := []any{v.ID, strings.Join(v.IPs, ","), host, v.IfIndex, v.LxcMAC, v.NodeMAC}
 		if wide {
-			cells = append(cells, v.ServicePath, v.Attach, counterText(v.FromPod), counterText(v.ToPod), v.IfName, v.Netns)
+			cells = append(cells, v.ServicePath, v.Attach, counterText(v.FromPod), counterText(v.ToPod), v.IfName, v.Netns, podText(v))
 		}
 		row(w, cells...)
 	}
+}
+
+// podText is the pod as why and observe name it, where its name is known.
+func podText(v endpointView) string {
+	switch {
+	case v.Pod == "":
+		return "-"
+	case v.Namespace == "":
+		return v.Pod
+	}
+	return v.Namespace + "/" + v.Pod
 }
 
 func counterText(c state.Counter) string {

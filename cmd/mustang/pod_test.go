@@ -258,6 +258,11 @@ func TestPodAddWhereAPodIsIsRefusedAndLeavesItBe(t *testing.T) {
 	if got := w.ok("ep", "ls"); !strings.Contains(there, "10.9.0.2") || got != there {
 		t.Errorf("endpoints:\n%sbefore:\n%s", got, there)
 	}
+	// By the name that ls shows, why knows the pod.
+	if wide := w.ok("ep", "ls", "-o", "wide"); !strings.HasSuffix(wide, "  default/a\n") {
+		t.Errorf("endpoints:\n%s", wide)
+	}
+	w.ok("why", "default/a", "default/a")
 	w.sh("ip -n %s link show %s | grep -q ,UP", w.netns, link.HostName("a"))
 	if n := w.attachments(link.HostName("a")); n != 2 {
 		t.Errorf("%d attachments", n)

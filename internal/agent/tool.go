@@ -64,6 +64,9 @@ func Ask(ctx context.Context, stateDir string, call Call) (Answer, error) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
 		return Answer{}, ErrNoAgent
 	}
+	if errors.Is(err, fs.ErrPermission) { // of the state directory, with or without an agent
+		return Answer{}, fmt.Errorf("%s is not open to this user: %w; run as root", stateDir, err)
+	}
 	if err != nil {
 		return Answer{}, fmt.Errorf("ask the agent: %w", err)
 	}

@@ -9,9 +9,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/engine"
 )
@@ -127,5 +130,23 @@ func TestACallThatAnEndingAgentDoesNotBegin(t *testing.T) {
 	}
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// Who is not root is told so, whether or not an agent runs: the state directory alone says no.
+func TestWhoMayNotAskIsToldToBeRoot(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with it
+		unix.Setfsuid(65534)
+		_, err := Ask(context.Background(), dir, Call{})
+		told <- err
+	}()
+	if err := <-told; err == nil || errors.Is(err, ErrNoAgent) || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "run as root") {
+		t.Errorf("told: %v", err)
 	}
 }

@@ -68,8 +68,8 @@ type EventReader struct {
 	reader *ringbuf.Reader
 	record ringbuf.Record
 
-	mu    sync.Mutex // of what the renewing goroutine writes
-	since EventCounts
+	mu    sync.Mutex  // of what the renewing goroutine writes, slot too
+	since EventCounts // less what was missed before another place was claimed
 	gap   time.Duration
 	err   error
 
@@ -94,7 +94,7 @@ func (d *Datapath) ReadEvents(sample uint32) (*EventReader, error) {
 	}
 	r := &EventReader{d: d, ring: ring, sample: sample, stop: make(chan struct{})}
 	if r.reader, err = ringbuf.NewReader(ring); err == nil {
-		err = r.claim()
+		err = r.claim(EventCounts{})
 	}
 	if err != nil {
 		if r.reader != nil {
@@ -126,8 +126,8 @@ func (d *Datapath) readersLocked(fn func() error) error {
 	}
 }
 
-// claim takes a free place, or the place of one that is gone.
-func (r *EventReader) claim() error {
+// claim takes a free place, or the place of one that is gone; missed goes on there.
+func (r *EventReader) claim(missed EventCounts) error {
 	return r.d.readersLocked(func() error {
 		for slot := range uint32(bpfgen.EventReaders) {
 			place, _, err := r.d.Readers.Get(slot + 1)
@@ -140,10 +140,13 @@ func (r *EventReader) claim() error {
 			if err := r.d.maps[bpfgen.PodMapMstEventsV1].Put(slot, r.ring); err != nil {
 				return fmt.Errorf("enter a ring for events: %w", err)
 			}
-			r.slot = slot
-			if r.since, err = r.d.eventCounts(slot); err != nil {
+			now, err := r.d.eventCounts(slot)
+			if err != nil {
 				return err
 			}
+			r.mu.Lock()
+			r.slot, r.since = slot, now.less(missed)
+			r.mu.Unlock()
 			return r.extend()
 		}
 		return ErrTooManyReaders
@@ -195,7 +198,11 @@ func (r *EventReader) renewOnce(pause time.Duration) error {
 	if mine {
 		return r.extend()
 	}
-	return r.claim()
+	missed, _, err := r.Missed()
+	if err != nil {
+		return err
+	}
+	return r.claim(missed)
 }
 
 // mine says whether the reader's ring is still at its place.
@@ -238,10 +245,14 @@ func (r *EventReader) Next(ctx context.Context, deadline time.Time) (Event, erro
 // Missed is what this reader was not told since it began: what the limits held
 // back and what did not fit into its ring, and for how long it did not read.
 func (r *EventReader) Missed() (EventCounts, time.Duration, error) {
-	now, err := r.d.eventCounts(r.slot)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return EventCounts{now.Told - r.since.Told, now.Limited - r.since.Limited, now.Lost - r.since.Lost}, r.gap, err
+	now, err := r.d.eventCounts(r.slot)
+	return now.less(r.since), r.gap, err
+}
+
+func (c EventCounts) less(o EventCounts) EventCounts {
+	return EventCounts{c.Told - o.Told, c.Limited - o.Limited, c.Lost - o.Lost}
 }
 
 // Close gives the reader's place back.

@@ -81,6 +81,32 @@ func TestAReaderThatSleptThroughItsLeaseFindsAnotherPlace(t *testing.T) {
 	}
 }
 
+// What a reader missed never grows less, whatever place it has: who tells of what has
+// come since would tell of 2^64 events.
+func TestWhatAReaderMissedGoesOnAtAnotherPlace(t *testing.T) {
+	d := tables(t)
+	sleeper := reader(t, d)
+	rooms, err := d.EventRooms.Get(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rooms[0].Counts.Limited, rooms[0].Counts.Lost[sleeper.slot] = 100, 7
+	if err := d.maps[bpfgen.PodMapMstEventRoomV1].Put(uint32(0), rooms); err != nil {
+		t.Fatal(err)
+	}
+	expire(t, d, sleeper.slot)
+	other := reader(t, d)
+	if err := sleeper.renewOnce(25 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if missed, _, err := sleeper.Missed(); err != nil || missed.Limited != 100 || missed.Lost != 7 {
+		t.Errorf("missed %+v (%v), and before 100 and 7", missed, err)
+	}
+	if err := errors.Join(sleeper.Close(), other.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestTheLastReaderThatLeavesEndsItForAll(t *testing.T) {
 	d := tables(t)
 	first, second := reader(t, d), reader(t, d)

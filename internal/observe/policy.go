@@ -5,6 +5,7 @@ package observe
 // Policy's part of a verdict, by the names of its objects.
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -162,8 +163,8 @@ func (q *question) rule(side string, isolated, peer End, port uint16) string {
 	who := fmt.Sprintf("ipBlock: {cidr: %s}", netip.PrefixFrom(peer.Address, peer.Address.BitLen()))
 	if peer.Endpoint != 0 {
 		who = "podSelector: {" + matchLabels(lasting(peer.Labels)) + "}"
-		if peer.Namespace != isolated.Namespace {
-			who += ", namespaceSelector: {" + matchLabels(map[string]string{policy.NamespaceName: peer.Namespace}) + "}"
+		if ns := q.namespace(peer); ns != q.namespace(isolated) {
+			who += ", namespaceSelector: {" + matchLabels(map[string]string{policy.NamespaceName: ns}) + "}"
 		}
 	}
 	ports := ""
@@ -171,6 +172,12 @@ func (q *question) rule(side string, isolated, peer End, port uint16) string {
 		ports = fmt.Sprintf(", ports: [{protocol: %s, port: %d}]", strings.ToUpper(protocolNames[q.proto]), port)
 	}
 	return fmt.Sprintf("%s: [{%s}]%s", side, who, ports)
+}
+
+// namespace is the one that policies take a pod to be in, also where nobody told the
+// pod's own name, and so an End has none.
+func (q *question) namespace(e End) string {
+	return cmp.Or(q.endpoints[e.Endpoint].Pod.Namespace, "default")
 }
 
 // matchLabels are quoted, as JSON, for YAML takes a bare 0 for a number and a bare

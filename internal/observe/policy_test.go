@@ -91,6 +91,29 @@ func TestTheMendOfAPolicyDropMendsIt(t *testing.T) {
 
 // A rule that `why` prints is read by kubectl, which turns it to JSON before it
 // knows that labels are strings.
+// `ep add` tells a pod's namespace, and not its name: its namespace counts all the same.
+func TestTheMendNamesTheNamespaceOfAPodWithoutAName(t *testing.T) {
+	for _, ns := range []string{"elsewhere", "", "shop"} {
+		t.Run("namespace "+ns, func(t *testing.T) {
+			w := newWorld(t)
+			client := w.veth(1, state.PathBoth)
+			w.do(func(e *engine.Engine) error { return e.RemoveEndpoint(client.ID) })
+			w.endpointOf(1, w.name+"-p1", state.PathBoth, state.PodRef{Namespace: ns})
+			server := w.veth(2, state.PathBoth)
+			w.apply(map[string]string{"deny-in": denyIn})
+			w.open()
+			to := netip.AddrPortFrom(server.IP4, serverPort).String()
+			a := w.why(w.name+"-p1", to)
+			_, rule, _ := strings.Cut(a.Mend, "`")
+			rule, _, _ = strings.Cut(rule, "`")
+			w.apply(map[string]string{"mend": fmt.Sprintf("%s, ingress: [{%s}]}", strings.TrimSuffix(denyIn, "}"), rule)})
+			if b := w.why(w.name+"-p1", to); a.Verdict != Dropped || b.Verdict != Forwarded {
+				t.Errorf("%s, and with %s: %s", a.Sentence, rule, b.Text())
+			}
+		})
+	}
+}
+
 func TestARuleKeepsLabelsStrings(t *testing.T) {
 	address := netip.MustParseAddr("fd00::1")
 	isolated := End{Endpoint: 1, Namespace: "shop"}

@@ -10,8 +10,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -66,6 +64,7 @@ func (q *question) service() (service, error) {
 		return s, nil
 	}
 	s.known, s.number = true, found.Entry.Number
+	q.front = found.Entry
 	reason, err := q.n.dp.ServiceClosed(found.Entry, q.src.Addr())
 	if err != nil {
 		return s, err
@@ -109,35 +108,6 @@ func (q *question) refusedAtSocket(reason uint32) *Way {
 	w.step("connect() in "+q.from.end(q.src).Name(), "tables", Refused, "it fails with "+errno+": "+r.Sentence+" ("+r.Name+")")
 	w.end(Refused, "it is refused at the socket: "+r.Sentence, q.mend(reason))
 	return w
-}
-
-// mend is the smallest change that would let this packet pass; "" when the
-// reason's own sentence says all there is.
-func (q *question) mend(reason uint32) string {
-	proto := protocolNames[q.proto]
-	switch reason {
-	case bpfgen.ReasonNoBackend:
-		return fmt.Sprintf("give the Service a backend that is ready, such as `mustang svc add --service %s --protocol %s --backend ADDRESS:PORT --replace`", q.dst, proto)
-	case bpfgen.ReasonServicePort:
-		return fmt.Sprintf("use a port that the Service has (%s), or add this one: `mustang svc add --service %s --protocol %s --backend ADDRESS:PORT`", q.portsOf(q.dst.Addr()), q.dst, proto)
-	}
-	return bpfgen.Reasons[reason].Mend
-}
-
-// portsOf are the frontends that an address has.
-func (q *question) portsOf(a netip.Addr) string {
-	all, err := q.n.dp.Frontends.All()
-	if err != nil {
-		return "`mustang svc ls` lists them"
-	}
-	var ports []string
-	for key := range all {
-		if f := datapath.KeyFrom(key).Frontend; key.Proto != 0 && key.Scope == bpfgen.ScopeAny && f.AddrPort.Addr() == a {
-			ports = append(ports, fmt.Sprintf("%d/%s", f.AddrPort.Port(), f.Protocol))
-		}
-	}
-	slices.Sort(ports)
-	return strings.Join(ports, ", ")
 }
 
 // inPlace runs fn in the namespace of ep's hook.
@@ -184,10 +154,18 @@ func (q *question) podRoutes(w *Way, ep state.Endpoint, dst netip.Addr) (bool, e
 		return true, nil // the hook tells more than nothing
 	}
 	var missing error
+	own := false
 	err := inPod(ep, func() error {
-		_, missing = netlink.RouteGet(net.IP(dst.AsSlice()))
+		var routes []netlink.Route
+		routes, missing = netlink.RouteGet(net.IP(dst.AsSlice()))
+		own = len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 		return nil
 	})
+	if err == nil && own {
+		w.step("the kernel of "+describe(ep), "kernel", Forwarded, fmt.Sprintf("%s is the pod's own address", dst))
+		w.end(Forwarded, "it passes, and reaches the pod itself: it never leaves it, and no program or policy is asked", "")
+		return false, nil
+	}
 	if err != nil || missing == nil {
 		return err == nil, err
 	}
@@ -216,25 +194,7 @@ func (q *question) leaveNode(w *Way, frame []byte, ep state.Endpoint, dst netip.
 		w.end(Forwarded, fmt.Sprintf("it passes, and leaves by the pod's own %s", ep.IfName), "")
 		return nil
 	}
-	routes, err := netlink.RouteGet(net.IP(dst.AsSlice()))
-	if err != nil || len(routes) == 0 {
-		w.step("the node's kernel", "kernel", NoRoute, fmt.Sprintf("it has no route to %s: %v", dst, err))
-		w.end(NoRoute, "mustang lets it pass, but the node has no route there", fmt.Sprintf("give the node a route to %s (`ip route` shows what it has)", dst))
-		return nil
-	}
-	r := routes[0]
-	if r.Type == unix.RTN_LOCAL {
-		w.step("the node's kernel", "kernel", Forwarded, fmt.Sprintf("%s is the node's own address", dst))
-		w.end(Forwarded, "it passes, and reaches the node itself", "")
-		return nil
-	}
-	by := "by " + linkName(r.LinkIndex)
-	if r.Gw != nil {
-		by = "via " + r.Gw.String() + " " + by
-	}
-	w.step("the node's kernel", "kernel", Forwarded, "it routes it "+by)
-	w.end(Forwarded, "it passes, and leaves the node "+by+"; what happens there is not this node's to say", "")
-	return nil
+	return q.routeByNode(w, frame, ep, dst)
 }
 
 // arrival is the interface by which a packet from src comes to this node; 0
@@ -259,6 +219,23 @@ func linkName(ifindex int) string {
 		return fmt.Sprintf("interface %d", ifindex)
 	}
 	return l.Attrs().Name
+}
+
+// senderMAC is the link address from which the node's packets come to a pod's address.
+// Inside a pod that is by which programs know the node.
+func senderMAC(to state.Endpoint, dst netip.Addr) net.HardwareAddr {
+	if to.Placement == state.HostEnd {
+		return orZero(to.NodeMAC)
+	}
+	routes, err := netlink.RouteGet(net.IP(dst.AsSlice()))
+	if err != nil || len(routes) == 0 {
+		return orZero(nil)
+	}
+	l, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return orZero(nil)
+	}
+	return orZero(l.Attrs().HardwareAddr)
 }
 
 // orZero is a link address, or zeros where none is known.

@@ -76,6 +76,7 @@ type question struct {
 	proto     uint8
 	run       *datapath.DryRun
 	names     nameCache
+	front     datapath.Frontend // that dst is, if it is one
 }
 
 func (q *question) answer() (Answer, error) {
@@ -262,7 +263,7 @@ func (q *question) enterNode(w *Way, p probe, to state.Endpoint) error {
 		return err
 	}
 	w.step(from, "kernel", Forwarded, "the node routes it to "+describe(to))
-	p.srcMAC, p.dstMAC = orZero(to.NodeMAC), to.MAC
+	p.srcMAC, p.dstMAC = senderMAC(to, p.dst.Addr()), to.MAC
 	return q.enterPod(w, p.frame(), to, arrived)
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -98,6 +99,44 @@ func TestWhyNamesBackendsHooksAndTheMend(t *testing.T) {
 	}
 }
 
+// A mend is a command only where that does what it says, and no more: an address of
+// a Service that has others, or is Kubernetes's, is not to get a Service of its own.
+func TestTheMendKnowsWhoseServiceItIs(t *testing.T) {
+	w := newWorld(t)
+	w.veth(1, state.PathBoth)
+	whole := func(owner state.Owner, name string, fronts ...state.ServiceFrontend) state.Service {
+		return state.Service{ServiceID: state.ServiceID{Owner: owner, Namespace: "shop", Name: name},
+			Ports: []state.ServicePort{{Protocol: state.TCP, Frontends: fronts}}}
+	}
+	at := func(s string) state.ServiceFrontend {
+		return state.ServiceFrontend{AddrPort: netip.MustParseAddrPort(s)}
+	}
+	external := at("203.0.113.1:80")
+	external.Kind = state.ExternalIP
+	w.do(func(e *engine.Engine) error {
+		sticky := plain(state.TCP, netip.MustParseAddrPort("10.96.0.6:80"))
+		sticky.Affinity = time.Hour
+		if err := e.AddServices(plain(state.TCP, empty4), sticky, whole(state.OwnerCLI, "named", at("10.96.0.7:80"), external)); err != nil {
+			return err
+		}
+		_, err := e.ChangeServices(state.OwnerKubernetes, []state.Service{whole(state.OwnerKubernetes, "db", at("10.96.0.8:80"))}, nil)
+		return err
+	})
+	w.open()
+	for _, x := range []struct{ dst, mend string }{
+		{empty4.String(), "`mustang svc add --service 10.96.0.2:80 --protocol tcp --backend ADDRESS:PORT --replace`"},
+		{"10.96.0.6:80", "with all that `mustang svc ls -o wide` shows"},
+		{"10.96.0.7:80", "with all that `mustang svc ls -o wide` shows"},
+		{"203.0.113.1:80", "with all that `mustang svc ls -o wide` shows"},
+		{"10.96.0.8:80", "which is kubernetes's, a backend: see why none of its pods is ready"},
+		{"10.96.0.8:81", "use a port that the Service has (80/tcp), or add this one to the Service, which is kubernetes's"},
+	} {
+		if a := w.why("shop/pod-1", x.dst); a.Verdict != Refused || !strings.Contains(a.Mend, x.mend) || strings.Contains(a.Mend, "--service") != strings.Contains(x.mend, "--service") {
+			t.Errorf("%s: %s", x.dst, a.Mend)
+		}
+	}
+}
+
 // No program sees an SCTP socket connect: it is by packet, and the backend is
 // asked about, wherever else Services are done.
 func TestWhySCTPGoesByPacket(t *testing.T) {
@@ -124,12 +163,16 @@ func TestWhySCTPGoesByPacket(t *testing.T) {
 func TestWhyFollowsThePacketOutOfTheNodeAndIn(t *testing.T) {
 	w := newWorld(t)
 	w.veth(1, state.PathBoth)
-	w.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up && ip addr add 192.0.2.1/24 dev up0")
+	w.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up && ip addr add 192.0.2.1/24 dev up0 && ip addr add 2001:db8::1/64 dev up0 nodad")
 	w.open()
 	for _, x := range []struct{ src, dst, verdict, says string }{
 		{"shop/pod-1", "192.0.2.7:99/udp", Forwarded, "leaves the node by up0"},
 		{"shop/pod-1", "192.0.2.1", Forwarded, "reaches the node itself"},
 		{"shop/pod-1", "198.51.100.1:80", NoRoute, "the node has no route"},
+		{"shop/pod-1", "10.9.0.1:99/udp", Forwarded, "reaches the pod itself"},
+		{"shop/pod-1", "127.0.0.1", Forwarded, "reaches the pod itself"},
+		{"shop/pod-1", "224.0.0.1", Forwarded, "does not pass on"},
+		{"shop/pod-1", "fe80::7", NoRoute, "link-local"},
 		{"192.0.2.7", "10.9.0.1:80", Forwarded, "reaches shop/pod-1"},
 		{"192.0.2.1", "pod-1", Forwarded, "reaches shop/pod-1"},
 		{"192.0.2.7", "192.0.2.8", Undecided, "neither end"},
@@ -137,6 +180,22 @@ func TestWhyFollowsThePacketOutOfTheNodeAndIn(t *testing.T) {
 	} {
 		if a := w.why(x.src, x.dst); a.Verdict != x.verdict || !strings.Contains(a.Sentence, x.says) {
 			t.Errorf("%s → %s: %s, %s", x.src, x.dst, a.Verdict, a.Sentence)
+		}
+	}
+	// A node's kernel may forward less than it sends itself.
+	for _, x := range []struct{ change, back, dst, says, mend string }{
+		{"sysctl -qw net.ipv4.ip_forward=0", "sysctl -qw net.ipv4.ip_forward=1", "192.0.2.7:1", "the node forwards nothing", "`sysctl -w net/ipv4/ip_forward=1`"},
+		{"sysctl -qw net.ipv4.conf.h1.forwarding=0", "sysctl -qw net.ipv4.conf.h1.forwarding=1", "192.0.2.7:1", "the node forwards nothing", "`sysctl -w net/ipv4/conf/h1/forwarding=1`"},
+		{"sysctl -qw net.ipv6.conf.all.forwarding=0", "sysctl -qw net.ipv6.conf.all.forwarding=1", "2001:db8::7", "the node forwards nothing", "`sysctl -w net/ipv6/conf/all/forwarding=1`"},
+		{"ip rule add from 10.9.0.1 blackhole pref 9", "ip rule del pref 9", "192.0.2.7:1", "the node has no route", "`ip route get 192.0.2.7 from 10.9.0.1 iif h1`"},
+	} {
+		w.run("%s", x.change)
+		if a := w.why("shop/pod-1", x.dst); a.Verdict != NoRoute || !strings.Contains(a.Sentence, x.says) || !strings.Contains(a.Mend, x.mend) {
+			t.Errorf("after %s: %+v", x.change, a)
+		}
+		w.run("%s", x.back)
+		if a := w.why("shop/pod-1", x.dst); a.Verdict != Forwarded {
+			t.Errorf("after %s: %+v", x.back, a)
 		}
 	}
 	w.check(w.n.dp.Map("mst_programs_v1").Delete(uint32(0)))
@@ -189,6 +248,26 @@ func TestWhyInsidePodsOnAParentLink(t *testing.T) {
 			t.Errorf("the parent's hook is not on the way:\n%s", a.Text())
 		}
 	}
+}
+
+// Inside a pod the node is known by its own interface on the link: by that its packets
+// come, also those of a kubelet's probes, which no policy stops.
+func TestWhyKnowsTheNodeOnAParentLink(t *testing.T) {
+	w := newWorld(t)
+	w.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up")
+	w.run("ip link add link up0 name mv-up0 type macvlan mode bridge && ip addr add 10.9.0.254/24 dev mv-up0 && ip link set mv-up0 up && ip addr add 192.0.2.1/32 dev up0")
+	ns := w.name + "-p2"
+	w.namespace(ns)
+	w.run("ip link add link up0 name eth0 netns %s type macvlan mode bridge && ip -n %s link set eth0 up && ip -n %s addr add 10.9.0.2/24 dev eth0", ns, ns, ns)
+	w.endpoint(2, ns, state.PathTC)
+	w.apply(map[string]string{"deny-in": denyIn})
+	w.open()
+	for src, verdict := range map[string]string{"10.9.0.254": Forwarded, "192.0.2.1": Forwarded, "10.9.0.200": Dropped} {
+		if a := w.why(src, "10.9.0.2"); a.Verdict != verdict {
+			t.Errorf("%s: %s", src, a.Text())
+		}
+	}
+	w.run("ping -c 1 -W 10 10.9.0.2")
 }
 
 // Asking changes nothing: every table, byte by byte, on every CPU.

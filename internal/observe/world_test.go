@@ -176,12 +176,17 @@ func (w *world) veth(i int, path state.ServicePath) state.Endpoint {
 	return w.endpoint(i, ns, path)
 }
 
-func (w *world) endpoint(i int, ns string, path state.ServicePath) (ep state.Endpoint) {
+func (w *world) endpoint(i int, ns string, path state.ServicePath) state.Endpoint {
+	w.t.Helper()
+	return w.endpointOf(i, ns, path, state.PodRef{Namespace: "shop", Name: fmt.Sprintf("pod-%d", i)})
+}
+
+func (w *world) endpointOf(i int, ns string, path state.ServicePath, pod state.PodRef) (ep state.Endpoint) {
 	w.t.Helper()
 	w.do(func(e *engine.Engine) (err error) {
 		ep, err = e.AddEndpoint(context.Background(), engine.EndpointSpec{
 			Netns: netns.Path(ns), IfName: "eth0", Owner: state.OwnerCLI, ServicePath: path,
-			Pod:    state.PodRef{Namespace: "shop", Name: fmt.Sprintf("pod-%d", i)},
+			Pod:    pod,
 			Labels: map[string]string{"app": fmt.Sprintf("app-%d", i)},
 		})
 		return err

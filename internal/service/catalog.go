@@ -147,6 +147,11 @@ func PlainID(owner state.Owner, f state.Frontend) state.ServiceID {
 	return state.ServiceID{Owner: owner, Name: f.String()}
 }
 
+// PlainGroup is the group of such a Service's frontend.
+func PlainGroup(owner state.Owner, f state.Frontend) uint64 {
+	return groupOf(PlainID(owner, f), state.ServicePort{Protocol: f.Protocol})
+}
+
 // restore notes that a binding of id's is in force, which its record may know.
 func (c *Catalog) restore(id state.ServiceID, b state.Binding) {
 	o := c.objects[id]

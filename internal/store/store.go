@@ -140,6 +140,12 @@ func (s Store) serviceFile(id state.ServiceID) string {
 	return filepath.Join(s.dir, servicesDir, url.PathEscape(id.Owner.String()+" "+id.String())+".json")
 }
 
+// HasService says whether a Service has a record.
+func (s Store) HasService(id state.ServiceID) bool {
+	_, err := os.Stat(s.serviceFile(id))
+	return err == nil
+}
+
 // ReadJournal reads the operation that was under way into v; false: none was.
 // What a killed tool was about to make the journal is removed.
 func (s Store) ReadJournal(v any) (bool, error) {
