@@ -89,8 +89,6 @@ func TestTheMendOfAPolicyDropMendsIt(t *testing.T) {
 	}
 }
 
-// A rule that `why` prints is read by kubectl, which turns it to JSON before it
-// knows that labels are strings.
 // `ep add` tells a pod's namespace, and not its name: its namespace counts all the same.
 func TestTheMendNamesTheNamespaceOfAPodWithoutAName(t *testing.T) {
 	for _, ns := range []string{"elsewhere", "", "shop"} {
@@ -114,6 +112,8 @@ func TestTheMendNamesTheNamespaceOfAPodWithoutAName(t *testing.T) {
 	}
 }
 
+// A rule that `why` prints is read by kubectl, which turns it to JSON before it
+// knows that labels are strings.
 func TestARuleKeepsLabelsStrings(t *testing.T) {
 	address := netip.MustParseAddr("fd00::1")
 	isolated := End{Endpoint: 1, Namespace: "shop"}
