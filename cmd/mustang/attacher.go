@@ -23,6 +23,9 @@ func init() {
 
 type engineAttacher struct{ *engine.Engine }
 
+// Close leaves no scope that was made for nothing.
+func (a engineAttacher) Close() error { return a.Abandon() }
+
 func (a engineAttacher) AddEndpoint(ctx context.Context, made state.Endpoint, pod podSpec) (uint32, error) {
 	ep, err := a.Engine.AddEndpoint(ctx, engine.EndpointSpec{Owner: state.OwnerCLI, ServicePath: pod.servicePath, Made: &made,
 		Labels: pod.labels, Ports: pod.ports, Pod: pod.ref, Masquerade: pod.masquerade})

@@ -49,10 +49,7 @@ func (g *globals) with(ctx context.Context, readOnly bool, fn func(*engine.Engin
 	if err != nil {
 		return err
 	}
-	if err := fn(e); err != nil {
-		return errors.Join(err, e.Abandon())
-	}
-	return e.Close()
+	return errors.Join(fn(e), e.Abandon())
 }
 
 func (g *globals) notify(sentence string) { fmt.Fprintln(g.warnings, "mustang:", sentence) }

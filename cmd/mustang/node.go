@@ -154,15 +154,8 @@ func readNodes(g *globals, file string, stdin io.Reader) (f node.File, err error
 	if err != nil {
 		return f, usagef("read nodes: %w", err)
 	}
-	docs := slices.DeleteFunc(manifest.Documents(text), func(doc []byte) bool {
-		var v any
-		return yaml.Unmarshal(doc, &v) == nil && v == nil // comments
-	})
-	if len(docs) > 1 { // the reader of YAML takes the first alone
-		return f, usagef("%s has %d documents: put all nodes into one {settings, nodes}", file, len(docs))
-	}
-	if len(docs) == 1 { // it need not be the first: others are comments
-		text = docs[0]
+	if text, err = manifest.One(text); err != nil {
+		return f, usagef("%s: %w: put all nodes into one {settings, nodes}", file, err)
 	}
 	if err := yaml.UnmarshalStrict(text, &f); err != nil {
 		return f, usagef("%s is not {settings, nodes}: %w", file, err)

@@ -147,12 +147,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if refused, ok := att.(interface{ Abandon() error }); ok && err != nil {
-			done = refused.Abandon
-		}
-		err = errors.Join(err, done())
-	}()
+	defer func() { err = errors.Join(err, done()) }()
 
 	rec := podRecord{
 		Name: name, State: podMaking, Maker: record.ThisMaker(), Mode: spec.Mode,

@@ -272,6 +272,20 @@ func TestARefusedFirstCommandLeavesNothing(t *testing.T) {
 	}
 }
 
+// Nor does one that has nothing to do: the pod of a node that was reset goes without them.
+func TestACommandThatChangesNothingLeavesNothing(t *testing.T) {
+	w := newTool(t)
+	pod := fmt.Sprintf("nothing%d", os.Getpid())
+	w.ok("pod", "add", pod, "--ip=10.1.0.2/32")
+	w.ok("reset")
+	for _, args := range [][]string{{"pod", "rm", pod}, {"node", "sync"}} {
+		w.ok(args...)
+		if _, err := os.Stat(w.bpffs); !os.IsNotExist(err) {
+			t.Errorf("%v left %s", args, w.bpffs)
+		}
+	}
+}
+
 func TestTwoToolsAtOnceBothTakeEffect(t *testing.T) {
 	w := newTool(t)
 	var wg sync.WaitGroup

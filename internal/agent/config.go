@@ -18,6 +18,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/k8s"
+	"github.com/mustang-net/mustang/internal/policy/manifest"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -96,6 +97,9 @@ func (c Config) Read(path string) (Config, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return c, fmt.Errorf("read the configuration: %w", err)
+	}
+	if text, err = manifest.One(text); err != nil {
+		return c, fmt.Errorf("configuration %s: %w: put all settings into one", path, err)
 	}
 	if err := yaml.UnmarshalStrict(text, &c); err != nil {
 		return c, fmt.Errorf("configuration %s: %w", path, err)

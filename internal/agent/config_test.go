@@ -60,3 +60,16 @@ func TestConfigFileKeepsTheRest(t *testing.T) {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 }
+
+// What stands behind a document of comments is read; settings in two documents are not
+// half of them.
+func TestConfigIsOneDocument(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.yaml")
+	for text, node := range map[string]string{"---\n# ours\n---\nnode: a\n": "a", "node: a\n---\n# end\n": "a", "# nothing\n": Defaults().Node, "node: a\n---\nnode-mode: vxlan\n": ""} {
+		must(t, os.WriteFile(path, []byte(text), 0o600))
+		c, err := Defaults().Read(path)
+		if (err != nil) != (node == "") || err == nil && c.Node != node {
+			t.Errorf("%q: node %q, %v", text, c.Node, err)
+		}
+	}
+}

@@ -149,7 +149,8 @@ func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool
 	return e, false, nil
 }
 
-// Abandon is Close of one whose change was refused: a scope that was made for it goes, too.
+// Abandon is Close of one whose change was refused, or was none: a scope that was made for
+// it goes, too.
 func (e *Engine) Abandon() error {
 	if !e.made || e.lender != nil || !e.untouched() {
 		return e.Close()

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -48,6 +49,22 @@ func Read(r io.Reader) (File, error) {
 		return File{}, err
 	}
 	return f, nil
+}
+
+// One is the only document of a stream, beside those that say nothing: the reader of YAML
+// takes the first alone, be it nothing but comments. Without any it is nil.
+func One(text []byte) ([]byte, error) {
+	docs := slices.DeleteFunc(Documents(text), func(doc []byte) bool {
+		var v any
+		return yaml.Unmarshal(doc, &v) == nil && v == nil
+	})
+	switch len(docs) {
+	case 0:
+		return nil, nil
+	case 1:
+		return docs[0], nil
+	}
+	return nil, fmt.Errorf("it has %d documents", len(docs))
 }
 
 // Documents cuts a stream at its `---` lines, of which a comment may follow.
