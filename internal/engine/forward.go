@@ -25,6 +25,10 @@ type ForwardRules struct {
 	Policy  string `json:"policy,omitempty"`
 }
 
+// Firewall lists the chains that packets meet which the calling thread's namespace
+// forwards, and that could drop something.
+func Firewall() ([]ForwardRules, error) { return forwardRules() }
+
 // forwardRules lists the chains at the forward hook of the calling thread's
 // namespace that could drop something: those with rules or with policy drop.
 func forwardRules() ([]ForwardRules, error) {

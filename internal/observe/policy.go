@@ -177,7 +177,7 @@ func (q *question) rule(side string, isolated, peer End, port uint16) string {
 // namespace is the one that policies take a pod to be in, also where nobody told the
 // pod's own name, and so an End has none.
 func (q *question) namespace(e End) string {
-	return cmp.Or(q.endpoints[e.Endpoint].Pod.Namespace, "default")
+	return cmp.Or(e.Namespace, q.endpoints[e.Endpoint].Pod.Namespace, "default")
 }
 
 // matchLabels are quoted, as JSON, for YAML takes a bare 0 for a number and a bare

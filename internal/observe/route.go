@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -65,9 +66,27 @@ func (q *question) routeByNode(w *Way, frame []byte, ep state.Endpoint, dst neti
 	if r.Gw != nil {
 		by = "via " + r.Gw.String() + " " + by
 	}
-	w.step(at, "kernel", Forwarded, "it routes it "+by)
+	w.step(at, "kernel", Forwarded, "it routes it "+by+firewall())
 	w.end(Forwarded, "it passes, and leaves the node "+by+"; what happens there is not this node's to say", "")
 	return nil
+}
+
+// firewall names the chains that have a say in what the node's kernel forwards, as
+// the rest of a sentence: they are not asked.
+func firewall() string {
+	rules, err := engine.Firewall()
+	if err != nil || len(rules) == 0 {
+		return ""
+	}
+	var chains []string
+	for _, r := range rules {
+		name := fmt.Sprintf("%s of table %s (%s", r.Chain, r.Table, r.Backend)
+		if r.Policy != "" {
+			name += ", policy " + r.Policy
+		}
+		chains = append(chains, name+")")
+	}
+	return ", if the host's firewall lets it, which is not asked: chain " + strings.Join(chains, ", ")
 }
 
 // forwards says whether the node's kernel forwards to dst what comes in by an

@@ -198,6 +198,14 @@ func TestWhyFollowsThePacketOutOfTheNodeAndIn(t *testing.T) {
 			t.Errorf("after %s: %+v", x.back, a)
 		}
 	}
+	// What forwards by the kernel meets the host's firewall, which nobody asks.
+	if text := w.why("shop/pod-1", "192.0.2.7:1").Text(); strings.Contains(text, "firewall") {
+		t.Errorf("without a firewall: %s", text)
+	}
+	w.run("nft add table ip guard && nft 'add chain ip guard f { type filter hook forward priority 0; policy drop; }'")
+	if text := w.why("shop/pod-1", "192.0.2.7:1").Text(); !strings.Contains(text, "the host's firewall lets it, which is not asked: chain f of table ip guard (nftables, policy drop)") {
+		t.Errorf("with a firewall: %s", text)
+	}
 	w.check(w.n.dp.Map("mst_programs_v1").Delete(uint32(0)))
 	if a := w.why("shop/pod-1", "192.0.2.7:1"); a.Verdict != Dropped || a.Ways[0].Reason != "no_program" {
 		t.Errorf("without a program: %+v", a)
