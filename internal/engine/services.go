@@ -252,7 +252,8 @@ func (e *Engine) change(ch service.Change, op operation) error {
 		e.catalog.Commit(ch)
 		e.settle(op.Departures)
 	}
-	if undo := (*reconcile.UndoError)(nil); errors.As(err, &undo) {
+	undo := (*reconcile.UndoError)(nil)
+	if errors.As(err, &undo) || err != nil && e.applyServices(inverse) != nil {
 		// The next tool brings the old state back.
 		return errors.Join(err, e.store.WriteJournal(inverse))
 	}
@@ -270,6 +271,11 @@ func (e *Engine) applyServices(op operation) error {
 			return err
 		}
 	}
+	for _, s := range op.Records { // for which there may be no room
+		if err := e.store.PutService(s); err != nil {
+			return err
+		}
+	}
 	err := e.services.Apply(op.Upserts, op.Removes)
 	if cleanup := (*reconcile.CleanupError)(nil); errors.As(err, &cleanup) {
 		e.services = nil
@@ -278,11 +284,6 @@ func (e *Engine) applyServices(op operation) error {
 	}
 	if err != nil {
 		return err
-	}
-	for _, s := range op.Records {
-		if err := e.store.PutService(s); err != nil {
-			return err
-		}
 	}
 	for _, id := range op.Forget {
 		if err := e.store.DeleteService(id); err != nil {
@@ -311,6 +312,17 @@ func (e *Engine) inverse(op operation) operation {
 	for _, k := range op.Removes {
 		if old, ok := e.services.Get(k); ok {
 			inv.Upserts = append(inv.Upserts, old)
+		}
+	}
+	changed := slices.Clone(op.Forget)
+	for _, s := range op.Records {
+		changed = append(changed, s.ServiceID)
+	}
+	for _, id := range changed {
+		if old, known := e.catalog.Service(id); known && !service.Plain(old) {
+			inv.Records = append(inv.Records, old)
+		} else {
+			inv.Forget = append(inv.Forget, id)
 		}
 	}
 	return inv

@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -310,4 +313,33 @@ func TestOnlyWhatDiffersIsWritten(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// An error is that nothing has changed, also when it is the record that could not be written.
+func TestAServiceWithoutRoomForItsRecordIsUndone(t *testing.T) {
+	n := newNode(t)
+	n.must(func(e *Engine) error { return e.AddServices(svc("10.96.0.1:80", "10.0.0.1:80")) })
+	before := n.services()
+	dir := filepath.Join(n.scope.StateDir, "services")
+	stands := filepath.Join(dir, ".new-"+url.PathEscape("cli tcp 10.96.0.2:80")+".json", "in the way")
+	if err := os.MkdirAll(stands, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	more := []state.Service{svc("10.96.0.1:80", "10.0.0.2:80"), svc("10.96.0.2:80", "10.0.0.1:80")}
+	for i := range more {
+		more[i].Affinity = time.Hour
+	}
+	err := n.do(func(e *Engine) error { return e.UpsertServices(more) })
+	if err == nil {
+		t.Fatal("it could be written")
+	}
+	if err := os.RemoveAll(filepath.Dir(stands)); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(before, n.services(), compareAddrs); d != "" {
+		t.Errorf("%v, and yet: %s", err, d)
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
+		t.Errorf("records of what is not there: %v, %v", files, err)
+	}
 }
