@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "b33a9aa40a98df11c5823174f06382771f329dfb535a24127a81587a8421e1b0"
+const ObjectsHash = "0553fedfd618fffa0f404892214899e2a4009257210f9580ec9503f2cb1d91c7"
