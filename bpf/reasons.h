@@ -85,5 +85,7 @@ enum drop_reason {
 		* mend: let the sender keep to the path's MTU, as it does unless told otherwise (`SCTP_PEER_ADDR_PARAMS`: SPP_PMTUD_ENABLE), or give the Service the port that its backends have */
 	REASON_TUNNEL_PORT = 38, /* under its node's address a masqueraded pod, or a client outside by a Service, sends to the port of the nodes' tunnel, where its packet would be the node's
 		* mend: let the pod, or the Service's backend, use another UDP port, give the tunnel another (`mustang node set --port`), or exclude the destination from masquerade */
-	REASON_COUNT = 39,
+	REASON_HOP_LIMIT = 39, /* the hop limit of a client's packet ran out here, on its way to a backend elsewhere
+		* mend: where Services lead to each other's node ports in a circle, give one of them other backends; else let the client's packets have a larger hop limit */
+	REASON_COUNT = 40,
 };

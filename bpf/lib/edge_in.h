@@ -31,6 +31,9 @@ inline_fn int edge_done(struct __sk_buff *skb, struct pkt *p, int verdict)
 		bpf_tail_call(skb, &mst_programs_v1, PROG_TO_POD_EDGE);
 		verdict = edge_drop(skb, REASON_NO_PROGRAM);
 	}
+	/* As a router does: else what Services of two nodes lead to each other would go round for ever. */
+	if (verdict == EDGE_SEND && !from_door && !hop_take(skb, p))
+		verdict = edge_drop(skb, REASON_HOP_LIMIT);
 	return verdict == EDGE_DROP ? drop(skb, skb->cb[CB_REASON], DIR_EDGE) : edge_sent(skb, p, verdict);
 }
 

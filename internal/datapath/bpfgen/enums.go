@@ -299,7 +299,8 @@ const (
 	ReasonPolicyUnknown    = 36 // the pod is not known yet, so nobody can say which policies select it
 	ReasonSctpFragment     = 37 // an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives
 	ReasonTunnelPort       = 38 // under its node's address a masqueraded pod, or a client outside by a Service, sends to the port of the nodes' tunnel, where its packet would be the node's
-	ReasonCount            = 39
+	ReasonHopLimit         = 39 // the hop limit of a client's packet ran out here, on its way to a backend elsewhere
+	ReasonCount            = 40
 )
 
 // Reasons is the table of drop reasons, by number.
@@ -343,6 +344,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonPolicyUnknown:    {36, "policy_unknown", "the pod is not known yet, so nobody can say which policies select it", "wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes"},
 	ReasonSctpFragment:     {37, "sctp_fragment", "an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives", "let the sender keep to the path's MTU, as it does unless told otherwise (`SCTP_PEER_ADDR_PARAMS`: SPP_PMTUD_ENABLE), or give the Service the port that its backends have"},
 	ReasonTunnelPort:       {38, "tunnel_port", "under its node's address a masqueraded pod, or a client outside by a Service, sends to the port of the nodes' tunnel, where its packet would be the node's", "let the pod, or the Service's backend, use another UDP port, give the tunnel another (`mustang node set --port`), or exclude the destination from masquerade"},
+	ReasonHopLimit:         {39, "hop_limit", "the hop limit of a client's packet ran out here, on its way to a backend elsewhere", "where Services lead to each other's node ports in a circle, give one of them other backends; else let the client's packets have a larger hop limit"},
 }
 
 // #define

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "465812bb34ab45bc84e10b78ca208883585e1c8695e6e9130027a3c331eee2f0"
+const ObjectsHash = "c225a0fd3980b8770dfbb663000db9f515b16012a970f136e4b928ab985b8069"

@@ -350,6 +350,25 @@ func TestAMasqueradedPodHasNoTunnel(t *testing.T) {
 	})
 }
 
+// Node ports of two nodes that lead to each other end a packet as routers do that lead to each other.
+func TestTheEdgeTakesFromTheHopLimit(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		at := 8
+		if o.v6 {
+			at = hopLimitAt
+		}
+		o.nodePort(0, end(External(2, o.v6), 8080))
+		for _, flags := range []uint8{syn, ack, ack} { // new, known, by the short way
+			for _, hops := range []byte{1, 0, 64, 2} {
+				a, err := o.edge.Arrive(o.frame(o.c, o.f, flags).Byte(at, hops).Frame())
+				if check(t, err); hops <= 1 && a.Dropped != ReasonName(bpfgen.ReasonHopLimit) || hops > 1 && (a.Dropped != "" || a.Frame[14+at] != hops-1) {
+					t.Errorf("%v v6=%v, hop limit %d: %v", o.proto, o.v6, hops, a)
+				}
+			}
+		}
+	})
+}
+
 // Nor has a client outside, whatever backend somebody gave a Service.
 func TestAClientOutsideHasNoTunnel(t *testing.T) {
 	eachEdge(t, func(o outside) {
