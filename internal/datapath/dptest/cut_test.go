@@ -159,7 +159,10 @@ func TestAFlowThatIsCutHalfOpenIsNotOpenedByItsAnswer(t *testing.T) {
 func TestACutFlowInTheShadowIsNotOpenedFromItsOtherEnd(t *testing.T) {
 	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 		s := newScene(t, net, v6, oracle.TCP)
-		defer s.ingress(0)
+		defer func() {
+			s.ingress(0)
+			check(t, net.MstFactsV1.Put(uint32(0), bpfgen.PodFacts{})) // for the tests behind
+		}()
 		s.open(s.vip, s.b)
 		shadow := s.send(s.client, s.c, s.b, syn).Tuple().Src
 		s.sees(s.send(s.server, s.b, shadow, syn|ack), s.client, s.b, s.c)
