@@ -72,6 +72,7 @@ func (e *Engine) loadEndpoints() error {
 		} else {
 			lost, unknown := e.lostMasquerade(id)
 			ep.Masquerade, err = lost, errors.Join(err, unknown)
+			ep.HostIf = lostHostIf(ep)
 		}
 		switch {
 		case !isLost(ep):

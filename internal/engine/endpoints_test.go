@@ -253,7 +253,7 @@ func TestALostStoreDoesNotStopEndpoints(t *testing.T) {
 			if err := os.RemoveAll(n.scope.StateDir); err != nil {
 				t.Fatal(err)
 			}
-			if got := n.endpoints(); len(got) != 2 {
+			if got := n.endpoints(); len(got) != 2 || got[0].HostIf != "h1" || got[1].HostIf != "h2" {
 				t.Fatal(got)
 			}
 			n.ping(a, "10.9.0.2")

@@ -19,6 +19,18 @@ import (
 // whose it is, but what an agent has found out since.
 func isLost(ep state.Endpoint) bool { return ep.Netns == "" }
 
+// lostHostIf is the name of ep's host end, by its index in the tables.
+func lostHostIf(ep state.Endpoint) string {
+	if ep.Placement == state.InPod {
+		return ""
+	}
+	l, err := netlink.LinkByIndex(ep.IfIndex)
+	if err != nil {
+		return ""
+	}
+	return l.Attrs().Name
+}
+
 // isAsRecorded says that the interface that r is about is still there.
 func (e *Engine) isAsRecorded(r state.Endpoint) bool {
 	if isLost(r) || !e.alive(r) || e.checkMAC(r) != nil {
