@@ -90,6 +90,10 @@ func TestOutsideChangesHands(t *testing.T) {
 			if _, saw, err := askFrom(&m.pod.Space, "tcp", netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), serverPort)); err != nil || saw != m.pod.IPv4 {
 				t.Errorf("%s: %v, %v", what, saw, err)
 			}
+			// The kernel translates nothing any more where it has no rule to, nor a server's last segment.
+			eventually(t, "the server has closed, too", func() bool {
+				return m.run(&m.pod.Space, "ss -Htn dst 192.0.2.1") == ""
+			})
 			m.run(&m.node.Space, "%s", change[1])
 			m.mustang(m.node, edge...)
 		} else {
