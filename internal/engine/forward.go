@@ -25,13 +25,9 @@ type ForwardRules struct {
 	Policy  string `json:"policy,omitempty"`
 }
 
-// Firewall lists the chains that packets meet which the calling thread's namespace
-// forwards, and that could drop something.
-func Firewall() ([]ForwardRules, error) { return forwardRules() }
-
-// forwardRules lists the chains at the forward hook of the calling thread's
+// Firewall lists the chains at the forward hook of the calling thread's
 // namespace that could drop something: those with rules or with policy drop.
-func forwardRules() ([]ForwardRules, error) {
+func Firewall() ([]ForwardRules, error) {
 	list, err := hookRules(hookForward, "filter")
 	if err != nil {
 		return nil, fmt.Errorf("list nftables chains: %w", err)

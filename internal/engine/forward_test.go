@@ -19,7 +19,7 @@ func TestChainsAreListedWhileOthersChangeThem(t *testing.T) {
 	defer func() { _, _ = others.Process.Kill(), others.Wait() }()
 	failed := 0
 	for range 300 {
-		if _, err := forwardRules(); err != nil {
+		if _, err := Firewall(); err != nil {
 			failed++
 			t.Log(err)
 		}

@@ -59,7 +59,7 @@ func (e *Engine) Status() (Status, error) {
 		s.Warnings = append(s.Warnings, err.Error())
 	}
 	s.CgroupRoot = root
-	rules, err := forwardRules()
+	rules, err := Firewall()
 	if err != nil {
 		s.Warnings = append(s.Warnings, "the host's firewall could not be looked at: "+err.Error())
 	}
@@ -77,19 +77,8 @@ func (e *Engine) Status() (Status, error) {
 		return s, err
 	}
 	s.Services = len(services)
-	endpoints, err := e.Endpoints()
-	if err != nil {
+	if err := e.endpointsStatus(&s); err != nil {
 		return s, err
-	}
-	for _, ep := range endpoints {
-		s.Endpoints[string(ep.Placement)]++
-	}
-	unheld, err := e.unheld()
-	if err != nil {
-		s.Warnings = append(s.Warnings, err.Error())
-	}
-	for _, ep := range unheld {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("the programs of endpoint %d (%s in %s) are off its interface: neither Services nor policies hold there; an agent puts them back, or `mustang ep rm` and `mustang ep add`", ep.ID, ep.IfName, ep.Netns))
 	}
 	nodes, warnings, err := e.nodesStatus()
 	if err != nil {
@@ -104,13 +93,6 @@ func (e *Engine) Status() (Status, error) {
 		if s.Outside, err = e.outsideStatus(); err != nil {
 			return s, err
 		}
-	}
-	warning, err := e.gatherWarning()
-	if err != nil {
-		return s, err
-	}
-	if warning != "" {
-		s.Warnings = append(s.Warnings, warning)
 	}
 	programs, current, err := e.dp.Programs()
 	if err != nil {
@@ -131,17 +113,50 @@ func (e *Engine) Status() (Status, error) {
 		return s, err
 	}
 	s.passedBy(rules)
-	gone, err := e.dp.GoneEdges()
+	devices, err := e.deviceWarnings()
 	if err != nil {
 		return s, err
 	}
-	for _, i := range gone {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("interface %d of the edge is gone: clients outside reach Services by the others alone; `mustang edge set` names another", i))
-	}
+	s.Warnings = append(s.Warnings, devices...)
 	if len(s.Programs) > 0 && !s.Current {
 		s.Warnings = append(s.Warnings, "the loaded programs are another build's; the next `mustang ep add` replaces them in place")
 	}
 	return s, nil
+}
+
+// endpointsStatus counts the endpoints, and names those that have lost their programs.
+func (e *Engine) endpointsStatus(s *Status) error {
+	endpoints, err := e.Endpoints()
+	if err != nil {
+		return err
+	}
+	for _, ep := range endpoints {
+		s.Endpoints[string(ep.Placement)]++
+	}
+	unheld, err := e.unheld()
+	if err != nil {
+		s.Warnings = append(s.Warnings, err.Error())
+	}
+	for _, ep := range unheld {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("the programs of endpoint %d (%s in %s) are off its interface: neither Services nor policies hold there; an agent puts them back, or `mustang ep rm` and `mustang ep add`", ep.ID, ep.IfName, ep.Netns))
+	}
+	return nil
+}
+
+// deviceWarnings say what is wrong with the devices that the node's own programs are at.
+func (e *Engine) deviceWarnings() (out []string, err error) {
+	gather, err := e.gatherWarning()
+	if err != nil {
+		return nil, err
+	}
+	if gather != "" {
+		out = append(out, gather)
+	}
+	gone, err := e.dp.GoneEdges()
+	for _, i := range gone {
+		out = append(out, fmt.Sprintf("interface %d of the edge is gone: clients outside reach Services by the others alone; `mustang edge set` names another", i))
+	}
+	return out, err
 }
 
 // passedBy says what of the host's the packets do not meet that eBPF forwards; rules are of its FORWARD chains.
