@@ -95,7 +95,7 @@ int from_pod(struct __sk_buff *skb)
 		verdict = forward_new(skb, &p, self, scope, f.now);
 		return to_send_out(verdict) ? sent_out(skb, &p, self) : edge_sent(skb, &p, verdict);
 	}
-	reason = denied_end(f.e, &f.key, &p, skb->cb[CB_ENDPOINT], true);
+	reason = ends(&p) ? denied_end(f.e, &f.key, &p, skb->cb[CB_ENDPOINT], true) : REASON_NONE;
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	ct_touch(&f, &p);
@@ -158,7 +158,7 @@ inline_fn int judge_entering(struct __sk_buff *skb)
 		if (reason)
 			return wire_known_verdict(skb, &p, &f, reason);
 	}
-	reason = denied_end(f.e, &f.key, &p, skb->cb[CB_ENDPOINT], false);
+	reason = ends(&p) ? denied_end(f.e, &f.key, &p, skb->cb[CB_ENDPOINT], false) : REASON_NONE;
 	if (reason)
 		return drop(skb, reason, DIR_TO_POD);
 	ct_touch(&f, &p);

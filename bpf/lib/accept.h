@@ -11,6 +11,7 @@
 #include "frag.h"
 #include "icmp_error.h"
 #include "keep.h"
+#include "lb.h"
 #include "nat.h"
 #include "near_path.h"
 #include "nobody.h"
@@ -45,6 +46,17 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 	return reason;
 }
 
+/* Whether a packet without a flow is a Service's answer, translated before its client's half was forgotten
+ * (docs/removal.md): as a flow of its own it would lead what the client sends next to nowhere. */
+inline_fn bool late_answer(const struct pkt *p)
+{
+	__u16 address;
+
+	if (p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+		return false;
+	return told_port(bpf_ntohs(p->t.sport)) && service_find(&p->t.src, p->t.sport, p->proto, SCOPE_ANY, &address);
+}
+
 /**
  * accept_new - the first packet of a flow that reaches a pod through its own hook
  */
@@ -66,6 +78,8 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 		return wire_verdict(skb, p, reason);
 	if (!reason)
 		reason = admit(p, &plan, skb->cb[CB_ENDPOINT]);
+	if (!from_wire && !reason && late_answer(p))
+		return into_pod(skb, p, self, skb->cb[CB_ENDPOINT]);
 	plan.near = from_wire && p->shape && p->proto == IPPROTO_TCP;
 	if (!reason && plan.near)
 		pair_keep(&plan, p, asked);

@@ -159,15 +159,6 @@ inline_fn bool worn_port(__be16 dport)
 	return !c || (__u16)(bpf_ntohs(dport) - c->port_first) < c->port_count;
 }
 
-/* Whether some frontend has a port, or once had, or flows wear it, or once did. */
-inline_fn bool told_port(__u16 port)
-{
-	__u32 word = port / 64;
-	__u64 *had = bpf_map_lookup_elem(&mst_frontend_ports_v1, &word);
-
-	return !had || *had >> (port % 64) & 1;
-}
-
 /* Whether a port may be of a range that the edge had before, of which flows still wear some: all of it was told. */
 inline_fn bool worn_before(__be16 dport)
 {

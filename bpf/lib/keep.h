@@ -18,8 +18,13 @@ inline_fn bool flow_current(const struct ct_entry *e, const struct ct_end *mine,
 	return mine->endpoint == id && ends_current(e);
 }
 
+inline_fn bool ends(const struct pkt *p)
+{
+	return p->tcp_flags & (TCP_FIN | TCP_RST);
+}
+
 /**
- * denied_end - whether policy denies a packet that ends a flow, before either half of it learns of that
+ * denied_end - whether policy denies a packet that ends() a flow, before either half of it learns of that
  * @e: its entry
  * @at: where that lies
  * @id: the endpoint that this program serves
@@ -31,7 +36,7 @@ global_fn int denied_end(struct ct_entry *e, const struct ct_key *at, const stru
 {
 	bool opener;
 
-	if (!e || !at || !p || !(p->tcp_flags & (TCP_FIN | TCP_RST)))
+	if (!e || !at || !p)
 		return REASON_NONE;
 	opener = !!(key_src_is_hi(at, &p->t) ^ (e->flags & CT_ORIGIN_IS_HI)) != sends;
 	return flow_current(e, opener ? &e->opener : &e->responder, id) ? REASON_NONE : judge_again(e, at, id, opener);

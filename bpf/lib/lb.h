@@ -4,6 +4,15 @@
 
 #include "common.h"
 
+/* Whether some frontend has a port, or once had, or flows wear it, or once did. */
+inline_fn bool told_port(__u16 port)
+{
+	__u32 word = port / 64;
+	__u64 *had = bpf_map_lookup_elem(&mst_frontend_ports_v1, &word);
+
+	return !had || *had >> (port % 64) & 1;
+}
+
 /**
  * service_at - the Service whose frontend a key is
  * @key: its scope is set here

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -163,22 +164,24 @@ func (w *world) udpReplaced(tr *trial) {
 	stop := make(chan struct{})
 	inForce := tr.newFlowsMove(stop)
 	moved := make(chan time.Time, 1)
+	var last atomic.Value // what the flow met last
 	go func() {
 		for {
 			name, err := whoBy(c)
+			last.Store(fmt.Sprintf("%q, %v, at %s", name, err, time.Now().Format(time.TimeOnly)))
 			if name == w.servers[1].Name || ended(err) {
 				moved <- time.Now()
 				return
 			}
 		}
 	}()
-	tr.apply("", tr.a, 1)
+	applied := tr.apply("", tr.a, 1)
 	select {
 	case at := <-moved:
 		first := <-inForce
 		w.t.Logf("the flow moved or ended %v after the first new flow had met the new backend", at.Sub(first))
 	case <-time.After(2 * patience):
-		w.t.Fatal("the old backend still answers")
+		w.t.Fatalf("the flow %s>%s has not moved since %s; last answer and error: %s", c.LocalAddr(), c.RemoteAddr(), applied.Format(time.TimeOnly), last.Load())
 	}
 	close(stop)
 	if w.ownPath() { // the application connects anew

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "c225a0fd3980b8770dfbb663000db9f515b16012a970f136e4b928ab985b8069"
+const ObjectsHash = "8b12a6ae84c6bbfeaa97f8cab9f7f859a4d3124fc19825d2ec121d8fd163c0c8"

@@ -113,6 +113,24 @@ func TestSynToABackendThatIsGoneGoesToAnother(t *testing.T) {
 	})
 }
 
+// As a change takes a backend away: the client's half goes first, while an answer is under way.
+func TestAnAnswerWithoutItsClientsHalfBecomesNoFlow(t *testing.T) {
+	for name, proto := range map[string]uint8{"udp": oracle.UDP, "sctp": oracle.SCTP} {
+		t.Run(name, func(t *testing.T) {
+			eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+				s := newScene(t, net, v6, proto)
+				s.sees(s.send(s.client, s.c, s.vip, syn), s.server, s.c, s.b)
+				other := end(s.second.IP(v6), 8080)
+				net.SetService(t, proto, s.vip, other)
+				net.DeleteFlow(t, Tuple{proto, s.c, s.vip}, bpfgen.CTScopeFlow)
+				s.sees(s.send(s.server, s.b, s.c, syn|ack), s.client, s.vip, s.c)
+				s.sees(s.send(s.client, s.c, s.vip, syn), s.second, s.c, other)
+				s.sees(s.send(s.second, other, s.c, syn|ack), s.client, s.vip, s.c)
+			})
+		})
+	}
+}
+
 func TestEstablishedFlowKeepsARemovedBackend(t *testing.T) {
 	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 		s := newScene(t, net, v6, oracle.TCP)
