@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -269,8 +270,9 @@ func (d *Datapath) LinkedEndpoints() (map[uint32]bool, error) {
 	return out, nil
 }
 
-// Remove detaches every link and unpins everything under dir, and removes dir.
-// It needs no table to be readable. A dir that is not there is success.
+// Remove detaches every link and unpins everything under dir, and removes dir,
+// unless a bpffs is mounted there itself: then it is whoever's mounted it. It
+// needs no table to be readable. A dir that is not there is success.
 func Remove(dir string) error {
 	var errs []error
 	// Links first: a table must not vanish under an attached program's feet.
@@ -281,7 +283,7 @@ func Remove(dir string) error {
 	for _, sub := range []string{linksDir, programsDir, mapsDir} {
 		errs = append(errs, os.RemoveAll(filepath.Join(dir, sub)))
 	}
-	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EBUSY) {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

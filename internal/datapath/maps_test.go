@@ -75,3 +75,19 @@ func TestEachProgramHasANameAndAHook(t *testing.T) {
 		}
 	}
 }
+
+func TestRemoveLeavesTheMountItself(t *testing.T) {
+	d := tables(t)
+	mount := filepath.Dir(d.dir)
+	here, err := Open(mount, Sizes{CT: 64, CTNew: 64, Services: 64, Slots: 64, Backends: 64})
+	if err != nil {
+		t.Fatal(err)
+	}
+	here.Close()
+	if err := Remove(mount); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(mount, mapsDir)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the tables: %v", err)
+	}
+}
