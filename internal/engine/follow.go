@@ -122,8 +122,8 @@ func (e *Engine) overlayCurrent(self state.Node, remotes []state.Node) (*peers.O
 		return nil, false, err
 	}
 	a := l.Attrs()
-	o := peers.OverlayOf(self, remotes, a.Index, mtu)
-	return o, a.MTU == peers.OverlayMTU(self, mtu) && uint32(a.Index) == config.Overlay, nil
+	o, err := peers.OverlayOf(self, remotes, a.Index, mtu)
+	return o, a.MTU == peers.OverlayMTU(self, mtu) && uint32(a.Index) == config.Overlay, err
 }
 
 // FollowEdge is SetEdge when the devices that want names are not those at work,

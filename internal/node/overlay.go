@@ -37,6 +37,7 @@ type Overlay struct {
 	Index int
 	MTU   int // bytes of the longest packet that fits through the tunnel
 	Own   []netip.Prefix
+	wire  []netip.Addr // of this node, between nodes, that it has by now
 }
 
 // Ifindex is the device's; 0: there is none.
@@ -47,13 +48,20 @@ func (o *Overlay) Ifindex() int {
 	return o.Index
 }
 
-// Addr is the address of a family as which this node speaks through the tunnel.
+// Addr is the address of a family as which this node speaks through the tunnel: the one
+// that pods reach it by there, so that a server that answers from wherever the route says
+// answers from where it was asked. A node without one of the family has only the device's.
 func (o *Overlay) Addr(is4 bool) netip.Addr {
-	if o != nil {
-		for _, p := range o.Own {
-			if p.Addr().Is4() == is4 {
-				return p.Addr()
-			}
+	if o == nil {
+		return netip.Addr{}
+	}
+	all := slices.Clone(o.wire)
+	for _, p := range o.Own {
+		all = append(all, p.Addr())
+	}
+	for _, a := range all {
+		if a.Is4() == is4 {
+			return a
 		}
 	}
 	return netip.Addr{}
@@ -72,8 +80,8 @@ func (o *Overlay) lead(r *netlink.Route, is4 bool) error {
 }
 
 // EnsureOverlay makes the tunnel's device, or brings it to what set says. self
-// is this node; the node itself speaks through the tunnel as the first address
-// of its pods' networks, which no pod has, so that the answer comes back by it.
+// is this node; where it has no address of a family between nodes, it speaks through
+// the tunnel as the first address of its pods' networks, which no pod has.
 func EnsureOverlay(self state.Node, remotes []state.Node, set state.NodeSettings, underlay int) (*Overlay, error) {
 	want := overlayDevice(set, OverlayMTU(self, underlay))
 	have, err := netlink.LinkByName(OverlayName)
@@ -97,7 +105,10 @@ func EnsureOverlay(self state.Node, remotes []state.Node, set state.NodeSettings
 			return nil, fmt.Errorf("look up %s: %w", OverlayName, err)
 		}
 	}
-	o := OverlayOf(self, remotes, have.Attrs().Index, underlay)
+	o, err := OverlayOf(self, remotes, have.Attrs().Index, underlay)
+	if err != nil {
+		return nil, err
+	}
 	err = o.setUp(self, have, want.MTU)
 	if errors.Is(err, unix.EADDRINUSE) { // the device opens its port when it comes up
 		err = fmt.Errorf("%w; is another VXLAN device at UDP port %d? choose another port", err, set.Port)
@@ -106,12 +117,23 @@ func EnsureOverlay(self state.Node, remotes []state.Node, set state.NodeSettings
 }
 
 // OverlayOf describes the tunnel's device with that index.
-func OverlayOf(self state.Node, remotes []state.Node, index, underlay int) *Overlay {
+func OverlayOf(self state.Node, remotes []state.Node, index, underlay int) (*Overlay, error) {
 	o := &Overlay{Index: index, MTU: underlay - Overhead(self, remotes)}
 	for _, p := range self.PodCIDRs {
 		o.Own = append(o.Own, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
 	}
-	return o
+	local, err := netns.Addrs(nil)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range local {
+		ip, _ := netip.AddrFromSlice(a.IP)
+		// The kernel refuses a route from an address that it still asks others about.
+		if slices.Contains(self.Addrs, ip.Unmap()) && a.Flags&unix.IFA_F_TENTATIVE == 0 {
+			o.wire = append(o.wire, ip.Unmap())
+		}
+	}
+	return o, nil
 }
 
 func overlayDevice(set state.NodeSettings, mtu int) *netlink.Vxlan {
