@@ -133,6 +133,9 @@ func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool
 	}
 	if err == nil && !opts.ReadOnly && !datapath.Exists(scope.BPFFS) {
 		e.made, err = true, e.store.Make() // where nothing can be kept, nothing is pinned
+		if err == nil && !pending {
+			op, pending, err = e.lostNodes()
+		}
 	}
 	if err == nil {
 		e.dp, err = datapath.Open(scope.BPFFS, opts.Sizes)
