@@ -176,6 +176,22 @@ func DetachFilters(ep state.Endpoint) error {
 	return nil
 }
 
+// DetachAllFilters takes all of ours off an interface of the calling thread's namespace,
+// whoever may have recorded what they are. The qdisc stays: it is empty, and may be
+// another's by now.
+func DetachAllFilters(l netlink.Link) error {
+	var errs []error
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		filters, _ := netns.Filters(l, parent) // without a qdisc there are none
+		for _, f := range filters {
+			if b, ok := f.(*netlink.BpfFilter); ok && strings.HasPrefix(b.Name, filterPrefix) {
+				errs = append(errs, ignoreGone(netlink.FilterDel(b)))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
 func clsact(ifindex int) netlink.Qdisc {
 	return &netlink.GenericQdisc{
 		QdiscAttrs: netlink.QdiscAttrs{

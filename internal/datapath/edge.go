@@ -190,11 +190,6 @@ func (d *Datapath) detachEdge(ifindex int, hooks ...edgeHook) error {
 	return errors.Join(append(errs, removeEdgeFilters(ifindex, hooks...))...)
 }
 
-// DetachEdgeFilters is DetachEdge for what kernels without tcx have.
-func DetachEdgeFilters(ifindex int) error {
-	return removeEdgeFilters(ifindex, edgeHooks...)
-}
-
 func removeEdgeFilters(ifindex int, hooks ...edgeHook) error {
 	filters, err := edgeFilters(ifindex, hooks...)
 	for _, f := range filters {

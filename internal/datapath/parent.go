@@ -77,11 +77,11 @@ func (d *Datapath) DetachParent(ifindex int) error {
 	if err := detachPin(d.parentPin(ifindex)); err != nil {
 		return err
 	}
-	return DetachParentFilter(ifindex)
+	return detachParentFilter(ifindex)
 }
 
-// DetachParentFilter is DetachParent for what kernels without tcx have.
-func DetachParentFilter(ifindex int) error {
+// detachParentFilter is DetachParent for what kernels without tcx have.
+func detachParentFilter(ifindex int) error {
 	l, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
 		return ignoreGone(err)

@@ -437,10 +437,6 @@ func removeWireFilter(l netlink.Link, h wireHook) error {
 	return errors.Join(errs...)
 }
 
-// RemoveWireFilters removes our filters from all devices of the calling thread's
-// namespace. (Links go with their pins.)
-func RemoveWireFilters() error { return removeWireFilters(nil) }
-
 // WireDevices are the ifindexes of the devices that carry the NIC's program.
 func (d *Datapath) WireDevices() []int {
 	var out []int

@@ -109,8 +109,10 @@ func (e *Engine) uninstall(ep state.Endpoint) error {
 	return errors.Join(e.dp.Counters.Zero(ep.ID), e.store.DeleteEndpoint(ep.ID))
 }
 
+// detachFilters also takes off the qdisc that was made for them, if they have become links
+// since (settle.go).
 func (e *Engine) detachFilters(ep state.Endpoint) error {
-	if ep.Attach != datapath.AttachClsact {
+	if ep.Attach != datapath.AttachClsact && !ep.Qdisc {
 		return nil
 	}
 	return e.atHook(ep, func() error { return datapath.DetachFilters(ep) })

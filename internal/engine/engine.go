@@ -133,6 +133,9 @@ func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool
 	}
 	if err == nil && !opts.ReadOnly && !datapath.Exists(scope.BPFFS) {
 		e.made, err = true, e.store.Make() // where nothing can be kept, nothing is pinned
+		if err == nil && !pending {
+			op, pending, err = e.lostNodes()
+		}
 	}
 	if err == nil {
 		e.dp, err = datapath.Open(scope.BPFFS, opts.Sizes)
@@ -208,30 +211,31 @@ func (e *Engine) reset() error {
 	for _, ep := range records {
 		errs = append(errs, e.detachFilters(ep))
 	}
-	if e.dp == nil || e.dp.AttachKind() == datapath.AttachClsact {
-		errs = append(errs, ofEachLink(datapath.DetachEdgeFilters))
-	}
-	errs = append(errs, ofEachLink(datapath.DetachParentFilter), e.forgetNodes(), peers.RemoveDoor(), e.removeGather(), e.masqueradeTable().Delete(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
+	errs = append(errs, detachNodeFilters(), peers.RemoveRoutes(), peers.RemoveOverlay(), peers.RemoveDoor(), e.removeGather(),
+		e.masqueradeTable().Delete(), datapath.Remove(e.scope.BPFFS), e.store.Remove())
 	return errors.Join(errs...)
 }
 
-// ofEachLink takes filters off the node's links: other than pinned links, they do
-// not go with the scope's directory, and its tables may be unreadable.
-func ofEachLink(detach func(ifindex int) error) error {
+// detachNodeFilters takes our filters off the node's links: other than pinned links, they
+// do not go with the scope's directory, and what says where they are may be lost.
+func detachNodeFilters() error {
 	links, err := netns.Links()
 	for _, l := range links {
-		err = errors.Join(err, detach(l.Attrs().Index))
+		err = errors.Join(err, datapath.DetachAllFilters(l))
 	}
 	return err
 }
 
 // Reset opens and resets a scope, even one whose tables this mustang cannot
-// read. A scope that does not exist is success.
+// read, or whose pins are gone. A scope that does not exist is success.
 func Reset(ctx context.Context, scope Scope, notify func(string)) error {
 	scope = scope.withDefaults()
 	st := store.At(scope.StateDir)
 	if _, err := os.Stat(scope.BPFFS); errors.Is(err, os.ErrNotExist) {
-		return privilege(st.Remove())
+		if st.Empty() {
+			return privilege(st.Remove()) // what there may be on the node is another scope's
+		}
+		return privilege((&Engine{scope: scope, opts: Options{Notify: notify}, store: st}).reset())
 	}
 	if err := scope.checkBPFFS(); err != nil {
 		return privilege(err)

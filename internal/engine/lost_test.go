@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/policy"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -107,6 +108,44 @@ func TestPodsWhoseTablesAreLostComeBack(t *testing.T) {
 				return err
 			})
 		})
+	}
+}
+
+// So do other nodes: who only knew his own pods would have sent theirs to a tunnel that
+// nothing leads out of.
+func TestNodesWhoseTablesAreLostComeBack(t *testing.T) {
+	n := newNode(t)
+	w := &edgeWorld{node: n, home: netns.Path(n.name)}
+	w.wire(0, 1)
+	if _, err := n.add(n.pod(1)); err != nil {
+		t.Fatal(err)
+	}
+	w.tunnelled()
+	told := func() (nets map[datapath.Prefix]uint32, wires, warnings int) {
+		w.must(func(e *Engine) error {
+			var err error
+			nets, err = e.dp.Nets.All()
+			s, wrong := e.Status()
+			for _, warning := range s.Warnings {
+				if strings.Contains(warning, "node sync") {
+					warnings++
+				}
+			}
+			wires = len(e.dp.WireDevices())
+			return errors.Join(err, wrong)
+		})
+		return nets, wires, warnings
+	}
+	before, wires, _ := told()
+	if len(before) == 0 || wires == 0 {
+		t.Fatalf("networks of others %v, %d devices lead there", before, wires)
+	}
+	if err := datapath.Remove(n.scope.BPFFS); err != nil {
+		t.Fatal(err)
+	}
+	after, now, warnings := told()
+	if !maps.Equal(after, before) || now != wires || warnings > 0 {
+		t.Errorf("networks of others are %v, and were %v; %d devices lead there, and %d did; %d warnings", after, before, now, wires, warnings)
 	}
 }
 

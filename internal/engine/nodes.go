@@ -380,12 +380,3 @@ func (e *Engine) syncOverlay(self state.Node, remotes []state.Node, set state.No
 	}
 	return peers.EnsureOverlay(self, remotes, set, mtu)
 }
-
-// forgetNodes is the reverse of syncNodes, for a reset.
-func (e *Engine) forgetNodes() error {
-	n, err := e.store.Nodes()
-	if err == nil && len(n.Nodes) == 0 && n.Settings == nil {
-		return nil // nothing was ever made
-	}
-	return errors.Join(datapath.RemoveWireFilters(), peers.RemoveRoutes(), peers.RemoveOverlay())
-}

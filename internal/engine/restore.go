@@ -59,6 +59,18 @@ func (e *Engine) restore(records map[uint32]state.Endpoint) {
 	}
 }
 
+// lostNodes journals, before there are tables again, the list of nodes that went with the
+// last ones: this opening brings it into force, or the next, should it be killed.
+func (e *Engine) lostNodes() (op operation, lost bool, err error) {
+	n, err := e.store.Nodes()
+	if err != nil || len(n.Nodes) == 0 {
+		return op, false, err
+	}
+	e.opts.Notify("the nodes were lost with the tables, and are brought into force again")
+	op = operation{Kind: opNodes, Nodes: &n}
+	return op, true, e.store.WriteJournal(op)
+}
+
 // restoreOne attaches the programs first, which drop what the tables do not know: who is
 // killed in between leaves an endpoint that is closed, and restored by the next opening.
 func (e *Engine) restoreOne(ep state.Endpoint) error {

@@ -59,10 +59,12 @@ func (e *Engine) Settled(s *Settling) error {
 	if err := e.dp.KeepLinks(s.links); err != nil {
 		return err
 	}
-	if err := e.detachFilters(ep); err != nil {
+	bare := ep // its qdisc stays: to take that off, the kernel stops the interface, and drops what comes meanwhile
+	bare.Qdisc = false
+	if err := e.detachFilters(bare); err != nil {
 		return err
 	}
-	ep.Attach, ep.Qdisc = datapath.AttachTCX, false
+	ep.Attach = datapath.AttachTCX
 	if err := e.store.PutEndpoint(ep); err != nil {
 		return err
 	}

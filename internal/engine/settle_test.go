@@ -72,16 +72,24 @@ func TestFiltersBecomeLinks(t *testing.T) {
 			})
 			n.ping(a, "10.9.0.2")
 			for i, ep := range n.endpoints() {
-				if ep.Attach != datapath.AttachTCX || ep.Qdisc {
+				if ep.Attach != datapath.AttachTCX || !ep.Qdisc {
 					t.Errorf("%+v", ep)
 				}
 				n.must(func(e *Engine) error { return e.CheckEndpoint(ep.ID) })
 				host := []string{"h1", "h2"}[i]
-				if q := n.run("tc qdisc show dev %s", host); strings.Contains(q, "clsact") {
-					t.Errorf("left behind: %s", q)
+				if f := n.run("tc filter show dev %[1]s ingress; tc filter show dev %[1]s egress", host); f != "" {
+					t.Errorf("left behind: %s", f)
+				}
+				// To take the qdisc off would lose packets of a pod that is at work.
+				if q := n.run("tc qdisc show dev %s", host); !strings.Contains(q, "clsact") {
+					t.Errorf("%s has no clsact any more: %s", host, q)
 				}
 				if ingress := linksAt(t, host, ebpf.AttachTCXIngress); ingress != 1 {
 					t.Errorf("%d programs at %s", ingress, host)
+				}
+				n.must(func(e *Engine) error { return e.RemoveEndpoint(ep.ID) })
+				if q := n.run("tc qdisc show dev %s", host); strings.Contains(q, "clsact") {
+					t.Errorf("left behind: %s", q)
 				}
 			}
 		})
