@@ -5,6 +5,7 @@ package nodes_test
 import (
 	"context"
 	"encoding/json"
+	"net/netip"
 	"testing"
 
 	"github.com/mustang-net/mustang/lab"
@@ -110,6 +111,26 @@ func TestTheTunnelUnderAStrictReversePathFilter(t *testing.T) {
 			w.run(&w.client.Space, "ping -c 2 -i 0.1 -W 5 %s", second.Wire4)
 			w.run(&second.Space, "ping -c 2 -i 0.1 -W 5 -I %s %s", second.Wire4, w.client.IPv4)
 			w.tcp(w.far, w.direct(w.far))
+		})
+	}
+}
+
+// Whoever may write Services may name a node's address and the tunnel's port, or have a host port there: all
+// that the nodes' pods send each other would be that Service's.
+func TestTheTunnelIsNoServices(t *testing.T) {
+	for _, routing := range []string{"ebpf", "legacy"} {
+		t.Run(routing, func(t *testing.T) {
+			w := newWorld(t, lab.Config{}, lab.Join{Mode: "vxlan", HostRouting: routing})
+			first := w.lab.Nodes()[0]
+			w.mustang(first, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
+			for _, taken := range [][]string{{"--external-ip", first.Wire4.String()}, {"--node-port", "4789"}} {
+				service := netip.AddrPortFrom(lab.VIP4(30), 4789).String()
+				w.mustang(first, append([]string{"svc", "add", "--service", service, "--protocol", "udp", "--backend", netip.AddrPortFrom(w.client.IPv4, 9999).String()}, taken...)...)
+				w.run(&w.client.Space, "ping -c 2 -i 0.1 -W 5 %s", w.far.IPv4)
+				w.run(&w.client.Space, "ping -c 2 -i 0.1 -W 5 -M dont -s 4000 %s", w.far.IPv4)
+				w.run(&w.far.Space, "ping -c 2 -i 0.1 -W 5 %s", w.client.IPv6)
+				w.mustang(first, "svc", "rm", "--service", service, "--protocol", "udp")
+			}
 		})
 	}
 }

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "c225a0fd3980b8770dfbb663000db9f515b16012a970f136e4b928ab985b8069"
+const ObjectsHash = "dfa6cea6d703d9486fa6ddc02cac41586ee5122aed2b43670d9c03901bf1891f"

@@ -383,3 +383,24 @@ func TestAClientOutsideHasNoTunnel(t *testing.T) {
 		}
 	})
 }
+
+// Nor has a Service the tunnel, whoever names the node's address and its port.
+func TestAServiceHasNoTunnel(t *testing.T) {
+	eitherEdge(t, func(o outside) {
+		config := bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf, Vni: tunnelID, Port: port(o.f.Port())}
+		if config.Ip4 = toAddr(o.f.Addr()); o.v6 {
+			config.Ip4, config.Ip6 = bpfgen.PodAddr{}, config.Ip4
+		}
+		o.nodePort(0, end(o.edge.Pods[1].IP(o.v6), 8080))
+		for _, config.Overlay = range []uint32{77, 0} {
+			check(t, o.edge.MstNodeV1.Put(uint32(0), config))
+			o.edge.ClearFlows(t)
+			for range 2 {
+				a := o.arrive(o.c, o.f, syn)
+				if passes := o.proto == oracle.UDP && config.Overlay != 0; passes != (a.Dropped == "" && !a.Direct && a.Tuple().Dst == o.f) {
+					t.Errorf("protocol %d v6=%v, device %d: %v", o.proto, o.v6, config.Overlay, a)
+				}
+			}
+		}
+	})
+}
