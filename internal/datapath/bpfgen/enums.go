@@ -285,7 +285,7 @@ const (
 	ReasonUnknownChild     = 22 // a child of the parent link that is no endpoint sent it: not made by mustang
 	ReasonHookBypassed     = 23 // it left the pod past the program on the pod's own interface
 	ReasonWireSpoofed      = 24 // it came in from the wire with the address of a pod of this node
-	ReasonTunnelPeer       = 25 // it came by the tunnel from an address that is no node's
+	ReasonTunnelPeer       = 25 // it came by the tunnel from an address that is no node's, or to another than this node has between nodes
 	ReasonTunnelSource     = 26 // it came by the tunnel from an address that is not of the sending node's pods
 	ReasonTunnelVni        = 27 // it came by the tunnel with another network's number (VNI)
 	ReasonNoRemote         = 28 // it was sent into the tunnel, and no node has its destination
@@ -298,7 +298,7 @@ const (
 	ReasonPolicyIncomplete = 35 // the rule that might allow it did not fit into a table
 	ReasonPolicyUnknown    = 36 // the pod is not known yet, so nobody can say which policies select it
 	ReasonSctpFragment     = 37 // an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives
-	ReasonTunnelPort       = 38 // under its node's address a masqueraded pod, or a client outside by a Service, sends to the port of the nodes' tunnel, where its packet would be the node's
+	ReasonTunnelPort       = 38 // a pod that is masqueraded, any pod to a node, or a client outside by a Service, sends to the port of the nodes' tunnel, where under its node's address its packet would be the node's
 	ReasonHopLimit         = 39 // the hop limit of a client's packet ran out here, on its way to a backend elsewhere
 	ReasonCount            = 40
 )
@@ -330,7 +330,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonUnknownChild:     {22, "unknown_child", "a child of the parent link that is no endpoint sent it: not made by mustang", "make pods on that link by mustang only (`mustang pod add`), or give the other ones another link"},
 	ReasonHookBypassed:     {23, "hook_bypassed", "it left the pod past the program on the pod's own interface", "a program in the pod sends past the tc layer (packet socket with PACKET_QDISC_BYPASS): let it use ordinary sockets"},
 	ReasonWireSpoofed:      {24, "wire_spoofed", "it came in from the wire with the address of a pod of this node", "another machine uses the address of a pod: give every node its own range of pod addresses, or find the sender by its MAC address (`tcpdump -e`)"},
-	ReasonTunnelPeer:       {25, "tunnel_peer", "it came by the tunnel from an address that is no node's", "if a node sent it, make that node known here by the address that it sends from (`mustang node ls`, `mustang node add`); otherwise let nobody else reach the tunnel's port"},
+	ReasonTunnelPeer:       {25, "tunnel_peer", "it came by the tunnel from an address that is no node's, or to another than this node has between nodes", "if a node sent it, make that node known here by the address that it sends from (`mustang node ls`, `mustang node add`); otherwise let nobody else reach the tunnel's port"},
 	ReasonTunnelSource:     {26, "tunnel_source", "it came by the tunnel from an address that is not of the sending node's pods", "make all ranges of that node's pod addresses known here: `mustang node ls` shows them, `mustang node add` replaces them"},
 	ReasonTunnelVni:        {27, "tunnel_vni", "it came by the tunnel with another network's number (VNI)", "give all nodes the same VNI (`mustang node set`)"},
 	ReasonNoRemote:         {28, "no_remote", "it was sent into the tunnel, and no node has its destination", "make the node that has the destination known here (`mustang node add`), or take away the route that leads into the tunnel (`ip route get`)"},
@@ -343,7 +343,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonPolicyIncomplete: {35, "policy_incomplete", "the rule that might allow it did not fit into a table", "`mustang policy ls` says which rule and which table; make rules, or the addresses in them, fewer"},
 	ReasonPolicyUnknown:    {36, "policy_unknown", "the pod is not known yet, so nobody can say which policies select it", "wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes"},
 	ReasonSctpFragment:     {37, "sctp_fragment", "an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives", "let the sender keep to the path's MTU, as it does unless told otherwise (`SCTP_PEER_ADDR_PARAMS`: SPP_PMTUD_ENABLE), or give the Service the port that its backends have"},
-	ReasonTunnelPort:       {38, "tunnel_port", "under its node's address a masqueraded pod, or a client outside by a Service, sends to the port of the nodes' tunnel, where its packet would be the node's", "let the pod, or the Service's backend, use another UDP port, give the tunnel another (`mustang node set --port`), or exclude the destination from masquerade"},
+	ReasonTunnelPort:       {38, "tunnel_port", "a pod that is masqueraded, any pod to a node, or a client outside by a Service, sends to the port of the nodes' tunnel, where under its node's address its packet would be the node's", "let the pod, or the Service's backend, use another UDP port, give the tunnel another (`mustang node set --port`), or exclude a destination that is no node from masquerade"},
 	ReasonHopLimit:         {39, "hop_limit", "the hop limit of a client's packet ran out here, on its way to a backend elsewhere", "where Services lead to each other's node ports in a circle, give one of them other backends; else let the client's packets have a larger hop limit"},
 }
 

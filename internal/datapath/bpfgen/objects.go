@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "dfa6cea6d703d9486fa6ddc02cac41586ee5122aed2b43670d9c03901bf1891f"
+const ObjectsHash = "5a7ccb5c101415390aa33ba73312d1586c8879afdc08397cf95a17f5900361a9"

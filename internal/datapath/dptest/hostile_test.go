@@ -404,3 +404,23 @@ func TestAServiceHasNoTunnel(t *testing.T) {
 		}
 	})
 }
+
+// Nor has any pod, at a node: behind its hook somebody else may masquerade it.
+func TestAPodHasNoTunnelToANode(t *testing.T) {
+	eachTunnel(t, func(t *testing.T, v6, over6 bool) {
+		n := newWireNode(t, true, over6)
+		pod := n.Pods[1]
+		for to, want := range map[netip.AddrPort]uint32{
+			end(wireAddr(2, over6), udpPort):   bpfgen.ReasonTunnelPort,
+			end(wireAddr(2, over6), udpPort+1): bpfgen.ReasonNone,
+			end(External(50, over6), udpPort):  bpfgen.ReasonNone,
+			end(farPod(9, over6), udpPort):     bpfgen.ReasonNone,
+			end(n.Pods[2].IP(over6), udpPort):  bpfgen.ReasonNone,
+		} {
+			r, err := n.FromPod(pod, Eth(pod.MAC, pod.NodeMAC).IP(pod.IP(over6), to.Addr()).UDP(4000, to.Port()).Payload(24).Frame())
+			if check(t, err); r.Reason != want {
+				t.Errorf("to %v: %v, want %s", to, r, ReasonName(want))
+			}
+		}
+	})
+}
