@@ -25,7 +25,7 @@ enum drop_reason {
 		* mend: send fewer extension headers */
 	REASON_SPOOFED_MAC = 8, /* the source MAC address is not the pod's
 		* mend: let the pod send from the MAC address of its own interface (`mustang ep ls` shows it); after changing that on purpose, remove and add the endpoint */
-	REASON_SPOOFED_ADDRESS = 9, /* the source address is not the pod's
+	REASON_SPOOFED_ADDRESS = 9, /* the source address, or the one that it tells neighbours of, is not the pod's; or it speaks as a router
 		* mend: let the pod send from the address it was given (`mustang ep ls` shows it); for another one remove the endpoint and add it again */
 	REASON_FRAG_TINY = 10, /* the first fragment does not hold the transport header
 		* mend: only attacks and broken senders make such fragments; send larger ones */

@@ -269,7 +269,7 @@ const (
 	ReasonBadHeader        = 6  // a header field has a value its standard forbids
 	ReasonExtHeaders       = 7  // more IPv6 extension headers than are followed (6)
 	ReasonSpoofedMAC       = 8  // the source MAC address is not the pod's
-	ReasonSpoofedAddress   = 9  // the source address is not the pod's
+	ReasonSpoofedAddress   = 9  // the source address, or the one that it tells neighbours of, is not the pod's; or it speaks as a router
 	ReasonFragTiny         = 10 // the first fragment does not hold the transport header
 	ReasonFragOverlap      = 11 // a later fragment would overwrite the transport header
 	ReasonFragNoFirst      = 12 // a fragment came before its first one
@@ -314,7 +314,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonBadHeader:        {6, "bad_header", "a header field has a value its standard forbids", "the sender builds broken packets: capture one at the pod (`tcpdump -XX`) and mend the program that makes it"},
 	ReasonExtHeaders:       {7, "ext_headers", "more IPv6 extension headers than are followed (6)", "send fewer extension headers"},
 	ReasonSpoofedMAC:       {8, "spoofed_mac", "the source MAC address is not the pod's", "let the pod send from the MAC address of its own interface (`mustang ep ls` shows it); after changing that on purpose, remove and add the endpoint"},
-	ReasonSpoofedAddress:   {9, "spoofed_address", "the source address is not the pod's", "let the pod send from the address it was given (`mustang ep ls` shows it); for another one remove the endpoint and add it again"},
+	ReasonSpoofedAddress:   {9, "spoofed_address", "the source address, or the one that it tells neighbours of, is not the pod's; or it speaks as a router", "let the pod send from the address it was given (`mustang ep ls` shows it); for another one remove the endpoint and add it again"},
 	ReasonFragTiny:         {10, "frag_tiny", "the first fragment does not hold the transport header", "only attacks and broken senders make such fragments; send larger ones"},
 	ReasonFragOverlap:      {11, "frag_overlap", "a later fragment would overwrite the transport header", "only attacks and broken senders make such fragments; send larger ones"},
 	ReasonFragNoFirst:      {12, "frag_no_first", "a fragment came before its first one", "the sender repeats the datagram, or should: send datagrams that fit the MTU, so that none is fragmented"},

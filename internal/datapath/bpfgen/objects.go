@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "5a7ccb5c101415390aa33ba73312d1586c8879afdc08397cf95a17f5900361a9"
+const ObjectsHash = "567ad205bacb66624dea6af4fd293e82c4f28f62682aa1645bfd1901eb4058a1"

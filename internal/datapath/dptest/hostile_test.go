@@ -141,7 +141,7 @@ func TestDiscoveryStaysOnTheLink(t *testing.T) {
 		}
 		frame := Eth(p.MAC, p.NodeMAC).IP(p.IP6, router).ICMP(kind, 0, 0).Data(p.IP6.AsSlice()).Byte(hopLimitAt, 255).Frame()
 		r, err := net.FromPod(p, frame)
-		if check(t, err); (r.Verdict == Next) != neighbours {
+		if check(t, err); (r.Verdict == Next) != (neighbours && kind != 134 && kind != 137) {
 			t.Errorf("type %d to the router: %v", kind, r)
 		}
 		frame = Eth(p.MAC, p.NodeMAC).IP(External(77, true), router).ICMP(kind, 0, 0).Payload(24).Byte(hopLimitAt, 255).Frame()
@@ -423,4 +423,20 @@ func TestAPodHasNoTunnelToANode(t *testing.T) {
 			}
 		}
 	})
+}
+
+// No pod is a router of IPv6 to who is on one link with it.
+func TestAPodIsNoRouter(t *testing.T) {
+	for _, inPod := range []bool{false, true} {
+		net := usualNetwork(t, way{inPod: inPod})
+		p, other, own := net.Pods[1], net.Pods[2], netip.MustParseAddr("fe80::1")
+		for kind, passes := range map[uint8]bool{133: true, 134: false, 135: true, 136: true, 137: false} {
+			for _, packet := range []*Packet{Eth(p.MAC, all6).IP(own, netip.MustParseAddr("ff02::1")), Eth(p.MAC, other.MAC).IP(own, other.IP6), Eth(p.MAC, all6).IP(p.IP6, netip.MustParseAddr("ff02::1")).Ext(oracle.DestOpts, 8)} {
+				r, err := net.FromPod(p, packet.ICMP(kind, 0, 0).Data(append(p.IP6.AsSlice(), make([]byte, 16)...)).Byte(hopLimitAt, 255).Frame())
+				if check(t, err); (r.Verdict == Next) != passes || !passes && r.Reason != bpfgen.ReasonSpoofedAddress {
+					t.Errorf("type %d, in the pod %v: %v", kind, inPod, r)
+				}
+			}
+		}
+	}
 }
