@@ -58,6 +58,18 @@ inline_fn __u32 sender(const struct bpf_tunnel_key *key, bool ipv6)
 	return tunnel_peer(&a);
 }
 
+/* Whether it came to the address that nodes know this one by. At any other the device listens, too, and there a pod that
+ * somebody masquerades could reach it. */
+inline_fn bool receiver(const struct bpf_tunnel_key *key, const struct node_config *n, bool ipv6)
+{
+	struct addr a;
+
+	if (!ipv6)
+		return bpf_htonl(key->local_ipv4) == n->ip4.words[3];
+	__builtin_memcpy(&a, key->local_ipv6, sizeof(a));
+	return addr_equal(&a, &n->ip6);
+}
+
 /* Reads what the device noted of the outer headers. */
 inline_fn bool tunnel_key(struct __sk_buff *skb, struct bpf_tunnel_key *key, bool *ipv6)
 {
@@ -87,7 +99,7 @@ int from_overlay(struct __sk_buff *skb)
 	if (!tunnel_key(skb, &key, &ipv6))
 		return drop(skb, REASON_TUNNEL_PEER, DIR_TO_POD);
 	ref = sender(&key, ipv6);
-	if (!ref)
+	if (!ref || !receiver(&key, n, ipv6))
 		return drop(skb, REASON_TUNNEL_PEER, DIR_TO_POD);
 	if (key.tunnel_id != n->vni)
 		return drop(skb, REASON_TUNNEL_VNI, DIR_TO_POD);

@@ -25,7 +25,7 @@ enum drop_reason {
 		* mend: send fewer extension headers */
 	REASON_SPOOFED_MAC = 8, /* the source MAC address is not the pod's
 		* mend: let the pod send from the MAC address of its own interface (`mustang ep ls` shows it); after changing that on purpose, remove and add the endpoint */
-	REASON_SPOOFED_ADDRESS = 9, /* the source address is not the pod's
+	REASON_SPOOFED_ADDRESS = 9, /* the source address, or the one that it tells neighbours of, is not the pod's; or it speaks as a router
 		* mend: let the pod send from the address it was given (`mustang ep ls` shows it); for another one remove the endpoint and add it again */
 	REASON_FRAG_TINY = 10, /* the first fragment does not hold the transport header
 		* mend: only attacks and broken senders make such fragments; send larger ones */
@@ -57,7 +57,7 @@ enum drop_reason {
 		* mend: a program in the pod sends past the tc layer (packet socket with PACKET_QDISC_BYPASS): let it use ordinary sockets */
 	REASON_WIRE_SPOOFED = 24, /* it came in from the wire with the address of a pod of this node
 		* mend: another machine uses the address of a pod: give every node its own range of pod addresses, or find the sender by its MAC address (`tcpdump -e`) */
-	REASON_TUNNEL_PEER = 25, /* it came by the tunnel from an address that is no node's
+	REASON_TUNNEL_PEER = 25, /* it came by the tunnel from an address that is no node's, or to another than this node has between nodes
 		* mend: if a node sent it, make that node known here by the address that it sends from (`mustang node ls`, `mustang node add`); otherwise let nobody else reach the tunnel's port */
 	REASON_TUNNEL_SOURCE = 26, /* it came by the tunnel from an address that is not of the sending node's pods
 		* mend: make all ranges of that node's pod addresses known here: `mustang node ls` shows them, `mustang node add` replaces them */
@@ -83,8 +83,8 @@ enum drop_reason {
 		* mend: wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes */
 	REASON_SCTP_FRAGMENT = 37, /* an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives
 		* mend: let the sender keep to the path's MTU, as it does unless told otherwise (`SCTP_PEER_ADDR_PARAMS`: SPP_PMTUD_ENABLE), or give the Service the port that its backends have */
-	REASON_TUNNEL_PORT = 38, /* under its node's address a masqueraded pod, or a client outside by a Service, sends to the port of the nodes' tunnel, where its packet would be the node's
-		* mend: let the pod, or the Service's backend, use another UDP port, give the tunnel another (`mustang node set --port`), or exclude the destination from masquerade */
+	REASON_TUNNEL_PORT = 38, /* a pod that is masqueraded, any pod to a node, or a client outside by a Service, sends to the port of the nodes' tunnel, where under its node's address its packet would be the node's
+		* mend: let the pod, or the Service's backend, use another UDP port, give the tunnel another (`mustang node set --port`), or exclude a destination that is no node from masquerade */
 	REASON_HOP_LIMIT = 39, /* the hop limit of a client's packet ran out here, on its way to a backend elsewhere
 		* mend: where Services lead to each other's node ports in a circle, give one of them other backends; else let the client's packets have a larger hop limit */
 	REASON_COUNT = 40,

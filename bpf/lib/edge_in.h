@@ -18,6 +18,7 @@
 #include "nobody.h"
 #include "parse.h"
 #include "refuse.h"
+#include "remote.h"
 
 inline_fn int edge_drop(struct __sk_buff *skb, __u32 reason)
 {
@@ -182,6 +183,14 @@ inline_fn bool of_host_end(const struct addr *a)
 	return ep && ep->generation && ep->flags & EP_HOST_END;
 }
 
+/* Whether a packet is of the tunnel between nodes: that is no Service's, whoever names the node's address and this port. */
+inline_fn bool to_tunnel(const struct pkt *p)
+{
+	struct node_config *n = of_tunnel(p->proto, p->t.dport) ? node_config() : NULL;
+
+	return n && (addr_equal(&p->t.dst, &n->ip4) || addr_equal(&p->t.dst, &n->ip6));
+}
+
 /**
  * edge_new - a packet from outside that belongs to no known flow
  * @generation: nobody_generation(), as it was when the packet came
@@ -194,6 +203,8 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 generation, __u
 	int reason;
 
 	if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP)
+		return NEXT;
+	if (!from_door && to_tunnel(p))
 		return NEXT;
 	if (from_door && !of_node(&p->t.src)) /* an ipvlan-l3 pod's: to the kernel, the node has sent it */
 		return EDGE_SEND;

@@ -178,6 +178,8 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	if (!reason)
 		reason = admit(p, &plan, 0);
 	to = plan.responder.endpoint ? endpoint_slot(plan.responder.endpoint) : NULL;
+	if (!reason && of_tunnel(p->proto, plan.post.dport) && node_with(&plan.post.dst)) /* whose address it may yet wear */
+		reason = REASON_TUNNEL_PORT;
 	if (!reason && !in_pod && !to && !plan.responder.generation && scope == CT_SCOPE_FLOW && masquerade_routes(skb, p, self))
 		reason = masquerade(skb, p, &plan);
 	p->masqueraded = !in_pod && !!(plan.flags & CT_MASQUERADE);

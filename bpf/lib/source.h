@@ -8,8 +8,10 @@
 /* Offset of the sender's protocol address in an Ethernet frame with ARP for IPv4 (RFC 826). */
 #define ARP_SENDER_IP (ETH_HLEN + 14)
 
-/* The same of a neighbour advertisement's target, in ICMPv6 (RFC 4861 4.4). */
+/* The same of a neighbour advertisement's target, in ICMPv6 (RFC 4861 4.4). What routers tell (4.2, 4.5) lies around it. */
+#define ND_ROUTER 134
 #define ND_ADVERTISEMENT 136
+#define ND_REDIRECT 137
 #define ND_TARGET 8
 
 /* ::, or 0.0.0.0 */
@@ -37,12 +39,20 @@ slow_fn int arp_check(struct __sk_buff *skb, const struct endpoint *self, __u32 
 	return !ip || address_of(&sender, self, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
 }
 
+/* Whether a message says who has an address, or who leads to others. */
+inline_fn bool speaks_for(__u8 type)
+{
+	return type == ND_ADVERTISEMENT || type == ND_ROUTER || type == ND_REDIRECT;
+}
+
 /* The address that a neighbour advertisement speaks of, as ARP's sender. Nobody knows a pod's link-local ones, which lead
- * to nobody beyond its link. */
+ * to nobody beyond its link. And no pod is a router: who believed it would send it what it may not pass on. */
 slow_fn int advertised_check(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id)
 {
 	struct addr target;
 
+	if (p->icmp_type != ND_ADVERTISEMENT)
+		return REASON_SPOOFED_ADDRESS;
 	if (bpf_skb_load_bytes(skb, p->l4_off + ND_TARGET, &target, sizeof(target)))
 		return REASON_TRUNCATED;
 	return link_local(&target) || address_of(&target, self, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
@@ -67,7 +77,7 @@ inline_fn int source_check(struct __sk_buff *skb, const struct pkt *p, const str
 		return REASON_SPOOFED_MAC;
 	if (p->kind == PKT_CONTROL && eth->h_proto == bpf_htons(ETH_P_ARP))
 		return arp_check(skb, self, id);
-	if (p->kind == PKT_CONTROL && p->proto == IPPROTO_ICMPV6 && p->icmp_type == ND_ADVERTISEMENT &&
+	if (p->kind == PKT_CONTROL && p->proto == IPPROTO_ICMPV6 && speaks_for(p->icmp_type) &&
 	    advertised_check(skb, p, self, id))
 		return REASON_SPOOFED_ADDRESS;
 	if (p->kind == PKT_CONTROL && addr_is_none(&p->t.src)) /* it has none yet */

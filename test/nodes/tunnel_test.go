@@ -4,7 +4,13 @@ package nodes_test
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/mustang-net/mustang/lab"
@@ -112,4 +118,84 @@ func TestTheTunnelUnderAStrictReversePathFilter(t *testing.T) {
 			w.tcp(w.far, w.direct(w.far))
 		})
 	}
+}
+
+// Whoever may write Services may name a node's address and the tunnel's port, or have a host port there: all
+// that the nodes' pods send each other would be that Service's.
+func TestTheTunnelIsNoServices(t *testing.T) {
+	for _, routing := range []string{"ebpf", "legacy"} {
+		t.Run(routing, func(t *testing.T) {
+			w := newWorld(t, lab.Config{}, lab.Join{Mode: "vxlan", HostRouting: routing})
+			first := w.lab.Nodes()[0]
+			w.mustang(first, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
+			for _, taken := range [][]string{{"--external-ip", first.Wire4.String()}, {"--node-port", "4789"}} {
+				service := netip.AddrPortFrom(lab.VIP4(30), 4789).String()
+				w.mustang(first, append([]string{"svc", "add", "--service", service, "--protocol", "udp", "--backend", netip.AddrPortFrom(w.client.IPv4, 9999).String()}, taken...)...)
+				w.run(&w.client.Space, "ping -c 2 -i 0.1 -W 5 %s", w.far.IPv4)
+				w.run(&w.client.Space, "ping -c 2 -i 0.1 -W 5 -M dont -s 4000 %s", w.far.IPv4)
+				w.run(&w.far.Space, "ping -c 2 -i 0.1 -W 5 %s", w.client.IPv6)
+				w.mustang(first, "svc", "rm", "--service", service, "--protocol", "udp")
+			}
+		})
+	}
+}
+
+// Who sends under a node's address is that node to the others' tunnels, and says for which pods. A pod does not, whoever
+// masquerades it behind the programs, and whatever address of the other node it names.
+func TestAPodIsNoNodeInTheTunnel(t *testing.T) {
+	for _, routing := range []string{"ebpf", "legacy"} {
+		t.Run(routing, func(t *testing.T) {
+			w := newWorld(t, lab.Config{}, lab.Join{Mode: "vxlan", HostRouting: routing})
+			first, second := w.lab.Nodes()[0], w.lab.Nodes()[1]
+			w.run(&first.Space, "nft add table ip theirs")
+			w.run(&first.Space, "nft add chain ip theirs post { type nat hook postrouting priority srcnat ; }")
+			w.run(&first.Space, "nft add rule ip theirs post ip saddr %s ip daddr != %s masquerade", w.client.IPv4, w.far.IPv4)
+			w.mustang(first, "node", "sync")
+			other := second.Wire4.Next().Next().Next().Next().Next().Next()
+			w.run(&second.Space, "ip addr add %s/16 dev %s", other, lab.Wire)
+			device := strings.Fields(w.run(&second.Space, "ip -br link show mst-vxlan"))[2]
+			forged := pingInTheTunnel(t, device, w.near.IPv4, w.far.IPv4)
+			for _, to := range []netip.Addr{second.Wire4, other} {
+				before := w.pings(w.far)
+				w.must(w.client.Do(func() error {
+					c, err := net.Dial("udp", netip.AddrPortFrom(to, 4789).String())
+					if err != nil {
+						return err
+					}
+					defer c.Close()
+					_, err = c.Write(forged)
+					return err
+				}))
+				w.run(&w.client.Space, "ping -c 1 -W 5 %s", w.far.IPv4) // what was sent before has come by now
+				if n := w.pings(w.far) - before; n != 1 {
+					t.Errorf("by %v, %d pings came to the pod, and one was sent", to, n)
+				}
+			}
+		})
+	}
+}
+
+// pings is how many a pod has received.
+func (w *world) pings(p *lab.Pod) int {
+	w.t.Helper()
+	_, counts, _ := strings.Cut(w.run(&p.Space, "grep ^Icmp: /proc/net/snmp"), "\n")
+	n, err := strconv.Atoi(strings.Fields(counts)[9])
+	w.must(err)
+	return n
+}
+
+// pingInTheTunnel is VXLAN's header, and in it a ping.
+func pingInTheTunnel(t *testing.T, device string, from, to netip.Addr) []byte {
+	t.Helper()
+	mac, err := net.ParseMAC(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ip := slices.Concat([]byte{0x45, 0, 0, 28, 0, 1, 0, 0, 64, 1, 0, 0}, from.AsSlice(), to.AsSlice())
+	var sum uint32
+	for i := 0; i < len(ip); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(ip[i:]))
+	}
+	binary.BigEndian.PutUint16(ip[10:], ^uint16(sum+sum>>16))
+	return slices.Concat([]byte{8, 0, 0, 0, 0, 0, 1, 0}, mac, []byte{2, 0, 0, 0, 0, 1, 8, 0}, ip, []byte{8, 0, 0xf7, 0xfe, 0, 1, 0, 0})
 }

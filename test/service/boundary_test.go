@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -51,6 +52,7 @@ func (w *world) boundary(mode lab.Mode) {
 	tests := []test{
 		{"through its own hook with another's address", (*world).throughItsHook},
 		{"changed behind its own hook", (*world).changedBehindItsHook},
+		{"as a router", (*world).asARouter},
 	}
 	if mode == lab.Macvlan {
 		tests = append(tests,
@@ -183,6 +185,52 @@ func (w *world) throughItsHook() {
 	w.counts("spoofed_mac", "from_pod", func() {
 		w.send(eth0, frame{net.HardwareAddr{2, 0, 0, 0, 0, 9}, parent, address(w.client, w.ipv6), w.out()}, false)
 	})
+}
+
+// asARouter: on one wire with others, a pod that is believed to be their router has what they send.
+func (w *world) asARouter() {
+	outside := &w.lab.Outside().Space
+	if !w.ipv6 {
+		return
+	}
+	believes := func(value string) {
+		w.must(outside.Do(func() error {
+			files, err := filepath.Glob("/proc/sys/net/ipv6/conf/*/accept_ra")
+			for _, f := range files {
+				err = errors.Join(err, os.WriteFile(f, []byte(value), 0))
+			}
+			return err
+		}))
+	}
+	believes("2")
+	defer believes("0")
+	eth0 := w.child("eth0")
+	w.counts("spoofed_address", "from_pod", func() {
+		w.must(w.client.Do(func() error {
+			fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			err = errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255), unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, eth0.index))
+			advertisement := []byte{134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0} // for half an hour
+			if err == nil {
+				err = unix.Sendto(fd, advertisement, 0, &unix.SockaddrInet6{Addr: netip.MustParseAddr("ff02::1").As16(), ZoneId: uint32(eth0.index)})
+			}
+			if errors.Is(err, unix.ENOBUFS) { // so it hears of the drop
+				err = nil
+			}
+			return err
+		}))
+		w.outside() // what was sent before has come by now
+	})
+	w.must(outside.Do(func() error {
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
+		if len(routes) > 0 {
+			w.t.Errorf("the pod is the router of who is outside: %v", routes)
+		}
+		return err
+	}))
 }
 
 // outsideForLegacy is a connection out of the node from a pod that is not

@@ -269,7 +269,7 @@ const (
 	ReasonBadHeader        = 6  // a header field has a value its standard forbids
 	ReasonExtHeaders       = 7  // more IPv6 extension headers than are followed (6)
 	ReasonSpoofedMAC       = 8  // the source MAC address is not the pod's
-	ReasonSpoofedAddress   = 9  // the source address is not the pod's
+	ReasonSpoofedAddress   = 9  // the source address, or the one that it tells neighbours of, is not the pod's; or it speaks as a router
 	ReasonFragTiny         = 10 // the first fragment does not hold the transport header
 	ReasonFragOverlap      = 11 // a later fragment would overwrite the transport header
 	ReasonFragNoFirst      = 12 // a fragment came before its first one
@@ -285,7 +285,7 @@ const (
 	ReasonUnknownChild     = 22 // a child of the parent link that is no endpoint sent it: not made by mustang
 	ReasonHookBypassed     = 23 // it left the pod past the program on the pod's own interface
 	ReasonWireSpoofed      = 24 // it came in from the wire with the address of a pod of this node
-	ReasonTunnelPeer       = 25 // it came by the tunnel from an address that is no node's
+	ReasonTunnelPeer       = 25 // it came by the tunnel from an address that is no node's, or to another than this node has between nodes
 	ReasonTunnelSource     = 26 // it came by the tunnel from an address that is not of the sending node's pods
 	ReasonTunnelVni        = 27 // it came by the tunnel with another network's number (VNI)
 	ReasonNoRemote         = 28 // it was sent into the tunnel, and no node has its destination
@@ -298,7 +298,7 @@ const (
 	ReasonPolicyIncomplete = 35 // the rule that might allow it did not fit into a table
 	ReasonPolicyUnknown    = 36 // the pod is not known yet, so nobody can say which policies select it
 	ReasonSctpFragment     = 37 // an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives
-	ReasonTunnelPort       = 38 // under its node's address a masqueraded pod, or a client outside by a Service, sends to the port of the nodes' tunnel, where its packet would be the node's
+	ReasonTunnelPort       = 38 // a pod that is masqueraded, any pod to a node, or a client outside by a Service, sends to the port of the nodes' tunnel, where under its node's address its packet would be the node's
 	ReasonHopLimit         = 39 // the hop limit of a client's packet ran out here, on its way to a backend elsewhere
 	ReasonCount            = 40
 )
@@ -314,7 +314,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonBadHeader:        {6, "bad_header", "a header field has a value its standard forbids", "the sender builds broken packets: capture one at the pod (`tcpdump -XX`) and mend the program that makes it"},
 	ReasonExtHeaders:       {7, "ext_headers", "more IPv6 extension headers than are followed (6)", "send fewer extension headers"},
 	ReasonSpoofedMAC:       {8, "spoofed_mac", "the source MAC address is not the pod's", "let the pod send from the MAC address of its own interface (`mustang ep ls` shows it); after changing that on purpose, remove and add the endpoint"},
-	ReasonSpoofedAddress:   {9, "spoofed_address", "the source address is not the pod's", "let the pod send from the address it was given (`mustang ep ls` shows it); for another one remove the endpoint and add it again"},
+	ReasonSpoofedAddress:   {9, "spoofed_address", "the source address, or the one that it tells neighbours of, is not the pod's; or it speaks as a router", "let the pod send from the address it was given (`mustang ep ls` shows it); for another one remove the endpoint and add it again"},
 	ReasonFragTiny:         {10, "frag_tiny", "the first fragment does not hold the transport header", "only attacks and broken senders make such fragments; send larger ones"},
 	ReasonFragOverlap:      {11, "frag_overlap", "a later fragment would overwrite the transport header", "only attacks and broken senders make such fragments; send larger ones"},
 	ReasonFragNoFirst:      {12, "frag_no_first", "a fragment came before its first one", "the sender repeats the datagram, or should: send datagrams that fit the MTU, so that none is fragmented"},
@@ -330,7 +330,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonUnknownChild:     {22, "unknown_child", "a child of the parent link that is no endpoint sent it: not made by mustang", "make pods on that link by mustang only (`mustang pod add`), or give the other ones another link"},
 	ReasonHookBypassed:     {23, "hook_bypassed", "it left the pod past the program on the pod's own interface", "a program in the pod sends past the tc layer (packet socket with PACKET_QDISC_BYPASS): let it use ordinary sockets"},
 	ReasonWireSpoofed:      {24, "wire_spoofed", "it came in from the wire with the address of a pod of this node", "another machine uses the address of a pod: give every node its own range of pod addresses, or find the sender by its MAC address (`tcpdump -e`)"},
-	ReasonTunnelPeer:       {25, "tunnel_peer", "it came by the tunnel from an address that is no node's", "if a node sent it, make that node known here by the address that it sends from (`mustang node ls`, `mustang node add`); otherwise let nobody else reach the tunnel's port"},
+	ReasonTunnelPeer:       {25, "tunnel_peer", "it came by the tunnel from an address that is no node's, or to another than this node has between nodes", "if a node sent it, make that node known here by the address that it sends from (`mustang node ls`, `mustang node add`); otherwise let nobody else reach the tunnel's port"},
 	ReasonTunnelSource:     {26, "tunnel_source", "it came by the tunnel from an address that is not of the sending node's pods", "make all ranges of that node's pod addresses known here: `mustang node ls` shows them, `mustang node add` replaces them"},
 	ReasonTunnelVni:        {27, "tunnel_vni", "it came by the tunnel with another network's number (VNI)", "give all nodes the same VNI (`mustang node set`)"},
 	ReasonNoRemote:         {28, "no_remote", "it was sent into the tunnel, and no node has its destination", "make the node that has the destination known here (`mustang node add`), or take away the route that leads into the tunnel (`ip route get`)"},
@@ -343,7 +343,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonPolicyIncomplete: {35, "policy_incomplete", "the rule that might allow it did not fit into a table", "`mustang policy ls` says which rule and which table; make rules, or the addresses in them, fewer"},
 	ReasonPolicyUnknown:    {36, "policy_unknown", "the pod is not known yet, so nobody can say which policies select it", "wait until the pod's labels are known; when that lasts, see whether the agent reaches Kubernetes"},
 	ReasonSctpFragment:     {37, "sctp_fragment", "an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives", "let the sender keep to the path's MTU, as it does unless told otherwise (`SCTP_PEER_ADDR_PARAMS`: SPP_PMTUD_ENABLE), or give the Service the port that its backends have"},
-	ReasonTunnelPort:       {38, "tunnel_port", "under its node's address a masqueraded pod, or a client outside by a Service, sends to the port of the nodes' tunnel, where its packet would be the node's", "let the pod, or the Service's backend, use another UDP port, give the tunnel another (`mustang node set --port`), or exclude the destination from masquerade"},
+	ReasonTunnelPort:       {38, "tunnel_port", "a pod that is masqueraded, any pod to a node, or a client outside by a Service, sends to the port of the nodes' tunnel, where under its node's address its packet would be the node's", "let the pod, or the Service's backend, use another UDP port, give the tunnel another (`mustang node set --port`), or exclude a destination that is no node from masquerade"},
 	ReasonHopLimit:         {39, "hop_limit", "the hop limit of a client's packet ran out here, on its way to a backend elsewhere", "where Services lead to each other's node ports in a circle, give one of them other backends; else let the client's packets have a larger hop limit"},
 }
 

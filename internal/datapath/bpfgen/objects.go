@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "8b12a6ae84c6bbfeaa97f8cab9f7f859a4d3124fc19825d2ec121d8fd163c0c8"
+const ObjectsHash = "55f41b0510dc09c8523acadc992ce1c0a87fcdcc4ca3fb6a8d33f5a7401bf936"

@@ -141,7 +141,7 @@ func TestDiscoveryStaysOnTheLink(t *testing.T) {
 		}
 		frame := Eth(p.MAC, p.NodeMAC).IP(p.IP6, router).ICMP(kind, 0, 0).Data(p.IP6.AsSlice()).Byte(hopLimitAt, 255).Frame()
 		r, err := net.FromPod(p, frame)
-		if check(t, err); (r.Verdict == Next) != neighbours {
+		if check(t, err); (r.Verdict == Next) != (neighbours && kind != 134 && kind != 137) {
 			t.Errorf("type %d to the router: %v", kind, r)
 		}
 		frame = Eth(p.MAC, p.NodeMAC).IP(External(77, true), router).ICMP(kind, 0, 0).Payload(24).Byte(hopLimitAt, 255).Frame()
@@ -382,4 +382,61 @@ func TestAClientOutsideHasNoTunnel(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Nor has a Service the tunnel, whoever names the node's address and its port.
+func TestAServiceHasNoTunnel(t *testing.T) {
+	eitherEdge(t, func(o outside) {
+		config := bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf, Vni: tunnelID, Port: port(o.f.Port())}
+		if config.Ip4 = toAddr(o.f.Addr()); o.v6 {
+			config.Ip4, config.Ip6 = bpfgen.PodAddr{}, config.Ip4
+		}
+		o.nodePort(0, end(o.edge.Pods[1].IP(o.v6), 8080))
+		for _, config.Overlay = range []uint32{77, 0} {
+			check(t, o.edge.MstNodeV1.Put(uint32(0), config))
+			o.edge.ClearFlows(t)
+			for range 2 {
+				a := o.arrive(o.c, o.f, syn)
+				if passes := o.proto == oracle.UDP && config.Overlay != 0; passes != (a.Dropped == "" && !a.Direct && a.Tuple().Dst == o.f) {
+					t.Errorf("protocol %d v6=%v, device %d: %v", o.proto, o.v6, config.Overlay, a)
+				}
+			}
+		}
+	})
+}
+
+// Nor has any pod, at a node: behind its hook somebody else may masquerade it.
+func TestAPodHasNoTunnelToANode(t *testing.T) {
+	eachTunnel(t, func(t *testing.T, v6, over6 bool) {
+		n := newWireNode(t, true, over6)
+		pod := n.Pods[1]
+		for to, want := range map[netip.AddrPort]uint32{
+			end(wireAddr(2, over6), udpPort):   bpfgen.ReasonTunnelPort,
+			end(wireAddr(2, over6), udpPort+1): bpfgen.ReasonNone,
+			end(External(50, over6), udpPort):  bpfgen.ReasonNone,
+			end(farPod(9, over6), udpPort):     bpfgen.ReasonNone,
+			end(n.Pods[2].IP(over6), udpPort):  bpfgen.ReasonNone,
+		} {
+			r, err := n.FromPod(pod, Eth(pod.MAC, pod.NodeMAC).IP(pod.IP(over6), to.Addr()).UDP(4000, to.Port()).Payload(24).Frame())
+			if check(t, err); r.Reason != want {
+				t.Errorf("to %v: %v, want %s", to, r, ReasonName(want))
+			}
+		}
+	})
+}
+
+// No pod is a router of IPv6 to who is on one link with it.
+func TestAPodIsNoRouter(t *testing.T) {
+	for _, inPod := range []bool{false, true} {
+		net := usualNetwork(t, way{inPod: inPod})
+		p, other, own := net.Pods[1], net.Pods[2], netip.MustParseAddr("fe80::1")
+		for kind, passes := range map[uint8]bool{133: true, 134: false, 135: true, 136: true, 137: false} {
+			for _, packet := range []*Packet{Eth(p.MAC, all6).IP(own, netip.MustParseAddr("ff02::1")), Eth(p.MAC, other.MAC).IP(own, other.IP6), Eth(p.MAC, all6).IP(p.IP6, netip.MustParseAddr("ff02::1")).Ext(oracle.DestOpts, 8)} {
+				r, err := net.FromPod(p, packet.ICMP(kind, 0, 0).Data(append(p.IP6.AsSlice(), make([]byte, 16)...)).Byte(hopLimitAt, 255).Frame())
+				if check(t, err); (r.Verdict == Next) != passes || !passes && r.Reason != bpfgen.ReasonSpoofedAddress {
+					t.Errorf("type %d, in the pod %v: %v", kind, inPod, r)
+				}
+			}
+		}
+	}
 }
