@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "c225a0fd3980b8770dfbb663000db9f515b16012a970f136e4b928ab985b8069"
+const ObjectsHash = "349d41a475585501cc2769388a2bb8ffca61ac26fa8ffd37011f6faa58b8d63a"
