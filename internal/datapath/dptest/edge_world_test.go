@@ -140,16 +140,7 @@ func (w *edgeWorld) step() error {
 		for _, c := range w.conns {
 			c.idle += seconds
 		}
-		w.conns = slices.DeleteFunc(w.conns, func(c *edgeConn) bool {
-			if c.idle < 8 {
-				return false
-			}
-			for _, t := range []Tuple{c.pre, c.post} {
-				w.e.DeleteFlow(w.t, t, bpfgen.CTScopeFlow)
-				w.e.DeleteFlow(w.t, t, bpfgen.CTScopeShadow)
-			}
-			return true
-		})
+		w.forgetIdle()
 		if seconds > edgeAffinity {
 			for _, s := range w.services {
 				clear(s.stuck)
@@ -157,6 +148,22 @@ func (w *edgeWorld) step() error {
 		}
 	}
 	return nil
+}
+
+// forgetIdle makes both sides forget the connections of which nobody knows whether they are remembered.
+func (w *edgeWorld) forgetIdle() {
+	idle := func(c *edgeConn) bool { return c.idle >= 8 }
+	all := w.conns
+	w.conns = slices.DeleteFunc(slices.Clone(all), idle)
+	for _, c := range all {
+		for _, t := range []Tuple{c.pre, c.post} {
+			// What was a closed one's may be another's by now.
+			if idle(c) && !slices.ContainsFunc(w.conns, func(o *edgeConn) bool { return o.pre == t || o.post == t }) {
+				w.e.DeleteFlow(w.t, t, bpfgen.CTScopeFlow)
+				w.e.DeleteFlow(w.t, t, bpfgen.CTScopeShadow)
+			}
+		}
+	}
 }
 
 // open sends a first packet, of a client outside or of a pod.
