@@ -33,7 +33,7 @@ slow_fn int accept_error(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32 n
 	struct tuple t;
 	int reason = error_flow(skb, p, &f, &q);
 
-	if (!reason && f.e && !ends_current(f.e))
+	if (!reason && f.e && !error_current(&f.key, f.e))
 		reason = REASON_ICMP_ERROR_FLOW;
 	if (from_wire && (reason || !f.e || f.e->flags & CT_VIA_STACK))
 		return WIRE_TO_STACK;

@@ -263,7 +263,7 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 	__u32 id;
 	int reason = error_flow(skb, p, &f, &q);
 
-	if (!reason && f.e && !ends_current(f.e))
+	if (!reason && f.e && !error_current(&f.key, f.e))
 		reason = REASON_ICMP_ERROR_FLOW; /* what it is about was judged on its way, but not as things are now */
 	if (!reason && f.e && (f.reply ? f.e->responder.endpoint : f.e->opener.endpoint) != skb->cb[CB_ENDPOINT])
 		reason = REASON_ICMP_ERROR_FLOW; /* of others */

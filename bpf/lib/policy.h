@@ -226,6 +226,27 @@ inline_fn bool ends_current(const struct ct_entry *e)
 	return end_current(&e->opener) && end_current(&e->responder);
 }
 
+/**
+ * error_current - whether what was judged of both ends of a flow holds, as either half of it has that
+ * @at: where @e lies
+ *
+ * Each half is judged anew by the packets that it sees: a packet by one, an ICMP error about it finds the other.
+ */
+global_fn int error_current(const struct ct_key *at, const struct ct_entry *e)
+{
+	struct tuple mine = {};
+	struct ct_entry *half;
+	struct ct_key key;
+
+	if (!at || !e)
+		return 0;
+	if (ends_current(e))
+		return 1;
+	half = e->role == CT_DIRECT ? NULL : ct_half(at, e, now_seconds(), &key, &mine);
+	return half && half->opener.endpoint == e->opener.endpoint &&
+	       half->responder.endpoint == e->responder.endpoint && ends_current(half);
+}
+
 /* The generation is read before policy is asked: what changes meanwhile is seen by the next packet. */
 inline_fn void end_set_id(struct ct_end *end, __u32 id)
 {

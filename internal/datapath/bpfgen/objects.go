@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "55f41b0510dc09c8523acadc992ce1c0a87fcdcc4ca3fb6a8d33f5a7401bf936"
+const ObjectsHash = "448e47622c4199279a979c0691921522c52a4810b1b7d853354cff2463773cba"

@@ -273,6 +273,45 @@ func TestICMPErrorsSpeakOfWhatTheirReceiverKnows(t *testing.T) {
 	}
 }
 
+// Policy may have changed since: what an error is about was judged on its way, by one half, and the error finds the other.
+func TestICMPErrorsPassAfterAnEndHasChanged(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		kind, code := uint8(3), uint8(3)
+		if v6 {
+			kind, code = 1, 4
+		}
+		for _, changed := range []func(s scene) Pod{func(s scene) Pod { return s.client }, func(s scene) Pod { return s.server }} {
+			s := newScene(t, net, v6, oracle.UDP)
+			s.open(s.vip, s.b)
+			fails := func(what string, drop bool) {
+				t.Helper()
+				there := s.packet(s.server, s.c, s.b, 0)
+				a, err := net.Send(s.server, Eth(s.server.MAC, s.server.NodeMAC).IP(s.b.Addr(), s.c.Addr()).ICMP(kind, code, 0).Data(quote(there, 60)).Frame())
+				check(t, err)
+				router, err := net.Receive(s.client, Eth(Router, s.client.MAC).IP(External(9, v6), s.c.Addr()).ICMP(kind, code, 0).Data(quote(there, 60)).Frame())
+				check(t, err)
+				if drop && (a.Dropped != ReasonName(bpfgen.ReasonICMPErrorFlow) || router.Dropped != a.Dropped) {
+					t.Errorf("%s: %v; from a router: %v", what, a, router)
+				}
+				if !drop {
+					s.quotes(s.checked(a, nil), s.client, Tuple{s.proto, s.c, s.vip}, s.vip.Addr().String())
+					s.quotes(s.checked(router, nil), s.client, Tuple{s.proto, s.c, s.vip}, External(9, v6).String())
+				}
+			}
+			fails("as it was judged", false)
+			net.SetPod(t, changed(s))
+			fails("before a packet", true)
+			s.sees(s.send(s.client, s.c, s.vip, 0), s.server, s.c, s.b)
+			fails("after a packet", false)
+			back := s.packet(s.client, s.vip, s.c, 0)
+			net.SetPod(t, changed(s))
+			s.sees(s.send(s.server, s.b, s.c, 0), s.client, s.vip, s.c)
+			a, err := net.Send(s.client, Eth(s.client.MAC, s.client.NodeMAC).IP(s.c.Addr(), s.vip.Addr()).ICMP(kind, code, 0).Data(quote(back, 60)).Frame())
+			s.quotes(s.checked(a, err), s.server, Tuple{s.proto, s.b, s.c}, s.c.Addr().String())
+		}
+	})
+}
+
 // quotes fails unless an ICMP error came to pod, from that address, about that tuple.
 func (s scene) quotes(a Arrival, pod Pod, about Tuple, from string) {
 	s.t.Helper()
