@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mustang-net/mustang/lab"
 )
@@ -116,6 +117,49 @@ func TestTheTunnelUnderAStrictReversePathFilter(t *testing.T) {
 			w.run(&w.client.Space, "ping -c 2 -i 0.1 -W 5 %s", second.Wire4)
 			w.run(&second.Space, "ping -c 2 -i 0.1 -W 5 -I %s %s", second.Wire4, w.client.IPv4)
 			w.tcp(w.far, w.direct(w.far))
+		})
+	}
+}
+
+// A server on a node that is bound to no address answers from wherever the route says: from where a pod elsewhere
+// has asked it, for a socket that is connected hears nobody else.
+func TestANodeAnswersByTheTunnelFromWhereItWasAsked(t *testing.T) {
+	for _, routing := range []string{"ebpf", "legacy"} {
+		t.Run(routing, func(t *testing.T) {
+			w := newWorld(t, lab.Config{}, lab.Join{Mode: "vxlan", HostRouting: routing})
+			second := w.lab.Nodes()[1]
+			var server net.PacketConn
+			w.must(second.Do(func() (err error) {
+				server, err = net.ListenPacket("udp", ":4321")
+				return err
+			}))
+			defer server.Close()
+			go func() {
+				buf := make([]byte, 100)
+				for {
+					n, from, err := server.ReadFrom(buf)
+					if err != nil {
+						return
+					}
+					server.WriteTo(buf[:n], from)
+				}
+			}()
+			for _, to := range []netip.Addr{second.Wire4, second.Wire6} {
+				w.must(w.client.Do(func() error {
+					c, err := net.Dial("udp", netip.AddrPortFrom(to, 4321).String())
+					if err != nil {
+						return err
+					}
+					defer c.Close()
+					c.SetDeadline(time.Now().Add(10 * time.Second))
+					if _, err := c.Write([]byte("who")); err != nil {
+						return err
+					}
+					_, err = c.Read(make([]byte, 100))
+					return err
+				}))
+				w.run(&second.Space, "ping -c 1 -W 5 %s", map[bool]netip.Addr{true: w.client.IPv4, false: w.client.IPv6}[to.Is4()])
+			}
 		})
 	}
 }
