@@ -111,12 +111,13 @@ var (
 	descMemory  = prometheus.NewDesc("mustang_table_memory_bytes", "Kernel memory.", []string{"table"}, nil)
 	descDrops   = prometheus.NewDesc("mustang_drops_total", "Packets dropped.", []string{"reason", "direction"}, nil)
 	descPolicy  = prometheus.NewDesc("mustang_policy_problem", "1 for each NetworkPolicy that is not in force in whole.", []string{"namespace", "policy"}, nil)
+	descUnheld  = prometheus.NewDesc("mustang_pod_without_endpoint", "1 for each pod that runs on this node without mustang's programs.", []string{"namespace", "pod"}, nil)
 	descProblem = prometheus.NewDesc("mustang_service_problem", "1 for each Service that is not in force in whole.", []string{"namespace", "service"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (tables) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descUsed, descSize, descMemory, descDrops, descPolicy, descProblem} {
+	for _, d := range []*prometheus.Desc{descUsed, descSize, descMemory, descDrops, descPolicy, descUnheld, descProblem} {
 		ch <- d
 	}
 }
@@ -143,6 +144,14 @@ func (t tables) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, d := range drops {
 		ch <- prometheus.MustNewConstMetric(descDrops, prometheus.CounterValue, float64(d.Packets), d.Reason, d.Direction)
+	}
+	held, err := t.a.engine.EndpointAddrs()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(descUnheld, err)
+	} else if t.a.config.CNIConfDir != None || len(held) > 0 { // else somebody else connects pods
+		for _, k := range t.a.policies.unheld(held) {
+			gauge(descUnheld, 1, k.Namespace, k.Name)
+		}
 	}
 	descs := map[k8s.Kind]*prometheus.Desc{k8s.Services: descProblem, k8s.Policies: descPolicy}
 	for o := range t.a.problems.list() {

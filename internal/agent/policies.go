@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -242,6 +243,19 @@ func (p *policies) publish() {
 	p.whole = true
 	close(p.news)
 	p.news = make(chan struct{})
+}
+
+// unheld are this node's pods that run, as Kubernetes says, and of whose addresses none is
+// among held, the endpoints': no policy holds them, and no Service is theirs to use.
+func (p *policies) unheld(held map[netip.Addr]bool) (list []k8s.Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k, pod := range p.here {
+		if !pod.Terminating && len(pod.IPs) > 0 && !slices.ContainsFunc(pod.IPs, func(a netip.Addr) bool { return held[a] }) {
+			list = append(list, k)
+		}
+	}
+	return list
 }
 
 // behindPause is how long a pod waits before it is asked again whether what is known

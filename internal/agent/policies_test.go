@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -19,6 +21,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/k8s"
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -63,6 +66,70 @@ func TestWhatGoesWhileTheFirstPolicyFailsIsGone(t *testing.T) {
 			}
 			return nil
 		}))
+	})
+}
+
+// A pod that no endpoint holds is named: it was there before mustang, or all that was known of it is lost.
+func TestAPodWithoutAnEndpointIsNamed(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	name := fmt.Sprintf("mst-unheld-%d", os.Getpid())
+	must(t, netns.Create(netns.Path(name)))
+	defer func() { check(t, netns.Delete(netns.Path(name))) }()
+	now := metav1.Now()
+	pod := func(name, node, ip string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.PodSpec{NodeName: node},
+			Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: ip}}}}
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer w.close()
+		here := w.config.Node
+		pods := map[string]*corev1.Pod{"unheld": pod("unheld", here, "10.1.1.9"), "elsewhere": pod("elsewhere", "other", "10.1.2.9"), "host": pod("host", here, "192.0.2.1"),
+			"leaves": pod("leaves", here, "10.1.1.8"), "ended": pod("ended", here, "10.1.1.7"), "starts": pod("starts", here, ""), "held": pod("held", here, "10.1.1.2")}
+		pods["host"].Spec.HostNetwork = true
+		pods["leaves"].DeletionTimestamp = &now
+		pods["ended"].Status.Phase = corev1.PodSucceeded
+		pods["starts"].Status.PodIPs = nil
+		var list []any
+		for _, p := range pods {
+			list = append(list, p)
+		}
+		named := func() (out []string) {
+			families, err := w.agent.metrics.registry.Gather()
+			must(t, err)
+			for _, f := range families {
+				for _, m := range f.GetMetric() {
+					if f.GetName() == "mustang_pod_without_endpoint" {
+						out = append(out, m.GetLabel()[1].GetValue())
+					}
+				}
+			}
+			return out
+		}
+		w.tellObjects(nil, nil)
+		check(t, w.agent.watch.Pods.Replace(list, ""))
+		w.turn()
+		if got := named(); len(got) > 0 {
+			t.Errorf("where somebody else connects pods, %v are named", got)
+		}
+		w.agent.config.CNIConfDir = "/etc/cni/net.d"
+		if got := named(); !slices.Equal(got, []string{"held", "unheld"}) {
+			t.Errorf("without an endpoint %v are named", got)
+		}
+		w.agent.config.CNIConfDir = None
+		script := fmt.Sprintf("ip link add h1 up type veth peer name eth0 netns %[1]s && ip -n %[1]s addr add 10.1.1.2/32 dev eth0 && ip -n %[1]s link set eth0 up", name)
+		if out, err := exec.Command("sh", "-c", script).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		must(t, w.agent.with(t.Context(), func(e *engine.Engine) error {
+			_, err := e.AddEndpoint(t.Context(), engine.EndpointSpec{Netns: netns.Path(name), IfName: "eth0", Owner: state.OwnerCNI, Pod: state.PodRef{Namespace: "ns", Name: "held"}})
+			return err
+		}))
+		if got := named(); !slices.Equal(got, []string{"unheld"}) {
+			t.Errorf("with an endpoint %v are named", got)
+		}
 	})
 }
 

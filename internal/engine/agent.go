@@ -6,6 +6,7 @@ package engine
 
 import (
 	"errors"
+	"net/netip"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -62,6 +63,20 @@ func (e *Engine) Tables() ([]datapath.TableInfo, error) {
 		return nil, nil
 	}
 	return e.dp.Tables()
+}
+
+// EndpointAddrs are the addresses of this node's endpoints. It may be called while another
+// goroutine uses the Engine.
+func (e *Engine) EndpointAddrs() (map[netip.Addr]bool, error) {
+	if e.dp == nil {
+		return nil, nil
+	}
+	list, err := e.dp.Addrs.All()
+	out := make(map[netip.Addr]bool, len(list))
+	for a := range list {
+		out[datapath.ToAddr(a)] = true
+	}
+	return out, err
 }
 
 // Drops are the packets dropped so far, by reason and direction. It may be
