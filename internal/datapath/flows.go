@@ -39,8 +39,8 @@ type pairKey struct {
 	proto       uint8
 }
 
-type backKey struct {
-	back  end
+type endKey struct {
+	end   end
 	proto uint8
 }
 
@@ -48,26 +48,28 @@ type backKey struct {
 // A flow is told by its addresses, not by its backend's id: that is used again,
 // and other Services share it.
 type Departures struct {
-	pairs map[pairKey]bool // true: established TCP is reset too
-	gone  map[backKey]bool
+	pairs  map[pairKey]bool // true: established TCP is reset too
+	fronts map[endKey]bool  // of pairs
+	gone   map[endKey]bool
 }
 
 // Left adds a backend that left one Service. Its established TCP goes on,
 // unless reset.
 func (d *Departures) Left(f state.Frontend, backend netip.AddrPort, reset bool) {
 	if d.pairs == nil {
-		d.pairs = make(map[pairKey]bool)
+		d.pairs, d.fronts = make(map[pairKey]bool), make(map[endKey]bool)
 	}
 	k := pairKey{endOf(f.AddrPort), endOf(backend), uint8(f.Protocol)}
 	d.pairs[k] = d.pairs[k] || reset
+	d.fronts[endKey{k.front, k.proto}] = true
 }
 
 // Gone adds a backend that is gone: its flows through any Service end.
 func (d *Departures) Gone(b state.Backend) {
 	if d.gone == nil {
-		d.gone = make(map[backKey]bool)
+		d.gone = make(map[endKey]bool)
 	}
-	k := backKey{endOf(b.AddrPort), uint8(b.Protocol)}
+	k := endKey{endOf(b.AddrPort), uint8(b.Protocol)}
 	d.gone[k] = true
 }
 
@@ -119,7 +121,7 @@ func anyAddress(a Addr) Addr {
 func (d *Departures) fate(front, back end, proto uint8) fate {
 	if len(d.gone) > 0 {
 		host := end{addr: back.addr}
-		if d.gone[backKey{back, proto}] || d.gone[backKey{host, 0}] || d.gone[backKey{host, proto}] {
+		if d.gone[endKey{back, proto}] || d.gone[endKey{host, 0}] || d.gone[endKey{host, proto}] {
 			return ends
 		}
 	}
@@ -149,11 +151,29 @@ func ctEnds(k *ctKey, e *ctEntry) (client, front, back end) {
 }
 
 func (d *Departures) fateOf(k *ctKey, e *ctEntry) fate {
-	if e.Backend == bpfgen.BackendNone || e.Role == bpfgen.CTDirect {
+	if e.Role == bpfgen.CTDirect {
+		return d.fateOfAnswer(k, e)
+	}
+	if e.Backend == bpfgen.BackendNone {
 		return stays
 	}
 	_, front, back := ctEnds(k, e)
 	return d.fate(front, back, k.Proto)
+}
+
+// fateOfAnswer is of what looks like a flow that a frontend has opened: an answer that was
+// under way when its client's half and the Service went. While the client goes on, what it
+// sends is taken for that flow's answer, also when the Service is there again.
+func (d *Departures) fateOfAnswer(k *ctKey, e *ctEntry) fate {
+	from := end{k.Lo, k.LoPort}
+	if e.Flags&bpfgen.CTOriginIsHi != 0 {
+		from = end{k.Hi, k.HiPort}
+	}
+	anywhere := end{anyAddress(from.addr), from.port} // a node port's
+	if k.Proto != uint8(state.TCP) && (d.fronts[endKey{from, k.Proto}] || d.fronts[endKey{anywhere, k.Proto}]) {
+		return ends
+	}
+	return stays
 }
 
 // ctTables are in the order in which flows move through them, so that one that

@@ -150,6 +150,11 @@ func TestRemovedBackendTouchesItsOwnFlowsOnly(t *testing.T) {
 					}
 					ends = append(ends, next(state.UDP, c.front, c.back, answered), next(state.UDP, c.front, c.back, opening),
 						next(state.UDP, c.front, c.back, inPlace))
+					for _, p := range []state.Protocol{state.UDP, state.SCTP} { // answers that met no half of a flow
+						port++
+						ends = append(ends, flow{p, c.front, "", fmt.Sprintf("%s:%d", client, port), answered})
+						stays = append(stays, flow{p, c.other, "", fmt.Sprintf("%s:%d", client, port), answered}, next(p, "", c.front, answered))
+					}
 					for _, p := range []state.Protocol{state.UDP, state.TCP, state.SCTP} {
 						stays = append(stays, next(p, "", c.back, answered), next(p, "", c.back, opening), next(p, c.other, c.back, answered),
 							next(p, c.other, c.back, opening), next(p, c.front, c.replaced, answered))
