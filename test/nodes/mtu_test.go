@@ -127,3 +127,24 @@ func TestAWireThatShrinks(t *testing.T) {
 		})
 	}
 }
+
+// A router may have a node's NIC take less of IPv6 than of all else: what a tunnel over
+// IPv6 carries is less, too, for nobody cuts or answers what does not fit outside.
+func TestAWireThatTakesLessOfIPv6(t *testing.T) {
+	j := lab.Join{Mode: "vxlan", Underlay: "ipv6", HostRouting: "ebpf"}
+	w := newWorld(t, lab.Config{}, j)
+	for _, n := range w.lab.Nodes() {
+		w.run(&n.Space, "sysctl -qw net.ipv6.conf.%s.mtu=1400", lab.Wire)
+	}
+	w.must(w.lab.Join(deadline(t), j))
+	for family, ipv6 := range families {
+		t.Run(family, func(t *testing.T) {
+			sub := w.on(t, ipv6)
+			if got := sub.routeMTU(); got != 1330 {
+				t.Errorf("the pod's route has MTU %d, want 1330", got)
+			}
+			sub.bulk(w.far, sub.direct(w.far))
+			sub.datagrams(w.far, sub.direct(w.far))
+		})
+	}
+}
