@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "c225a0fd3980b8770dfbb663000db9f515b16012a970f136e4b928ab985b8069"
+const ObjectsHash = "c8edeb5872230714bb6629870cabbd94957c14917e633aaa18ce5a2803403472"
