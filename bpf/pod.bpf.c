@@ -53,7 +53,7 @@ int from_pod(struct __sk_buff *skb)
 	if (to_send_out(verdict))
 		return sent_out(skb, &p, self);
 	if (verdict != FAST_NO)
-		return edge_sent(skb, &p, verdict);
+		return edge_sent(skb, &p, self, verdict);
 	f = (struct flow){ .now = now_seconds() };
 	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (!reason)
@@ -72,7 +72,7 @@ int from_pod(struct __sk_buff *skb)
 		return reason ? drop(skb, reason, DIR_FROM_POD) : NEXT;
 	}
 	if (p.kind == PKT_ICMP_ERROR)
-		return edge_sent(skb, &p, forward_error(skb, &p, self, f.now));
+		return edge_sent(skb, &p, self, forward_error(skb, &p, self, f.now));
 
 	ct_find_whole(&f, &p, scope);
 	if (f.e && (begins_anew(&f, &p) || (!f.e->seen_reply && served_since(&f, &p, self)) ||
@@ -93,14 +93,14 @@ int from_pod(struct __sk_buff *skb)
 	}
 	if (!f.e) {
 		verdict = forward_new(skb, &p, self, scope, f.now);
-		return to_send_out(verdict) ? sent_out(skb, &p, self) : edge_sent(skb, &p, verdict);
+		return to_send_out(verdict) ? sent_out(skb, &p, self) : edge_sent(skb, &p, self, verdict);
 	}
 	reason = ends(&p) ? denied_end(f.e, &f.key, &p, skb->cb[CB_ENDPOINT], true) : REASON_NONE;
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	ct_touch(&f, &p);
 	verdict = f.e ? forward_known(skb, &p, self, f.e, &f.key) : drop(skb, REASON_CT_FULL, DIR_FROM_POD);
-	return to_send_out(verdict) ? sent_out(skb, &p, self) : edge_sent(skb, &p, verdict);
+	return to_send_out(verdict) ? sent_out(skb, &p, self) : edge_sent(skb, &p, self, verdict);
 }
 
 /* Return: a tc verdict: NEXT for what may enter the pod. */

@@ -29,6 +29,7 @@
 #include "lb.h"
 #include "nat.h"
 #include "parse.h"
+#include "refuse.h"
 #include "way.h"
 
 inline_fn struct edge_config *edge_config(__u32 side)
@@ -101,11 +102,39 @@ global_fn int edge_stuck(struct __sk_buff *skb, struct pkt *p)
 }
 
 /**
+ * edge_too_long - what is longer than its way takes becomes again what its sender sent, who is to hear of it
+ * @p: translated: a client's packet, or an answer to one
+ *
+ * The node's stack could not say it: to it, either is for the node.
+ *
+ * Return: a tc verdict or EDGE_TOO_LONG.
+ */
+global_fn int edge_too_long(struct __sk_buff *skb, struct pkt *p)
+{
+	struct flow f = { .now = now_seconds() };
+	struct tuple t;
+
+	if (!p)
+		return TC_ACT_SHOT;
+	ct_find(&f, p, CT_SCOPE_FLOW);
+	if (!f.e || f.e->role != (f.reply ? CT_PRE_NAT : CT_POST_NAT))
+		return drop(skb, REASON_TOO_LONG, DIR_EDGE);
+	t = f.e->other;
+	if (f.reply)
+		tuple_reverse(&t, &f.e->other);
+	if (!refusal_allowed(f.now) || translate(skb, p, &t))
+		return drop(skb, REASON_TOO_LONG, DIR_EDGE);
+	count_drop(skb, REASON_TOO_LONG, DIR_EDGE);
+	event_stopped(skb, REASON_TOO_LONG, DIR_EDGE, EVENT_REFUSED, f.now);
+	return EDGE_TOO_LONG;
+}
+
+/**
  * edge_send - out to wherever the kernel's routing table says, or by the way that its flow's packets, or others
  * between the same ends, have just gone
  * @p: as it leaves
  *
- * Return: a tc verdict or EDGE_STUCK.
+ * Return: a tc verdict, EDGE_STUCK or EDGE_TOO_LONG.
  */
 global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 {
@@ -136,17 +165,22 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 	}
 	from.src = p->t.src;
 	from.sport = p->t.sport;
-	if (p->masqueraded) { /* the routing table leads it as the pod's (masquerade_device) */
+	if (p->masqueraded) /* the routing table leads it as the pod's (masquerade_device) */
 		edge_opened(p, &from);
-		if (length <= MAX_IP_LENGTH)
-			fib.tot_len = length;
-	}
+	if (length <= MAX_IP_LENGTH)
+		fib.tot_len = length;
 	fib.l4_protocol = p->proto;
 	fib.sport = from.sport;
 	fib.dport = p->t.dport;
 	fib_addrs(&fib, &from.src, &p->t.dst);
-	if (!fib_route(skb, &fib, &way))
-		return p->masqueraded ? EDGE_STUCK : drop(skb, REASON_NO_ROUTE, DIR_EDGE);
+	if (!fib_route(skb, &fib, &way)) {
+		if (p->masqueraded)
+			return EDGE_STUCK;
+		if (!fib.tot_len || fib.mtu_result >= length) /* which the lookup sets where that is why */
+			return drop(skb, REASON_NO_ROUTE, DIR_EDGE);
+		skb->cb[CB_REASON] = fib.mtu_result;
+		return EDGE_TOO_LONG;
+	}
 	if (ends)
 		way_keep(ends, &way);
 	return way_out(skb, &way);
@@ -180,12 +214,30 @@ global_fn int edge_home(struct __sk_buff *skb, struct pkt *p)
 	return bpf_redirect_neigh(c->door, &next, sizeof(next), 0);
 }
 
-/* Inside a pod there is no edge: as to_send_out. */
-inline_fn int edge_sent(struct __sk_buff *skb, struct pkt *p, int verdict)
+/* What edge_send could not send. @self: the pod that did, NULL: it came by this device */
+inline_fn int edge_unsent(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, int verdict)
+{
+	__u32 mtu = skb->cb[CB_REASON];
+
+	if (verdict == EDGE_STUCK)
+		return edge_stuck(skb, p);
+	verdict = edge_too_long(skb, p);
+	if (verdict != EDGE_TOO_LONG)
+		return verdict;
+	if (p->ipv6 ? too_long_ipv6(skb, p, mtu) : too_long_ipv4(skb, p, mtu))
+		return TC_ACT_SHOT;
+	if (self)
+		return reflect(skb, self);
+	redirect_note(skb, skb->ifindex, REDIRECT_EGRESS);
+	return bpf_redirect(skb->ifindex, 0);
+}
+
+/* Inside a pod there is no edge: as to_send_out. @self: as edge_unsent's */
+inline_fn int edge_sent(struct __sk_buff *skb, struct pkt *p, struct endpoint *self, int verdict)
 {
 	if (!in_pod && verdict == EDGE_SEND) {
 		verdict = edge_send(skb, p);
-		return verdict == EDGE_STUCK ? edge_stuck(skb, p) : verdict;
+		return verdict == EDGE_STUCK || verdict == EDGE_TOO_LONG ? edge_unsent(skb, p, self, verdict) : verdict;
 	}
 	return !in_pod && verdict == EDGE_HOME ? edge_home(skb, p) : verdict;
 }

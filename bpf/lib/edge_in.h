@@ -35,7 +35,9 @@ inline_fn int edge_done(struct __sk_buff *skb, struct pkt *p, int verdict)
 	/* As a router does: else what Services of two nodes lead to each other would go round for ever. */
 	if (verdict == EDGE_SEND && !from_door && !hop_take(skb, p))
 		verdict = edge_drop(skb, REASON_HOP_LIMIT);
-	return verdict == EDGE_DROP ? drop(skb, skb->cb[CB_REASON], DIR_EDGE) : edge_sent(skb, p, verdict);
+	if (verdict == EDGE_TOO_LONG)
+		return edge_unsent(skb, p, NULL, verdict);
+	return verdict == EDGE_DROP ? drop(skb, skb->cb[CB_REASON], DIR_EDGE) : edge_sent(skb, p, NULL, verdict);
 }
 
 /**
@@ -79,7 +81,11 @@ inline_fn bool edge_turns(__u32 where)
 /* Into the pod behind a host end, past that: its program is called here. */
 inline_fn int edge_into(struct __sk_buff *skb, const struct endpoint *to, __u32 id)
 {
-	if (too_long(skb, to->mtu) || !link_write(skb, to->mac))
+	if (too_long(skb, to->mtu)) {
+		skb->cb[CB_REASON] = to->mtu;
+		return EDGE_TOO_LONG;
+	}
+	if (!link_write(skb, to->mac))
 		return edge_drop(skb, REASON_DELIVER);
 	skb->cb[CB_ENDPOINT] = id;
 	redirect_note(skb, to->ifindex, REDIRECT_PEER);
@@ -90,7 +96,7 @@ inline_fn int edge_into(struct __sk_buff *skb, const struct endpoint *to, __u32 
  * edge_deliver - hand a translated packet on
  * @id: the endpoint that should have it, 0 for none on this node
  *
- * Return: a tc verdict, EDGE_SEND, EDGE_HOME, EDGE_INTO or EDGE_DROP.
+ * Return: a tc verdict, EDGE_SEND, EDGE_HOME, EDGE_INTO, EDGE_TOO_LONG or EDGE_DROP.
  */
 slow_fn int edge_deliver(struct __sk_buff *skb, struct pkt *p, __u32 id)
 {

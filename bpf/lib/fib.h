@@ -241,6 +241,7 @@ enum beside_verdicts {
 	EDGE_INTO = -5, /* into a pod of the node, by that one's program */
 	EDGE_DROP = -6, /* dropped, for the reason that it carries */
 	EDGE_STUCK = -7, /* masqueraded, and has no way out: by edge_stuck */
+	EDGE_TOO_LONG = -8, /* for its way out; its sender is to be told, by edge_too_long */
 };
 
 /**

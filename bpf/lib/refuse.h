@@ -5,6 +5,8 @@
  * port) or an ICMP port unreachable (RFC 792, RFC 4443 3.1), built where the
  * packet was and handed back to the pod it came from. Never for
  * fragments, never for an error or a reset, and only so many each second.
+ * And what a router says of a packet that is too long for its next link (RFC 1191 4,
+ * RFC 4443 3.2), of fragments too.
  */
 #pragma once
 
@@ -20,6 +22,8 @@
 #define ICMP_PORT_UNREACH_CODE 3
 #define ICMPV6_UNREACH_TYPE 1
 #define ICMPV6_PORT_UNREACH_CODE 4
+#define ICMP_FRAG_NEEDED_CODE 4
+#define ICMPV6_TOO_BIG_TYPE 2
 #define QUOTED_L4 8 /* bytes of the transport header: the ports are in it */
 
 struct icmp_header {
@@ -66,6 +70,19 @@ struct unreach6 {
 	struct icmp_header icmp;
 	struct ipv6hdr quoted;
 	__u8 l4[QUOTED_L4];
+};
+
+/* Quotes the ports behind a fragment's header, or a few options, too. */
+struct too_long4 {
+	struct iphdr ip;
+	struct icmp_header icmp;
+	__u8 quoted[48];
+};
+
+struct too_long6 {
+	struct ipv6hdr ip;
+	struct icmp_header icmp;
+	__u8 quoted[80];
 };
 
 /* The parts of a checksum that is no header's: addresses, length, protocol (RFC 9293 3.1). */
@@ -246,6 +263,36 @@ global_fn int unreach_ipv6(struct __sk_buff *skb, struct pkt *p)
 		return -1;
 	u.icmp.type = ICMPV6_UNREACH_TYPE;
 	u.icmp.code = ICMPV6_PORT_UNREACH_CODE;
+	u.icmp.check = csum_fold(
+		bpf_csum_diff(NULL, 0, (__be32 *)&u.icmp, length, pseudo_sum(p, length, IPPROTO_ICMPV6)));
+	ip6_header(&u.ip, p, length, IPPROTO_ICMPV6);
+	return replace_packet(skb, &u, sizeof(u));
+}
+
+/* @mtu: that of the next link */
+global_fn int too_long_ipv4(struct __sk_buff *skb, struct pkt *p, __u32 mtu)
+{
+	struct too_long4 u = {};
+
+	if (!p || bpf_skb_load_bytes(skb, ETH_HLEN, u.quoted, sizeof(u.quoted)))
+		return -1;
+	u.icmp.type = ICMP_PORT_UNREACH_TYPE;
+	u.icmp.code = ICMP_FRAG_NEEDED_CODE;
+	u.icmp.unused = bpf_htonl(mtu);
+	u.icmp.check = csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&u.icmp, sizeof(u.icmp) + sizeof(u.quoted), 0));
+	ip4_header(&u.ip, p, sizeof(u), IPPROTO_ICMP);
+	return replace_packet(skb, &u, sizeof(u));
+}
+
+global_fn int too_long_ipv6(struct __sk_buff *skb, struct pkt *p, __u32 mtu)
+{
+	struct too_long6 u = {};
+	const __u32 length = sizeof(u.icmp) + sizeof(u.quoted);
+
+	if (!p || bpf_skb_load_bytes(skb, ETH_HLEN, u.quoted, sizeof(u.quoted)))
+		return -1;
+	u.icmp.type = ICMPV6_TOO_BIG_TYPE;
+	u.icmp.unused = bpf_htonl(mtu);
 	u.icmp.check = csum_fold(
 		bpf_csum_diff(NULL, 0, (__be32 *)&u.icmp, length, pseudo_sum(p, length, IPPROTO_ICMPV6)));
 	ip6_header(&u.ip, p, length, IPPROTO_ICMPV6);

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -40,10 +43,8 @@ func Devices(named []string, self state.Node, remotes []state.Node) ([]Device, e
 	}
 	for _, n := range remotes {
 		for _, a := range n.Addrs {
-			routes, err := netlink.RouteGet(a.AsSlice())
-			if err == nil && len(routes) > 0 { // an unreachable family has no device
-				found = append(found, routes[0].LinkIndex)
-			}
+			_, links := way(a) // an unreachable family has none
+			found = append(found, links...)
 		}
 	}
 	defaults, err := defaultLinks()
@@ -160,19 +161,9 @@ func UnderlayMTU(remotes []state.Node) (int, error) {
 // 0: there is no way. What the kernel has learned of the path does not count: anybody can
 // tell it that, by an ICMP error, and it says less than the devices do for ten minutes.
 func pathMTU(a netip.Addr) (int, error) {
-	routes, err := netlink.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
-	if err != nil || len(routes) == 0 {
-		return 0, nil
-	}
-	if routes[0].MTU > 0 {
-		return routes[0].MTU, nil
-	}
-	links := hops(routes[0])
-	if len(links) == 0 { // a nexthop object's, where net.ipv4.nexthop_compat_mode is 0
-		if routes, err = netlink.RouteGet(a.AsSlice()); err != nil || len(routes) == 0 {
-			return 0, nil
-		}
-		links = hops(routes[0])
+	metric, links := way(a)
+	if metric > 0 {
+		return metric, nil
 	}
 	smallest := 0
 	for _, index := range links {
@@ -180,11 +171,46 @@ func pathMTU(a netip.Addr) (int, error) {
 		if err != nil {
 			return 0, fmt.Errorf("look up the device of the route to %s: %w", a, err)
 		}
-		if mtu := l.Attrs().MTU; smallest == 0 || mtu < smallest {
+		mtu := l.Attrs().MTU
+		if a.Is6() {
+			mtu = ipv6MTU(l.Attrs().Name, mtu)
+		}
+		if smallest == 0 || mtu < smallest {
 			smallest = mtu
 		}
 	}
 	return smallest, nil
+}
+
+// ipv6MTU is what a device takes of IPv6, which a router's advertisement may have made
+// less than its own MTU.
+func ipv6MTU(name string, own int) int {
+	text, err := os.ReadFile(netns.Sysctl("ipv6/conf/" + name + "/mtu"))
+	if err != nil {
+		return own // it has no IPv6
+	}
+	mtu, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || mtu <= 0 {
+		return own
+	}
+	return min(mtu, own)
+}
+
+// way is the MTU of the route to an address (0: it says none), and the devices of all
+// its next hops: none where no route leads there.
+func way(a netip.Addr) (mtu int, links []int) {
+	routes, err := netlink.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	if err != nil || len(routes) == 0 {
+		return 0, nil
+	}
+	mtu, links = routes[0].MTU, hops(routes[0])
+	if len(links) == 0 { // a nexthop object's, where net.ipv4.nexthop_compat_mode is 0
+		if routes, err = netlink.RouteGet(a.AsSlice()); err != nil || len(routes) == 0 {
+			return 0, nil
+		}
+		links = hops(routes[0])
+	}
+	return mtu, links
 }
 
 // hops are the links of a route's next hops.

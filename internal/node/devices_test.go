@@ -6,7 +6,44 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/mustang-net/mustang/internal/state"
 )
+
+// A node that several devices lead to has the program at each: what comes from there
+// comes by any of them.
+func TestDevicesOfSeveralNextHops(t *testing.T) {
+	n := newDoorNode(t)
+	n.run("ip link add second type veth peer name far && ip link set far up && ip link set second up")
+	for family, c := range map[string]struct{ node, route string }{
+		"IPv4":                    {"192.0.2.1", "192.0.2.1 nexthop dev nic nexthop dev second"},
+		"IPv6":                    {"2001:db8:9::1", "2001:db8:9::1 nexthop via fe80::9 dev nic nexthop via fe80::9 dev second"},
+		"IPv4 by link-local IPv6": {"192.0.2.2", "192.0.2.2 nexthop via inet6 fe80::9 dev nic nexthop via inet6 fe80::9 dev second"},
+	} {
+		n.run("ip route add %s", c.route)
+		far := state.Node{Name: "far", Addrs: []netip.Addr{netip.MustParseAddr(c.node)}}
+		devices, err := Devices(nil, state.Node{}, []state.Node{far})
+		names := map[string]bool{}
+		for _, d := range devices {
+			names[d.Name] = true
+		}
+		if err != nil || !names["nic"] || !names["second"] {
+			t.Errorf("%s: %v, %v; want nic and second among them", family, devices, err)
+		}
+	}
+}
+
+// A router's advertisement may say that IPv6 takes less than the device does.
+func TestThePathsMTUIsNoMoreThanIPv6Takes(t *testing.T) {
+	n := newDoorNode(t)
+	n.run("sysctl -qw net.ipv6.conf.nic.mtu=1400")
+	n.run("ip route add 2001:db8:9::1 dev nic && ip route add 192.0.2.1 dev nic")
+	for to, want := range map[string]int{"2001:db8:9::1": 1400, "192.0.2.1": 1500} {
+		if got, err := pathMTU(netip.MustParseAddr(to)); err != nil || got != want {
+			t.Errorf("%s: %d, %v, want %d", to, got, err, want)
+		}
+	}
+}
 
 // What a path carries is the route's metric, or the smallest of its devices' MTUs.
 func TestThePathsMTUIsTheRoutes(t *testing.T) {

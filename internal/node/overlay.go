@@ -36,6 +36,9 @@ const minMTU6 = 1280
 type Overlay struct {
 	Index int
 	MTU   int // bytes of the longest packet that fits through the tunnel
+	// Whole says that nobody cuts the outer packet, as over IPv6. So programs have to be told
+	// what fits, and of a route's MTU bpf_fib_lookup tells them only where it is locked.
+	Whole bool
 	Own   []netip.Prefix
 	wire  []netip.Addr // of this node, between nodes, that it has by now
 }
@@ -73,6 +76,7 @@ func (o *Overlay) lead(r *netlink.Route, is4 bool) error {
 		return errors.New("the tunnel has no device")
 	}
 	r.LinkIndex, r.Scope, r.MTU = o.Index, netlink.SCOPE_LINK, o.MTU
+	r.MTULock = o.Whole
 	if a := o.Addr(is4); a.IsValid() {
 		r.Src = a.AsSlice()
 	}
@@ -118,7 +122,8 @@ func EnsureOverlay(self state.Node, remotes []state.Node, set state.NodeSettings
 
 // OverlayOf describes the tunnel's device with that index.
 func OverlayOf(self state.Node, remotes []state.Node, index, underlay int) (*Overlay, error) {
-	o := &Overlay{Index: index, MTU: underlay - Overhead(self, remotes)}
+	over := Overhead(self, remotes)
+	o := &Overlay{Index: index, MTU: underlay - over, Whole: over == overhead6}
 	for _, p := range self.PodCIDRs {
 		o.Own = append(o.Own, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
 	}

@@ -136,7 +136,7 @@ func compareRoutes(remotes []state.Node, overlay *Overlay, have map[netip.Prefix
 // isThere says whether r is the route wished for.
 func (w wish) isThere(r netlink.Route) bool {
 	want := w.route
-	return r.LinkIndex == want.LinkIndex && r.Gw.Equal(want.Gw) && r.MTU == want.MTU && r.Src.Equal(want.Src)
+	return r.LinkIndex == want.LinkIndex && r.Gw.Equal(want.Gw) && r.MTU == want.MTU && r.MTULock == want.MTULock && r.Src.Equal(want.Src)
 }
 
 // RemoveRoutes removes all of ours.

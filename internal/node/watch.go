@@ -31,7 +31,8 @@ const (
 func Follow(ctx context.Context, changed func() error) error {
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
-		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
+		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+		unix.RTNLGRP_IPV6_IFINFO) // a router's advertisement may bring an MTU
 	if err != nil {
 		return fmt.Errorf("follow this node's devices: %w", err)
 	}

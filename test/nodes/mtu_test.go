@@ -5,6 +5,7 @@ package nodes_test
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -122,6 +123,77 @@ func TestAWireThatShrinks(t *testing.T) {
 					}
 					sub.bulk(w.far, sub.direct(w.far))
 					sub.bulk(w.far, sub.vip(w.far))
+				})
+			}
+		})
+	}
+}
+
+// A router may have a node's NIC take less of IPv6 than of all else: what a tunnel over
+// IPv6 carries is less, too, for nobody cuts or answers what does not fit outside.
+func TestAWireThatTakesLessOfIPv6(t *testing.T) {
+	j := lab.Join{Mode: "vxlan", Underlay: "ipv6", HostRouting: "ebpf"}
+	w := newWorld(t, lab.Config{}, j)
+	for _, n := range w.lab.Nodes() {
+		w.run(&n.Space, "sysctl -qw net.ipv6.conf.%s.mtu=1400", lab.Wire)
+	}
+	w.must(w.lab.Join(deadline(t), j))
+	for family, ipv6 := range families {
+		t.Run(family, func(t *testing.T) {
+			sub := w.on(t, ipv6)
+			if got := sub.routeMTU(); got != 1330 {
+				t.Errorf("the pod's route has MTU %d, want 1330", got)
+			}
+			sub.bulk(w.far, sub.direct(w.far))
+			sub.datagrams(w.far, sub.direct(w.far))
+		})
+	}
+}
+
+// Who sends too much for a Service's way is told, though the node's address is the other
+// end to both: a pod whose client is behind a narrow uplink, and a client whose packets
+// a wire, a tunnel over IPv6 or a pod does not take.
+func TestWaysOfServicesThatAreNarrow(t *testing.T) {
+	for what, j := range map[string]lab.Join{"direct": {Mode: "direct"}, "vxlan": {Mode: "vxlan", Underlay: "ipv6"}} {
+		t.Run(what, func(t *testing.T) {
+			j.HostRouting = "ebpf"
+			w := newWorld(t, lab.Config{}, j)
+			first, second, o := w.lab.Nodes()[0], w.lab.Nodes()[1], w.lab.Outside()
+			w.mustang(first, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
+			for i, p := range []*lab.Pod{w.near, w.far} {
+				for k, a := range []netip.Addr{p.IPv4, p.IPv6} {
+					w.mustang(first, "svc", "add", "--service", netip.AddrPortFrom([]netip.Addr{lab.VIP4(20 + i), lab.VIP6(20 + i)}[k], vipPort).String(),
+						"--node-port", fmt.Sprint(30080+i), "--backend", netip.AddrPortFrom(a, serverPort).String())
+				}
+			}
+			at := func(ipv6 bool, port uint16) netip.AddrPort {
+				if ipv6 {
+					return netip.AddrPortFrom(first.IPv6, port)
+				}
+				return netip.AddrPortFrom(first.IPv4, port)
+			}
+			client := w.by(place{"outside", &o.Space, o.IPv4, o.IPv6})
+			if what == "direct" { // a wire, which here is narrower than the uplink
+				for _, n := range []*lab.Node{first, second} {
+					w.run(&n.Space, "ip link set %s mtu 1400", lab.Wire)
+				}
+			}
+			for family, ipv6 := range families {
+				t.Run(family, func(t *testing.T) {
+					sub := client.on(t, ipv6)
+					sub.learns(at(ipv6, 30081))
+					sub.bulk(w.far, at(ipv6, 30081))
+				})
+			}
+			w.run(&first.Space, "ip link set %s mtu 1320", lab.Uplink)
+			for family, ipv6 := range families {
+				t.Run(family+" behind a narrow uplink", func(t *testing.T) {
+					// As of a client further away, who does not know of it.
+					route := fmt.Sprintf("%s dev %s advmss 1440 mtu lock 1320", at(ipv6, 0).Addr(), lab.Uplink)
+					w.run(&o.Space, "ip route replace %s", route)
+					sub := client.on(t, ipv6)
+					sub.bulk(w.near, at(ipv6, 30080))
+					sub.bulk(w.far, at(ipv6, 30081))
 				})
 			}
 		})

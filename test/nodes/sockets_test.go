@@ -236,21 +236,37 @@ func (w *world) udp(to *lab.Pod, at netip.AddrPort) {
 	}
 }
 
-// datagrams are as long as the wire takes at once, longer, and 64 kB. Of clients
-// outside a tunnel over IPv6 takes no others than fit: docs/services.md, Limits.
+// datagrams are as long as the wire takes at once, longer, and 64 kB. Clients outside
+// learn first what a tunnel over IPv6 takes: docs/services.md, Limits.
 func (w *world) datagrams(to *lab.Pod, at netip.AddrPort) {
 	w.t.Helper()
 	u := w.listenUDP()
-	sizes := []int{1350, 1400, 1473, 4000, 65000}
 	if w.from.name == "outside" && to == w.far && at.Addr() != w.ip(to) && w.join.Underlay == "ipv6" {
-		sizes = sizes[:1]
+		w.learns(at)
 	}
-	for _, size := range sizes {
+	for _, size := range []int{1350, 1400, 1473, 4000, 65000} {
 		data := noise(size)
 		if back := w.exchange(u, at, data); !bytes.Equal(back, data) {
 			w.t.Errorf("%d bytes: %d others came back", size, len(back))
 		}
 	}
+}
+
+// learns sends datagrams that do not fit the way to a server until the client is told,
+// and one is answered.
+func (w *world) learns(at netip.AddrPort) {
+	w.t.Helper()
+	u, data, buf := w.listenUDP(), noise(1440), make([]byte, 65536)
+	for range 5 {
+		if _, err := u.WriteTo(data, net.UDPAddrFromAddrPort(at)); err != nil {
+			continue // it is told by this
+		}
+		u.SetReadDeadline(time.Now().Add(slow(time.Second)))
+		if n, _, err := u.ReadFrom(buf); err == nil && bytes.Equal(buf[:n], data) {
+			return
+		}
+	}
+	w.t.Errorf("%s: nobody says that %d bytes are too long", at, len(data))
 }
 
 func (w *world) refused(to *lab.Pod, _ netip.AddrPort) {

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "448e47622c4199279a979c0691921522c52a4810b1b7d853354cff2463773cba"
+const ObjectsHash = "ee7b6d2107eca08a9557c1c6541fe3d605a964783d9252024dfd54890115484c"
