@@ -33,6 +33,7 @@ type Model struct {
 	groupsMade   int // so far, for their order
 	anyPodRules  int // of sets in use
 	peers, ports int // entries in use
+	refusedAt    int // entries of peers in use when a set was refused some of it, the most
 
 	dirtyEndpoints map[uint32]bool
 	dirtyAddrs     map[netip.Addr]bool
