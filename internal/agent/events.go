@@ -6,6 +6,7 @@ package agent
 // object, and who may change an object could have all nodes write at will.
 
 import (
+	"container/list"
 	"context"
 	"maps"
 	"slices"
@@ -37,20 +38,47 @@ type told struct {
 	sentence string
 }
 
-// note has a sentence wait for its turn, once. When too many wait, those that
-// hold no more make room, or it is not told.
+// queue is what waits, in the order in which it came, each once. Problems come by ten
+// thousands when a table is full, so nothing here looks through it.
+type queue struct {
+	order *list.List // of told
+	at    map[told]*list.Element
+}
+
+func newQueue() queue { return queue{list.New(), map[told]*list.Element{}} }
+
+func (q queue) has(t told) bool { return q.at[t] != nil }
+
+func (q queue) push(t told) { q.at[t] = q.order.PushBack(t) }
+
+func (q queue) remove(t told) {
+	if e := q.at[t]; e != nil {
+		q.order.Remove(e)
+		delete(q.at, t)
+	}
+}
+
+// pop takes what came first.
+func (q queue) pop() (told, bool) {
+	e := q.order.Front()
+	if e == nil {
+		return told{}, false
+	}
+	t := e.Value.(told)
+	q.remove(t)
+	return t, true
+}
+
+// note has a sentence wait for its turn, once. When too many wait, it is not told.
 func (p *problems) note(t told) {
-	if slices.Contains(p.news, t) {
+	if p.news.has(t) {
 		return
 	}
-	if len(p.news) >= waiting {
-		p.news = slices.DeleteFunc(p.news, func(t told) bool { return !p.holds(t) })
-	}
-	if len(p.news) >= waiting {
+	if len(p.news.at) >= waiting {
 		p.log.Debug("no event is written: too many wait", "object", t.object)
 		return
 	}
-	p.news = append(p.news, t)
+	p.news.push(t)
 	select {
 	case p.tell <- struct{}{}:
 	default:
@@ -63,14 +91,12 @@ func (p *problems) holds(t told) bool {
 	return all != nil && slices.ContainsFunc(all[:], func(list []string) bool { return slices.Contains(list, t.sentence) })
 }
 
-// next is the first sentence that waits, holds, and may be told.
+// next is the first sentence that waits and may be told.
 func (p *problems) next() (told, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.news) > 0 {
-		t := p.news[0]
-		p.news = p.news[1:]
-		if p.holds(t) && p.allowed(t.object) {
+	for t, ok := p.news.pop(); ok; t, ok = p.news.pop() {
+		if p.allowed(t.object) {
 			return t, true
 		}
 	}

@@ -132,7 +132,7 @@ func TestWhatWaitsIsBoundedAndTrueWhenItIsTold(t *testing.T) {
 		w.works(db)
 		w.object(db, []string{"c"})
 		w.mu.Lock()
-		if n := len(w.news); n > waiting {
+		if n := len(w.news.at); n > waiting {
 			t.Errorf("%d sentences wait", n)
 		}
 		w.mu.Unlock()

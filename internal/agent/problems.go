@@ -8,7 +8,6 @@ package agent
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 
@@ -47,7 +46,7 @@ type problems struct {
 
 	mu     sync.Mutex
 	by     map[object]*[sources][]string
-	news   []told // what waits
+	news   queue // what waits; all of it holds
 	limits map[object]*rate.Limiter
 }
 
@@ -57,7 +56,7 @@ type warn func(ctx context.Context, kind k8s.Kind, object k8s.Key, uid, sentence
 func newProblems(log *slog.Logger, uid func(object) string, warn warn) *problems {
 	return &problems{
 		log: log, uid: uid, warn: warn, pace: rate.NewLimiter(pace, burst), tell: make(chan struct{}, 1),
-		by: map[object]*[sources][]string{}, limits: map[object]*rate.Limiter{},
+		by: map[object]*[sources][]string{}, news: newQueue(), limits: map[object]*rate.Limiter{},
 	}
 }
 
@@ -75,6 +74,11 @@ func (p *problems) set(o object, source int, now []string) {
 	}
 	before := all[source]
 	all[source] = now
+	for _, s := range before {
+		if t := (told{o, s}); !p.holds(t) {
+			p.news.remove(t)
+		}
+	}
 	for _, s := range now {
 		if !slices.Contains(before, s) {
 			p.log.Warn("an object is not in force in whole", "object", o, "problem", s)
@@ -124,7 +128,15 @@ func (p *problems) replace(kind k8s.Kind, source int, now map[object][]string) {
 func (p *problems) retain(kind k8s.Kind, these func(k8s.Key) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.by, func(o object, _ *[sources][]string) bool { return o.kind == kind && !these(o.key) })
+	for o, all := range p.by {
+		if o.kind != kind || these(o.key) {
+			continue
+		}
+		delete(p.by, o)
+		for _, s := range slices.Concat(all[:]...) {
+			p.news.remove(told{o, s})
+		}
+	}
 }
 
 // count is how many objects of a kind have a problem.

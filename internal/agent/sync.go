@@ -361,7 +361,8 @@ func (s *syncer) end(ctx context.Context) {
 	s.gone = draining
 }
 
-// withoutDraining tells addresses apart by whether a pod drains there.
+// withoutDraining tells addresses apart by whether a pod drains there. Of those that
+// drain, each is answered once: they are looked at again at every step.
 func (s *syncer) withoutDraining(list []netip.Addr) (others, draining []netip.Addr) {
 	drains := map[netip.Addr]bool{}
 	for _, p := range s.a.watch.Pods.All() {
@@ -372,9 +373,11 @@ func (s *syncer) withoutDraining(list []netip.Addr) (others, draining []netip.Ad
 		}
 	}
 	for _, a := range list {
-		if !drains[a] {
+		first, there := drains[a]
+		if !there {
 			others = append(others, a)
-		} else if !slices.Contains(draining, a) {
+		} else if first {
+			drains[a] = false
 			draining = append(draining, a)
 		}
 	}

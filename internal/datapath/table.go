@@ -157,6 +157,25 @@ func (t Table[K, V]) All() (map[K]V, error) {
 	return out, nil
 }
 
+// Count is how many entries are such as is says, without a copy of the table: who asks
+// every few seconds must not need as much memory as it has.
+func (t Table[K, V]) Count(is func(K, V) bool) (n int, err error) {
+	m, err := t.open()
+	if err != nil {
+		return 0, err
+	}
+	var zero V
+	err = t.eachChunk(func(keys []K, values []V) error {
+		for i, k := range keys {
+			if (!array(m) || values[i] != zero) && is(k, values[i]) {
+				n++
+			}
+		}
+		return nil
+	})
+	return n, err
+}
+
 // eachChunk reads the whole table, some thousand entries at a time where the
 // kernel has batches. fn may delete what it is given.
 func (t Table[K, V]) eachChunk(fn func([]K, []V) error) error {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -100,22 +101,18 @@ func (c collector) traffic(ch chan<- prometheus.Metric) error {
 }
 
 func (c collector) services(ch chan<- prometheus.Metric) error {
-	services, err := c.dp.Frontends.All()
+	services, err := c.dp.Frontends.Count(func(key datapath.FrontendKey, _ datapath.Frontend) bool {
+		return key.Proto != 0 && key.Scope == bpfgen.ScopeAny
+	})
 	if err != nil {
 		return err
 	}
-	n := 0
-	for key := range services {
-		if key.Proto != 0 && key.Scope == bpfgen.ScopeAny {
-			n++
-		}
-	}
-	gauge(ch, serviceCount, float64(n))
-	backends, err := c.dp.Backends.All()
+	gauge(ch, serviceCount, float64(services))
+	backends, err := c.dp.Backends.Count(func(uint32, datapath.Backend) bool { return true })
 	if err != nil {
 		return err
 	}
-	gauge(ch, backendCount, float64(len(backends)))
+	gauge(ch, backendCount, float64(backends))
 	return nil
 }
 

@@ -4,10 +4,12 @@ package observe
 
 import (
 	"net/netip"
+	"runtime"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/dptest"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -54,5 +56,35 @@ func TestMetricsAreWhatTheTablesSay(t *testing.T) {
 	}
 	if t.Failed() {
 		t.Log(got)
+	}
+}
+
+// TestAScrapeTakesNoCopyOfTheTables: what a scrape allocates does not grow with what the
+// tables hold.
+func TestAScrapeTakesNoCopyOfTheTables(t *testing.T) {
+	const count = 100_000
+	w := newWorld(t)
+	w.veth(1, state.PathBoth)
+	scrape := func() uint64 {
+		registry := prometheus.NewRegistry()
+		w.check(registry.Register(NewCollector(w.scope.BPFFS, w.scope.StateDir)))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := registry.Gather()
+		runtime.ReadMemStats(&after)
+		w.check(err)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	empty := scrape()
+	d, err := datapath.Open(w.scope.BPFFS, datapath.Sizes{Backends: 1 << 18})
+	w.check(err)
+	defer d.Close()
+	keys, values := make([]uint32, count), make([]datapath.Backend, count)
+	for i := range keys {
+		keys[i] = uint32(i + 1)
+	}
+	w.check(d.Backends.Put(keys, values))
+	if full := scrape(); full > empty+2<<20 {
+		t.Errorf("a scrape allocates %d bytes, and %d with %d backends", empty, full, count)
 	}
 }

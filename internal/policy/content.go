@@ -40,6 +40,15 @@ func (m *Model) fill(s *set) {
 	s.content = content
 	s.whole = false
 	clear(s.dirty)
+	m.noteRefused(s)
+}
+
+// noteRefused keeps how full the table of peers was when a set was refused room in it:
+// as long as it is not less full, asking again comes to the same.
+func (m *Model) noteRefused(s *set) {
+	if len(s.refused) > 0 {
+		m.refusedAt = max(m.refusedAt, m.peers)
+	}
 }
 
 // rulesByIdentity is which rules of a set each peer is in. A rule whose peers
@@ -215,6 +224,7 @@ func (m *Model) refill(s *set, id uint64) {
 	if had {
 		m.releaseList(old.Ports)
 	}
+	m.noteRefused(s)
 }
 
 func (s *set) refuseAll(rules []int, table string) {

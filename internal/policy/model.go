@@ -33,6 +33,7 @@ type Model struct {
 	groupsMade   int // so far, for their order
 	anyPodRules  int // of sets in use
 	peers, ports int // entries in use
+	refusedAt    int // entries of peers in use when a set was refused some of it, the most
 
 	dirtyEndpoints map[uint32]bool
 	dirtyAddrs     map[netip.Addr]bool
@@ -109,12 +110,13 @@ func (m *Model) SetPolicy(p Policy) {
 	for d, rules := range [][]Rule{p.Ingress, p.Egress} {
 		p.content[d] = contentOf(rules)
 	}
-	if old := in[p.Key]; old != nil {
+	old := in[p.Key]
+	if old != nil {
 		m.names.left(old)
 	}
 	in[p.Key] = &p
 	m.names.policy(&p)
-	m.policyChanged(p.Key)
+	m.policyChanged(old, &p)
 }
 
 // DeletePolicy removes a policy; an absent one is success. So for the others.
@@ -128,7 +130,7 @@ func (m *Model) DeletePolicy(k Key) {
 	if len(m.policies[k.Namespace]) == 0 {
 		delete(m.policies, k.Namespace)
 	}
-	m.policyChanged(k)
+	m.policyChanged(old, nil)
 }
 
 // hasRule says whether there is such a rule.
@@ -149,12 +151,24 @@ func (m *Model) Policies() []Policy {
 	return out
 }
 
-func (m *Model) policyChanged(k Key) {
+// policyChanged looks again at the endpoints that a policy isolated or isolates, and at
+// no other: where many policies are in one namespace, each selects few of its pods. One
+// whose pod is not known has no policies, and is looked at when its pod is.
+func (m *Model) policyChanged(old, now *Policy) {
 	for id, ep := range m.endpoints {
-		if ep.Pod.Namespace == k.Namespace {
+		p := m.pods[ep.Pod]
+		if p == nil || p.identity == nil {
+			continue
+		}
+		if old.selects(p.identity) || now.selects(p.identity) {
 			m.dirtyEndpoints[id] = true
 		}
 	}
+}
+
+// selects says whether p is about pods like id; nil is about none.
+func (p *Policy) selects(id *identity) bool {
+	return p != nil && p.Namespace == id.namespace && p.Pods.Matches(id.labels)
 }
 
 // Watched says that Kubernetes tells of namespaces. Of one that it has not told, or
@@ -191,11 +205,12 @@ func (m *Model) DeleteNamespace(by state.Owner, name string) {
 }
 
 func (m *Model) namespaceChanged(name string) {
-	for id := range m.inNamespace[name] {
-		for _, s := range m.selectors {
-			if s.namespaces != nil {
-				m.relate(s, id)
-			}
+	for _, s := range m.selectors {
+		if s.namespaces == nil {
+			continue
+		}
+		for id := range m.inNamespace[name] {
+			m.relate(s, id)
 		}
 	}
 }

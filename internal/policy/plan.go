@@ -4,6 +4,7 @@ package policy
 
 import (
 	"cmp"
+	"math"
 	"net/netip"
 	"slices"
 )
@@ -147,7 +148,8 @@ func (m *Model) inOrder(list []*set) []*set {
 }
 
 // planSets fills the sets whose content may differ, and then those with refused
-// rules, once more: there may be room now.
+// rules, once more, if there may be room now: while a table is full every change of
+// any pod comes here.
 func (m *Model) planSets() {
 	var changed, refused []*set
 	for _, s := range m.sets {
@@ -165,6 +167,10 @@ func (m *Model) planSets() {
 		}
 		clear(s.dirty)
 	}
+	if m.peers >= m.refusedAt && !m.portsChange() {
+		return
+	}
+	m.refusedAt = 0
 	for _, s := range m.sets {
 		if len(s.refused) > 0 {
 			refused = append(refused, s)
@@ -173,7 +179,13 @@ func (m *Model) planSets() {
 	for _, s := range m.inOrder(refused) {
 		m.fill(s)
 	}
+	if m.portsChange() { // a list that is there now takes no room: ask once more
+		m.refusedAt = math.MaxInt
+	}
 }
+
+// portsChange says that this plan puts or drops ports of lists.
+func (m *Model) portsChange() bool { return len(m.change.Put.Ports)+len(m.gone.ports) > 0 }
 
 // planAddrs finds again who has the addresses about which something changed.
 // Those that come get room after those that go have left.

@@ -3,7 +3,6 @@
 package policy
 
 import (
-	"maps"
 	"slices"
 	"strconv"
 )
@@ -270,12 +269,12 @@ func (s *set) flags() uint16 {
 
 // selecting are the policies that isolate pods like id, in order of their names.
 func (m *Model) selecting(id *identity, d Direction) []*Policy {
-	in := m.policies[id.namespace]
 	var out []*Policy
-	for _, k := range slices.SortedFunc(maps.Keys(in), Key.Compare) {
-		if p := in[k]; p.isolates(d) && p.Pods.Matches(id.labels) {
+	for _, p := range m.policies[id.namespace] {
+		if p.isolates(d) && p.selects(id) {
 			out = append(out, p)
 		}
 	}
+	slices.SortFunc(out, func(a, b *Policy) int { return a.Compare(b.Key) })
 	return out
 }

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/mustang-net/mustang/internal/state"
+)
+
+// crowd is a model of one namespace with pods whose labels are all different, of which
+// the first 250 are on this node, each selected by a policy of its own that allows the next.
+func crowd(pods int) *Model {
+	const room = 1 << 18
+	m := New(Limits{room, room, room, room})
+	for i := range pods {
+		addrs := []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})}
+		m.SetPod(Pod{Key: member(i), Labels: map[string]string{"app": fmt.Sprint(i)}, Addrs: addrs})
+		if i < 250 {
+			m.SetEndpoint(Endpoint{ID: uint32(i), Pod: member(i), Addrs: addrs})
+			m.SetPolicy(letting(i, i, i+1))
+		}
+	}
+	m.Plan()
+	return m
+}
+
+func member(i int) Key { return Key{Namespace: "crowd", Name: fmt.Sprint(i)} }
+
+func labelled(i int) Selector {
+	return Selector{{Key: "app", Operator: In, Values: []string{fmt.Sprint(i)}}}
+}
+
+// letting is policy number i, which lets peer reach pod.
+func letting(i, pod, peer int) Policy {
+	from := labelled(peer)
+	return Policy{Key: member(i), Pods: labelled(pod), IsolatesIngress: true, Ingress: []Rule{{Peers: []Peer{{Pods: &from}}}}}
+}
+
+// TestPolicyConcernsItsPods: of 250 pods with a policy each, a change of one policy has
+// those looked at that it selected or selects, and no other.
+func TestPolicyConcernsItsPods(t *testing.T) {
+	m := crowd(300)
+	concerned := func(what string, want ...uint32) {
+		t.Helper()
+		if got := slices.Sorted(maps.Keys(m.dirtyEndpoints)); !slices.Equal(got, want) {
+			t.Errorf("%s: endpoints %v are looked at, and are to be %v", what, got, want)
+		}
+		m.Plan()
+	}
+	m.SetPolicy(letting(7, 7, 20))
+	concerned("another peer", 7)
+	m.SetPolicy(letting(7, 9, 20))
+	concerned("another pod", 7, 9)
+	m.SetPolicy(letting(1000, 280, 20))
+	concerned("a pod of another node")
+	m.DeletePolicy(member(7))
+	concerned("gone", 9)
+}
+
+// TestNamespaceConcernsItsSelectors: no selector of pods in a policy's own namespace is
+// asked about a namespace's labels. With all of them asked about all pods it takes
+// several times as long as this allows.
+func TestNamespaceConcernsItsSelectors(t *testing.T) {
+	m := crowd(10000)
+	best := time.Hour
+	for i := range 5 {
+		start := time.Now()
+		m.SetNamespace(state.OwnerKubernetes, "crowd", map[string]string{"turn": fmt.Sprint(i)})
+		best = min(best, time.Since(start))
+	}
+	if best > 5*time.Millisecond {
+		t.Errorf("a namespace's labels take %v, although no policy asks for any", best)
+	}
+}
+
+// TestAFullTableIsAskedWhenThereMayBeRoom: while sets are refused room, what other pods
+// do leaves them alone; they have their room in the plan in which another lets go of it.
+func TestAFullTableIsAskedWhenThereMayBeRoom(t *testing.T) {
+	const room = 1 << 18
+	m := New(Limits{4, room, room, room})
+	for i := range 6 {
+		m.SetPod(Pod{Key: member(i), Labels: map[string]string{"app": fmt.Sprint(i)}})
+	}
+	for i := range 2 {
+		m.SetEndpoint(Endpoint{ID: uint32(i), Pod: member(i)})
+		p := letting(i, i, 2)
+		p.Ingress[0].Peers[0].Pods = &Selector{{Key: "app", Operator: NotIn, Values: []string{"0", "1", "x"}}}
+		m.SetPolicy(p)
+	}
+	m.Plan()
+	var refused *set
+	for _, s := range m.sets {
+		if len(s.refused) > 0 {
+			refused = s
+		}
+	}
+	if refused == nil || len(m.Conditions()) != 1 {
+		t.Fatalf("one rule of two is to find no room: %v", m.Conditions())
+	}
+	refused.content[7] = PeerRules{Rule: 7} // who fills the set again does away with it
+	m.SetPod(Pod{Key: member(100), Labels: map[string]string{"app": "x"}})
+	if m.Plan(); len(refused.content) != 1 {
+		t.Error("a set is filled again although there is no more room than before")
+	}
+	delete(refused.content, 7)
+	for i := range 2 {
+		if m.endpoints[uint32(i)].ingress != refused {
+			m.DeletePolicy(member(i))
+		}
+	}
+	if m.Plan(); len(refused.content) != 4 || len(m.Conditions()) != 0 {
+		t.Errorf("there is room, and the set has %d of 4 peers: %v", len(refused.content), m.Conditions())
+	}
+}
