@@ -17,7 +17,7 @@ const everGiven = `
 	midstream_nat ct_full nat_ports nat_failed deliver icmp_error_nat icmp_error_flow
 	unknown_child hook_bypassed wire_spoofed tunnel_peer tunnel_source tunnel_vni no_remote encap
 	no_local_backend source_range no_route policy_ingress policy_egress policy_incomplete policy_unknown
-	sctp_fragment tunnel_port hop_limit
+	sctp_fragment tunnel_port hop_limit too_long
 `
 
 func TestReasonsAreAppendOnly(t *testing.T) {
