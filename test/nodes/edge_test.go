@@ -17,7 +17,7 @@ import (
 )
 
 // A client outside reaches pods of both nodes by a node port of the first, and is
-// told what address the pod saw: the first node's on the wire, or in the tunnel.
+// told what address the pod saw: the first node's.
 func TestNodePortsFromOutside(t *testing.T) {
 	for _, j := range joins() {
 		t.Run(nameOf(j), func(t *testing.T) {

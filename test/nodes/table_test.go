@@ -121,11 +121,9 @@ func (w *world) seen(p *lab.Pod, at netip.AddrPort) netip.Addr {
 // the first node's on the wire between them, or in the tunnel.
 func (w *world) wornTo(ipv6 bool) netip.Addr {
 	first := w.lab.Nodes()[0]
-	switch tunnel := w.join.Mode == "vxlan"; {
-	case tunnel && ipv6:
-		return first.PodNet6.Addr()
-	case tunnel:
-		return first.PodNet4.Addr()
+	switch {
+	case w.join.Mode == "vxlan" && w.join.Underlay == "ipv6" && !ipv6:
+		return first.PodNet4.Addr() // of this family the node has none between nodes
 	case ipv6:
 		return first.Wire6
 	}
