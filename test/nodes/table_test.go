@@ -118,7 +118,7 @@ func (w *world) seen(p *lab.Pod, at netip.AddrPort) netip.Addr {
 }
 
 // wornTo is the address that a client outside wears on its way to the other node:
-// the first node's on the wire between them, or in the tunnel.
+// the first node's on the wire between them, or the tunnel's, where it has none of the family.
 func (w *world) wornTo(ipv6 bool) netip.Addr {
 	first := w.lab.Nodes()[0]
 	switch {
