@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -144,13 +145,32 @@ func (e *Edge) enter(t testing.TB) {
 		check(t, netlink.LinkSetUp(up))
 	}
 	for _, v6 := range []bool{false, true} {
-		addr := &netlink.Addr{IPNet: &net.IPNet{IP: e.Node(v6).AsSlice(), Mask: net.CIDRMask(e.Node(v6).BitLen()-8, e.Node(v6).BitLen())}, Flags: unix.IFA_F_NODAD}
-		check(t, netlink.AddrAdd(l, addr))
+		ownAddress(t, l, netip.PrefixFrom(e.Node(v6), e.Node(v6).BitLen()-8))
 	}
 	e.Ifindex = uint32(l.Attrs().Index)
 	outer, err := netlink.LinkByName("wire")
 	check(t, err)
 	e.Door = uint32(outer.Attrs().Index)
+}
+
+// ownAddress gives a link an address, and returns when routes lead there: the kernel
+// makes the local route of an IPv6 address later than the address, without DAD, too.
+func ownAddress(t testing.TB, l netlink.Link, p netip.Prefix) {
+	t.Helper()
+	a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+	if p.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	check(t, netlink.AddrReplace(l, a))
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		routes, err := netlink.RouteGet(p.Addr().AsSlice())
+		if err == nil && len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%v has no local route: %v, %v", p, routes, err)
+		}
+	}
 }
 
 // Arrive lets a frame come in at the NIC, and follows it: out again, into a pod,

@@ -172,10 +172,7 @@ func addLink(t *testing.T, name string, addrs ...string) netlink.Link {
 	check(t, err)
 	check(t, netlink.LinkSetUp(l))
 	for _, a := range addrs {
-		addr, err := netlink.ParseAddr(a)
-		check(t, err)
-		addr.Flags = unix.IFA_F_NODAD
-		check(t, netlink.AddrAdd(l, addr))
+		ownAddress(t, l, netip.MustParsePrefix(a))
 	}
 	return l
 }

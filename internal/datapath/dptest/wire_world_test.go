@@ -133,11 +133,7 @@ func onWire(t *testing.T) (ifindex uint32) {
 func giveRoutes(t *testing.T, wire netlink.Link) {
 	t.Helper()
 	for _, v6 := range []bool{false, true} {
-		addr := &netlink.Addr{IPNet: &net.IPNet{IP: wireAddr(1, v6).AsSlice(), Mask: net.CIDRMask(24, wireAddr(1, v6).BitLen())}}
-		if v6 {
-			addr.Flags = unix.IFA_F_NODAD
-		}
-		check(t, netlink.AddrReplace(wire, addr))
+		ownAddress(t, wire, netip.PrefixFrom(wireAddr(1, v6), 24))
 		pods := &net.IPNet{IP: farPod(9, v6).AsSlice(), Mask: net.CIDRMask(16, wireAddr(1, v6).BitLen())}
 		pods.IP = pods.IP.Mask(pods.Mask)
 		check(t, netlink.RouteReplace(&netlink.Route{LinkIndex: wire.Attrs().Index, Dst: pods, Gw: wireAddr(2, v6).AsSlice()}))
