@@ -45,6 +45,39 @@ func openMap(path string, spec *ebpf.MapSpec, size uint32) (*ebpf.Map, error) {
 	return m, nil
 }
 
+// roomForReasons makes the table of drops anew, with what it counted, where one of a build that knew fewer reasons is
+// pinned: what is dropped for a later one would be counted nowhere. Programs of that build count into the old one for
+// the moment until ours take their place.
+func (d *Datapath) roomForReasons(spec *ebpf.MapSpec) error {
+	old := PerCPU[bpfgen.PodCounter]{spec.Name, d.maps[spec.Name]}
+	if old.Len() >= spec.MaxEntries {
+		return nil
+	}
+	counted := make([][]bpfgen.PodCounter, old.Len())
+	for slot := range counted {
+		var err error
+		if counted[slot], err = old.Get(uint32(slot)); err != nil {
+			return err
+		}
+	}
+	pin := filepath.Join(d.dir, mapsDir, spec.Name)
+	if err := os.Remove(pin); err != nil {
+		return fmt.Errorf("make room for more reasons: %w", err)
+	}
+	m, err := openMap(pin, spec, 0)
+	if err != nil {
+		return err
+	}
+	old.m.Close()
+	d.maps[spec.Name] = m
+	for slot, cpus := range counted {
+		if err := m.Put(uint32(slot), cpus); err != nil {
+			return fmt.Errorf("write table %s: %w", spec.Name, err)
+		}
+	}
+	return nil
+}
+
 func layoutError(table string, err error) error {
 	return fmt.Errorf("table %s has another layout than this mustang's (%w); use the version that made it, or `mustang reset` and add everything again", table, err)
 }

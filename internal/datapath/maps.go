@@ -150,6 +150,9 @@ func (d *Datapath) openTables(specs map[string]*ebpf.MapSpec) (err error) {
 	for name := range specs {
 		open(name)
 	}
+	if err == nil {
+		err = d.roomForReasons(specs[bpfgen.PodMapMstDropsV1])
+	}
 	for name := range growing {
 		if err == nil {
 			err = d.putInForce(name, d.maps[name])

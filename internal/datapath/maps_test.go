@@ -67,6 +67,42 @@ func TestTablesThatAreNotKnown(t *testing.T) {
 	}
 }
 
+// After an upgrade that brings reasons to drop, what is dropped for them is counted, and nothing that was is lost.
+func TestDropsHaveRoomForReasonsOfALaterBuild(t *testing.T) {
+	d := tables(t)
+	pin := filepath.Join(d.dir, mapsDir, bpfgen.PodMapMstDropsV1)
+	size := d.Drops.Len()
+	cpus := make([]bpfgen.PodCounter, ebpf.MustPossibleCPU())
+	for i := range cpus {
+		cpus[i] = bpfgen.PodCounter{Packets: 2, Bytes: 100 + uint64(i)}
+	}
+	smaller := d.maps[bpfgen.PodMapMstDropsV1]
+	spec := &ebpf.MapSpec{Name: bpfgen.PodMapMstDropsV1, Type: smaller.Type(), KeySize: smaller.KeySize(), ValueSize: smaller.ValueSize(), MaxEntries: size - bpfgen.DirCount}
+	older, err := ebpf.NewMap(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer older.Close()
+	last := older.MaxEntries() - 1
+	if err := errors.Join(os.Remove(pin), older.Put(last, cpus), older.Pin(pin)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		again, err := Open(d.dir, Sizes{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer again.Close()
+		got, err := again.Drops.Get(last)
+		if diff := cmp.Diff(cpus, got); err != nil || diff != "" || again.Drops.Len() != size {
+			t.Errorf("%d slots, want %d; %v: %s", again.Drops.Len(), size, err, diff)
+		}
+		if err := again.maps[bpfgen.PodMapMstDropsV1].Put(size-1, cpus); err != nil {
+			t.Errorf("the last reason: %v", err)
+		}
+	}
+}
+
 // status shows both of each slot.
 func TestEachProgramHasANameAndAHook(t *testing.T) {
 	for slot, name := range programNames {
