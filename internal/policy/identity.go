@@ -53,7 +53,7 @@ func (m *Model) identityOf(p Pod) *identity {
 		m.inNamespace[p.Namespace] = map[*identity]bool{}
 	}
 	m.inNamespace[p.Namespace][made] = true
-	for _, s := range m.selectors {
+	for _, s := range m.labels.addIdentity(made) {
 		m.relate(s, made)
 	}
 	return made
@@ -66,6 +66,7 @@ func (m *Model) releaseIdentity(id *identity) {
 	for s := range id.selectors {
 		m.unrelate(s, id)
 	}
+	m.labels.dropIdentity(id)
 	delete(m.identities, id.id)
 	delete(m.inNamespace[id.namespace], id)
 	if len(m.inNamespace[id.namespace]) == 0 {
@@ -108,6 +109,12 @@ func (m *Model) selector(namespace string, namespaces *Selector, pods Selector) 
 	s := &selector{key: key, namespace: namespace, namespaces: namespaces, pods: pods,
 		matches: map[*identity]bool{}, users: map[*set][]int{}}
 	m.selectors[key] = s
+	if candidates, ok := m.labels.addSelector(s, m.identities); ok {
+		for _, id := range candidates {
+			m.relate(s, id)
+		}
+		return s
+	}
 	if namespaces == nil {
 		for id := range m.inNamespace[namespace] {
 			m.relate(s, id)
@@ -176,6 +183,7 @@ func (m *Model) dropSelector(s *selector) {
 			m.addressesChanged(id)
 		}
 	}
+	m.labels.dropSelector(s)
 	delete(m.selectors, s.key)
 }
 

@@ -25,6 +25,7 @@ type Model struct {
 	identities  map[uint64]*identity
 	inNamespace map[string]map[*identity]bool
 	selectors   map[string]*selector
+	labels      labelIndex
 	groups      map[uint64]*group
 	sets        map[uint64]*set
 	lists       map[uint64]*list
@@ -90,7 +91,7 @@ func New(limits Limits) *Model {
 	m := &Model{
 		limits: limits, policies: map[string]map[Key]*Policy{}, namespaces: map[string]map[state.Owner]map[string]string{},
 		pods: map[Key]*pod{}, endpoints: map[uint32]*endpoint{}, interfaces: map[Key]map[uint32]bool{}, claims: map[netip.Addr][]claim{}, node: map[netip.Addr]bool{},
-		identities: map[uint64]*identity{}, inNamespace: map[string]map[*identity]bool{}, selectors: map[string]*selector{},
+		identities: map[uint64]*identity{}, inNamespace: map[string]map[*identity]bool{}, selectors: map[string]*selector{}, labels: newLabelIndex(),
 		groups: map[uint64]*group{}, sets: map[uint64]*set{}, lists: map[uint64]*list{}, names: newNames(),
 		dirtyEndpoints: map[uint32]bool{}, dirtyAddrs: map[netip.Addr]bool{}, strict: map[*set]bool{}, full: true,
 		written: written{map[netip.Addr]Identity{}, map[netip.Addr]uint64{}, map[netip.Prefix]uint64{}, map[uint32]Isolation{}},
@@ -175,9 +176,13 @@ func (p *Policy) selects(id *identity) bool {
 // does not tell any more while pods of it are there, only the name is known: no
 // selector holds of it by labels that it might have.
 func (m *Model) Watched() {
+	was := map[string]map[*selector]bool{}
+	for name := range m.inNamespace {
+		was[name] = m.selectingNamespace(name)
+	}
 	m.watched = true
 	for name := range m.inNamespace {
-		m.namespaceChanged(name)
+		m.namespaceChanged(name, was[name])
 	}
 }
 
@@ -188,25 +193,41 @@ func (m *Model) SetNamespace(by state.Owner, name string, labels map[string]stri
 	if old, ok := said[by]; ok && maps.Equal(old, labels) {
 		return
 	}
+	was := m.selectingNamespace(name)
 	if said == nil {
 		said = map[state.Owner]map[string]string{}
 		m.namespaces[name] = said
 	}
 	said[by] = maps.Clone(labels)
-	m.namespaceChanged(name)
+	m.namespaceChanged(name, was)
 }
 
 func (m *Model) DeleteNamespace(by state.Owner, name string) {
+	was := m.selectingNamespace(name)
 	delete(m.namespaces[name], by)
 	if len(m.namespaces[name]) == 0 {
 		delete(m.namespaces, name)
 	}
-	m.namespaceChanged(name)
+	m.namespaceChanged(name, was)
 }
 
-func (m *Model) namespaceChanged(name string) {
+// selectingNamespace are the selectors of namespaces that select one with pods.
+func (m *Model) selectingNamespace(name string) map[*selector]bool {
+	out := map[*selector]bool{}
 	for _, s := range m.selectors {
-		if s.namespaces == nil {
+		if s.namespaces != nil && len(m.inNamespace[name]) > 0 && m.inNamespaces(*s.namespaces, name) {
+			out[s] = true
+		}
+	}
+	return out
+}
+
+// namespaceChanged looks again at its pods for the selectors that select the namespace
+// now and did not, or the other way around.
+func (m *Model) namespaceChanged(name string, was map[*selector]bool) {
+	is := m.selectingNamespace(name)
+	for _, s := range m.selectors {
+		if is[s] == was[s] {
 			continue
 		}
 		for id := range m.inNamespace[name] {

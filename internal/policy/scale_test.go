@@ -109,3 +109,24 @@ func TestAFullTableIsAskedWhenThereMayBeRoom(t *testing.T) {
 		t.Errorf("there is room, and the set has %d of 4 peers: %v", len(refused.content), m.Conditions())
 	}
 }
+
+// BenchmarkColdPlan is what an agent that starts has before it: pods and policies of a
+// cluster, all in one namespace, each pod with a label of its own.
+func BenchmarkColdPlan(b *testing.B) {
+	const room, pods, policies, here = 1 << 18, 20000, 1000, 250
+	for b.Loop() {
+		m := New(Limits{room, room, room, room})
+		for i := range policies {
+			m.SetPolicy(letting(i, i%here, i))
+		}
+		for i := range pods {
+			p := Pod{Key: member(i), Labels: map[string]string{"app": fmt.Sprint(i), "pod-template-hash": fmt.Sprint(i / 3), "tier": fmt.Sprint(i % 5)},
+				Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})}}
+			m.SetPod(p)
+			if i < here {
+				m.SetEndpoint(Endpoint{ID: uint32(i), Pod: p.Key, Addrs: p.Addrs})
+			}
+		}
+		m.Plan()
+	}
+}
