@@ -3,7 +3,8 @@
 package agent
 
 // The edge: clients outside and the node's own sockets, at the devices that the
-// user names, or at those that have this Node's addresses.
+// user names, or at those that have this Node's addresses; where lo has them, as on
+// routers, at those of the default routes.
 
 import (
 	"context"
@@ -16,6 +17,7 @@ import (
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/k8s"
 	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/node"
 )
 
 // edge puts the edge where the Node says, with each change of it.
@@ -118,13 +120,15 @@ func (s *syncer) wantedEdge(ctx context.Context) (want engine.Edge, stays bool, 
 	return want, stays, err
 }
 
-// devicesOf are the links that have one of these addresses, by name.
+// devicesOf are the links that have one of these addresses, by name; where that is
+// lo alone, those of the default routes.
 func devicesOf(addrs []netip.Addr) ([]string, error) {
 	list, err := netns.Addrs(nil)
 	if err != nil {
 		return nil, fmt.Errorf("list this node's addresses: %w", err)
 	}
 	var out []string
+	byLo := false
 	for _, a := range list {
 		if ip, ok := netip.AddrFromSlice(a.IP); !ok || !slices.Contains(addrs, ip.Unmap()) {
 			continue
@@ -133,8 +137,19 @@ func devicesOf(addrs []netip.Addr) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("look at the device of %s: %w", a.IP, err)
 		}
-		if l.Flags&net.FlagLoopback == 0 {
-			out = append(out, l.Name)
+		if l.Flags&net.FlagLoopback != 0 {
+			byLo = true
+			continue
+		}
+		out = append(out, l.Name)
+	}
+	if byLo && len(out) == 0 {
+		devices, err := node.DefaultDevices()
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range devices {
+			out = append(out, d.Name)
 		}
 	}
 	slices.Sort(out)

@@ -25,7 +25,7 @@ import (
 // Edge is how a node serves clients that are no pods.
 type Edge struct {
 	// Devices are the NICs behind which clients outside are; none: no such clients
-	// are served.
+	// are served. One without an address of a family has those of lo.
 	Devices []string
 	// Prefixes choose which addresses of Devices take node ports; none: all.
 	Prefixes []netip.Prefix
@@ -192,11 +192,11 @@ func (e *Engine) syncTunnelEdge() error {
 	return e.syncNodes(n)
 }
 
-// takes are the addresses that take node ports.
+// takes are the addresses that take node ports, each once.
 func (want Edge) takes(nics []nic) (out []netip.Addr) {
 	for _, n := range nics {
 		for _, a := range n.addrs {
-			if len(want.Prefixes) == 0 || slices.ContainsFunc(want.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			if !slices.Contains(out, a) && (len(want.Prefixes) == 0 || slices.ContainsFunc(want.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) })) {
 				out = append(out, a)
 			}
 		}
@@ -211,11 +211,11 @@ func findNICs(want Edge) ([]nic, error) {
 		if err != nil {
 			return nil, fmt.Errorf("interface %q: %w; `ip link` lists those of this node", name, err)
 		}
-		n := nic{index: l.Attrs().Index}
-		addrs, err := netns.Addrs(l)
+		addrs, err := edgeAddrs(l)
 		if err != nil {
-			return nil, fmt.Errorf("list addresses of %s: %w", name, err)
+			return nil, err
 		}
+		n := nic{index: l.Attrs().Index}
 		for _, a := range addrs {
 			ip, ok := netip.AddrFromSlice(a.IP)
 			ip = ip.Unmap()
@@ -223,14 +223,38 @@ func findNICs(want Edge) ([]nic, error) {
 			if ip.Is6() { // of IPv4 the same bit says that another of the same network came first
 				passing |= unix.IFA_F_TEMPORARY
 			}
-			if ok && a.Scope == unix.RT_SCOPE_UNIVERSE && a.Flags&passing == 0 {
+			if ok && a.Flags&passing == 0 {
 				n.addrs = append(n.addrs, ip)
 			}
 		}
-		if len(n.addrs) == 0 {
-			return nil, fmt.Errorf("interface %q has no global address; give it one first", name)
-		}
 		out = append(out, n)
+	}
+	if len(out) > 0 && !slices.ContainsFunc(out, func(n nic) bool { return len(n.addrs) > 0 }) {
+		return nil, fmt.Errorf("none of the interfaces %v has a global address, nor has lo one for them; give one of them one first", want.Devices)
+	}
+	return out, nil
+}
+
+// edgeAddrs are the global addresses of a device, and of a family of which it has none
+// those of lo: where each machine is a router among others, they are the machine's.
+func edgeAddrs(l netlink.Link) (out []netlink.Addr, err error) {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return nil, fmt.Errorf("look up lo: %w", err)
+	}
+	has := map[bool]bool{}
+	for _, l := range []netlink.Link{l, lo} {
+		addrs, err := netns.Addrs(l)
+		if err != nil {
+			return nil, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
+		}
+		here := map[bool]bool{}
+		for _, a := range addrs {
+			if v4 := a.IP.To4() != nil; a.Scope == unix.RT_SCOPE_UNIVERSE && !has[v4] {
+				out, here[v4] = append(out, a), true
+			}
+		}
+		has = here
 	}
 	return out, nil
 }

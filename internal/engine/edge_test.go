@@ -498,3 +498,48 @@ func TestHostPorts(t *testing.T) {
 		t.Errorf("%+v", list)
 	}
 }
+
+// Where each machine is a router among others, NICs have no addresses but link-local ones, and next hops of IPv4 are
+// IPv6's: the edge serves clients at the addresses of lo, and pods wear them.
+func TestClientsOutsideOfANodeWhoseAddressIsOnLo(t *testing.T) {
+	w := newEdgeWorld(t)
+	client := w.name + "-w0"
+	w.run("ip addr flush dev w0 scope global && ip addr flush dev w1 scope global && ip addr add 192.0.2.1/32 dev lo && ip addr add 2001:db8:f::1/128 dev lo nodad")
+	w.run("ip -n %s route add 192.0.2.1/32 via inet6 $(ip -br -6 addr show dev w0 scope link | awk '{print $3}' | cut -d/ -f1) dev eth0", client)
+	w.run("ip -n %s -6 route add 2001:db8:f::1/128 via $(ip -br -6 addr show dev w0 scope link | awk '{print $3}' | cut -d/ -f1) dev eth0", client)
+	w.run("gw=$(ip -n %s -br -6 addr show dev eth0 scope link | awk '{print $3}' | cut -d/ -f1) && ip -4 route add default src 192.0.2.1 nexthop via inet6 $gw dev w0 && ip -6 route add default via $gw dev w0 src 2001:db8:f::1", client)
+	w.must(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w0", "w1"}, Host: true}) })
+	own := map[bool]netip.Addr{false: netip.MustParseAddr("192.0.2.1"), true: netip.MustParseAddr("2001:db8:f::1")}
+	w.must(func(e *Engine) error {
+		s, err := e.Edge()
+		if !slices.Equal(s.Addresses, []netip.Addr{own[false], own[true]}) || s.IP4 != own[false] || s.IP6 != own[true] {
+			t.Errorf("the edge is %+v, want node ports on %v", s, own)
+		}
+		return err
+	})
+	w.serve(w.pod, "pod", 8080)
+	w.serve(w.client, "outside", 8080)
+	for _, backends := range []struct {
+		four, six []string
+		want      string
+	}{
+		{[]string{"*10.9.0.2:8080"}, []string{"*[fd09::2]:8080"}, "pod"},
+		{[]string{"198.51.100.9:8080"}, []string{"[2001:db8::9]:8080"}, "outside"},
+	} {
+		w.replace(backends.four, backends.six, nil)
+		each(t, func(t *testing.T, network string, v6 bool) {
+			to := netip.AddrPortFrom(own[v6], 30080).String()
+			name, saw, err := ask(w.client, network, to)
+			if err != nil || name != backends.want || saw != own[v6] {
+				t.Errorf("%s: %q saw %v, %v; want %q, which sees %v", to, name, saw, err, backends.want, own[v6])
+			}
+		})
+	}
+	if err := w.do(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w1"}}) }); err != nil {
+		t.Errorf("a NIC that has lo's addresses, alone: %v", err)
+	}
+	w.run("ip addr flush dev lo scope global")
+	if err := w.do(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w0", "w1"}}) }); err == nil || !strings.Contains(err.Error(), "global address") {
+		t.Errorf("no NIC has an address: %v", err)
+	}
+}

@@ -103,9 +103,9 @@ func (e *Engine) wear() (map[uint32]datapath.Wear, error) {
 		if err != nil {
 			continue // it is going
 		}
-		addrs, err := netns.Addrs(l)
+		addrs, err := edgeAddrs(l)
 		if err != nil {
-			return nil, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
+			return nil, err
 		}
 		list, err := outermost(l)
 		if err != nil {

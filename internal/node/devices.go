@@ -56,6 +56,16 @@ func Devices(named []string, self state.Node, remotes []state.Node) ([]Device, e
 	return describe(slices.Compact(found))
 }
 
+// DefaultDevices are the links that default routes lead by.
+func DefaultDevices() ([]Device, error) {
+	found, err := defaultLinks()
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(found)
+	return describe(slices.Compact(found))
+}
+
 // namedDevices leaves out those that are away: the others, and the nodes behind
 // them, do not wait for one that comes back.
 func namedDevices(names []string) ([]Device, error) {
