@@ -25,7 +25,7 @@ import (
 // Edge is how a node serves clients that are no pods.
 type Edge struct {
 	// Devices are the NICs behind which clients outside are; none: no such clients
-	// are served. One without an address of a family has those of lo.
+	// are served. The addresses of lo are theirs, too.
 	Devices []string
 	// Prefixes choose which addresses of Devices take node ports; none: all.
 	Prefixes []netip.Prefix
@@ -230,31 +230,28 @@ func findNICs(want Edge) ([]nic, error) {
 		out = append(out, n)
 	}
 	if len(out) > 0 && !slices.ContainsFunc(out, func(n nic) bool { return len(n.addrs) > 0 }) {
-		return nil, fmt.Errorf("none of the interfaces %v has a global address, nor has lo one for them; give one of them one first", want.Devices)
+		return nil, fmt.Errorf("none of the interfaces %v has a global address, nor has lo; give one of them one first", want.Devices)
 	}
 	return out, nil
 }
 
-// edgeAddrs are the global addresses of a device, and of a family of which it has none
-// those of lo: where each machine is a router among others, they are the machine's.
+// edgeAddrs are the global addresses of a device, and those of lo: where each machine is a
+// router among others, they are the machine's, and its NICs may have none.
 func edgeAddrs(l netlink.Link) (out []netlink.Addr, err error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("look up lo: %w", err)
 	}
-	has := map[bool]bool{}
 	for _, l := range []netlink.Link{l, lo} {
 		addrs, err := netns.Addrs(l)
 		if err != nil {
 			return nil, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
 		}
-		here := map[bool]bool{}
 		for _, a := range addrs {
-			if v4 := a.IP.To4() != nil; a.Scope == unix.RT_SCOPE_UNIVERSE && !has[v4] {
-				out, here[v4] = append(out, a), true
+			if a.Scope == unix.RT_SCOPE_UNIVERSE {
+				out = append(out, a)
 			}
 		}
-		has = here
 	}
 	return out, nil
 }

@@ -499,8 +499,8 @@ func TestHostPorts(t *testing.T) {
 	}
 }
 
-// Where each machine is a router among others, NICs have no addresses but link-local ones, and next hops of IPv4 are
-// IPv6's: the edge serves clients at the addresses of lo, and pods wear them.
+// Where each machine is a router among others, its address is on lo, and NICs may have none but link-local ones, and
+// IPv4 next hops of IPv6: the edge serves clients at the addresses of lo, and flows wear them.
 func TestClientsOutsideOfANodeWhoseAddressIsOnLo(t *testing.T) {
 	w := newEdgeWorld(t)
 	client := w.name + "-w0"
@@ -535,9 +535,17 @@ func TestClientsOutsideOfANodeWhoseAddressIsOnLo(t *testing.T) {
 			}
 		})
 	}
-	if err := w.do(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w1"}}) }); err != nil {
-		t.Errorf("a NIC that has lo's addresses, alone: %v", err)
-	}
+	w.run("ip addr add 198.51.101.1/24 dev w1")
+	w.must(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w1"}}) })
+	w.must(func(e *Engine) error {
+		s, err := e.Edge()
+		nics := netip.MustParseAddr("198.51.101.1")
+		if want := []netip.Addr{own[false], nics, own[true]}; !slices.Equal(s.Addresses, want) || s.IP4 != nics {
+			t.Errorf("behind a NIC with an address, node ports are on %v, and flows wear %v; want %v and %v", s.Addresses, s.IP4, want, nics)
+		}
+		return err
+	})
+	w.run("ip addr flush dev w1 scope global")
 	w.run("ip addr flush dev lo scope global")
 	if err := w.do(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w0", "w1"}}) }); err == nil || !strings.Contains(err.Error(), "global address") {
 		t.Errorf("no NIC has an address: %v", err)
