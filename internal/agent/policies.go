@@ -251,7 +251,9 @@ func (p *policies) unheld(held map[netip.Addr]bool) (list []k8s.Key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for k, pod := range p.here {
-		if !pod.Terminating && len(pod.IPs) > 0 && !slices.ContainsFunc(pod.IPs, func(a netip.Addr) bool { return held[a] }) {
+		// That a pod is being deleted changes nothing in the tables, and is not told by itself.
+		now := p.a.watch.Pods.Get(k)
+		if now != nil && !now.Terminating && len(pod.IPs) > 0 && !slices.ContainsFunc(pod.IPs, func(a netip.Addr) bool { return held[a] }) {
 			list = append(list, k)
 		}
 	}

@@ -130,6 +130,14 @@ func TestAPodWithoutAnEndpointIsNamed(t *testing.T) {
 		if got := named(); !slices.Equal(got, []string{"unheld"}) {
 			t.Errorf("with an endpoint %v are named", got)
 		}
+		// The kubelet takes a pod's network away before it says that the pod has ended: long before, while the API server is away.
+		deleted := pods["unheld"].DeepCopy()
+		deleted.DeletionTimestamp = &now
+		check(t, w.agent.watch.Pods.Update(deleted))
+		w.turn()
+		if got := named(); len(got) > 0 {
+			t.Errorf("while it is being deleted %v are named", got)
+		}
 	})
 }
 

@@ -5,7 +5,6 @@ package engine
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 
 	"github.com/mustang-net/mustang/internal/masquerade"
@@ -27,7 +26,7 @@ func (e *Engine) tampered(m *MasqueradeStatus) (out []string) {
 		for _, ep := range e.known {
 			needed = needed || ep.Owner == state.OwnerCNI && ep.Placement == state.HostEnd && family.of(ep).IsValid()
 		}
-		if now, err := os.ReadFile(netns.Sysctl(family.sysctl)); needed && err == nil && strings.TrimSpace(string(now)) == "0" {
+		if needed && netns.SysctlOff(family.sysctl) {
 			key := "net." + strings.ReplaceAll(family.sysctl, "/", ".")
 			out = append(out, fmt.Sprintf("%s is 0: the node forwards no %s, and pods reach none but each other; `sysctl -w %s=1`, and look for who sets it", key, family.name, key))
 		}

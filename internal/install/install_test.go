@@ -29,7 +29,13 @@ func TestPlace(t *testing.T) {
 	if err := Check(list, func(field string) { t.Errorf("field %s is unknown", field) }); err != nil {
 		t.Error(err)
 	}
-	if p.HasList(list) {
+	// Without its capability a runtime gives the plugin no host ports, and says nothing.
+	for _, capability := range []string{"portMappings", "bandwidth", "ips", "mac"} {
+		if !strings.Contains(string(list), `"`+capability+`": true`) {
+			t.Errorf("the list does not ask for %s:\n%s", capability, list)
+		}
+	}
+	if p.HasList(list) || p.HasList(nil) {
 		t.Error("a place that is not there has something")
 	}
 	if _, err := p.PutPlugin([]byte("plugin")); err != nil {
@@ -57,6 +63,9 @@ func TestPlace(t *testing.T) {
 		t.Errorf("removed again: %v, %v", removed, err)
 	}
 	write(t, p.list(), `{"name": "b", "plugins": [{"type": "bridge"}]}`)
+	if others, err := p.Others(); err != nil || len(others) != 2 || others[1] != p.list() {
+		t.Errorf("another network's list under our name: %v, %v", others, err)
+	}
 	if _, err := p.Remove(); err == nil || !strings.Contains(err.Error(), "another network's") {
 		t.Errorf("another network's list under our name: %v", err)
 	}
@@ -104,19 +113,33 @@ func TestWhatIsInTheWayOfAnInstall(t *testing.T) {
 func TestCheckRefusesWhatNoADDTakes(t *testing.T) {
 	const own = `{"type": "mustang-cni", "ipam": {"type": "mustang", "pools": ["10.1.0.0/24"]}}`
 	for text, says := range map[string]string{
-		`{"cniVersion": "1.0.0", "name": "n", "plugins": [` + own + `]}`:                                                 "",
-		`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ptp"}, {"type": "mustang-cni", "mode": "chained"}]}`: "",
-		`{"cniVersion": "2.0.0", "name": "n", "plugins": [` + own + `]}`:                                                 "incompatible",
-		`{"name": "n", "plugins": [` + own + `]}`:                                                                        "incompatible",
-		`{"cniVersion": "1.0.0", "plugins": [` + own + `]}`:                                                              "name",
-		`{"cniVersion": "1.0.0", "name": "a net", "plugins": [` + own + `]}`:                                             "name",
-		`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "mustang-cni", "mode": "chained"}]}`:                  "place 1",
-		`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ptp"}, ` + own + `]}`:                                "place 2",
-		`{"cniVersion": "1.0.0", "name": "n", "type": "mustang-cni", "mode": "chained"}`:                                 "no network list",
+		`{"cniVersion": "1.0.0", "name": "n", "plugins": [` + own + `]}`:                                                                                    "",
+		`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ptp"}, {"type": "mustang-cni", "mode": "chained"}]}`:                                    "",
+		`{"cniVersion": "2.0.0", "name": "n", "plugins": [` + own + `]}`:                                                                                    "incompatible",
+		`{"name": "n", "plugins": [` + own + `]}`:                                                                                                           "incompatible",
+		`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "mustang-cni", "mode": "best", "ipam": {"type": "mustang", "pools": ["10.1.0.0/24"]}}]}`: "mode",
+		`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "mustang-cni", "ipam": 7}]}`:                                                             "ipam",
+		`{"cniVersion": "1.0.0", "plugins": [` + own + `]}`:                                                                                                 "name",
+		`{"cniVersion": "1.0.0", "name": "a net", "plugins": [` + own + `]}`:                                                                                "name",
+		`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "mustang-cni", "mode": "chained"}]}`:                                                     "place 1",
+		`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ptp"}, ` + own + `]}`:                                                                   "place 2",
+		`{"cniVersion": "1.0.0", "name": "n", "type": "mustang-cni", "mode": "chained"}`:                                                                    "no network list",
 	} {
 		err := Check([]byte(text), nil)
 		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %q", text, err, says)
 		}
+	}
+}
+
+// A single configuration with mustang in it is mustang's, and one of another plugin is not.
+func TestASingleConfigurationIsAnothersOrOurs(t *testing.T) {
+	dir := t.TempDir()
+	p := Place{BinDir: filepath.Join(dir, "bin"), ConfDir: dir, ConfName: DefaultConfName}
+	write(t, filepath.Join(dir, "05-ours.conf"), `{"cniVersion": "1.0.0", "name": "n", "type": "mustang-cni"}`)
+	theirs := filepath.Join(dir, "10-theirs.conf")
+	write(t, theirs, `{"cniVersion": "1.0.0", "name": "b", "type": "bridge"}`)
+	if others, err := p.Others(); err != nil || len(others) != 1 || others[0] != theirs {
+		t.Errorf("other networks: %v, %v; want %s", others, err, theirs)
 	}
 }

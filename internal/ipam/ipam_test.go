@@ -5,9 +5,11 @@ package ipam
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -178,5 +180,33 @@ func TestAFailedAllocationLeavesNothing(t *testing.T) {
 	}
 	if all, err := s.Owners(); err != nil || len(all) > 0 {
 		t.Errorf("left: %v, %v", all, err)
+	}
+}
+
+// IPv4 has a broadcast address at its end, IPv6 none.
+func TestAPoolIsGivenToItsLastAddress(t *testing.T) {
+	for text, want := range map[string]string{"10.1.0.0/29": "10.1.0.6", "fd00::/126": "fd00::3", "10.1.0.0/31": "10.1.0.1", "fd00::/127": "fd00::1"} {
+		p := pools(t, subnet(text))
+		if p[0].End.String() != want || !p[0].Whole() {
+			t.Errorf("%s ends at %s, want %s (whole: %t)", text, p[0].End, want, p[0].Whole())
+		}
+	}
+}
+
+// What is freed is told, and places in the order of a pool are nobody's addresses.
+func TestWhatIsFreedIsTold(t *testing.T) {
+	s := At(t.TempDir())
+	p := pools(t, subnet("10.1.0.0/24"), subnet("fd00::/64"))
+	for _, owner := range []string{"a", "b", "c"} {
+		allocate(t, s, owner, p)
+	}
+	freed, err := s.ReleaseWhere(func(owner string) bool { return owner != "b" })
+	slices.SortFunc(freed, netip.Addr.Compare)
+	if got := fmt.Sprint(freed); err != nil || got != "[10.1.0.2 10.1.0.4 fd00::2 fd00::4]" {
+		t.Errorf("freed %s, %v", got, err)
+	}
+	left, err := s.Owners()
+	if want := (map[netip.Addr]string{netip.MustParseAddr("10.1.0.3"): "b", netip.MustParseAddr("fd00::3"): "b"}); err != nil || !maps.Equal(left, want) {
+		t.Errorf("left %v, %v; want %v", left, err, want)
 	}
 }

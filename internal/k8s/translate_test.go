@@ -100,6 +100,7 @@ var sentences = []struct {
 	{says: "a Service without endpoints has its frontends", service: spec(plainSpec), want: want(nil)},
 	{says: "headless: no address, nothing to translate", service: spec("clusterIP: None\n  clusterIPs: [None]\n  ports: [{port: 80}]")},
 	{says: "ExternalName is an alias of DNS", service: spec("type: ExternalName\n  externalName: example.org")},
+	{says: "ExternalName that was of another type, and has its address still", service: spec("type: ExternalName\n  externalName: example.org\n  " + plainSpec)},
 	{says: "a Service without an address yet", service: spec("ports: [{port: 80}]")},
 	{
 		says:    "service-proxy-name: another proxy serves it, whatever its value",
@@ -258,6 +259,14 @@ var sentences = []struct {
 		want:    want(func(s *state.Service) { s.External, s.HealthCheckNodePort = state.PolicyLocal, 32000 }),
 	},
 	{
+		says:    "without the policy Local nobody asks about its health",
+		service: spec("type: LoadBalancer\n  healthCheckNodePort: 32000\n  " + plainSpec), want: want(nil),
+	},
+	{
+		says: "an endpoint without an address is none", service: spec(plainSpec),
+		slices: []string{of(plainSlice + "endpoints: [{addresses: []}, {addresses: [10.1.0.2]}]")}, want: wantBackends(backend("10.1.0.2:8080")),
+	},
+	{
 		says:    "internalTrafficPolicy Local",
 		service: spec("internalTrafficPolicy: Local\n  " + plainSpec), want: want(func(s *state.Service) { s.Internal = state.PolicyLocal }),
 	},
@@ -340,5 +349,22 @@ func TestAddressesOfNodes(t *testing.T) {
 		if got := fmt.Sprint(n.Addrs); got != want || len(n.Problems) > 0 {
 			t.Errorf("%s: %s, want %s; %q", status, got, want, n.Problems)
 		}
+	}
+}
+
+// Written before dual stack, a node names the first of its networks alone.
+func TestNetworksOfNodes(t *testing.T) {
+	for spec, want := range map[string]string{
+		"{}":                       "[]",
+		"{podCIDR: 10.244.1.0/24}": "[10.244.1.0/24]",
+		"{podCIDR: 10.244.1.0/24, podCIDRs: [10.244.1.0/24, 'fd00:1::/64']}": "[10.244.1.0/24 fd00:1::/64]",
+	} {
+		n := readNode(parse[corev1.Node](t, "metadata: {name: n1}\nspec: "+spec))
+		if got := fmt.Sprint(n.PodCIDRs); got != want || len(n.Problems) > 0 {
+			t.Errorf("%s: %s, want %s; %q", spec, got, want, n.Problems)
+		}
+	}
+	if n := readNode(parse[corev1.Node](t, "metadata: {name: n1}\nspec: {podCIDRs: [10.244.1.0]}")); len(n.Problems) != 1 || !strings.Contains(n.Problems[0], "spec.podCIDRs") {
+		t.Errorf("a network without its length: %q", n.Problems)
 	}
 }

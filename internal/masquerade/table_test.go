@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -158,5 +159,54 @@ func TestATableIsOurs(t *testing.T) {
 		if IsOurs(table) != want {
 			t.Errorf("%s: %v", table, !want)
 		}
+	}
+}
+
+// chain is a chain's rules, as nft shows them.
+func chain(t *testing.T, name string) (rules []string) {
+	t.Helper()
+	out, err := exec.Command("nft", "list", "chain", "inet", DefaultTable, name).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for line := range strings.Lines(string(out)) {
+		if strings.HasPrefix(line, "\t\t") {
+			rules = append(rules, strings.TrimSpace(line))
+		}
+	}
+	return rules
+}
+
+// A group's packets wear the node's address by their source, unless they go to what is
+// inside or to the group, and each rule is there once however often it is made.
+func TestAGroupsRules(t *testing.T) {
+	alone(t)
+	table := Table{DefaultTable}
+	for range 2 {
+		ok(t, table.Add("a", excluded, []netip.Addr{one, two}))
+		ok(t, table.Hook())
+		ok(t, table.Unhook())
+		ok(t, table.Hook())
+	}
+	var want []string
+	for _, p := range append(slices.Clone(AlwaysInside), excluded...) {
+		family := "ip"
+		if p.Addr().Is6() {
+			family = "ip6"
+		}
+		want = append(want, family+" daddr "+strings.TrimSuffix(p.String(), "/32")+" return")
+	}
+	want = append(want, "ip saddr @pods4-a ip daddr != @pods4-a counter packets 0 bytes 0 jump worn",
+		"ip6 saddr @pods6-a ip6 daddr != @pods6-a counter packets 0 bytes 0 jump worn")
+	if got := chain(t, "group-a"); !slices.Equal(got, want) {
+		t.Errorf("the group's chain is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if got := chain(t, wornChain); !slices.Equal(got, []string{"masquerade"}) {
+		t.Errorf("the last chain is %q", got)
+	}
+	// One that is not there is success, and keeps nobody else in.
+	ok(t, table.Remove("a", []netip.Addr{netip.MustParseAddr("10.9.0.9"), one}))
+	if left, err := table.Members("a"); err != nil || !slices.Equal(left, []netip.Addr{two}) {
+		t.Errorf("members are %v, %v", left, err)
 	}
 }

@@ -30,6 +30,12 @@ var sysctlDir = sync.OnceValue(func() string {
 // of the calling thread's namespace.
 func Sysctl(key string) string { return filepath.Join(sysctlDir(), key) }
 
+// SysctlOff says that one is 0. One that cannot be read says nothing.
+func SysctlOff(key string) bool {
+	text, err := os.ReadFile(Sysctl(key))
+	return err == nil && strings.TrimSpace(string(text)) == "0"
+}
+
 // ForwardIPv6 has an interface forward, or by "all" each; conf is the directory
 // ipv6/conf. Nothing is written where it does already. The kernel drops the routes
 // that routers' advertisements brought, on all interfaces, as soon as one forwards,

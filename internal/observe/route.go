@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -97,8 +96,7 @@ func forwards(in string, dst netip.Addr) (key string, on bool) {
 		keys = []string{"ipv6/conf/all/forwarding"}
 	}
 	for _, k := range slices.Backward(keys) { // the last one decides; the first that is 0 is the one to change
-		text, err := os.ReadFile(netns.Sysctl(k))
-		if err != nil || strings.TrimSpace(string(text)) != "0" {
+		if !netns.SysctlOff(k) {
 			break
 		}
 		key = "net/" + k

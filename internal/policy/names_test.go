@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // In a cluster where policies come and go, each agent hears of all of them.
@@ -76,5 +78,43 @@ func TestALabelIsNoClaimOnAnAddress(t *testing.T) {
 	m.DeletePod(old)
 	if p, _ := m.PodAt(a); p.Key != now {
 		t.Errorf("%s is %v's, want the one's that is left", a, p.Key)
+	}
+}
+
+// A host-network pod has the node's address, which is no pod's: what a policy says of the
+// pod's labels is nothing about the node.
+func TestAHostNetworkPodClaimsNoAddress(t *testing.T) {
+	m := New(Limits{Peers: 1 << 10, Ports: 1 << 10, Identities: 1 << 10, Prefixes: 1 << 10})
+	pod := Pod{Key: Key{Namespace: "ns", Name: "proxy"}, Labels: map[string]string{"app": "proxy"}, Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
+	is := func(when string, want bool) {
+		t.Helper()
+		if p, known := m.PodAt(pod.Addrs[0]); known != want {
+			t.Errorf("%s: the address is %v's", when, p.Key)
+		}
+	}
+	pod.HostNetwork = true
+	m.SetPod(pod)
+	is("in the node's network", false)
+	pod.HostNetwork = false
+	m.SetPod(pod)
+	is("made anew in its own", true)
+	pod.HostNetwork = true
+	m.SetPod(pod)
+	is("made anew in the node's", false)
+}
+
+// An interface whose pod is deleted while it is still there is closed.
+func TestAnInterfaceOutlivesItsPodClosed(t *testing.T) {
+	m := New(Limits{Peers: 1 << 10, Ports: 1 << 10, Identities: 1 << 10, Prefixes: 1 << 10})
+	pod := Pod{Key: Key{Namespace: "ns", Name: "web"}, Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}
+	m.SetNamespace(state.OwnerCLI, "ns", nil)
+	m.SetPod(pod)
+	m.SetEndpoint(Endpoint{ID: 1, Pod: pod.Key, Addrs: pod.Addrs})
+	if got := m.Plan().Put.Endpoints[1]; got == Unknown {
+		t.Error("its pod is known, and it is closed")
+	}
+	m.DeletePod(pod.Key)
+	if got, told := m.Plan().Put.Endpoints[1]; !told || got != Unknown {
+		t.Errorf("its pod is gone, and the change has %+v (%v), want it closed", got, told)
 	}
 }

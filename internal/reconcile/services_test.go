@@ -16,6 +16,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
+	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -469,5 +470,54 @@ func TestASourceRangeOfAnEarlierMustangIsPutRight(t *testing.T) {
 	}
 	if err != nil || !maps.Equal(w.sources, want) {
 		t.Errorf("%v, want %v (%v)", w.sources, want, err)
+	}
+}
+
+// The programs pick a slot by the flow's addresses: that every backend has one is not
+// enough, each slot is the table's. And what is written again under fresh slots, or goes,
+// gives its id and its number back.
+func TestMaglevsSlotsAreItsTable(t *testing.T) {
+	w := newWorld()
+	s := w.load(t)
+	svc := state.Binding{Owner: state.OwnerCLI, Algorithm: state.Maglev, Frontend: state.Frontend{AddrPort: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: state.TCP}}
+	for i := range 5 {
+		svc.Backends = append(svc.Backends, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}), 80))
+	}
+	whole := svc.Backends
+	for _, n := range []int{5, 4, 5, 1} {
+		svc.Backends = whole[:n]
+		if err := s.Apply([]state.Binding{svc}, nil); err != nil {
+			t.Fatal(err)
+		}
+		f := w.frontends[datapath.KeyOf(svc.Key())]
+		table := service.Maglev(svc.Backends)
+		if int(f.Backends) != len(table) {
+			t.Fatalf("%d backends: %d slots, and the table has %d", n, f.Backends, len(table))
+		}
+		for i, b := range table {
+			id := w.slots[datapath.SlotKey{Service: f.Id, Slot: uint32(i)}]
+			if got := datapath.BackendAddr(w.backends[id]); got != svc.Backends[b] {
+				t.Fatalf("%d backends: slot %d leads to %v, want %v", n, i, got, svc.Backends[b])
+			}
+		}
+	}
+	number := w.frontends[datapath.KeyOf(svc.Key())].Number
+	for range 3 {
+		if err := s.Apply(nil, []state.BindingKey{svc.Key()}); err != nil {
+			t.Fatal(err)
+		}
+		if len(s.services) != 0 {
+			t.Fatalf("nothing is in force, and ids %v are kept", s.services)
+		}
+		if err := s.Apply([]state.Binding{svc}, nil); err != nil {
+			t.Fatal(err)
+		}
+		svc.Affinity += time.Hour // takes fresh slots the first time
+		if err := s.Apply([]state.Binding{svc}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.frontends[datapath.KeyOf(svc.Key())].Number; got != number || len(s.services) != 1 {
+			t.Fatalf("its number is %d, and was %d; ids in use are %v", got, number, s.services)
+		}
 	}
 }

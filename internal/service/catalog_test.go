@@ -334,3 +334,90 @@ func check(t *testing.T, c *Catalog, m tables, wanted map[state.ServiceID]state.
 		t.Fatalf("%d problems for %d lost claims", got, lost)
 	}
 }
+
+// A Service of the command line is known by its frontend; another one that wants it waits.
+func TestAnotherServiceOfTheToolTakesNothing(t *testing.T) {
+	const front = "10.96.0.1:80"
+	c, m := NewCatalog(Node{}, nil, nil), tables{}
+	plain := small(state.OwnerCLI, PlainID(state.OwnerCLI, at(front)).Name, front, "1 ready")
+	m.apply(c, c.Plan([]state.Service{plain}, nil))
+	other := small(state.OwnerCLI, "other", front, "2 ready")
+	ch := c.Plan([]state.Service{other}, nil)
+	if err := ch.Refused(); err == nil {
+		t.Error("nobody is told")
+	}
+	m.apply(c, ch)
+	if got := m[key(front)]; got.Service != plain.ServiceID || numbers(got.Backends) != "1" {
+		t.Errorf("in force is %v", m)
+	}
+}
+
+// The cluster IP's owner came first or last: who names it besides is told why, once; the
+// tool's Services are no part of the API server's promise, and wait in line.
+func TestWhoNamesAClusterIPIsToldOnce(t *testing.T) {
+	const front = "10.96.0.1:80"
+	owner, greedy := small(state.OwnerKubernetes, "owner", front, "1 ready"), outer("greedy", front, state.PolicyCluster, "2 ready")
+	tool := outer("tool", front, state.PolicyCluster, "3 ready")
+	tool.Owner = state.OwnerCLI
+	for name, list := range map[string][]state.Service{
+		"first": {owner, greedy, tool}, "last": {tool, greedy, owner}, "between": {greedy, owner, tool},
+	} {
+		c := NewCatalog(Node{}, nil, nil)
+		ch := c.Plan(list, nil)
+		text := ch.Refused().Error()
+		if want := "service greedy: tcp 10.96.0.1:80 is the cluster IP of Service owner"; strings.Count(text, "service greedy: ") != 1 || !strings.Contains(text, want) {
+			t.Errorf("%s: %s; want %s, and nothing more of greedy", name, text, want)
+		}
+		c.Commit(ch)
+		if p := c.Problems(state.OwnerKubernetes); name != "last" && (len(p) != 1 || p[0].Service.Name != "greedy") {
+			t.Errorf("%s: problems of Kubernetes's are %v, want greedy's one", name, p)
+		}
+		ch = c.Plan(nil, []state.ServiceID{owner.ServiceID, greedy.ServiceID})
+		c.Commit(ch)
+		if id, held := c.Holder(at(front)); !held || id != tool.ServiceID {
+			t.Errorf("%s: both of Kubernetes's are gone, and %v holds it (%v)", name, id, held)
+		}
+	}
+}
+
+// What has been mended is told no more, and what is gone is known no more.
+func TestAMendedServiceHasNoProblem(t *testing.T) {
+	c, m := NewCatalog(Node{}, nil, nil), tables{}
+	bad := outer("a", "224.0.0.1:80", state.PolicyCluster, "1 ready")
+	m.apply(c, c.Plan([]state.Service{bad}, nil))
+	if p := c.Problems(state.OwnerKubernetes); len(p) != 1 || !c.Has(bad.ServiceID) {
+		t.Fatalf("problems %v", p)
+	}
+	m.apply(c, c.Plan([]state.Service{outer("a", "192.0.2.1:80", state.PolicyCluster, "1 ready")}, nil))
+	if p := c.Problems(state.OwnerKubernetes); len(p) != 0 || len(m) != 1 {
+		t.Errorf("it is mended, and its problems are %v", p)
+	}
+	m.apply(c, c.Plan([]state.Service{bad}, nil))
+	m.apply(c, c.Plan(nil, []state.ServiceID{bad.ServiceID}))
+	if p := c.Problems(state.OwnerKubernetes); len(p) != 0 || len(m) != 0 || c.Has(bad.ServiceID) {
+		t.Errorf("it is gone, and its problems are %v, in force is %v", p, m)
+	}
+}
+
+// Maps have no order; what people read has one.
+func TestProblemsAreInOrder(t *testing.T) {
+	var list []state.Service
+	for _, name := range []string{"c", "a", "d", "b"} {
+		s := outer(name, "224.0.0.1:80", state.PolicyCluster)
+		s.Ports[0].Frontends = append(s.Ports[0].Frontends, state.ServiceFrontend{Kind: state.ExternalIP, AddrPort: netip.MustParseAddrPort("127.0.0.1:80")})
+		list = append(list, s)
+	}
+	for range 5 {
+		c := NewCatalog(Node{}, nil, nil)
+		ch := c.Plan(list, nil)
+		refused := strings.Split(ch.Refused().Error(), "\n")
+		c.Commit(ch)
+		var told []string
+		for _, p := range c.Problems(state.OwnerKubernetes) {
+			told = append(told, p.Error())
+		}
+		if len(told) != 8 || !slices.IsSorted(told) || !slices.Equal(told, refused) {
+			t.Fatalf("told %q\nrefused %q", told, refused)
+		}
+	}
+}

@@ -4,6 +4,7 @@ package service
 
 import (
 	"fmt"
+	"hash/fnv"
 	"net/netip"
 	"slices"
 	"strings"
@@ -82,6 +83,9 @@ func TestSelect(t *testing.T) {
 		"one without a node hint: zones":   {[]string{"1 ready node=n1 zone=b", "2 ready zone=a"}, "2", "", true},
 		// EndpointSlice: "an endpoint may temporarily appear in more than one slice".
 		"twice, the better condition counts":      {[]string{"1", "1 ready", "1 serving terminating"}, "1", "", true},
+		"twice, the better one came first":        {[]string{"1 ready", "1", "2 ready", "2 serving terminating"}, "1 2", "", true},
+		"twice, terminating before neither":       {[]string{"1 serving terminating", "1", "2", "2 serving terminating"}, "1 2", "", true},
+		"twice, serving is not terminating":       {[]string{"1 serving terminating", "1 serving", "2 serving terminating", "2 terminating"}, "1 2", "", true},
 		"twice in the same condition":             {[]string{"1 ready", "1 ready"}, "1", "", true},
 		"the other family is not this frontend's": {[]string{"1 ready", "six7 ready"}, "1", "", true},
 	} {
@@ -193,17 +197,36 @@ func TestBindNamesWhatItLeavesOut(t *testing.T) {
 	s.Ports[0].Backends = append(s.Ports[0].Backends, state.ServiceBackend{AddrPort: netip.MustParseAddrPort("127.0.0.1:80"), Ready: true})
 	s.Ports[0].Frontends = append(s.Ports[0].Frontends, state.ServiceFrontend{Kind: state.ExternalIP, AddrPort: netip.MustParseAddrPort("224.0.0.1:80")},
 		state.ServiceFrontend{Kind: state.NodePort, AddrPort: netip.MustParseAddrPort("10.0.0.1:80")})
-	s.Ports = append(s.Ports, state.ServicePort{Name: "odd", Protocol: 1})
+	s.Ports[0].Frontends = append(s.Ports[0].Frontends, state.ServiceFrontend{Kind: state.ExternalIP, AddrPort: netip.MustParseAddrPort("127.0.0.9:80")})
+	s.Ports = append(s.Ports, state.ServicePort{Name: "odd", Protocol: 1, Frontends: s.Ports[0].Frontends[:1]})
 	s.Affinity = 48 * time.Hour
 	list, errs := Bind(s, Node{})
 	if len(list) != 5 || numbers(list[0].Backends) != "1" || list[0].Affinity != 24*time.Hour {
 		t.Errorf("%v", describe(list))
 	}
 	text := fmt.Sprint(errs)
-	for _, word := range []string{"127.0.0.1:80", "224.0.0.1:80", "10.0.0.1", `"odd"`, "48h"} {
+	for _, word := range []string{"127.0.0.1:80", "127.0.0.9:80", "224.0.0.1:80", "10.0.0.1", `"odd"`, "48h"} {
 		if !strings.Contains(text, word) {
 			t.Errorf("%s does not say %s", text, word)
 		}
+	}
+}
+
+// The most that is allowed is allowed.
+func TestBindAtItsLimits(t *testing.T) {
+	s := whole("web")
+	s.Affinity = MaxAffinity
+	for i := range MaxBackends {
+		a := netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
+		s.Ports[0].Backends = append(s.Ports[0].Backends, state.ServiceBackend{AddrPort: netip.AddrPortFrom(a, 80), Ready: true})
+	}
+	list, errs := Bind(s, Node{})
+	if len(errs) > 0 || len(list) != 5 || len(list[0].Backends) != MaxBackends {
+		t.Fatalf("%d bindings, %v", len(list), errs)
+	}
+	s.Ports[0].Backends = append(s.Ports[0].Backends, be("1 ready"))
+	if list, errs := Bind(s, Node{}); len(list) != 0 || len(errs) != 1 {
+		t.Errorf("one backend more: %d bindings, %v", len(list), errs)
 	}
 }
 
@@ -211,6 +234,11 @@ func TestBindNamesWhatItLeavesOut(t *testing.T) {
 func TestGroups(t *testing.T) {
 	s := whole("web", "1 ready")
 	s.Ports = append(s.Ports, state.ServicePort{Name: "dns", Protocol: state.UDP, Frontends: s.Ports[0].Frontends})
+	// Where one name ends and the next begins counts.
+	one := groupOf(state.ServiceID{Namespace: "a", Name: "bc"}, s.Ports[0])
+	if two := groupOf(state.ServiceID{Namespace: "ab", Name: "c"}, s.Ports[0]); one == two {
+		t.Error("a/bc and ab/c are one group")
+	}
 	list, _ := Bind(s, Node{})
 	other, _ := Bind(whole("web2", "1 ready"), Node{})
 	if list[0].Group != list[4].Group || list[0].Group == list[5].Group || list[0].Group == other[0].Group {
@@ -252,5 +280,21 @@ func TestMaglevIsEvenAndMovesLittle(t *testing.T) {
 	}
 	if len(Maglev(nil)) != 0 || len(Maglev(backends[:1])) != 1021 || MaglevSize(60000) != 65521 {
 		t.Error("sizes")
+	}
+}
+
+// Nodes of two versions choose alike only while the table is what it was: the algorithm's
+// promise is the same backend on every node.
+func TestMaglevIsTheSameInEveryVersion(t *testing.T) {
+	var backends []netip.AddrPort
+	for _, text := range []string{"10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:8080", "[fd00::1]:80"} {
+		backends = append(backends, netip.MustParseAddrPort(text))
+	}
+	h := fnv.New64a()
+	for _, i := range Maglev(backends) {
+		fmt.Fprint(h, i)
+	}
+	if got, want := h.Sum64(), uint64(0x9dc11de30ba5fed5); got != want {
+		t.Errorf("the table's hash is %#x, and was %#x: nodes of both versions in a cluster would lead one flow to two backends", got, want)
 	}
 }
