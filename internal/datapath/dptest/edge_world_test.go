@@ -59,6 +59,7 @@ type edgeConn struct {
 const (
 	edgeAffinity  = 1000
 	edgeWorldPods = 3
+	edgeGroup     = 7 // whose source range has one client outside
 )
 
 func newEdgeWorld(t *testing.T, e *Edge, rng *rand.Rand) *edgeWorld {
@@ -71,9 +72,12 @@ func newEdgeWorld(t *testing.T, e *Edge, rng *rand.Rand) *edgeWorld {
 		if v6 {
 			any = netip.IPv6Unspecified()
 		}
+		key := bpfgen.PodSourceKey{Prefixlen: 32 + 64 + 128, Group: edgeGroup, Addr: toAddr(External(1, v6))}
+		check(t, e.MstSourcesV1.Put(key, uint8(0)))
 		for _, proto := range []uint8{oracle.TCP, oracle.UDP, oracle.SCTP} {
 			for i, o := range []ServiceOptions{{Kind: bpfgen.KindNodePort}, {Kind: bpfgen.KindNodePort, Flags: bpfgen.SvcKeepSource},
-				{Kind: bpfgen.KindExternalIp, Affinity: edgeAffinity}, {Kind: bpfgen.KindClusterIp}} {
+				{Kind: bpfgen.KindExternalIp, Affinity: edgeAffinity}, {Kind: bpfgen.KindClusterIp},
+				{Kind: bpfgen.KindLoadBalancer, Flags: bpfgen.SvcRanges, Group: edgeGroup}} {
 				s := &edgeService{proto: proto, o: o, stuck: map[netip.Addr]netip.AddrPort{}}
 				if i < 2 {
 					s.addr, s.key = end(e.Node(v6), 30080+uint16(i)), end(any, 30080+uint16(i))
@@ -221,6 +225,12 @@ func (w *edgeWorld) open() error {
 	w.note("opens %v from %d: %v", pre, opener, a)
 	if err != nil {
 		return err
+	}
+	if s != nil && s.o.Flags&bpfgen.SvcRanges != 0 && pre.Src.Addr() != External(1, v6) {
+		if a.Dropped != ReasonName(bpfgen.ReasonSourceRange) || a.Refused {
+			return fmt.Errorf("from beside the source range: %v", a)
+		}
+		return nil
 	}
 	if s != nil && len(s.backends) == 0 {
 		if h, _ := oracle.Parse(in); a.Dropped != ReasonName(bpfgen.ReasonNoBackend) || !a.Refused && !(proto == oracle.UDP && h.L4 != 34 && h.L4 != 54) {
