@@ -94,6 +94,19 @@ func TestAFullTableIsAskedWhenThereMayBeRoom(t *testing.T) {
 	if refused == nil || len(m.Conditions()) != 1 {
 		t.Fatalf("one rule of two is to find no room: %v", m.Conditions())
 	}
+	incomplete := func(want int) {
+		t.Helper()
+		got := 0
+		for _, ep := range m.written.endpoints {
+			if ep.IngressFlags&setIncomplete != 0 {
+				got++
+			}
+		}
+		if got != want {
+			t.Errorf("%d endpoints are closed to what a refused rule might allow, want %d", got, want)
+		}
+	}
+	incomplete(1)
 	refused.content[7] = PeerRules{Rule: 7} // who fills the set again does away with it
 	m.SetPod(Pod{Key: member(100), Labels: map[string]string{"app": "x"}})
 	if m.Plan(); len(refused.content) != 1 {
@@ -108,6 +121,7 @@ func TestAFullTableIsAskedWhenThereMayBeRoom(t *testing.T) {
 	if m.Plan(); len(refused.content) != 4 || len(m.Conditions()) != 0 {
 		t.Errorf("there is room, and the set has %d of 4 peers: %v", len(refused.content), m.Conditions())
 	}
+	incomplete(0)
 }
 
 // BenchmarkColdPlan is what an agent that starts has before it: pods and policies of a
