@@ -177,15 +177,26 @@ func (s *syncer) writeList() error {
 	if len(others) > 0 && !s.a.config.CNIDisplace {
 		return fmt.Errorf("another network is installed: %s; remove it, or set cni-displace (the runtime takes the first list by name)", strings.Join(others, ", "))
 	}
-	if place.HasList(list) {
-		s.network.list = list
-		return nil
-	}
-	path, err := place.PutList(list)
-	if err != nil {
-		return err
+	if !place.HasList(list) {
+		path, err := place.PutList(list)
+		if err != nil {
+			return err
+		}
+		s.a.log.Info("the network list is in place", "path", path)
 	}
 	s.network.list = list
-	s.a.log.Info("the network list is in place", "path", path)
+	s.warnOfStrays(self.PodCIDRs)
 	return nil
+}
+
+// warnOfStrays names pods that have outlived their Node, which came back with other pod
+// CIDRs: other nodes have routes to those.
+func (s *syncer) warnOfStrays(cidrs []netip.Prefix) {
+	if _, given := s.a.config.CNI["ipam"]; given {
+		return // where pods are is somebody else's to say
+	}
+	if pods := s.a.policies.outside(cidrs); len(pods) > 0 {
+		s.a.log.Warn("pods have addresses outside this Node's podCIDRs, where other nodes do not find them; delete them, so that they are made anew",
+			"pods", pods, "podCIDRs", cidrs)
+	}
 }

@@ -3,7 +3,9 @@
 package agent
 
 import (
+	"bytes"
 	"encoding/json"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -11,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mustang-net/mustang/internal/install"
 )
@@ -91,4 +95,42 @@ func TestChartsConfiguration(t *testing.T) {
 	if c.CNIConfDir != install.DefaultConfDir || c.StartupTaint == "" {
 		t.Errorf("the manifest gives %+v", c)
 	}
+}
+
+// A Node that was removed and added again may have other pod CIDRs: its pods that live on are named, once.
+func TestPodsThatOutliveTheirNodesNetworksAreNamed(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer w.close()
+		w.agent.config.CNIConfDir = t.TempDir()
+		var told bytes.Buffer
+		w.agent.log = slog.New(slog.NewTextHandler(&told, nil))
+		w.tellObjects(nil, nil)
+		check(t, w.agent.watch.Pods.Replace([]any{podOf("first", w.config.Node, "10.1.1.2"), podOf("second", w.config.Node, "10.1.2.2"), podOf("elsewhere", "other", "10.1.9.9")}, ""))
+		w.turn()
+		for _, step := range []struct{ cidr, named string }{
+			{"10.1.1.0/24", "pods=[ns/second]"},
+			{"10.1.1.0/24", ""},
+			{"10.1.2.0/24", "pods=[ns/first]"},
+			{"10.1.0.0/16", ""},
+			{"10.2.0.0/16", `pods="[ns/first ns/second]"`},
+		} {
+			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.config.Node}, Spec: corev1.NodeSpec{PodCIDRs: []string{step.cidr}}}
+			check(t, w.agent.watch.Nodes.Replace([]any{n}, ""))
+			told.Reset()
+			check(t, w.agent.sync.writeList())
+			if got := told.String(); strings.Contains(got, "outside this Node's podCIDRs") != (step.named != "") || !strings.Contains(got, step.named) {
+				t.Errorf("%s: told %q, want %s", step.cidr, got, step.named)
+			}
+		}
+		w.agent.config.CNI = map[string]any{"ipam": map[string]any{"type": "host-local"}}
+		told.Reset()
+		check(t, w.agent.sync.writeList())
+		if got := told.String(); strings.Contains(got, "outside") {
+			t.Errorf("addresses are another's to give: %q", got)
+		}
+	})
 }

@@ -260,6 +260,21 @@ func (p *policies) unheld(held map[netip.Addr]bool) (list []k8s.Key) {
 	return list
 }
 
+// outside are this node's pods with an address in none of these networks, by name.
+func (p *policies) outside(networks []netip.Prefix) (list []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k, pod := range p.here {
+		if slices.ContainsFunc(pod.IPs, func(a netip.Addr) bool {
+			return !slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(a) })
+		}) {
+			list = append(list, k.String())
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
 // behindPause is how long a pod waits before it is asked again whether what is known
 // of policies is older than it.
 const behindPause = 100 * time.Millisecond

@@ -69,6 +69,12 @@ func TestWhatGoesWhileTheFirstPolicyFailsIsGone(t *testing.T) {
 	})
 }
 
+// podOf is a pod that runs.
+func podOf(name, node, ip string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.PodSpec{NodeName: node},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: ip}}}}
+}
+
 // A pod that no endpoint holds is named: it was there before mustang, or all that was known of it is lost.
 func TestAPodWithoutAnEndpointIsNamed(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -78,16 +84,12 @@ func TestAPodWithoutAnEndpointIsNamed(t *testing.T) {
 	must(t, netns.Create(netns.Path(name)))
 	defer func() { check(t, netns.Delete(netns.Path(name))) }()
 	now := metav1.Now()
-	pod := func(name, node, ip string) *corev1.Pod {
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.PodSpec{NodeName: node},
-			Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: ip}}}}
-	}
 	inNamespace(func() {
 		w := newScripted(t)
 		defer w.close()
 		here := w.config.Node
-		pods := map[string]*corev1.Pod{"unheld": pod("unheld", here, "10.1.1.9"), "elsewhere": pod("elsewhere", "other", "10.1.2.9"), "host": pod("host", here, "192.0.2.1"),
-			"leaves": pod("leaves", here, "10.1.1.8"), "ended": pod("ended", here, "10.1.1.7"), "starts": pod("starts", here, ""), "held": pod("held", here, "10.1.1.2")}
+		pods := map[string]*corev1.Pod{"unheld": podOf("unheld", here, "10.1.1.9"), "elsewhere": podOf("elsewhere", "other", "10.1.2.9"), "host": podOf("host", here, "192.0.2.1"),
+			"leaves": podOf("leaves", here, "10.1.1.8"), "ended": podOf("ended", here, "10.1.1.7"), "starts": podOf("starts", here, ""), "held": podOf("held", here, "10.1.1.2")}
 		pods["host"].Spec.HostNetwork = true
 		pods["leaves"].DeletionTimestamp = &now
 		pods["ended"].Status.Phase = corev1.PodSucceeded
