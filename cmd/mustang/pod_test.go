@@ -164,6 +164,10 @@ func TestPodBadInputChangesNothing(t *testing.T) {
 		"--netns":                        {"--ip=10.1.0.2", "--netns=/proc/self/exe"},
 		"--service-path":                 {"--ip=10.1.0.2", "--service-path=shm"},
 		"--mac":                          {"--ip=10.1.0.2", "--mac=gg"},
+		"--namespace":                    {"--ip=10.1.0.2", "--namespace=Foo bar"},
+		`"a b" is no label's key`:        {"--ip=10.1.0.2", "--labels=a b=c"},
+		"for the label a":                {"--ip=10.1.0.2", "--labels=a=b c"},
+		"is no port's name":              {"--ip=10.1.0.2", "--ports=ht tp=80"},
 		"--plain":                        {"--ip=10.1.0.2", "--service-path=tc", "--plain"},
 	} {
 		_, err := n.run(append([]string{"add", n.pod("a")}, args...)...)

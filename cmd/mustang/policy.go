@@ -8,12 +8,15 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/policy"
@@ -229,12 +232,31 @@ type podSpec struct {
 
 // spec is the pod called name; "" leaves it unnamed.
 func (f *podLabelFlags) spec(name string) (podSpec, error) {
+	if err := f.check(); err != nil {
+		return podSpec{}, err
+	}
 	ports, err := f.namedPorts()
 	if err != nil {
 		return podSpec{}, err
 	}
 	m, err := f.masqueraded()
 	return podSpec{ref: state.PodRef{Namespace: f.namespace, Name: name}, labels: f.labels, ports: ports, masquerade: m}, err
+}
+
+// check refuses names that no NetworkPolicy can have: it would never select the pod.
+func (f *podLabelFlags) check() error {
+	if wrong := validation.IsDNS1123Label(f.namespace); len(wrong) > 0 {
+		return usagef("--namespace: %q is no namespace's name: %s", f.namespace, wrong[0])
+	}
+	for _, key := range slices.Sorted(maps.Keys(f.labels)) {
+		if wrong := validation.IsQualifiedName(key); len(wrong) > 0 {
+			return usagef("--labels: %q is no label's key: %s", key, wrong[0])
+		}
+		if wrong := validation.IsValidLabelValue(f.labels[key]); len(wrong) > 0 {
+			return usagef("--labels: %q is no value for the label %s: %s", f.labels[key], key, wrong[0])
+		}
+	}
+	return nil
 }
 
 func (f *podLabelFlags) masqueraded() (*state.Masquerade, error) {
@@ -264,6 +286,9 @@ func (f *podLabelFlags) namedPorts() ([]state.NamedPort, error) {
 		p := state.NamedPort{Name: name, Protocol: state.TCP, Number: uint16(n)}
 		if !ok || name == "" || err != nil || n == 0 {
 			return nil, usagef("port %q is not name=number or name=number/protocol", text)
+		}
+		if wrong := validation.IsValidPortName(name); len(wrong) > 0 {
+			return nil, usagef("port %q: %q is no port's name: %s", text, name, wrong[0])
 		}
 		if protocol != "" {
 			if err := p.Protocol.UnmarshalText([]byte(strings.ToLower(protocol))); err != nil {

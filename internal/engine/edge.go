@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -210,6 +211,9 @@ func findNICs(want Edge) ([]nic, error) {
 		l, err := netlink.LinkByName(name)
 		if err != nil {
 			return nil, fmt.Errorf("interface %q: %w; `ip link` lists those of this node", name, err)
+		}
+		if l.Attrs().Flags&net.FlagLoopback != 0 {
+			return nil, fmt.Errorf("interface %q is a loopback, by which no client comes; give the NICs: addresses of lo take node ports at each", name)
 		}
 		addrs, err := edgeAddrs(l)
 		if err != nil {

@@ -546,6 +546,9 @@ func TestClientsOutsideOfANodeWhoseAddressIsOnLo(t *testing.T) {
 		return err
 	})
 	w.run("ip addr flush dev w1 scope global")
+	if err := w.do(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"lo"}}) }); err == nil || !strings.Contains(err.Error(), `"lo" is a loopback`) {
+		t.Errorf("the edge is at lo: %v", err)
+	}
 	w.run("ip addr flush dev lo scope global")
 	if err := w.do(func(e *Engine) error { return e.SetEdge(Edge{Devices: []string{"w0", "w1"}}) }); err == nil || !strings.Contains(err.Error(), "global address") {
 		t.Errorf("no NIC has an address: %v", err)
