@@ -140,7 +140,7 @@ func TestWrongServicesNameFieldAndMend(t *testing.T) {
 		"is not a CIDR":    {"edge", "set", "--dev", "lo", "--addresses", "x"},
 		"FIRST-LAST":       {"edge", "set", "--dev", "lo", "--ports", "many"},
 		"interface \"no\"": {"edge", "set", "--dev", "no"},
-		"loopback":        {"edge", "set", "--dev", "lo"},
+		"loopback":         {"edge", "set", "--dev", "lo"},
 	} {
 		if _, errs, code := w.run("", args...); code == 0 || !strings.Contains(errs, want) {
 			t.Errorf("%v: status %d, %q, want %q", args, code, errs, want)
