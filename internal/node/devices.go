@@ -52,8 +52,7 @@ func Devices(named []string, self state.Node, remotes []state.Node) ([]Device, e
 		return nil, err
 	}
 	found = append(found, defaults...)
-	slices.Sort(found)
-	return describe(slices.Compact(found))
+	return describe(found)
 }
 
 // DefaultDevices are the links that default routes lead by.
@@ -62,8 +61,7 @@ func DefaultDevices() ([]Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	slices.Sort(found)
-	return describe(slices.Compact(found))
+	return describe(found)
 }
 
 // namedDevices leaves out those that are away: the others, and the nodes behind
@@ -129,10 +127,11 @@ func defaultLinks() ([]int, error) {
 	return out, nil
 }
 
-// describe leaves out what is no way to other machines, and what is gone.
+// describe names each once, and leaves out what is no way to other machines, and what is gone.
 func describe(indexes []int) ([]Device, error) {
+	slices.Sort(indexes)
 	var out []Device
-	for _, i := range indexes {
+	for _, i := range slices.Compact(indexes) {
 		l, err := netlink.LinkByIndex(i)
 		if errors.As(err, new(netlink.LinkNotFoundError)) {
 			continue
