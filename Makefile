@@ -83,12 +83,16 @@ check: test-deps ## quick: formatting, vet, generated code, unit tests, packets 
 
 .PHONY: test
 test: test-deps ## everything, on this kernel; on 6.1 and 6.12, that programs load, attach and cost what they did
-	@$(MAKE) --no-print-directory -j2 test-go kube-built
-	@$(MAKE) --no-print-directory check-page
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-kube vm-idle
+	@$(MAKE) --no-print-directory -j2 IN_ORDER=1 test-kube vm-idle
 
-# The cluster's tests wait for others, and the others' waits would be over beside a cluster: so beside them run
-# but the guests, who take what they leave of the processors (vm-idle).
+# The cluster's tests wait for others, and the others' waits would be over beside a cluster: so one comes after the
+# other. Beside both go what takes but what they leave of the processors: Kubernetes is built, then guests run.
+ifdef IN_ORDER
+test-kube: | check-page kube-built
+check-page: | test-go
+vm-idle: | kube-built
+endif
+
 KUBE_TESTS := ./test/agent ./test/kube
 
 # The compiler's memory lies the other way around here than where its output was committed: whatever depends on its

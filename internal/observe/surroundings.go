@@ -139,6 +139,10 @@ func (q *question) unattached(w *Way, ep state.Endpoint) (bool, error) {
 	}
 	attached := false
 	err := inPlace(ep, func() (err error) {
+		if attached, err = q.n.dp.Attached(ep); attached || err != nil || ep.Attach != datapath.AttachClsact {
+			return err
+		}
+		ep.Attach = datapath.AttachTCX // an agent settles it meanwhile: links were there before the filters went
 		attached, err = q.n.dp.Attached(ep)
 		return err
 	})

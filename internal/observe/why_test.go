@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +18,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/state"
@@ -96,6 +99,34 @@ func TestWhyNamesBackendsHooksAndTheMend(t *testing.T) {
 				t.Errorf("the mend does not name the port that there is: %q", a.Mend)
 			}
 		})
+	}
+}
+
+// No lock is taken, so what an endpoint's record says of its programs may be old: an
+// agent makes links of filters.
+func TestWhyBesideAnAgentThatSettles(t *testing.T) {
+	if !datapath.Probe().TCX {
+		t.Skip("this kernel has no tcx")
+	}
+	w := newWorld(t)
+	w.veth(1, state.PathTC)
+	two := w.veth(2, state.PathTC)
+	n := w.open()
+	two.Attach = datapath.AttachClsact
+	w.check(n.store.PutEndpoint(two))
+	for _, ways := range [][2]string{{"shop/pod-1", "10.9.0.2:80"}, {"shop/pod-2", "10.9.0.1:80"}} {
+		if a := w.why(ways[0], ways[1]); a.Verdict != Forwarded {
+			t.Errorf("%v: %s", ways, a.Text())
+		}
+	}
+	// Without either it says so.
+	links, err := filepath.Glob(filepath.Join(w.scope.BPFFS, "*", fmt.Sprintf("ep-%d-*", two.ID)))
+	w.check(err)
+	for _, link := range links {
+		w.check(os.Remove(link))
+	}
+	if answers, err := n.Why("shop/pod-2", "10.9.0.1:80"); err == nil || !strings.Contains(err.Error(), "are not attached") {
+		t.Error(answers, err)
 	}
 }
 
