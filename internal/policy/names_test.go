@@ -5,6 +5,7 @@ package policy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/mustang-net/mustang/internal/state"
@@ -103,18 +104,35 @@ func TestAHostNetworkPodClaimsNoAddress(t *testing.T) {
 	is("made anew in the node's", false)
 }
 
-// An interface whose pod is deleted while it is still there is closed.
+// An interface whose pod is deleted while it is still there is closed, and nobody takes
+// who is there for the pod.
 func TestAnInterfaceOutlivesItsPodClosed(t *testing.T) {
 	m := New(Limits{Peers: 1 << 10, Ports: 1 << 10, Identities: 1 << 10, Prefixes: 1 << 10})
 	pod := Pod{Key: Key{Namespace: "ns", Name: "web"}, Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}
+	alike := Pod{Key: Key{Namespace: "ns", Name: "web-2"}} // keeps the identity that both have
 	m.SetNamespace(state.OwnerCLI, "ns", nil)
 	m.SetPod(pod)
+	m.SetPod(alike)
+	m.SetPolicy(Policy{Key: alike.Key, IsolatesIngress: true, Ingress: []Rule{{Peers: []Peer{{Pods: &Selector{}}}}}})
+	m.SetEndpoint(Endpoint{ID: 3, Pod: alike.Key})
 	m.SetEndpoint(Endpoint{ID: 1, Pod: pod.Key, Addrs: pod.Addrs})
-	if got := m.Plan().Put.Endpoints[1]; got == Unknown {
-		t.Error("its pod is known, and it is closed")
+	m.SetEndpoint(Endpoint{ID: 2, Pod: pod.Key, Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.1")}}) // of its second network
+	for id, got := range m.Plan().Put.Endpoints {
+		if got == Unknown {
+			t.Errorf("its pod is known, and endpoint %d is closed", id)
+		}
 	}
 	m.DeletePod(pod.Key)
-	if got, told := m.Plan().Put.Endpoints[1]; !told || got != Unknown {
-		t.Errorf("its pod is gone, and the change has %+v (%v), want it closed", got, told)
+	change := m.Plan()
+	for id := uint32(1); id <= 2; id++ {
+		if got, told := change.Put.Endpoints[id]; !told || got != Unknown {
+			t.Errorf("its pod is gone, and the change has %+v (%v) of endpoint %d, want it closed", got, told, id)
+		}
+	}
+	for _, a := range []string{"10.0.0.1", "10.1.0.1"} {
+		at := netip.MustParseAddr(a)
+		if who, stays := change.Put.Identities[at]; who.Pod != 0 || !stays && !slices.Contains(change.Gone.Identities, at) {
+			t.Errorf("its pod is gone, and %s is still its: %+v, gone %v", a, who, change.Gone.Identities)
+		}
 	}
 }
