@@ -4,6 +4,7 @@ package dptest
 
 import (
 	"fmt"
+	"hash/crc32"
 	"net/netip"
 	"testing"
 
@@ -459,7 +460,8 @@ func TestEdgeErrorsSpeakOfWhatTheirReceiverKnows(t *testing.T) {
 	})
 }
 
-// Maglev leads a flow by its addresses and ports: on every node to the same backend.
+// Maglev leads a flow by its addresses and ports: on every node to the same backend, also
+// while some run another version.
 func TestMaglevIsTheSameOnEveryNode(t *testing.T) {
 	choices := make([]string, 2)
 	for node := range choices {
@@ -485,5 +487,8 @@ func TestMaglevIsTheSameOnEveryNode(t *testing.T) {
 	}
 	if choices[0] != choices[1] {
 		t.Error("two nodes disagree")
+	}
+	if sum := crc32.ChecksumIEEE([]byte(choices[0])); sum != 0xa3bc39a9 {
+		t.Errorf("the choices' sum is %#x: flows change their backends as nodes are upgraded", sum)
 	}
 }
