@@ -53,6 +53,10 @@ Settings come from flags, then from --config, then from defaults.`,
 	f.StringVar(&given.Kubeconfig, "kubeconfig", "", "file that says where the API server is and who asks (default: the pod's service account)")
 	f.StringVar(&given.APIServer, "api-server", "", "HOST:PORT or URL of the API server, in place of the one that the kubeconfig or the pod's environment names")
 	f.StringVar(&given.NodeMode, "node-mode", d.NodeMode, "how pods of other nodes are reached: direct, vxlan, or none: somebody else sees to it")
+	f.StringVar(&given.HostRouting, "host-routing", d.HostRouting, "who forwards between pods and the wire: ebpf, or legacy: the host's stack, with its firewall")
+	f.IntVar(&given.VXLANVNI, "vxlan-vni", d.VXLANVNI, "vxlan: the network's number, the same on every node")
+	f.IntVar(&given.VXLANPort, "vxlan-port", d.VXLANPort, "vxlan: the UDP port, the same on every node")
+	f.StringSliceVar(&given.NodeDevices, "node-devices", d.NodeDevices, "the links to other nodes; auto: those with a default route, this node's addresses or the ways to others")
 	f.StringSliceVar(&given.Devices, "devices", nil, "NICs behind which clients of node ports and external addresses are (default: those with the Node's addresses), or none")
 	f.StringSliceVar(&given.NodePortAddresses, "node-port-addresses", nil, "CIDR: only these of the NICs' addresses take node ports (default: all)")
 	f.BoolVar(&given.HostServices, "host-services", d.HostServices, "the node's own sockets, and host-network pods, get Services, too")
@@ -82,17 +86,27 @@ func agentConfig(cmd *cobra.Command, g *globals, given agent.Config, file string
 		"bpffs": {&c.BPFFS, &given.BPFFS}, "state-dir": {&c.StateDir, &given.StateDir}, "cgroup-root": {&c.CgroupRoot, &given.CgroupRoot},
 		"health-address": {&c.HealthAddress, &given.HealthAddress}, "metrics-address": {&c.MetricsAddress, &given.MetricsAddress},
 		"node-mode": {&c.NodeMode, &given.NodeMode}, "log-level": {&c.LogLevel, &given.LogLevel},
+		"host-routing": {&c.HostRouting, &given.HostRouting},
 		"cni-conf-dir": {&c.CNIConfDir, &given.CNIConfDir}, "startup-taint": {&c.StartupTaint, &given.StartupTaint},
 	} {
 		if cmd.Flags().Changed(name) {
 			*setting.to = *setting.from
 		}
 	}
-	if cmd.Flags().Changed("devices") {
-		c.Devices = given.Devices
+	for name, setting := range map[string]struct{ to, from *[]string }{
+		"devices": {&c.Devices, &given.Devices}, "node-port-addresses": {&c.NodePortAddresses, &given.NodePortAddresses},
+		"node-devices": {&c.NodeDevices, &given.NodeDevices},
+	} {
+		if cmd.Flags().Changed(name) {
+			*setting.to = *setting.from
+		}
 	}
-	if cmd.Flags().Changed("node-port-addresses") {
-		c.NodePortAddresses = given.NodePortAddresses
+	for name, setting := range map[string]struct{ to, from *int }{
+		"vxlan-vni": {&c.VXLANVNI, &given.VXLANVNI}, "vxlan-port": {&c.VXLANPort, &given.VXLANPort},
+	} {
+		if cmd.Flags().Changed(name) {
+			*setting.to = *setting.from
+		}
 	}
 	if cmd.Flags().Changed("cni-displace") {
 		c.CNIDisplace = given.CNIDisplace

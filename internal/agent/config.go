@@ -18,6 +18,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/k8s"
+	"github.com/mustang-net/mustang/internal/node"
 	"github.com/mustang-net/mustang/internal/policy/manifest"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -36,6 +37,13 @@ type Config struct {
 	// NodeMode is how the pods of other nodes are reached: direct, vxlan, or none:
 	// somebody else sees to it.
 	NodeMode string `json:"node-mode,omitempty"`
+	// HostRouting, VXLANVNI, VXLANPort and NodeDevices are what `mustang node set` says
+	// beside an agent: who forwards between pods and the wire (ebpf, legacy), the tunnel's
+	// number and UDP port, and the links to other nodes (auto alone: as found).
+	HostRouting string   `json:"host-routing,omitempty"`
+	VXLANVNI    int      `json:"vxlan-vni,omitempty"`
+	VXLANPort   int      `json:"vxlan-port,omitempty"`
+	NodeDevices []string `json:"node-devices,omitempty"`
 
 	// Devices are the NICs behind which clients outside the cluster are: of node
 	// ports, external and load balancer addresses. Empty: those with the Node's
@@ -80,14 +88,15 @@ const None = "none"
 
 // Defaults are the settings that nobody gave.
 func Defaults() Config {
-	node := os.Getenv("NODE_NAME")
-	if node == "" {
-		node, _ = os.Hostname()
-		node = strings.ToLower(node)
+	name := os.Getenv("NODE_NAME")
+	if name == "" {
+		name, _ = os.Hostname()
+		name = strings.ToLower(name)
 	}
 	return Config{
-		Node: node, BPFFS: engine.DefaultBPFFS, StateDir: engine.DefaultStateDir, CNIConfDir: None,
+		Node: name, BPFFS: engine.DefaultBPFFS, StateDir: engine.DefaultStateDir, CNIConfDir: None,
 		HealthAddress: "[::]:10256", MetricsAddress: "127.0.0.1:10249", LogLevel: "info", NodeMode: string(state.NodeDirect), HostServices: true,
+		HostRouting: string(state.RoutingEBPF), VXLANVNI: node.DefaultVNI, VXLANPort: node.DefaultPort, NodeDevices: []string{node.AutoDevices},
 	}
 }
 
@@ -130,6 +139,7 @@ func (c Config) Check() error {
 	if !slices.Contains([]string{string(state.NodeDirect), string(state.NodeVXLAN), None}, c.NodeMode) {
 		errs = append(errs, fmt.Errorf("node-mode %q is none of direct, vxlan, none", c.NodeMode))
 	}
+	errs = append(errs, c.checkSettings())
 	if _, err := c.prefixes(); err != nil {
 		errs = append(errs, err)
 	}
@@ -140,6 +150,31 @@ func (c Config) Check() error {
 		errs = append(errs, err)
 	}
 	errs = append(errs, c.checkCNI())
+	return errors.Join(errs...)
+}
+
+// settings are this node's own, between nodes.
+func (c Config) settings() node.SettingsSpec {
+	return node.SettingsSpec{HostRouting: c.HostRouting, Devices: c.NodeDevices, VNI: c.VXLANVNI, Port: c.VXLANPort}
+}
+
+// checkSettings refuses, beside what is wrong, what would keep a value of before.
+func (c Config) checkSettings() error {
+	var errs []error
+	if c.HostRouting == "" {
+		errs = append(errs, errors.New("host-routing is empty: use ebpf or legacy"))
+	}
+	if c.VXLANVNI == 0 || c.VXLANPort == 0 {
+		errs = append(errs, errors.New("0 is out of range for vxlan-vni and vxlan-port, which begin at 1"))
+	}
+	if len(c.NodeDevices) == 0 || len(c.NodeDevices) > 1 && slices.Contains(c.NodeDevices, node.AutoDevices) {
+		errs = append(errs, errors.New("node-devices is neither auto alone nor interfaces of this node"))
+	}
+	for name, one := range map[string]node.SettingsSpec{"host-routing": {HostRouting: c.HostRouting}, "vxlan-vni": {VNI: c.VXLANVNI}, "vxlan-port": {Port: c.VXLANPort}} {
+		if _, err := one.Apply(node.DefaultSettings()); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
+		}
+	}
 	return errors.Join(errs...)
 }
 

@@ -89,10 +89,15 @@ func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
 	s.a.log.Info("nodes are in force", "nodes", len(list), "mode", s.a.config.NodeMode)
 }
 
-// applyNodes makes list the nodes of Kubernetes. A pod that cannot be told its MTU is told
+// applyNodes makes list the nodes of Kubernetes; at the agent's start, this node's settings
+// what the agent's say: from then on somebody may try others by `mustang node set`. A pod that cannot be told its MTU is told
 // by who follows the devices: it is no reason to call the nodes' way not in force.
 func (s *syncer) applyNodes(e *engine.Engine, list []state.Node) error {
-	err := e.ApplyNodes(state.OwnerKubernetes, list, node.SettingsSpec{})
+	var settings node.SettingsSpec
+	if !s.membersKnown && s.a.config.NodeMode != None {
+		settings = s.a.config.settings()
+	}
+	err := e.ApplyNodes(state.OwnerKubernetes, list, settings)
 	if errors.Is(err, engine.ErrUntold) {
 		s.a.log.Warn("the nodes are in force, and a pod keeps an MTU of before", "error", err)
 		return nil

@@ -5,6 +5,7 @@ package agent
 import (
 	"fmt"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -40,6 +41,49 @@ func clusterNode(name, address, pods string) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: []string{pods}}}
 	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}
 	return n
+}
+
+// At its start an agent says what holds between nodes; who tries something else beside it has that until the next.
+func TestSettingsBetweenNodesAreTheAgents(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		onNIC(t, "192.0.2.1/24")
+		w := newScripted(t)
+		defer func() { w.close() }()
+		is := func(when string, want state.NodeSettings) {
+			t.Helper()
+			must(t, w.agent.with(t.Context(), func(e *engine.Engine) error {
+				_, set, err := e.Nodes()
+				if !reflect.DeepEqual(set, want) {
+					t.Errorf("%s: %+v, want %+v", when, set, want)
+				}
+				return err
+			}))
+		}
+		turn := func(config Config, nodes ...any) {
+			w.agent.config.NodeMode = "vxlan"
+			w.agent.config.HostRouting, w.agent.config.NodeDevices = config.HostRouting, config.NodeDevices
+			w.agent.config.VXLANVNI, w.agent.config.VXLANPort = config.VXLANVNI, config.VXLANPort
+			w.tellObjects(nil, nil)
+			check(t, w.agent.watch.Nodes.Replace(nodes, ""))
+			w.turn()
+		}
+		ours := Config{HostRouting: "legacy", VXLANVNI: 7, VXLANPort: 8472, NodeDevices: []string{"nic0"}}
+		self, other := clusterNode("n1", "192.0.2.1", "10.1.1.0/24"), clusterNode("n2", "192.0.2.2", "10.1.2.0/24")
+		turn(ours, self)
+		want := state.NodeSettings{HostRouting: state.RoutingLegacy, Devices: []string{"nic0"}, VNI: 7, Port: 8472}
+		is("at the start", want)
+		must(t, w.agent.with(t.Context(), func(e *engine.Engine) error { return e.SetNode(node.SettingsSpec{VNI: 9}) }))
+		turn(ours, self, other)
+		want.VNI = 9
+		is("with another node, after somebody tried another number", want)
+		w.close()
+		w.open()
+		turn(Defaults(), self, other)
+		is("another agent, of the defaults", node.DefaultSettings())
+	})
 }
 
 // What another node-mode has put into force would be nobody's: only Kubernetes may remove it.

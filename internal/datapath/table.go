@@ -27,7 +27,7 @@ type FullError struct {
 }
 
 func (e *FullError) Error() string {
-	return fmt.Sprintf("table %s is full (%d entries); remove objects, or `mustang reset` and create the node again with a larger table", e.Table, e.Max)
+	return fmt.Sprintf("table %s is full (%d entries, the most it can have); remove objects", e.Table, e.Max)
 }
 
 // Table is a map with the types of its keys and values. In an array the zero

@@ -29,6 +29,9 @@ type Spec struct {
 	Mode     string   `json:"mode,omitempty"` // direct when empty
 }
 
+// AutoDevices alone, in place of devices' names, has the links to other nodes found.
+const AutoDevices = "auto"
+
 // SettingsSpec is this node's own settings as people write them; what is empty
 // keeps its value.
 type SettingsSpec struct {
@@ -187,7 +190,7 @@ func (s SettingsSpec) Apply(base state.NodeSettings) (state.NodeSettings, error)
 	default:
 		return base, fmt.Errorf("host routing %q is unknown: use ebpf or legacy", s.HostRouting)
 	}
-	if slices.Equal(s.Devices, []string{"auto"}) {
+	if slices.Equal(s.Devices, []string{AutoDevices}) {
 		base.Devices = nil
 	} else if len(s.Devices) > 0 {
 		base.Devices = s.Devices

@@ -87,13 +87,28 @@ func TestInstalled(t *testing.T) {
 
 // TestInstalledOtherwise is the same by other values of the chart.
 func TestInstalledOtherwise(t *testing.T) {
-	for _, set := range []string{"agent.node-mode=vxlan", "agent.cni.mode=bridge"} {
+	for set, between := range map[string]string{
+		"agent.node-mode=vxlan agent.vxlan-port=8472 agent.vxlan-vni=77": `"vni": 77, "port": 8472`,
+		"agent.cni.mode=bridge": `"vni": 1, "port": 4789`,
+	} {
 		t.Run(set, func(t *testing.T) {
 			c := install(t, set)
 			c.nothingAmiss()
+			for _, pod := range c.agents() {
+				out := c.run("kubectl", "exec", "-n", "kube-system", pod, "-c", "agent", "--", "mustang", "node", "set", "-o", "json")
+				if !strings.Contains(strings.Join(strings.Fields(out), " "), between) {
+					t.Errorf("%s has %s; want %s", pod, out, between)
+				}
+			}
 			c.connectivity(buildTool(t, "mustang"))
 		})
 	}
+}
+
+// agents are the names of the agents' pods.
+func (c *testCluster) agents() []string {
+	c.t.Helper()
+	return strings.Fields(c.run("kubectl", "get", "pods", "-n", "kube-system", "-l", "app.kubernetes.io/name=mustang", "-o", "jsonpath={.items[*].metadata.name}"))
 }
 
 // nothingAmiss wants all in force that Services of each protocol need of a node, by
@@ -124,7 +139,7 @@ spec:
 	}
 	c.run("kubectl", "delete", "service", "each-protocol", "-n", "default")
 	masqueraded := 0
-	for _, pod := range strings.Fields(c.run("kubectl", "get", "pods", "-n", "kube-system", "-l", "app.kubernetes.io/name=mustang", "-o", "jsonpath={.items[*].metadata.name}")) {
+	for _, pod := range c.agents() {
 		said := c.run("kubectl", "exec", "-n", "kube-system", pod, "-c", "agent", "--", "mustang", "status")
 		if strings.Contains(said, "Masquerade") {
 			masqueraded++

@@ -18,6 +18,14 @@ import (
 // Kubernetes' own types: a field that these do not have is an error.
 func podOf(t *testing.T, set ...string) corev1.PodSpec {
 	t.Helper()
+	var ds appsv1.DaemonSet
+	objectOf(t, "DaemonSet", &ds, set...)
+	return ds.Spec.Template.Spec
+}
+
+// objectOf reads the chart's first object of a kind into to.
+func objectOf(t *testing.T, kind string, to any, set ...string) {
+	t.Helper()
 	values := map[string]any{}
 	for _, s := range set {
 		if err := strvals.ParseInto(s, values); err != nil {
@@ -29,17 +37,15 @@ func podOf(t *testing.T, set ...string) corev1.PodSpec {
 		t.Fatal(err)
 	}
 	for _, doc := range bytes.Split(text, []byte("\n---\n")) {
-		var ds appsv1.DaemonSet
-		if !bytes.Contains(doc, []byte("\nkind: DaemonSet\n")) {
+		if !bytes.Contains(doc, []byte("\nkind: "+kind+"\n")) {
 			continue
 		}
-		if err := yaml.UnmarshalStrict(doc, &ds); err != nil {
+		if err := yaml.UnmarshalStrict(doc, to); err != nil {
 			t.Fatal(err)
 		}
-		return ds.Spec.Template.Spec
+		return
 	}
-	t.Fatalf("no DaemonSet is in:\n%s", text)
-	return corev1.PodSpec{}
+	t.Fatalf("no %s is in:\n%s", kind, text)
 }
 
 // workers are the containers that work on the node.
@@ -115,6 +121,21 @@ func TestPluginsDirectoriesOnlyWhereUsed(t *testing.T) {
 					t.Errorf("%s: uninstall is told of directories: %v", set, c.Args)
 				}
 			}
+		}
+	}
+}
+
+// The agent refuses to be told how to connect pods where it connects none; the chart's defaults say it.
+func TestPluginsConfigurationOnlyWhereUsed(t *testing.T) {
+	for set, want := range map[string]bool{"agent.cni-conf-dir=none": false, "agent.cni-conf-dir=null": false, "agent.log-level=info": true} {
+		var config corev1.ConfigMap
+		objectOf(t, "ConfigMap", &config, set)
+		var agent map[string]any
+		if err := yaml.Unmarshal([]byte(config.Data["agent.yaml"]), &agent); err != nil || len(agent) == 0 {
+			t.Fatal(agent, err)
+		}
+		if _, told := agent["cni"]; told != want {
+			t.Errorf("%s: the agent is told %v", set, agent)
 		}
 	}
 }

@@ -8,10 +8,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{- /* The agent's YAML: the values as they are, and what the chart itself decides. */ -}}
+{{- /* The agent's YAML: the values as they are, and what the chart itself decides. Where mustang connects no pods
+       it is told nothing of how. */ -}}
 {{- define "mustang.config" -}}
 {{- $own := dict "bpffs" (printf "%s/mustang" .Values.host.bpffs) "state-dir" .Values.host.run "api-server" .Values.apiServer -}}
-{{- toYaml (merge $own .Values.agent) }}
+{{- $agent := .Values.agent -}}
+{{- if not (include "mustang.cni" .) }}{{ $agent = omit $agent "cni" }}{{ end -}}
+{{- toYaml (merge $own $agent) }}
 {{- end }}
 
 {{- /* The port of a listen address; empty for none. */ -}}
