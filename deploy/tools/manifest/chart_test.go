@@ -86,6 +86,20 @@ func TestRuntimesProfilesDoNotConfine(t *testing.T) {
 
 // Root without any right is kept from directories of others, as Kubespray's
 // /opt/cni/bin is.
+func TestImagesOfAPrivateRegistry(t *testing.T) {
+	for _, uninstall := range []string{"uninstall=false", "uninstall=true"} {
+		pod := podOf(t, uninstall, "imagePullSecrets[0].name=key", "image.repository=registry.test/mustang", "image.tag=x")
+		if len(pod.ImagePullSecrets) != 1 || pod.ImagePullSecrets[0].Name != "key" {
+			t.Errorf("%s: it pulls with %v", uninstall, pod.ImagePullSecrets)
+		}
+		for _, c := range workers(t, pod) {
+			if c.Image != "registry.test/mustang:x" {
+				t.Errorf("%s: %s is of %s", uninstall, c.Name, c.Image)
+			}
+		}
+	}
+}
+
 func TestDirectoriesMayBeOthers(t *testing.T) {
 	for _, uninstall := range []string{"uninstall=false", "uninstall=true"} {
 		for _, c := range workers(t, podOf(t, uninstall)) {
