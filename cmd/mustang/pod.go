@@ -135,9 +135,6 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	if err != nil {
 		return usageError{err}
 	}
-	if spec.RouteMTU, spec.Tunnel, err = engine.ToNodes(g.scope()); err != nil {
-		return err
-	}
 	pod, err := f.labels.spec(name)
 	if err != nil {
 		return err
@@ -178,7 +175,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 			return err
 		}
 	}
-	res, err := podMake(ctx, att, spec, &rec, pod)
+	res, err := podMake(ctx, g, att, spec, &rec, pod)
 	if err != nil {
 		if undoErr := podUndo(ctx, g, att, rec); undoErr != nil {
 			return errors.Join(err, undoErr) // the record stays, for pod rm
@@ -193,7 +190,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	return store.write(rec)
 }
 
-func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec *podRecord, pod podSpec) (link.Result, error) {
+func podMake(ctx context.Context, g *globals, att endpointAttacher, spec link.Spec, rec *podRecord, pod podSpec) (link.Result, error) {
 	if rec.OwnNetNS {
 		if err := netns.Create(rec.NetNS); err != nil {
 			return link.Result{}, err
@@ -205,7 +202,16 @@ func podMake(ctx context.Context, att endpointAttacher, spec link.Spec, rec *pod
 			return err
 		}
 	}
-	return link.Add(spec)
+	var way engine.Way
+	spec.ToNodes = func() (_ int, _ bool, err error) {
+		way, err = engine.ToNodes(g.scope())
+		return way.MTU, way.Tunnel, err
+	}
+	res, err := link.Add(spec)
+	if err == nil && link.CanLocalMTU(spec.Mode) {
+		err = way.Follow(g.scope(), spec.NetNS, res.PodIfIndex, res.PodMTU)
+	}
+	return res, err
 }
 
 // podUndo removes all of a pod but its record. It works on any half of one.

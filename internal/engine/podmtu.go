@@ -10,6 +10,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -37,12 +38,51 @@ func podMTU(n store.Nodes) (mtu int, tunnel bool, err error) {
 	return mtu, tunnel, nil
 }
 
-// ToNodes says what a new pod's way to other nodes takes: the MTU of its default
-// routes (0: its interface's own), and whether it is a tunnel. Whoever makes the
-// pod's routes asks, for they come after its endpoint.
-func ToNodes(scope Scope) (mtu int, tunnel bool, err error) {
-	n, err := store.At(scope.withDefaults().StateDir).Nodes()
-	return n.ToldMTU(), n.Tunnel, err
+// Way is what a new pod's way to other nodes takes.
+type Way struct {
+	MTU    int // bytes, of its default routes; 0: its interface's own
+	Tunnel bool
+	list   os.FileInfo // by which that is so; nil: there is none
+}
+
+// ToNodes is the way of a pod whose endpoint is there. Whoever makes the pod's routes
+// asks, for they come after it, and looks again when they are there (Follow).
+func ToNodes(scope Scope) (Way, error) {
+	s := store.At(scope.withDefaults().StateDir)
+	list, err := s.NodesFile()
+	if err != nil {
+		return Way{}, err
+	}
+	n, err := s.Nodes()
+	return Way{n.ToldMTU(), n.Tunnel, list}, err
+}
+
+// Follow brings a pod's routes, which were made by w, to what has become of it meanwhile:
+// who changed the list told the pods whose routes there were.
+//
+// pod: the network namespace, as this process finds it; index, mtu: of the interface there
+func (w Way) Follow(scope Scope, pod string, index, mtu int) error {
+	list, err := store.At(scope.withDefaults().StateDir).NodesFile()
+	if err != nil || unreplaced(list, w.list) {
+		return err
+	}
+	now, err := ToNodes(scope)
+	if err != nil || now.MTU == w.MTU && now.Tunnel == w.Tunnel {
+		return err
+	}
+	err = netns.Do(pod, func() error { return setMTU(index, mtu, []int{w.MTU}, now.MTU, now.Tunnel) })
+	if err != nil {
+		return fmt.Errorf("set MTU %d of a new pod's routes: %w", now.MTU, err)
+	}
+	return nil
+}
+
+// unreplaced says that nobody has replaced a file. A number may be used again, by one of another time.
+func unreplaced(a, b os.FileInfo) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime())
 }
 
 // narrowPod gives a new pod's routes the MTU.
@@ -102,31 +142,34 @@ func (e *Engine) setPodMTU(ep state.Endpoint, before []int, now int, tunnel bool
 	if ep.Placement != state.HostEnd || ep.Netns == "" {
 		return nil
 	}
-	if ep.LinkMTU > 0 && now >= ep.LinkMTU {
-		now = 0 // the interface's own is as good
-	}
-	err := e.inPod(ep, func() error {
-		if tunnel {
-			if err := link.BundleForTunnel(&netlink.Handle{}, ep.PodIndex); err != nil {
-				return err
-			}
-		}
-		pod, err := netlink.LinkByIndex(ep.PodIndex)
-		if err != nil {
-			return err
-		}
-		was6 := []int{0}
-		for _, mtu := range before {
-			was6 = append(was6, mtu, link.WithJumboRoom(pod.Attrs(), mtu))
-		}
-		return errors.Join(
-			setRouteMTU(unix.AF_INET, ep.PodIndex, append([]int{0}, before...), now),
-			setRouteMTU(unix.AF_INET6, ep.PodIndex, was6, link.JumboRoom(pod.Attrs(), now)))
-	})
+	err := e.inPod(ep, func() error { return setMTU(ep.PodIndex, ep.LinkMTU, before, now, tunnel) })
 	if err != nil && !errors.As(err, new(netlink.LinkNotFoundError)) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("set MTU %d of the routes, and the bundles, of endpoint %d: %w", now, ep.ID, err)
 	}
 	return nil
+}
+
+// setMTU is setPodMTU in the pod's namespace.
+func setMTU(index, mtu int, before []int, now int, tunnel bool) error {
+	if mtu > 0 && now >= mtu {
+		now = 0 // the interface's own is as good
+	}
+	if tunnel {
+		if err := link.BundleForTunnel(&netlink.Handle{}, index); err != nil {
+			return err
+		}
+	}
+	pod, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return err
+	}
+	was6 := []int{0}
+	for _, mtu := range before {
+		was6 = append(was6, mtu, link.WithJumboRoom(pod.Attrs(), mtu))
+	}
+	return errors.Join(
+		setRouteMTU(unix.AF_INET, index, append([]int{0}, before...), now),
+		setRouteMTU(unix.AF_INET6, index, was6, link.JumboRoom(pod.Attrs(), now)))
 }
 
 // setRouteMTU changes the default routes by an interface of the calling thread's

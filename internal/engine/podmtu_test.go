@@ -60,6 +60,56 @@ func TestPodsWithoutAnInterfaceAreInNobodysWay(t *testing.T) {
 	})
 }
 
+// A pod's routes are made by what was so when its endpoint came: what changes before they are there
+// tells them nothing, so whoever makes them looks again.
+func TestThePathChangesWhileAPodsRoutesAreMade(t *testing.T) {
+	for _, mode := range []state.NodeMode{state.NodeDirect, state.NodeVXLAN} {
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNode(t)
+			n.wired()
+			ep, err := n.add(n.pod(2))
+			if err != nil {
+				t.Fatal(err)
+			}
+			follows := func(when string, w Way, want int) {
+				t.Helper()
+				if err := w.Follow(n.scope, ep.Netns, ep.PodIndex, ep.LinkMTU); err != nil {
+					t.Error(when, err)
+				}
+				n.routeMTUIs(2, want)
+			}
+			way := func() Way {
+				t.Helper()
+				w, err := ToNodes(n.scope)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return w
+			}
+			alone := way()
+			follows("nothing has changed", alone, 0)
+			if err := n.twoNodes(mode); err != nil {
+				t.Fatal(err)
+			}
+			n.run("ip link set w0 mtu 1400")
+			if err := n.follow(); err != nil {
+				t.Fatal(err)
+			}
+			want := map[state.NodeMode]int{state.NodeDirect: 1400, state.NodeVXLAN: 1350}[mode]
+			// The routes as they are made from what was known before.
+			n.run("ip -n %s-p2 route replace default via 169.254.10.24 dev eth0 onlink", n.name)
+			narrow := way()
+			follows("a list came", alone, want)
+			n.run("ip link set w0 mtu 1500")
+			if err := n.follow(); err != nil {
+				t.Fatal(err)
+			}
+			n.run("ip -n %s-p2 route replace default via 169.254.10.24 dev eth0 onlink mtu %d", n.name, want)
+			follows("it is wide again", narrow, map[state.NodeMode]int{state.NodeVXLAN: 1450}[mode])
+		})
+	}
+}
+
 // A pod that could not be told is told by the next try, by the same engine as by another,
 // whatever has changed meanwhile.
 func TestAPodThatCouldNotBeToldIsToldLater(t *testing.T) {
@@ -89,8 +139,8 @@ func TestAPodThatCouldNotBeToldIsToldLater(t *testing.T) {
 					t.Fatal("pod 3 is told")
 				}
 				n.routeMTUIs(2, 1400)
-				if mtu, _, err := ToNodes(n.scope); err != nil || mtu != 1400 {
-					t.Errorf("new pods are told %d, %v, want 1400", mtu, err)
+				if way, err := ToNodes(n.scope); err != nil || way.MTU != 1400 {
+					t.Errorf("new pods are told %d, %v, want 1400", way.MTU, err)
 				}
 				if _, warnings, err := e.nodesStatus(); err != nil || !strings.Contains(strings.Join(warnings, "\n"), "not all pods could be told") {
 					t.Errorf("status warns of %q, %v", warnings, err)

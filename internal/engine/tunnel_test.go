@@ -94,8 +94,8 @@ func (n *node) tunnelIs(mtu string) {
 func (n *node) podMTUIs(want int) {
 	n.t.Helper()
 	n.must(func(e *Engine) error { _, err := e.FollowDevices(); return err })
-	if mtu, _, err := ToNodes(n.scope); err != nil || mtu != want {
-		n.t.Errorf("pods are told %d, %v, want %d", mtu, err, want)
+	if way, err := ToNodes(n.scope); err != nil || way.MTU != want {
+		n.t.Errorf("pods are told %d, %v, want %d", way.MTU, err, want)
 	}
 }
 

@@ -55,14 +55,19 @@ func (b *builder) endpoint(eth netlink.Link) state.Endpoint {
 }
 
 func (b *builder) attach(ep state.Endpoint) (err error) {
-	if b.Attach == nil {
-		return nil
+	if b.Attach != nil {
+		if err := b.inPod(func() error {
+			ep.NetnsCookie, err = netns.Cookie()
+			return err
+		}); err != nil {
+			return err
+		}
+		if err := b.Attach(ep); err != nil {
+			return err
+		}
 	}
-	if err := b.inPod(func() error {
-		ep.NetnsCookie, err = netns.Cookie()
-		return err
-	}); err != nil {
-		return err
+	if b.ToNodes != nil {
+		b.RouteMTU, b.Tunnel, err = b.ToNodes()
 	}
-	return b.Attach(ep)
+	return err
 }

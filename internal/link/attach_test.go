@@ -42,6 +42,12 @@ func TestAttachIsToldBeforeTheInterfaceGoesUp(t *testing.T) {
 			}
 			return nil
 		}
+		s.ToNodes = func() (int, bool, error) {
+			if told.PodIndex == 0 {
+				t.Error("the ways to other nodes are asked for before the endpoint is there")
+			}
+			return 0, false, nil
+		}
 		w.add(s)
 		pod := lookAt(t, w.pods[0], DefaultIfName)
 		mac := pod.HardwareAddr

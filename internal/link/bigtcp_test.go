@@ -28,6 +28,7 @@ func TestBundlesBeyondTheNode(t *testing.T) {
 		{"BIG TCP", func(*Spec) {}, big, 65481, "::/0 via fe80::a9fe:a18 mtu 1492", ""},
 		{"beside a local MTU", func(s *Spec) { s.LocalMTU, s.LocalCIDRs = MaxLocalMTU, podCIDRs }, 90*1448 + 321, 65481, "::/0 via fe80::a9fe:a18 mtu 1492", ""},
 		{"over a narrow wire", func(s *Spec) { s.RouteMTU = 1400 }, big, 65481, "::/0 via fe80::a9fe:a18 mtu 1392", ""},
+		{"over a narrow wire, as told at the end", func(s *Spec) { s.ToNodes = func() (int, bool, error) { return 1400, false, nil } }, big, 65481, "::/0 via fe80::a9fe:a18 mtu 1392", ""},
 		{"in front of a tunnel", func(s *Spec) { s.RouteMTU, s.Tunnel = 1450, true }, 65536, 65536, "::/0 via fe80::a9fe:a18 mtu 1450", "tunnel"},
 		{"the narrowest IPv6", func(s *Spec) { s.MTU = 1280 }, 65536, 65405, "::/0 via fe80::a9fe:a18 mtu 0", "needs an MTU of 1288"},
 	} {

@@ -80,6 +80,9 @@ type Spec struct {
 	// Tunnel says that pods of other nodes are reached by one, which takes no bundle
 	// larger than the kernel's 65536.
 	Tunnel bool
+	// ToNodes, once Attach has returned, says RouteMTU and Tunnel: what they are may
+	// become known while it waits. nil: they are as they stand here.
+	ToNodes func() (routeMTU int, tunnel bool, err error)
 	// Lease gives the addresses, where the network does: it is called once the
 	// interface is up, and IPv4 to Gateway6 are empty. Only where CanLease. Attach
 	// is called twice then, first with an endpoint that has no addresses.

@@ -5,6 +5,7 @@ package store
 import (
 	"errors"
 	"io/fs"
+	"os"
 	"path/filepath"
 
 	"github.com/mustang-net/mustang/internal/state"
@@ -44,6 +45,15 @@ func (s Store) Nodes() (Nodes, error) {
 		return n, nil
 	}
 	return n, err
+}
+
+// NodesFile is the list's file, by which one can tell whether it is another now; nil: there is none.
+func (s Store) NodesFile() (os.FileInfo, error) {
+	info, err := os.Stat(filepath.Join(s.dir, nodesFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return info, err
 }
 
 // PutNodes replaces the list of nodes in one step.
