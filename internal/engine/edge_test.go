@@ -479,6 +479,13 @@ func TestHostPorts(t *testing.T) {
 			}
 		}
 	}
+	// Another's address is not the pod's to take, and no reason not to start it: as a set of pods has it, one on each node.
+	foreign := []HostPort{{state.TCP, netip.MustParseAddr("198.51.101.9"), 8002, open[0].Pod}, {state.UDP, netip.MustParseAddr("2001:db8:1::9"), 8002, open[1].Pod}}
+	before := len(w.services())
+	w.must(func(e *Engine) error { return errors.Join(e.AddHostPorts(foreign...), e.CheckHostPorts(foreign...)) })
+	if list := w.services(); len(list) != before {
+		t.Errorf("addresses of others are taken: %+v", list)
+	}
 	if name, _, err := askFor(time.Second, w.client, "tcp", "198.51.101.1:8001"); err == nil {
 		t.Errorf("%q answered on an address that has no such port", name)
 	}

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath"
-
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -17,7 +20,9 @@ import (
 // is a Service of owner cni with one frontend, one backend, and the policy Local.
 type HostPort struct {
 	Protocol state.Protocol
-	HostIP   netip.Addr // invalid or unspecified: every address that takes node ports; a loopback's is for the node's own sockets
+	// HostIP is an address of this node's: a pod may name any other, which is not its to take.
+	// Invalid or unspecified: every address that takes node ports; a loopback's is for the node's own sockets.
+	HostIP   netip.Addr
 	HostPort uint16
 	Pod      netip.AddrPort
 }
@@ -55,8 +60,21 @@ func (h HostPort) isOpen(b state.Binding) bool {
 	return b.Owner == state.OwnerCNI && len(b.Backends) == 1 && b.Backends[0] == h.Pod
 }
 
+// ownAddress says that h's is one of this node's, all of them, or a loopback's.
+func (h HostPort) ownAddress() (bool, error) {
+	if !h.HostIP.IsValid() || h.HostIP.IsUnspecified() || h.HostIP.IsLoopback() {
+		return true, nil
+	}
+	addrs, err := netns.Addrs(nil)
+	if err != nil {
+		return false, fmt.Errorf("list addresses: %w", err)
+	}
+	return slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(h.HostIP.AsSlice()) }), nil
+}
+
 // AddHostPorts opens host ports, all or none. Ones that are open to the same
-// pods already are no error.
+// pods already are no error; nor are those at addresses that this node has not:
+// where pods of several nodes say the same, each opens those of its own.
 func (e *Engine) AddHostPorts(list ...HostPort) error {
 	if err := e.loadCatalog(); err != nil {
 		return err
@@ -66,6 +84,14 @@ func (e *Engine) AddHostPorts(list ...HostPort) error {
 	}
 	var services []state.Service
 	for _, h := range list {
+		own, err := h.ownAddress()
+		if err != nil {
+			return err
+		}
+		if !own {
+			e.opts.Notify(fmt.Sprintf("host port %s of %s stays closed: %s is no address of this node", h.frontend().Frontend, h.Pod, h.HostIP))
+			continue
+		}
 		key := h.frontend()
 		if b, found := e.services.Get(key); found && !h.isOpen(b) {
 			holder, _ := e.catalog.Holder(key.Frontend)
@@ -128,7 +154,7 @@ func (e *Engine) CheckHostPorts(list ...HostPort) error {
 			b, found := e.services.Get(h.frontend())
 			open = found && h.isOpen(b)
 		}
-		if !open {
+		if own, err := h.ownAddress(); !open && (own || err != nil) {
 			errs = append(errs, fmt.Errorf("host port %s does not lead to %s", h.frontend().Frontend, h.Pod))
 		}
 	}
