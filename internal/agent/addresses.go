@@ -18,20 +18,9 @@ const followAgain = 100 * time.Millisecond
 // own pods are always reached from them.
 func (a *Agent) followAddresses(ctx context.Context) error {
 	for ctx.Err() == nil {
-		updates := make(chan netlink.AddrUpdate)
-		var lost error
-		err := netlink.AddrSubscribeWithOptions(updates, ctx.Done(), netlink.AddrSubscribeOptions{
-			ErrorCallback: func(err error) { lost = err },
-		})
+		lost, err := a.followUntilLost(ctx)
 		if err != nil {
 			return fmt.Errorf("follow this node's addresses: %w", err)
-		}
-		a.policies.addressesMoved() // whatever was missed
-		for u := range updates {
-			// Each pod's host end has one of its own, from which nobody calls.
-			if !u.LinkAddress.IP.IsLinkLocalUnicast() {
-				a.policies.addressesMoved()
-			}
 		}
 		if ctx.Err() != nil {
 			return nil
@@ -43,6 +32,27 @@ func (a *Agent) followAddresses(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// followUntilLost is one subscription, which is given back at its end: the library ends its reader alone.
+func (a *Agent) followUntilLost(ctx context.Context) (lost, err error) {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	updates := make(chan netlink.AddrUpdate)
+	err = netlink.AddrSubscribeWithOptions(updates, ctx.Done(), netlink.AddrSubscribeOptions{
+		ErrorCallback: func(err error) { lost = err },
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.policies.addressesMoved() // whatever was missed
+	for u := range updates {
+		// Each pod's host end has one of its own, from which nobody calls.
+		if !u.LinkAddress.IP.IsLinkLocalUnicast() {
+			a.policies.addressesMoved()
+		}
+	}
+	return lost, nil
 }
 
 // addressesMoved has the next step look at the node's addresses.

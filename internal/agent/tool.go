@@ -109,6 +109,9 @@ func (a *Agent) serveTool(ctx context.Context, l *net.UnixListener) error {
 // callPatience is how long the other side may take to say what it wants.
 const callPatience = 5 * time.Second
 
+// lastWords is how long an answer may take that an agent gives while it ends.
+const lastWords = 2 * time.Second
+
 func (a *Agent) answer(ctx context.Context, conn *net.UnixConn) error {
 	if err := conn.SetReadDeadline(time.Now().Add(callPatience)); err != nil {
 		return err
@@ -120,6 +123,8 @@ func (a *Agent) answer(ctx context.Context, conn *net.UnixConn) error {
 	if err := conn.SetReadDeadline(time.Time{}); err != nil {
 		return err
 	}
+	// Who asks may have been stopped, and reads no answer: the agent ends all the same.
+	defer context.AfterFunc(ctx, func() { conn.SetWriteDeadline(time.Now().Add(lastWords)) })()
 	if filepath.Clean(call.BPFFS) != filepath.Clean(a.config.BPFFS) {
 		return json.NewEncoder(conn).Encode(Answer{Elsewhere: true})
 	}

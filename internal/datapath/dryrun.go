@@ -149,7 +149,7 @@ func (r *DryRun) makeTables(names []string) error {
 	}
 	for _, name := range names {
 		spec := specs[name].Copy()
-		spec.MaxEntries, spec.Contents = r.d.maps[name].MaxEntries(), nil
+		spec.MaxEntries, spec.Contents = r.d.held(name).MaxEntries(), nil
 		if spec.Type == ebpf.LRUHash || spec.Type == ebpf.Hash {
 			spec.MaxEntries = min(spec.MaxEntries, scratchFlows)
 		}
@@ -165,7 +165,7 @@ func (r *DryRun) makeTables(names []string) error {
 		}
 	}
 	// What is known of all flows decides whether some tables are looked at.
-	facts := r.d.maps[bpfgen.PodMapMstFactsV1]
+	facts := r.d.held(bpfgen.PodMapMstFactsV1)
 	value, err := facts.LookupBytes(uint32(0))
 	if err != nil {
 		return fmt.Errorf("read table %s: %w", bpfgen.PodMapMstFactsV1, err)

@@ -137,7 +137,7 @@ func (r *EventReader) claim(missed EventCounts) error {
 			if place.Until != 0 && !over(place.Until) {
 				continue
 			}
-			if err := r.d.maps[bpfgen.PodMapMstEventsV1].Put(slot, r.ring); err != nil {
+			if err := r.d.held(bpfgen.PodMapMstEventsV1).Put(slot, r.ring); err != nil {
 				return fmt.Errorf("enter a ring for events: %w", err)
 			}
 			now, err := r.d.eventCounts(slot)
@@ -213,7 +213,7 @@ func (r *EventReader) mine() (bool, error) {
 	}
 	id, _ := info.ID()
 	var there ebpf.MapID
-	err = r.d.maps[bpfgen.PodMapMstEventsV1].Lookup(r.slot, &there)
+	err = r.d.held(bpfgen.PodMapMstEventsV1).Lookup(r.slot, &there)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return false, nil
 	}
@@ -274,7 +274,7 @@ func (r *EventReader) Close() error {
 			}
 		}
 		return errors.Join(r.d.Readers.Put([]uint32{r.slot + 1, 0}, []Reader{{}, latest}),
-			r.d.maps[bpfgen.PodMapMstEventsV1].Delete(r.slot))
+			r.d.held(bpfgen.PodMapMstEventsV1).Delete(r.slot))
 	})
 	closed := r.reader.Close()
 	if errors.Is(closed, os.ErrClosed) {

@@ -174,7 +174,7 @@ func (d *Datapath) filled(v variant) bool {
 
 func (d *Datapath) slotFilled(slot uint32) bool {
 	var id uint32
-	return d.maps[bpfgen.PodMapMstProgramsV1].Lookup(slot, &id) == nil
+	return d.held(bpfgen.PodMapMstProgramsV1).Lookup(slot, &id) == nil
 }
 
 // ensureVariant loads what a node's devices call, if it is missing.
@@ -209,7 +209,7 @@ func (d *Datapath) loadVariant(v variant) error {
 		return loadError("pod programs", err)
 	}
 	defer coll.Close()
-	table := d.maps[bpfgen.PodMapMstProgramsV1]
+	table := d.held(bpfgen.PodMapMstProgramsV1)
 	for name, slot := range map[string]uint32{bpfgen.PodProgFromPod: v.fromPod, bpfgen.PodProgToPod: v.toPod} {
 		prog := coll.Programs[name]
 		if prog == nil {
@@ -281,7 +281,7 @@ const (
 
 // entryProgram loads the program of one attachment by a link.
 func (d *Datapath) entryProgram(endpoint, slot uint32) (*ebpf.Program, error) {
-	return loadEntry(EntrySpec(endpoint, slot, d.maps))
+	return loadEntry(EntrySpec(endpoint, slot, d.tables()))
 }
 
 // filterProgram is the program of all filters that call slot. It is pinned:
@@ -292,7 +292,7 @@ func (d *Datapath) filterProgram(slot uint32) (*os.File, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return f, err
 	}
-	p, err := loadEntry(entryOf(bpfgen.EntryProgFilterEntry, 0, slot, d.maps))
+	p, err := loadEntry(entryOf(bpfgen.EntryProgFilterEntry, 0, slot, d.tables()))
 	if err != nil {
 		return nil, err
 	}
@@ -409,7 +409,7 @@ type ProgramInfo struct {
 func (d *Datapath) Programs() (list []ProgramInfo, current bool, err error) {
 	for slot, name := range programNames {
 		var id uint32
-		err := d.maps[bpfgen.PodMapMstProgramsV1].Lookup(uint32(slot), &id)
+		err := d.held(bpfgen.PodMapMstProgramsV1).Lookup(uint32(slot), &id)
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
 			continue
 		}

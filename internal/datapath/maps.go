@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -188,6 +189,20 @@ func (d *Datapath) table(name string) (*ebpf.Map, error) {
 		err = d.putInForce(name, m)
 	}
 	return m, err
+}
+
+// held is the table called name, if it is open: others open more meanwhile.
+func (d *Datapath) held(name string) *ebpf.Map {
+	d.open.Lock()
+	defer d.open.Unlock()
+	return d.maps[name]
+}
+
+// tables are those that are open by now.
+func (d *Datapath) tables() map[string]*ebpf.Map {
+	d.open.Lock()
+	defer d.open.Unlock()
+	return maps.Clone(d.maps)
 }
 
 // opened is the same, with open held.
@@ -386,7 +401,7 @@ func (d *Datapath) VoidFlows() error {
 }
 
 // MaxEndpoints is the number of endpoint slots; slot 0 is never used.
-func (d *Datapath) MaxEndpoints() uint32 { return d.maps[bpfgen.PodMapMstEndpointsV1].MaxEntries() }
+func (d *Datapath) MaxEndpoints() uint32 { return d.held(bpfgen.PodMapMstEndpointsV1).MaxEntries() }
 
 // MaxRemotes is the number of slots for other nodes; slot 0 is the outside's.
 func (d *Datapath) MaxRemotes() (uint32, error) {

@@ -67,6 +67,7 @@ type Engine struct {
 	lender      func(string)  // its owner's Notify, while somebody else has it
 	turning     bool          // answers are turned back wherever clients outside come in (turn.go)
 	lingers     bool          // the kernel's masquerade, until the last flow that needs it has ended
+	lingered    time.Time     // when that was looked for last
 	gatherTried bool          // to make what puts datagrams together
 	moved       time.Time     // when an endpoint last came or went, as far as this engine has seen
 	made        bool          // the scope was made by this opening

@@ -14,6 +14,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
@@ -311,6 +312,7 @@ func (e *Engine) dropRules() error {
 			pods[a] = ep.Masquerade != nil
 		}
 	}
+	e.lingered = time.Now()
 	used, err := masquerade.InUse(func(a netip.Addr) bool { return pods[a] })
 	if e.lingers = err == nil && used; e.lingers || err != nil { // who cannot tell leaves it
 		return nil

@@ -10,9 +10,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -23,10 +23,10 @@ import (
 )
 
 const (
-	probeTimeout = 400 * time.Millisecond
-	probesAtOnce = 64
+	probeTimeout = 400 * time.Millisecond // from when the last node was asked
 	echoHeader   = 8
-	probeSmall   = 64 // bytes of a packet that every wire carries
+	probeSmall   = 64       // bytes of a packet that every wire carries
+	probeRoom    = 16 << 20 // bytes of the kernel's, for echoes that wait
 )
 
 // Probe is what came of one address.
@@ -37,9 +37,10 @@ type Probe struct {
 	Fault   string     `json:"fault,omitempty"`
 }
 
-// ProbeWire asks all addresses of remotes at once.
+// ProbeWire asks all addresses of remotes at once: however many there are, and whether
+// or not they answer, it takes hardly more than twice the time-out.
 func ProbeWire(remotes []state.Node) []Probe {
-	var out []Probe
+	out := []Probe{}
 	for _, n := range remotes {
 		for _, a := range n.Addrs {
 			mtu, err := pathMTU(a)
@@ -48,77 +49,109 @@ func ProbeWire(remotes []state.Node) []Probe {
 			}
 		}
 	}
-	slots := make(chan struct{}, probesAtOnce)
-	var wg sync.WaitGroup
-	for i := range out {
-		wg.Go(func() {
-			slots <- struct{}{}
-			out[i].run(uint16(os.Getpid()), uint16(i))
-			<-slots
-		})
-	}
-	wg.Wait()
+	small := func(*Probe) int { return probeSmall }
+	whole := func(p *Probe) int { return p.MTU }
+	askEach(out, small, func(*Probe) string { return "does not answer an echo" })
+	askEach(out, whole, func(p *Probe) string {
+		return fmt.Sprintf("answers, but not %d bytes, which the device's MTU promises: something on the way takes less", p.MTU)
+	})
 	return out
 }
 
-func (p *Probe) run(id, seq uint16) {
-	small, err := echo(p.Address, probeSmall, id, 2*seq)
-	if err == nil && !small {
-		p.Fault = "does not answer an echo"
-		return
+// askEach sends an echo of length bytes to each address of which no fault is known. fault is
+// that of one that does not answer.
+func askEach(list []Probe, length func(*Probe) int, fault func(*Probe) string) {
+	var families sync.WaitGroup
+	for _, v4 := range []bool{true, false} {
+		var asked []*Probe
+		for i := range list {
+			if p := &list[i]; p.Address.Is4() == v4 && p.Fault == "" {
+				asked = append(asked, p)
+			}
+		}
+		if len(asked) == 0 {
+			continue
+		}
+		s, err := echoSocket(v4) // here: the calling thread is in the node's namespace
+		families.Go(func() {
+			var answered []bool
+			if err == nil {
+				answered, err = echoes(s, asked, length)
+			}
+			for i, p := range asked {
+				switch {
+				case err != nil:
+					p.Fault = "cannot be asked: " + err.Error()
+				case !answered[i]:
+					p.Fault = fault(p)
+				}
+			}
+		})
 	}
-	whole := false
-	if err == nil {
-		whole, err = echo(p.Address, p.MTU, id, 2*seq+1)
-	}
-	switch {
-	case err != nil:
-		p.Fault = err.Error()
-	case !whole:
-		p.Fault = fmt.Sprintf("answers, but not %d bytes, which the device's MTU promises: something on the way takes less", p.MTU)
-	}
+	families.Wait()
 }
 
-// echo says whether a packet of length bytes, which nobody may cut, is answered.
-func echo(to netip.Addr, length int, id, seq uint16) (answered bool, err error) {
-	network, level, option, value, header := "ip4:icmp", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE, 20
-	request, reply := byte(8), byte(0)
-	if to.Is6() {
-		network, level, option, value, header = "ip6:ipv6-icmp", unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE, 40
-		request, reply = 128, 129
+// echoSocket is one of a family whose packets nobody may cut.
+func echoSocket(v4 bool) (net.PacketConn, error) {
+	network, level, option, value := "ip4:icmp", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE
+	if !v4 {
+		network, level, option, value = "ip6:ipv6-icmp", unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE
 	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		outer := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, value) })
+		outer := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), level, option, value)
+			// Room for what waits for the link addresses of many; without the right to have it, there is less.
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, probeRoom)
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, probeRoom)
+		})
 		return errors.Join(outer, err)
 	}}
-	s, err := config.ListenPacket(context.Background(), network, "")
-	if err != nil {
-		return false, fmt.Errorf("cannot be asked: %w", err)
-	}
+	return config.ListenPacket(context.Background(), network, "")
+}
+
+// echoes says which of the addresses, which are of the socket's family, answer. It closes the socket.
+func echoes(s net.PacketConn, asked []*Probe, length func(*Probe) int) (answered []bool, err error) {
 	defer s.Close()
-	message := make([]byte, max(length-header, echoHeader))
-	message[0] = request
-	binary.BigEndian.PutUint16(message[4:], id)
-	binary.BigEndian.PutUint16(message[6:], seq)
-	if to.Is4() { // the kernel does it for IPv6
-		binary.BigEndian.PutUint16(message[2:], checksum(message))
+	header, request, reply := 20, byte(8), byte(0)
+	if asked[0].Address.Is6() {
+		header, request, reply = 40, 128, 129
 	}
-	s.SetDeadline(time.Now().Add(probeTimeout))
-	if _, err := s.WriteTo(message, &net.IPAddr{IP: to.AsSlice()}); err != nil {
-		return false, nil // it does not even leave
-	}
-	buf := make([]byte, 65536)
-	for {
-		n, from, err := s.ReadFrom(buf)
-		if err != nil {
-			return false, nil
+	id := rand.Uint32() // in each echo, so that nobody else's answers are taken for its own
+	answered = make([]bool, len(asked))
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		buf := make([]byte, 65536)
+		for left := len(asked); left > 0; {
+			n, from, err := s.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			if n < echoHeader || buf[0] != reply {
+				continue
+			}
+			i := int(binary.BigEndian.Uint32(buf[4:]) - id)
+			a, ok := netip.AddrFromSlice(from.(*net.IPAddr).IP)
+			if i >= 0 && i < len(asked) && ok && a.Unmap() == asked[i].Address && !answered[i] {
+				answered[i] = true
+				left--
+			}
 		}
-		a, ok := netip.AddrFromSlice(from.(*net.IPAddr).IP)
-		if ok && a.Unmap() == to && n >= echoHeader && buf[0] == reply &&
-			binary.BigEndian.Uint16(buf[4:]) == id && binary.BigEndian.Uint16(buf[6:]) == seq {
-			return true, nil
-		}
+	})
+	if err := s.SetWriteDeadline(time.Now().Add(probeTimeout)); err != nil {
+		return nil, err
 	}
+	for i, p := range asked {
+		message := make([]byte, max(length(p)-header, echoHeader))
+		message[0] = request
+		binary.BigEndian.PutUint32(message[4:], id+uint32(i)) // identifier and sequence number
+		if p.Address.Is4() {                                  // the kernel does it for IPv6
+			binary.BigEndian.PutUint16(message[2:], checksum(message))
+		}
+		s.WriteTo(message, &net.IPAddr{IP: p.Address.AsSlice()}) // one that does not even leave is not answered
+	}
+	err = s.SetDeadline(time.Now().Add(probeTimeout))
+	reading.Wait()
+	return answered, err
 }
 
 // checksum is RFC 1071's, of a message whose own is zero.

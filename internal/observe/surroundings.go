@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -137,8 +138,28 @@ func (q *question) unattached(w *Way, ep state.Endpoint) (bool, error) {
 		w.end(Dropped, "it is dropped: "+r.Sentence, r.Mend)
 		return true, nil
 	}
-	attached := false
-	err := inPlace(ep, func() (err error) {
+	for look := range looks {
+		if look > 0 {
+			time.Sleep(lookAgain)
+		}
+		if attached, err := q.attached(ep); err != nil || attached {
+			return false, err
+		}
+	}
+	if now, err := q.n.endpoints(); err == nil && now[ep.ID].Generation != ep.Generation {
+		return true, fmt.Errorf("endpoint %d (%s) came or went meanwhile; ask again", ep.ID, describe(ep))
+	}
+	return true, fmt.Errorf("the programs of endpoint %d (%s) are not attached, so nothing decides about its packets; `mustang ep rm %d` and add it again", ep.ID, describe(ep), ep.ID)
+}
+
+// An endpoint that comes has its slot a moment before its programs.
+const (
+	looks     = 3
+	lookAgain = 50 * time.Millisecond
+)
+
+func (q *question) attached(ep state.Endpoint) (attached bool, err error) {
+	err = inPlace(ep, func() (err error) {
 		if attached, err = q.n.dp.Attached(ep); attached || err != nil || ep.Attach != datapath.AttachClsact {
 			return err
 		}
@@ -146,10 +167,7 @@ func (q *question) unattached(w *Way, ep state.Endpoint) (bool, error) {
 		attached, err = q.n.dp.Attached(ep)
 		return err
 	})
-	if err != nil || attached {
-		return false, err
-	}
-	return true, fmt.Errorf("the programs of endpoint %d (%s) are not attached, so nothing decides about its packets; `mustang ep rm %d` and add it again", ep.ID, describe(ep), ep.ID)
+	return attached, err
 }
 
 // podRoutes says whether the pod's own kernel knows a way to dst.
