@@ -342,15 +342,18 @@ inline_fn __u32 fast_choose(const struct pkt *p, __u32 hook)
  * @to: what packets are translated to, or NULL
  * @how: enum fast_flag, with that which says which hook it is
  */
-slow_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct ct_end *peer, const struct tuple *to,
-		      __u32 how)
+global_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct ct_end *peer, const struct tuple *to,
+			__u32 how)
 {
-	__u32 id = skb->cb[CB_ENDPOINT], dir = how & FAST_TO_POD;
+	__u32 id = skb->cb[CB_ENDPOINT], dir = how & FAST_TO_POD, slot;
 	__u32 hook = how & FAST_AT_EDGE ? fast_edge_hook(skb->ifindex) : fast_hook(id, dir);
-	__u32 slot = fast_choose(p, hook);
-	struct fast_flow *fast = fast_slot(slot);
 	struct ethhdr *eth = packet(skb);
+	struct fast_flow *fast;
 
+	if (!p || !peer)
+		return 0;
+	slot = fast_choose(p, hook);
+	fast = fast_slot(slot);
 	if (!fast || (void *)(eth + 1) > packet_end(skb) || (from_wire && peer->endpoint))
 		return 0;
 	if (!fast_is(fast, p, hook) || (to && !tuple_equal(&fast->to, to)))

@@ -210,10 +210,12 @@ slow_fn int near_close(struct near_flow *n, struct near_flow *half, const struct
 
 /* The flow learns of a packet that answers, proves or closes it, both halves at once. Return: false when one lies
  * elsewhere. */
-slow_fn bool near_learn(struct near_flow *n, struct pkt *p, bool reply)
+global_fn int near_learn(struct near_flow *n, struct pkt *p, bool reply)
 {
 	struct near_flow *half = NULL;
 
+	if (!n || !p)
+		return false;
 	if (n->e.role != CT_DIRECT) {
 		half = near_half(n);
 		if (!half)

@@ -295,7 +295,7 @@ global_fn int end_stays_outside(struct ct_end *end, __u32 endpoint, __u32 genera
  *
  * Return: enum drop_reason.
  */
-slow_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id, bool opener)
+global_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id, bool opener)
 {
 	struct judgment *j = judgment_begin();
 	const struct addr *opened, *answered;
@@ -304,7 +304,7 @@ slow_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id, b
 	int reason;
 	bool hi;
 
-	if (!e || !j)
+	if (!e || !at || !j)
 		return REASON_NONE;
 	hi = e->flags & CT_ORIGIN_IS_HI;
 	opened = hi ? &at->hi : &at->lo;

@@ -22,13 +22,13 @@ inline_fn __u16 address_flags(const struct addr *a)
 }
 
 /* Whether a socket of the host has the port, so that a flow on it would be taken for the socket's. */
-slow_fn bool host_has_port(struct __sk_buff *skb, const struct tuple *t, const struct pkt *p)
+global_fn int host_has_port(struct __sk_buff *skb, const struct tuple *t, const struct pkt *p)
 {
 	struct bpf_sock_tuple to = {};
 	__u32 size = sizeof(to.ipv6);
 	struct bpf_sock *sk;
 
-	if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP) /* whose sockets no helper finds */
+	if (!t || !p || (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP)) /* whose sockets no helper finds */
 		return false;
 	/* As the answer will look: from the other end to the node. */
 	if (p->ipv6) {

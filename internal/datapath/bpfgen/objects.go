@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "ee7b6d2107eca08a9557c1c6541fe3d605a964783d9252024dfd54890115484c"
+const ObjectsHash = "cad4afb8ffcf9f5527d35b9b5508797622dfecdfa54795c92899e57799144401"
