@@ -86,14 +86,18 @@ test: test-deps ## everything, on this kernel; on 6.1 and 6.12, that programs lo
 	@$(MAKE) --no-print-directory -j2 IN_ORDER=1 test-kube vm-idle
 
 # The cluster's tests wait for others, and the others' waits would be over beside a cluster: so one comes after the
-# other. Beside both go what takes but what they leave of the processors: Kubernetes is built, then guests run.
+# other. Beside both goes what takes but what they leave of the processors: Kubernetes is built, then guests run, which
+# with less of them would wait for longer than their tests do.
 ifdef IN_ORDER
 test-kube: | check-page kube-built
 check-page: | test-go
-vm-idle: | kube-built
+vm-idle: | test-go kube-built
 endif
 
 KUBE_TESTS := ./test/agent ./test/kube
+
+# Those that take longest begin first: two run at once, and neither is to be alone at the end.
+LONG_TESTS := ./test/nodes ./test/cni ./internal/datapath/dptest ./internal/engine ./test/service
 
 # The compiler's memory lies the other way around here than where its output was committed: whatever depends on its
 # addresses, as BTF once did, shows at once, and not first on a machine with other paths.
@@ -102,7 +106,7 @@ test-go: test-deps
 	@scripts/check-format
 	$(GO) vet ./...
 	@MALLOC_MMAP_THRESHOLD_=0 MALLOC_MMAP_MAX_=1000000 scripts/check-generated
-	$(GO) test -timeout 30m $$($(GO) list ./... | grep -vE '/test/(agent|kube)$$')
+	$(GO) test -timeout 30m $(LONG_TESTS) $$($(GO) list ./... | grep -vE '/test/(agent|kube)$$')
 
 # Kubernetes is built at the lowest priority while the others' tests wait. `make test` is to take 40 minutes at
 # most, and what comes after it 20: what is not built after 18 is left out.
