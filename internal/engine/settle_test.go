@@ -36,6 +36,8 @@ func TestFiltersBecomeLinks(t *testing.T) {
 		}
 		return s
 	}
+	n := newNode(t)
+	a, b := n.pod(1), n.pod(2)
 	for name, killed := range map[string]func(*testing.T, *Engine) error{
 		"not at all":               func(*testing.T, *Engine) error { return nil },
 		"before it attached":       func(t *testing.T, e *Engine) error { return begun(t, e).Abandon() },
@@ -44,55 +46,52 @@ func TestFiltersBecomeLinks(t *testing.T) {
 		"before it was written":    func(t *testing.T, e *Engine) error { return unwritten(e, attached(t, e)) },
 		"after the other had gone": func(t *testing.T, e *Engine) error { return e.Settled(attached(t, e)) },
 	} {
-		t.Run("killed "+name, func(t *testing.T) {
-			n := newNode(t)
-			n.opts.NoTCX = true
-			a, b := n.pod(1), n.pod(2)
-			for _, p := range []string{a, b} {
-				if ep, err := n.add(p); err != nil || ep.Attach != datapath.AttachClsact {
-					t.Fatal(ep, err)
-				}
+		t.Log("killed", name) // of what is said next
+		n.opts.NoTCX = true
+		for _, p := range []string{a, b} {
+			if ep, err := n.add(p); err != nil || ep.Attach != datapath.AttachClsact {
+				t.Fatal(ep, err)
 			}
-			n.opts.NoTCX = false
-			n.must(func(e *Engine) error { return killed(t, e) })
-			n.ping(a, "10.9.0.2")
-			n.must(func(e *Engine) error {
-				for {
-					s, err := e.Settle(0)
-					if err != nil || s == nil {
-						return err
-					}
-					if err := s.Attach(); err != nil {
-						return err
-					}
-					if err := e.Settled(s); err != nil {
-						return err
-					}
+		}
+		n.opts.NoTCX = false
+		n.must(func(e *Engine) error { return killed(t, e) })
+		n.ping(a, "10.9.0.2")
+		n.must(func(e *Engine) error {
+			for {
+				s, err := e.Settle(0)
+				if err != nil || s == nil {
+					return err
 				}
-			})
-			n.ping(a, "10.9.0.2")
-			for i, ep := range n.endpoints() {
-				if ep.Attach != datapath.AttachTCX || !ep.Qdisc {
-					t.Errorf("%+v", ep)
+				if err := s.Attach(); err != nil {
+					return err
 				}
-				n.must(func(e *Engine) error { return e.CheckEndpoint(ep.ID) })
-				host := []string{"h1", "h2"}[i]
-				if f := n.run("tc filter show dev %[1]s ingress; tc filter show dev %[1]s egress", host); f != "" {
-					t.Errorf("left behind: %s", f)
-				}
-				// To take the qdisc off would lose packets of a pod that is at work.
-				if q := n.run("tc qdisc show dev %s", host); !strings.Contains(q, "clsact") {
-					t.Errorf("%s has no clsact any more: %s", host, q)
-				}
-				if ingress := linksAt(t, host, ebpf.AttachTCXIngress); ingress != 1 {
-					t.Errorf("%d programs at %s", ingress, host)
-				}
-				n.must(func(e *Engine) error { return e.RemoveEndpoint(ep.ID) })
-				if q := n.run("tc qdisc show dev %s", host); strings.Contains(q, "clsact") {
-					t.Errorf("left behind: %s", q)
+				if err := e.Settled(s); err != nil {
+					return err
 				}
 			}
 		})
+		n.ping(a, "10.9.0.2")
+		for i, ep := range n.endpoints() {
+			if ep.Attach != datapath.AttachTCX || !ep.Qdisc {
+				t.Errorf("%+v", ep)
+			}
+			n.must(func(e *Engine) error { return e.CheckEndpoint(ep.ID) })
+			host := []string{"h1", "h2"}[i]
+			if f := n.run("tc filter show dev %[1]s ingress; tc filter show dev %[1]s egress", host); f != "" {
+				t.Errorf("left behind: %s", f)
+			}
+			// To take the qdisc off would lose packets of a pod that is at work.
+			if q := n.run("tc qdisc show dev %s", host); !strings.Contains(q, "clsact") {
+				t.Errorf("%s has no clsact any more: %s", host, q)
+			}
+			if ingress := linksAt(t, host, ebpf.AttachTCXIngress); ingress != 1 {
+				t.Errorf("%d programs at %s", ingress, host)
+			}
+			n.must(func(e *Engine) error { return e.RemoveEndpoint(ep.ID) })
+			if q := n.run("tc qdisc show dev %s", host); strings.Contains(q, "clsact") {
+				t.Errorf("left behind: %s", q)
+			}
+		}
 	}
 }
 
