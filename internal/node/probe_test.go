@@ -63,13 +63,21 @@ func TestEachNodesWireIsProbed(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.run("ip -n %s -batch %s", far, file)
-	probes := ProbeWire(list)
-	if len(probes) != len(want) {
-		t.Errorf("%d answers, want %d", len(probes), len(want))
-	}
-	for _, p := range probes {
-		if fault, known := want[p.Address]; !known || !strings.HasPrefix(p.Fault, fault) || fault == answers && p.Fault != "" {
-			t.Errorf("%s: %q, want %q", p.Address, p.Fault, fault)
+	// A busy machine may answer too late once.
+	wrong := []string{"nothing was asked"}
+	for try := 0; try < 10 && len(wrong) > 0; try++ {
+		wrong = nil
+		probes := ProbeWire(list)
+		if len(probes) != len(want) {
+			t.Fatalf("%d answers, want %d", len(probes), len(want))
 		}
+		for _, p := range probes {
+			if fault, known := want[p.Address]; !known || !strings.HasPrefix(p.Fault, fault) || fault == answers && p.Fault != "" {
+				wrong = append(wrong, fmt.Sprintf("%s: %q, want %q", p.Address, p.Fault, fault))
+			}
+		}
+	}
+	if len(wrong) > 0 {
+		t.Error(strings.Join(wrong, "\n"))
 	}
 }
