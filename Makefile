@@ -140,7 +140,7 @@ check-path: build ## instructions of packets and transactions, in the VM, held t
 	test/vm/bench $(VM_KERNEL) path $(if $(UPDATE),--update,--check) $(RECORD)
 
 .PHONY: check-path-ci
-check-path-ci: build ## of these, what every change is held to (2 min)
+check-path-ci: build ## of these, what every change is held to (10 min idle)
 	@test/vm/fetch $(VM_KERNEL) >/dev/null
 	test/vm/bench --timeout 3600 $(VM_KERNEL) path $(PATH_CI) --check $(RECORD)
 

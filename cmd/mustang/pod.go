@@ -202,16 +202,7 @@ func podMake(ctx context.Context, g *globals, att endpointAttacher, spec link.Sp
 			return err
 		}
 	}
-	var way engine.Way
-	spec.ToNodes = func() (_ int, _ bool, err error) {
-		way, err = engine.ToNodes(g.scope())
-		return way.MTU, way.Tunnel, err
-	}
-	res, err := link.Add(spec)
-	if err == nil && link.CanLocalMTU(spec.Mode) {
-		err = way.Follow(g.scope(), spec.NetNS, res.PodIfIndex, res.PodMTU)
-	}
-	return res, err
+	return engine.Connect(g.scope(), spec)
 }
 
 // podUndo removes all of a pod but its record. It works on any half of one.

@@ -100,11 +100,6 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 			return nil, err
 		}
 	}
-	var way engine.Way
-	spec.ToNodes = func() (int, bool, error) {
-		way, err = engine.ToNodes(p.scope())
-		return way.MTU, way.Tunnel, err
-	}
 	spec.Attach = func(ep state.Endpoint) error {
 		if a.Endpoint != 0 { // the one without addresses, by which the network was asked
 			if err := p.detach(*a, a.whereabouts()); err != nil {
@@ -113,14 +108,9 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 		}
 		return p.attach(a, engine.EndpointSpec{Made: &ep})
 	}
-	made, err := link.Add(spec)
+	made, err := engine.Connect(p.scope(), spec)
 	if err != nil {
 		return nil, linkError(*a, err)
-	}
-	if link.CanLocalMTU(spec.Mode) {
-		if err := way.Follow(p.scope(), p.netnsHere(), made.PodIfIndex, made.PodMTU); err != nil {
-			return nil, err
-		}
 	}
 	for _, note := range made.BigTCP.Notes {
 		p.warn("%s", note)

@@ -154,7 +154,10 @@ func (e *Engine) CheckHostPorts(list ...HostPort) error {
 			b, found := e.services.Get(h.frontend())
 			open = found && h.isOpen(b)
 		}
-		if own, err := h.ownAddress(); !open && (own || err != nil) {
+		if open {
+			continue
+		}
+		if own, err := h.ownAddress(); own || err != nil {
 			errs = append(errs, fmt.Errorf("host port %s does not lead to %s", h.frontend().Frontend, h.Pod))
 		}
 	}

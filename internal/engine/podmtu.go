@@ -8,6 +8,7 @@ package engine
 // packets at once: a tunnel takes no bundle of more than 64 KiB.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -38,6 +39,22 @@ func podMTU(n store.Nodes) (mtu int, tunnel bool, err error) {
 	return mtu, tunnel, nil
 }
 
+// Connect is link.Add for a pod of the scope, whose routes are made by what its way to other
+// nodes takes once its endpoint is there, and looked at again when they are. What is made
+// stays when an error comes after it.
+func Connect(scope Scope, spec link.Spec) (link.Result, error) {
+	var way Way
+	spec.ToNodes = func() (_ int, _ bool, err error) {
+		way, err = ToNodes(scope)
+		return way.MTU, way.Tunnel, err
+	}
+	res, err := link.Add(spec)
+	if err == nil && link.CanLocalMTU(spec.Mode) {
+		err = way.Follow(scope, cmp.Or(spec.Here.NetNS, spec.NetNS), res.PodIfIndex, res.PodMTU)
+	}
+	return res, err
+}
+
 // Way is what a new pod's way to other nodes takes.
 type Way struct {
 	MTU    int // bytes, of its default routes; 0: its interface's own
@@ -45,8 +62,7 @@ type Way struct {
 	list   os.FileInfo // by which that is so; nil: there is none
 }
 
-// ToNodes is the way of a pod whose endpoint is there. Whoever makes the pod's routes
-// asks, for they come after it, and looks again when they are there (Follow).
+// ToNodes is the way of a pod whose endpoint is there.
 func ToNodes(scope Scope) (Way, error) {
 	s := store.At(scope.withDefaults().StateDir)
 	list, err := s.NodesFile()
