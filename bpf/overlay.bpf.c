@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * The tunnel's device. At its egress the table says to which node a packet
- * goes; the device then pushes the headers. At its ingress the device has
- * stripped them: the sender must be a node, and the packet one of its pods'.
+ * goes; the headers are pushed here, as for a pod's packet, or by the device. At
+ * its ingress they have been stripped, by the device or at the NIC: the sender
+ * must be a node, and the packet one of its pods'.
  */
 #include "lib/common.h"
 #include "lib/drop.h"
 #include "lib/encap.h"
 #include "lib/enter.h"
+#include "lib/fast.h"
+#include "lib/fib.h"
 #include "lib/parse.h"
 #include "lib/remote.h"
 
@@ -35,14 +38,21 @@ int to_overlay(struct __sk_buff *skb)
 	struct node_config *n = node_config();
 	struct remote *r = NULL;
 	struct pkt p = {};
-	int reason = parse(skb, &p);
+	int reason, verdict = NEXT;
 
+	p.shape = glance(skb, &p);
+	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	if (p.kind != PKT_CONTROL)
 		r = remote_of(remote_find(&p.t.dst));
 	if (!r || !n || !(r->flags & REMOTE_TUNNEL))
 		return drop(skb, REASON_NO_REMOTE, DIR_FROM_POD);
+	skb->cb[CB_WAY] = 0; /* nothing is kept of the stack's flows */
+	if (n->flags & NODE_EBPF && p.shape)
+		verdict = into_tunnel(skb, &p, n, r, true);
+	if (verdict != NEXT)
+		return verdict;
 	return aim(skb, r, n) ? drop(skb, REASON_ENCAP, DIR_FROM_POD) : NEXT;
 }
 

@@ -175,8 +175,10 @@ slow_fn bool tunnel_route(struct __sk_buff *skb, const struct node_config *n, co
 	return fib_route(skb, &fib, way);
 }
 
-/* Through the tunnel, the way that its flow's packets have just gone or another. */
-inline_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const struct node_config *n, const struct remote *r)
+/* Through the tunnel, the way that its flow's packets have just gone or another. @routed: its hop limit has been taken
+ * from. Return: a tc verdict; NEXT leaves the packet as it was. */
+inline_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const struct node_config *n, const struct remote *r,
+			  bool routed)
 {
 	struct way_kept *kept = way_slot(skb);
 	__u32 overhead = tunnel_overhead(r), length = wire_length(skb, p) + overhead;
@@ -187,7 +189,7 @@ inline_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const stru
 		return NEXT;
 	if (!again && (!tunnel_route(skb, n, r, length, &way) || way.ifindex == n->overlay))
 		return NEXT;
-	if (!hop_take(skb, p))
+	if (!routed && !hop_take(skb, p))
 		return NEXT;
 	if (tunnel_push(skb, n, r, p->ipv6))
 		return drop(skb, REASON_ENCAP, DIR_FROM_POD);
@@ -222,7 +224,7 @@ global_fn int to_wire(struct __sk_buff *skb, struct pkt *p)
 	if (!r)
 		return NEXT;
 	if (r->flags & REMOTE_TUNNEL)
-		return into_tunnel(skb, p, n, r);
+		return into_tunnel(skb, p, n, r, false);
 	length = wire_length(skb, p);
 	kept = way_slot(skb);
 	if (kept && way_holds(kept, length))

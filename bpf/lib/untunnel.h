@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * Taking a packet out of the tunnel as it comes in from the wire. Only what is
- * exactly as another node of ours sends it, and goes to a pod of this node; all
- * else is left to the kernel's device, whose own hook judges it by name.
+ * exactly as another node of ours sends it, and goes to a pod of this node, or
+ * to the node itself (then the tunnel's device receives it without its headers);
+ * all else is left to that device, whose own hook judges it by name.
  */
 #pragma once
 
@@ -99,17 +100,22 @@ inline_fn int tunnel_strip(struct __sk_buff *skb, const struct outer *o, __be16 
 	return ipv6 == o->ipv6 ? 0 : bpf_skb_store_bytes(skb, 2 * ETH_ALEN, &proto, sizeof(proto), 0);
 }
 
-/* Whose a packet is, and where it goes inside. Return: the endpoint, or 0. */
-inline_fn __u32 tunnel_judge(struct __sk_buff *skb, const struct outer *o, const struct tunnel_tail *tail, __u32 *ref)
+/* Which pod of this node a packet is for inside. Return: the endpoint, or 0. */
+inline_fn __u32 tunnel_endpoint(struct __sk_buff *skb, const struct tunnel_tail *tail)
 {
 	struct addr inner;
 	__u32 id;
 
 	if (!inner_destination(skb, tail + 1, tail->eth.h_proto, &inner))
 		return 0;
-	*ref = tunnel_peer(&o->src);
-	id = *ref ? endpoint_of(&inner) : 0;
+	id = endpoint_of(&inner);
 	return id && behind_host_end(id) ? id : 0;
+}
+
+/* Whether a packet is for the node itself inside: for its address between nodes. */
+inline_fn bool tunnel_home(const struct pkt *p, const struct node_config *n)
+{
+	return p->shape && (addr_equal(&p->t.dst, &n->ip4) || addr_equal(&p->t.dst, &n->ip6));
 }
 
 /* Whether its flow's packets have just gone into a pod, from that very node. */
@@ -126,6 +132,25 @@ inline_fn bool tunnel_find(struct __sk_buff *skb, const struct outer *o, struct 
 	return from && from->flags & REMOTE_TUNNEL && addr_equal(&from->addr, &o->src);
 }
 
+/* Of a flow that nothing is known of, or for the node itself. Return: a tc verdict. */
+slow_fn int tunnel_judge(struct __sk_buff *skb, const struct outer *o, const struct tunnel_tail *tail, const struct pkt *p,
+			 const struct node_config *n)
+{
+	__be16 proto = tail->eth.h_proto;
+	__u32 ref = tunnel_peer(&o->src), id;
+	bool home = tunnel_home(p, n);
+
+	if (!ref)
+		return NEXT;
+	id = home ? 0 : tunnel_endpoint(skb, tail);
+	if ((!id && !home) || tunnel_strip(skb, o, proto))
+		return NEXT;
+	if (!home)
+		return enter_pod(skb, id, ref);
+	skb->cb[CB_REMOTE] = ref;
+	return wire_to_stack(skb, p);
+}
+
 /* What is in a plain tunnel to here: @tail is where the outer network header ends. Return: a tc verdict. */
 inline_fn int tunnel_take(struct __sk_buff *skb, const struct outer *o, struct tunnel_tail *tail,
 			  const struct node_config *n)
@@ -133,23 +158,15 @@ inline_fn int tunnel_take(struct __sk_buff *skb, const struct outer *o, struct t
 	struct wire_way w = {};
 	struct pkt p = {};
 	int verdict;
-	__be16 proto;
-	bool known;
 
 	if ((void *)(tail + 1) > packet_end(skb) || !plain_tunnel(tail, n))
 		return NEXT;
-	proto = ((const __be16 *)(tail + 1))[-1];
-	known = tunnel_find(skb, o, tail, &p, &w);
-	if (!known)
-		w.id = tunnel_judge(skb, o, tail, &w.ref);
-	if (!w.id || tunnel_strip(skb, o, proto))
+	if (!tunnel_find(skb, o, tail, &p, &w))
+		return tunnel_judge(skb, o, tail, &p, n);
+	if (tunnel_strip(skb, o, p.ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP)))
 		return NEXT;
-	if (known) {
-		verdict = wire_go(skb, &p, &w, w.ref);
-		if (verdict != FAST_NO)
-			return verdict;
-	}
-	return enter_pod(skb, w.id, w.ref);
+	verdict = wire_go(skb, &p, &w, w.ref);
+	return verdict == FAST_NO ? enter_pod(skb, w.id, w.ref) : verdict;
 }
 
 /**

@@ -52,6 +52,7 @@ slow_fn int wire_to_stack(struct __sk_buff *skb, const struct pkt *p)
 	if (skb->ifindex == n->overlay)
 		return NEXT;
 	skb->mark = n->key;
+	redirect_note(skb, n->overlay, REDIRECT_INGRESS);
 	return bpf_redirect(n->overlay, BPF_F_INGRESS);
 }
 

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "cad4afb8ffcf9f5527d35b9b5508797622dfecdfa54795c92899e57799144401"
+const ObjectsHash = "fdd37bbfc92e3e9d90af84204c8cbc4ed74c8e23237b21057f91cf934d20578d"

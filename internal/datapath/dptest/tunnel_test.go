@@ -3,6 +3,7 @@
 package dptest
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -96,6 +97,67 @@ func TestTheTunnelLeadsIntoThePod(t *testing.T) {
 		frame := fromThere(over6).wrap(fromFar(9, pod.IP(v6), syn).Frame())
 		n.enters(t, n.fromNetdev(t, frame), pod, netip.AddrPortFrom(farPod(9, v6), 5000), netip.AddrPortFrom(pod.IP(v6), 80))
 	})
+}
+
+// What is for the node itself comes out of the tunnel at the NIC, too, and its device receives it as if it had done that.
+func TestTheTunnelLeadsToTheNode(t *testing.T) {
+	eachTunnel(t, func(t *testing.T, v6, over6 bool) {
+		n := newWireNode(t, true, over6)
+		to := func(src netip.Addr) *Packet { return Eth([6]byte{2, 1}, [6]byte{}).IP(src, wireAddr(1, v6)) }
+		frame := to(farPod(9, v6)).TCP(5000, 6443, syn).Payload(100).Frame()
+		r := n.fromNetdev(t, fromThere(over6).wrap(frame))
+		if r.Verdict != Redirect || r.RedirectKind != bpfgen.RedirectIngress || r.RedirectIfindex != overlayIndex || r.Mark != nodeKey {
+			t.Fatalf("%v, mark %#x, want it at the tunnel's device", r, r.Mark)
+		}
+		if !bytes.Equal(r.Packet[12:], frame[12:]) {
+			t.Errorf("it is\n%x, want\n%x", r.Packet[12:], frame[12:])
+		}
+		r = n.fromNetdev(t, fromThere(over6).wrap(to(farPod(8, v6)).TCP(5000, 6443, syn).Frame()))
+		if r.Verdict != Drop || r.Reason != bpfgen.ReasonTunnelSource {
+			t.Errorf("of another node's pod: %v", r)
+		}
+		fragment := fromThere(over6).wrap(to(farPod(9, v6)).Fragment(0, true, 9).UDP(5000, 53).Payload(80).Frame())
+		passes(t, n.fromNetdev(t, fragment), fragment)
+	})
+}
+
+// The stack's packets are pushed into the tunnel at its device, where they fit and pods' are; else the device does.
+func TestTheNodeSendsThroughTheTunnel(t *testing.T) {
+	wire := onWire(t)
+	for i := range 4 {
+		v6, over6 := i&1 == 1, i&2 == 2
+		n := newWireNode(t, true, over6)
+		packet := func(size int) []byte {
+			return Eth([6]byte{2, 1}, [6]byte{}).IP(wireAddr(1, v6), farPod(9, v6)).TCP(6443, 5000, ack).Payload(size).Frame()
+		}
+		frame := packet(100)
+		r, err := n.Run(n.toOverlay, frame, Context{})
+		check(t, err)
+		if r.Verdict != Redirect || r.RedirectKind != bpfgen.RedirectNeigh || r.RedirectIfindex != wire {
+			t.Fatalf("IPv6 %t over IPv6 %t: %v, want it at the wire", v6, over6, r)
+		}
+		w, sport, inner := unwrap(t, r.Packet)
+		if want := (tunnelled{src: wireAddr(1, over6), dst: wireAddr(2, over6), vni: tunnelID, port: udpPort}); w != want || sport < 49152 {
+			t.Errorf("in the tunnel %+v from port %d, want %+v", w, sport, want)
+		}
+		if !bytes.Equal(inner[12:], frame[12:]) || [6]byte(inner) != thereMAC {
+			t.Errorf("inside\n%x, want\n%x", inner, frame)
+		}
+		device := func(what string, frame []byte) {
+			t.Helper()
+			r, err := n.Run(n.toOverlay, frame, Context{})
+			check(t, err)
+			if r.Verdict != Next || [6]byte(r.Packet) != thereMAC || !bytes.Equal(r.Packet[12:], frame[12:]) {
+				t.Errorf("%s: %v, want it left to the device", what, r)
+			}
+		}
+		device("longer than fits", packet(wireMTU-60))
+		var config bpfgen.PodNodeConfig
+		check(t, n.MstNodeV1.Lookup(uint32(0), &config))
+		config.Flags = 0
+		check(t, n.MstNodeV1.Put(uint32(0), config))
+		device("with legacy host routing", frame)
+	}
 }
 
 // What is not exactly as a node of ours sends it is the tunnel device's business.

@@ -26,6 +26,8 @@ const (
 	udpPort  = 4789
 	wireMTU  = 1500
 	nodeKey  = 0x5eed
+
+	overlayIndex = 77 // the tunnel's device
 )
 
 var thereMAC = [6]byte{2, 0x6d, 1, 2, 3, 4}
@@ -85,7 +87,7 @@ func newWireNode(t *testing.T, tunnel, over6 bool) *wireNode {
 func (n *wireNode) join(t *testing.T, tunnel, over6 bool) {
 	t.Helper()
 	check(t, n.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{
-		Flags: bpfgen.NodeEbpf, Overlay: 1, Vni: tunnelID, Port: port(udpPort), Key: nodeKey,
+		Flags: bpfgen.NodeEbpf, Overlay: overlayIndex, Vni: tunnelID, Port: port(udpPort), Key: nodeKey,
 		Ip4: toAddr(wireAddr(1, false)), Ip6: toAddr(wireAddr(1, true)),
 	}))
 	for i, ref := range []uint32{thereRef, otherRef} {
