@@ -17,13 +17,6 @@
 #include "lib/parse.h"
 #include "lib/remote.h"
 
-/* Of what goes to the node itself, only node ports and the ports that flows wear are the edge's. Whether
- * a port may be one of these: some frontend has it, or once had, or it is of those that are worn. */
-inline_fn bool edge_port(__be16 dport)
-{
-	return worn_port(dport) || told_port(bpf_ntohs(dport));
-}
-
 /* Whether an address is the node's own beyond doubt: the one that flows wear here, or that it has between nodes. */
 inline_fn bool own_address(const struct addr *a)
 {

@@ -28,16 +28,10 @@
 #include "icmp_error.h"
 #include "lb.h"
 #include "nat.h"
+#include "nic.h"
 #include "parse.h"
 #include "refuse.h"
 #include "way.h"
-
-inline_fn struct edge_config *edge_config(__u32 side)
-{
-	__u32 key = side; /* enum edge_side */
-
-	return bpf_map_lookup_elem(&mst_edge_v2, &key);
-}
 
 #define WAY_OF_ENDS 0xff     /* no flow's protocol: a slot of the short way that keeps a way for all of two ends' */
 #define WAY_HOOK (1u << 29)  /* and no hook of its own */

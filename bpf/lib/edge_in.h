@@ -15,6 +15,7 @@
 #include "icmp_error.h"
 #include "lb.h"
 #include "nat.h"
+#include "nic.h"
 #include "nobody.h"
 #include "parse.h"
 #include "refuse.h"
@@ -156,14 +157,6 @@ slow_fn int edge_refuse(struct __sk_buff *skb, struct pkt *p, __u32 reason, __u3
 		return TC_ACT_SHOT;
 	redirect_note(skb, skb->ifindex, REDIRECT_EGRESS);
 	return bpf_redirect(skb->ifindex, 0);
-}
-
-/* Whether flows wear a port, any moment. */
-inline_fn bool worn_port(__be16 dport)
-{
-	struct edge_config *c = edge_config(EDGE_WIRE);
-
-	return !c || (__u16)(bpf_ntohs(dport) - c->port_first) < c->port_count;
 }
 
 /* Whether a port may be of a range that the edge had before, of which flows still wear some: all of it was told. */

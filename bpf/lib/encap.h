@@ -81,6 +81,12 @@ inline_fn __u8 tunnel_ecn(struct __sk_buff *skb, bool ipv6)
  * left to the inner packet's own (RFC 7348 5, RFC 6935).
  */
 
+/* Why headers were not pushed. */
+enum push_result {
+	PUSH_REFUSED = 1, /* the packet is as it was: in a tunnel of the sender's own, and the kernel's helper knows only one */
+	PUSH_FAILED = 2,  /* it is to be dropped */
+};
+
 /* UDP's header. @length: with what follows it */
 inline_fn __u64 tunnel_udp(const struct node_config *n, __be16 sport, __u32 length)
 {
@@ -120,10 +126,10 @@ inline_fn int tunnel_push4(struct __sk_buff *skb, const struct node_config *n, c
 	if (bpf_skb_adjust_room(skb, sizeof(struct tunnel4), BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP |
 					BPF_F_ADJ_ROOM_ENCAP_L2(ETH_HLEN) | BPF_F_ADJ_ROOM_ENCAP_L2_ETH))
-		return -1;
+		return PUSH_REFUSED;
 	to = packet(skb) + ETH_HLEN;
 	if ((void *)to + sizeof(struct tunnel4) > packet_end(skb))
-		return -1;
+		return PUSH_FAILED;
 	to[0] = first | (__u64)second << 32;
 	to[1] = third | sum << 16 | (__u64)src << 32;
 	to[2] = dst | tunnel_udp(n, sport, 0) << 32;
@@ -143,10 +149,10 @@ inline_fn int tunnel_push6(struct __sk_buff *skb, const struct node_config *n, c
 	if (bpf_skb_adjust_room(skb, sizeof(struct tunnel6), BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP |
 					BPF_F_ADJ_ROOM_ENCAP_L2(ETH_HLEN) | BPF_F_ADJ_ROOM_ENCAP_L2_ETH))
-		return -1;
+		return PUSH_REFUSED;
 	to = packet(skb) + ETH_HLEN;
 	if ((void *)to + sizeof(struct tunnel6) > packet_end(skb))
-		return -1;
+		return PUSH_FAILED;
 	/* Version, traffic class; length, next header, hop limit. */
 	to[0] = 0x60 | ecn << 12 | (__u64)(bpf_htons(length) | IPPROTO_UDP << 16 | TUNNEL_TTL << 24) << 32;
 	to[1] = n->ip6.quads[0];
@@ -167,7 +173,7 @@ inline_fn int tunnel_push6(struct __sk_buff *skb, const struct node_config *n, c
  * @r: the one it goes to
  * @ipv6: the packet, which will be the inner one, is
  *
- * Return: 0, or -1 when the packet is to be dropped.
+ * Return: 0, PUSH_REFUSED or PUSH_FAILED.
  */
 inline_fn int tunnel_push(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, bool ipv6)
 {

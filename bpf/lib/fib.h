@@ -182,8 +182,9 @@ inline_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const stru
 {
 	struct way_kept *kept = way_slot(skb);
 	__u32 overhead = tunnel_overhead(r), length = wire_length(skb, p) + overhead;
-	struct way way;
 	bool again = kept && way_holds(kept, length);
+	struct way way;
+	int pushed;
 
 	if (skb->len + overhead > 65535)
 		return NEXT;
@@ -191,7 +192,10 @@ inline_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const stru
 		return NEXT;
 	if (!routed && !hop_take(skb, p))
 		return NEXT;
-	if (tunnel_push(skb, n, r, p->ipv6))
+	pushed = tunnel_push(skb, n, r, p->ipv6);
+	if (unlikely(pushed == PUSH_REFUSED)) /* by the device, one hop more or less */
+		return NEXT;
+	if (unlikely(pushed))
 		return drop(skb, REASON_ENCAP, DIR_FROM_POD);
 	return again ? way_out_again(skb, kept, tunnel_ipv6(r)) : way_out(skb, &way);
 }

@@ -6,6 +6,7 @@
 #include <linux/ipv6.h>
 
 #include "common.h"
+#include "lb.h"
 #include "remote.h"
 
 #define NO_DESTINATION -1
@@ -45,4 +46,26 @@ inline_fn bool maybe_endpoint(const struct addr *a)
 	__u64 *had = bpf_map_lookup_elem(&mst_endpoint_bits_v1, &word);
 
 	return !had || *had >> (bit % 64) & 1;
+}
+
+inline_fn struct edge_config *edge_config(__u32 side)
+{
+	__u32 key = side; /* enum edge_side */
+
+	return bpf_map_lookup_elem(&mst_edge_v2, &key);
+}
+
+/* Whether flows wear a port, any moment. */
+inline_fn bool worn_port(__be16 dport)
+{
+	struct edge_config *c = edge_config(EDGE_WIRE);
+
+	return !c || (__u16)(bpf_ntohs(dport) - c->port_first) < c->port_count;
+}
+
+/* Of what goes to the node itself, only node ports and the ports that flows wear are the edge's. Whether
+ * a port may be one of these: some frontend has it, or once had, or it is of those that are worn. */
+inline_fn bool edge_port(__be16 dport)
+{
+	return worn_port(dport) || told_port(bpf_ntohs(dport));
 }

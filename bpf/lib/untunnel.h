@@ -13,6 +13,7 @@
 #include "common.h"
 #include "encap.h"
 #include "enter.h"
+#include "nic.h"
 #include "remote.h"
 #include "wire_fast.h"
 
@@ -112,10 +113,11 @@ inline_fn __u32 tunnel_endpoint(struct __sk_buff *skb, const struct tunnel_tail 
 	return id && behind_host_end(id) ? id : 0;
 }
 
-/* Whether a packet is for the node itself inside: for its address between nodes. */
+/* Whether a packet is for a socket of the node itself inside, at its address between nodes. Not what the edge may send on:
+ * a packet whose headers were taken off here is to the kernel still one in a tunnel, and is pushed into no other. */
 inline_fn bool tunnel_home(const struct pkt *p, const struct node_config *n)
 {
-	return p->shape && (addr_equal(&p->t.dst, &n->ip4) || addr_equal(&p->t.dst, &n->ip6));
+	return p->shape && (addr_equal(&p->t.dst, &n->ip4) || addr_equal(&p->t.dst, &n->ip6)) && !edge_port(p->t.dport);
 }
 
 /* Whether its flow's packets have just gone into a pod, from that very node. */

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "fdd37bbfc92e3e9d90af84204c8cbc4ed74c8e23237b21057f91cf934d20578d"
+const ObjectsHash = "d788411dd92710f14150f19aa0c1b69c44b0fee0c2480f3f1910dd283f25cff7"

@@ -116,6 +116,9 @@ func TestTheTunnelLeadsToTheNode(t *testing.T) {
 		if r.Verdict != Drop || r.Reason != bpfgen.ReasonTunnelSource {
 			t.Errorf("of another node's pod: %v", r)
 		}
+		n.TellPort(t, 30080)
+		nodePort := fromThere(over6).wrap(to(farPod(9, v6)).TCP(5000, 30080, syn).Frame())
+		passes(t, n.fromNetdev(t, nodePort), nodePort)
 		fragment := fromThere(over6).wrap(to(farPod(9, v6)).Fragment(0, true, 9).UDP(5000, 53).Payload(80).Frame())
 		passes(t, n.fromNetdev(t, fragment), fragment)
 	})

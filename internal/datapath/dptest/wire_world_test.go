@@ -66,6 +66,7 @@ func newWireNode(t *testing.T, tunnel, over6 bool) *wireNode {
 		"mst_tunnel_peers_v1": n.MstTunnelPeersV1, "mst_facts_v1": n.MstFactsV1, "mst_backends_v1": n.MstBackendsV1,
 		"mst_fast_v1": n.MstFastV1, "mst_fast_front_v1": n.MstFastFrontV1, "mst_fast_generations_v1": n.MstFastGenerationsV1,
 		"mst_meta_v1": n.MstMetaV1, "mst_pairs_v1": n.MstPairsV1, "mst_node_programs_v1": n.MstNodeProgramsV1,
+		"mst_edge_v2": n.MstEdgeV2, "mst_frontend_ports_v1": n.MstFrontendPortsV1,
 	}
 	spec, err := toPodAlone(Options{FromWire: true})
 	check(t, err)
