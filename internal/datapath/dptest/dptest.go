@@ -14,7 +14,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
@@ -45,7 +44,7 @@ var defaultSizes = map[string]uint32{
 
 // Datapath is one loaded set of programs and tables.
 type Datapath struct {
-	bpfgen.PodObjects
+	*loaded
 	InPod bool
 
 	nextService uint32
@@ -59,27 +58,27 @@ type Datapath struct {
 	fragID         uint16
 	out            []byte
 	aged           uint32
-	mapped         []byte               // the table of flows that lie near; nil: not yet
-	near           []bpfgen.PodNearFlow // what is in it
 }
 
-// Close frees the programs and the tables.
-func (d *Datapath) Close() error {
-	var err error
-	if d.mapped != nil {
-		err = unix.Munmap(d.mapped)
-		d.mapped, d.near = nil, nil
+func newDatapath(l *loaded, o Options) *Datapath {
+	return &Datapath{
+		loaded:   l,
+		InPod:    o.InPod,
+		services: map[serviceID]uint32{},
+		members:  map[uint32][]uint32{},
+		backends: map[netip.AddrPort]map[uint8]uint32{},
+		out:      make([]byte, 1<<16+512),
 	}
-	return errors.Join(err, d.PodObjects.Close())
 }
 
-// New loads the programs for one test and closes them at its end.
+// New is a set for one test, as if it had just been loaded (pool.go). At the test's end
+// it is no longer the test's.
 func New(t testing.TB, o Options) *Datapath {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("loading programs needs root")
 	}
-	d, err := Load(o)
+	l, err := take(o)
 	if err != nil {
 		var v *ebpf.VerifierError
 		if errors.As(err, &v) {
@@ -87,12 +86,24 @@ func New(t testing.TB, o Options) *Datapath {
 		}
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { d.Close() })
+	d := newDatapath(l, o)
+	t.Cleanup(func() {
+		d.loaded = nil
+		giveBack(t, o, l)
+	})
 	return d
 }
 
-// Load is New without a test around it.
+// Load loads a set that is the caller's until it closes it.
 func Load(o Options) (*Datapath, error) {
+	l, err := load(o)
+	if err != nil {
+		return nil, err
+	}
+	return newDatapath(l, o), nil
+}
+
+func load(o Options) (*loaded, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("raise the memory lock limit: %w", err)
 	}
@@ -100,18 +111,12 @@ func Load(o Options) (*Datapath, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Datapath{
-		InPod:    o.InPod,
-		services: map[serviceID]uint32{},
-		members:  map[uint32][]uint32{},
-		backends: map[netip.AddrPort]map[uint8]uint32{},
-		out:      make([]byte, 1<<16+512),
-	}
 	datapath.Specialize(spec)
-	if err := spec.LoadAndAssign(&d.PodObjects, nil); err != nil {
+	l := &loaded{beside: map[string]*ebpf.Collection{}}
+	if err := spec.LoadAndAssign(&l.PodObjects, nil); err != nil {
 		return nil, fmt.Errorf("load the pod programs: %w", err)
 	}
-	return d, nil
+	return l, nil
 }
 
 // Spec is the compiled programs with o applied.
@@ -159,20 +164,4 @@ func toPodAlone(o Options) (*ebpf.CollectionSpec, error) {
 		delete(spec.Programs, bpfgen.PodProgFromPod)
 	}
 	return spec, err
-}
-
-// loadWith loads programs on these tables, by name, for one test.
-func loadWith(t testing.TB, spec *ebpf.CollectionSpec, tables map[string]*ebpf.Map) map[string]*ebpf.Program {
-	t.Helper()
-	used := map[string]*ebpf.Map{}
-	for name, m := range tables {
-		if s := spec.Maps[name]; s != nil {
-			s.MaxEntries, used[name] = m.MaxEntries(), m
-		}
-	}
-	datapath.Specialize(spec)
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: used})
-	check(t, err)
-	t.Cleanup(coll.Close)
-	return coll.Programs
 }

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"reflect"
 	"runtime"
 	"testing"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 )
 
@@ -44,23 +42,19 @@ var EdgePorts = struct{ First, Count uint16 }{61000, 4536}
 func NewEdge(t testing.TB, o Options, n int) *Edge {
 	t.Helper()
 	e := &Edge{Network: NewNetwork(t, o, n), MAC: [6]byte{2, 0xed, 0, 0, 0, 1}}
-	tables := make(map[string]*ebpf.Map)
-	for maps, i := reflect.ValueOf(e.PodMaps), 0; i < maps.NumField(); i++ {
-		tables[maps.Type().Field(i).Tag.Get("ebpf")] = maps.Field(i).Interface().(*ebpf.Map)
-	}
-	programs := e.load(t, tables, "")
+	programs := e.load(t, "", bpfgen.NodeProgEdgeIn)
 	e.FromOutside, e.ToOutside = programs[bpfgen.EdgeProgFromOutside], programs[bpfgen.EdgeProgToOutside]
 	e.FromGather = programs[bpfgen.EdgeProgFromGather]
 	if o.NIC {
 		e.FromOutside = programs[bpfgen.EdgeProgFromNic]
-		e.loadNetdev(t, tables)
+		e.loadToPodWire(t)
+		e.loadNetdev(t)
 	}
-	e.FromTunnel = e.load(t, tables, bpfgen.EdgeVarFromTunnel)[bpfgen.EdgeProgFromOutside]
-	e.FromDoor = e.load(t, tables, bpfgen.EdgeVarFromDoor)[bpfgen.EdgeProgFromOutside]
+	e.FromTunnel = e.load(t, bpfgen.EdgeVarFromTunnel, bpfgen.NodeProgEdgeInTunnel)[bpfgen.EdgeProgFromOutside]
+	e.FromDoor = e.load(t, bpfgen.EdgeVarFromDoor, bpfgen.NodeProgEdgeInDoor)[bpfgen.EdgeProgFromOutside]
 	o.FromEdge, o.InPod = true, false
-	spec, err := toPodAlone(o)
-	check(t, err)
-	check(t, e.MstProgramsV1.Put(uint32(bpfgen.ProgToPodEdge), loadWith(t, spec, tables)[bpfgen.PodProgToPod]))
+	toPod := e.loadBeside(t, "to_pod from the edge", func() (*ebpf.CollectionSpec, error) { return toPodAlone(o) })
+	check(t, e.MstProgramsV1.Put(uint32(bpfgen.ProgToPodEdge), toPod[bpfgen.PodProgToPod]))
 	e.enter(t)
 	e.Wear(t, EdgePorts.First, EdgePorts.Count)
 	for _, v6 := range []bool{false, true} {
@@ -69,36 +63,19 @@ func NewEdge(t testing.TB, o Options, n int) *Edge {
 	return e
 }
 
-// loadNetdev loads what the one program at the NIC calls for other nodes' packets.
-func (e *Edge) loadNetdev(t testing.TB, tables map[string]*ebpf.Map) {
+// load puts the programs with this constant 1 in force, and what they call into slot.
+func (e *Edge) load(t testing.TB, constant string, slot uint32) map[string]*ebpf.Program {
 	t.Helper()
-	spec, err := toPodAlone(Options{FromWire: true})
-	check(t, err)
-	check(t, e.MstProgramsV1.Put(uint32(bpfgen.ProgToPodWire), loadWith(t, spec, tables)[bpfgen.PodProgToPod]))
-	spec, err = bpfgen.LoadNetdev()
-	check(t, err)
-	check(t, e.MstNodeProgramsV1.Put(uint32(bpfgen.NodeProgNetdevIn), loadWith(t, spec, tables)[bpfgen.NetdevProgNetdevIn]))
-}
-
-// load loads the programs, with this constant 1.
-func (e *Edge) load(t testing.TB, tables map[string]*ebpf.Map, at string) map[string]*ebpf.Program {
-	t.Helper()
-	spec, err := bpfgen.LoadEdge()
-	check(t, err)
-	if at != "" {
-		check(t, spec.Variables[at].Set(uint8(1)))
-	}
-	for name, m := range tables {
-		spec.Maps[name].MaxEntries = m.MaxEntries()
-	}
-	datapath.Specialize(spec)
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
-	check(t, err)
-	t.Cleanup(coll.Close)
-	slot := map[string]uint32{"": bpfgen.NodeProgEdgeIn, bpfgen.EdgeVarFromTunnel: bpfgen.NodeProgEdgeInTunnel, bpfgen.EdgeVarFromDoor: bpfgen.NodeProgEdgeInDoor}[at]
-	check(t, e.MstNodeProgramsV1.Put(slot, coll.Programs[bpfgen.EdgeProgEdgeIn]))
-	check(t, e.MstNodeProgramsV1.Put(uint32(bpfgen.NodeProgEdgeOut), coll.Programs[bpfgen.EdgeProgEdgeOut]))
-	return coll.Programs
+	programs := e.loadBeside(t, "edge "+constant, func() (*ebpf.CollectionSpec, error) {
+		spec, err := bpfgen.LoadEdge()
+		if err == nil && constant != "" {
+			err = spec.Variables[constant].Set(uint8(1))
+		}
+		return spec, err
+	})
+	check(t, e.MstNodeProgramsV1.Put(slot, programs[bpfgen.EdgeProgEdgeIn]))
+	check(t, e.MstNodeProgramsV1.Put(uint32(bpfgen.NodeProgEdgeOut), programs[bpfgen.EdgeProgEdgeOut]))
+	return programs
 }
 
 // Tunnel makes External(2) a pod of a node that is reached through the tunnel,

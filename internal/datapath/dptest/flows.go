@@ -143,12 +143,10 @@ func (d *Datapath) eachNear(t testing.TB, fn func(n *bpfgen.PodNearFlow)) {
 func (d *Datapath) nearTable(t testing.TB) []bpfgen.PodNearFlow {
 	t.Helper()
 	if d.near == nil {
-		places := int(d.MstCtNearV1.MaxEntries())
-		raw, err := unix.Mmap(d.MstCtNearV1.FD(), 0, places*int(unsafe.Sizeof(bpfgen.PodNearPlace{})),
-			unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+		raw, err := mapArray(d.MstCtNearV1)
 		check(t, err)
 		d.mapped = raw
-		d.near = unsafe.Slice((*bpfgen.PodNearFlow)(unsafe.Pointer(&raw[0])), 2*places)
+		d.near = unsafe.Slice((*bpfgen.PodNearFlow)(unsafe.Pointer(&raw[0])), 2*d.MstCtNearV1.MaxEntries())
 	}
 	return d.near
 }

@@ -57,6 +57,21 @@ func (n *Network) addPods(t testing.TB, count int) {
 	}
 }
 
+// loadToPodWire puts what judges other nodes' packets to pods into force.
+func (n *Network) loadToPodWire(t testing.TB) {
+	t.Helper()
+	toPod := n.loadBeside(t, "to_pod from the wire", func() (*ebpf.CollectionSpec, error) { return toPodAlone(Options{FromWire: true}) })
+	check(t, n.MstProgramsV1.Put(uint32(bpfgen.ProgToPodWire), toPod[bpfgen.PodProgToPod]))
+}
+
+// loadNetdev is the programs at a NIC to other nodes, with what they call in force.
+func (n *Network) loadNetdev(t testing.TB) map[string]*ebpf.Program {
+	t.Helper()
+	programs := n.loadBeside(t, "netdev", bpfgen.LoadNetdev)
+	check(t, n.MstNodeProgramsV1.Put(uint32(bpfgen.NodeProgNetdevIn), programs[bpfgen.NetdevProgNetdevIn]))
+	return programs
+}
+
 // Reset empties the tables and adds pods 1 to n again.
 func (n *Network) Reset(t testing.TB, pods int) {
 	t.Helper()

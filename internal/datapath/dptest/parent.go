@@ -26,25 +26,14 @@ type Parent struct {
 // LoadParent makes node the cookie of the node's own namespace.
 func (d *Datapath) LoadParent(t testing.TB, node uint64) *Parent {
 	t.Helper()
-	spec, err := bpfgen.LoadParent()
-	check(t, err)
-	check(t, spec.Variables["node_netns"].Set(node))
-	tables := map[string]*ebpf.Map{}
-	for name, m := range map[string]*ebpf.Map{
-		"mst_children_v1": d.MstChildrenV1, "mst_ct_near_v1": d.MstCtNearV1, "mst_ct_new_v1": d.MstCtNewV1, "mst_ct_v1": d.MstCtV1, "mst_drops_v1": d.MstDropsV1,
-		"mst_endpoint_addrs_v1": d.MstEndpointAddrsV1, "mst_endpoints_v1": d.MstEndpointsV1, "mst_frags_v1": d.MstFragsV1,
-		"mst_netns_v1": d.MstNetnsV1, "mst_parents_v1": d.MstParentsV1,
-	} {
-		if spec.Maps[name] != nil {
-			tables[name] = m
-			spec.Maps[name].MaxEntries = m.MaxEntries()
+	programs := d.loadBeside(t, fmt.Sprintf("parent of %d", node), func() (*ebpf.CollectionSpec, error) {
+		spec, err := bpfgen.LoadParent()
+		if err != nil {
+			return nil, err
 		}
-	}
-	var p bpfgen.ParentPrograms
-	datapath.Specialize(spec)
-	check(t, spec.LoadAndAssign(&p, &ebpf.CollectionOptions{MapReplacements: tables}))
-	t.Cleanup(func() { p.Close() })
-	return &Parent{p.ParentEgress, d}
+		return spec, spec.Variables["node_netns"].Set(node)
+	})
+	return &Parent{programs[bpfgen.ParentProgParentEgress], d}
 }
 
 // SetParent makes the link with this ifindex a parent.

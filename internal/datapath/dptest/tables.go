@@ -312,8 +312,5 @@ func (d *Datapath) Clear(t testing.TB) {
 
 func clearTable(t testing.TB, table *ebpf.Map) {
 	t.Helper()
-	key := make([]byte, table.KeySize())
-	for table.NextKey(nil, &key) == nil {
-		check(t, ignoreAbsent(table.Delete(key)))
-	}
+	check(t, deleteAll(table))
 }

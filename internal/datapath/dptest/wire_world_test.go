@@ -58,28 +58,9 @@ type wireNode struct {
 func newWireNode(t *testing.T, tunnel, over6 bool) *wireNode {
 	t.Helper()
 	n := &wireNode{Network: NewNetwork(t, Options{}, 2)}
-	replacements := map[string]*ebpf.Map{
-		"mst_ct_v1": n.MstCtV1, "mst_ct_near_v1": n.MstCtNearV1, "mst_ct_new_v1": n.MstCtNewV1, "mst_frags_v1": n.MstFragsV1,
-		"mst_endpoints_v1": n.MstEndpointsV1, "mst_endpoint_addrs_v1": n.MstEndpointAddrsV1, "mst_endpoint_bits_v1": n.MstEndpointBitsV1,
-		"mst_endpoint_counters_v1": n.MstEndpointCountersV1, "mst_drops_v1": n.MstDropsV1, "mst_programs_v1": n.MstProgramsV1,
-		"mst_node_v1": n.MstNodeV1, "mst_remotes_v1": n.MstRemotesV1, "mst_remote_nets_v1": n.MstRemoteNetsV1,
-		"mst_tunnel_peers_v1": n.MstTunnelPeersV1, "mst_facts_v1": n.MstFactsV1, "mst_backends_v1": n.MstBackendsV1,
-		"mst_fast_v1": n.MstFastV1, "mst_fast_front_v1": n.MstFastFrontV1, "mst_fast_generations_v1": n.MstFastGenerationsV1,
-		"mst_meta_v1": n.MstMetaV1, "mst_pairs_v1": n.MstPairsV1, "mst_node_programs_v1": n.MstNodeProgramsV1,
-		"mst_edge_v2": n.MstEdgeV2, "mst_frontend_ports_v1": n.MstFrontendPortsV1,
-	}
-	spec, err := toPodAlone(Options{FromWire: true})
-	check(t, err)
-	toPod := loadWith(t, spec, replacements)[bpfgen.PodProgToPod]
-	check(t, n.MstProgramsV1.Put(uint32(bpfgen.ProgToPodWire), toPod))
-	spec, err = bpfgen.LoadNetdev()
-	check(t, err)
-	netdev := loadWith(t, spec, replacements)
-	n.netdev = netdev[bpfgen.NetdevProgFromNetdev]
-	check(t, n.MstNodeProgramsV1.Put(uint32(bpfgen.NodeProgNetdevIn), netdev[bpfgen.NetdevProgNetdevIn]))
-	spec, err = bpfgen.LoadOverlay()
-	check(t, err)
-	overlay := loadWith(t, spec, replacements)
+	n.loadToPodWire(t)
+	n.netdev = n.loadNetdev(t)[bpfgen.NetdevProgFromNetdev]
+	overlay := n.loadBeside(t, "overlay", bpfgen.LoadOverlay)
 	n.toOverlay, n.fromOverlay = overlay[bpfgen.OverlayProgToOverlay], overlay[bpfgen.OverlayProgFromOverlay]
 	n.join(t, tunnel, over6)
 	return n
