@@ -164,6 +164,31 @@ func TestANodeAnswersByTheTunnelFromWhereItWasAsked(t *testing.T) {
 	}
 }
 
+// What is in a tunnel of its sender's own (a VPN's, a cluster's within pods) is wrapped like all else, though the kernel's
+// helper pushes headers on nothing that has some.
+func TestATunnelInTheTunnel(t *testing.T) {
+	ends := []netip.Addr{netip.MustParseAddr("10.77.0.1"), netip.MustParseAddr("10.77.0.2")}
+	for _, join := range []lab.Join{{Mode: "direct"}, {Mode: "vxlan"}, {Mode: "vxlan", HostRouting: "legacy"}} {
+		t.Run(join.Mode+join.HostRouting, func(t *testing.T) {
+			w := newWorld(t, lab.Config{}, join)
+			node := w.lab.Nodes()[0]
+			for _, from := range []place{podPlace(w.client), {"node", &node.Space, node.Wire4, node.Wire6}} {
+				sub, pair := w.by(from), []place{from, podPlace(w.far)}
+				for i, end := range pair {
+					w.run(end.space, "ip link add own0 mtu 1300 type vxlan id 5 local %s remote %s dstport 5555", end.ip4, pair[1-i].ip4)
+					w.run(end.space, "ip address add %s/24 dev own0", ends[i])
+					w.run(end.space, "ip link set own0 up")
+				}
+				w.run(from.space, "ping -c 2 -i 0.1 -W 5 %s", ends[1])
+				sub.bulk(w.far, netip.AddrPortFrom(ends[1], serverPort))
+				for _, end := range pair {
+					w.run(end.space, "ip link del own0")
+				}
+			}
+		})
+	}
+}
+
 // Whoever may write Services may name a node's address and the tunnel's port, or have a host port there: all
 // that the nodes' pods send each other would be that Service's.
 func TestTheTunnelIsNoServices(t *testing.T) {
