@@ -211,7 +211,8 @@ func (p *policies) tellPod(m *policy.Model, k k8s.Key) {
 		p.told[k] = nil
 		return
 	}
-	m.SetPod(policy.Pod{Key: kubernetes(k), Labels: pod.Labels, Addrs: pod.IPs, Ports: namedPorts(pod), HostNetwork: pod.HostNetwork})
+	m.SetPod(policy.Pod{Key: kubernetes(k), UID: pod.UID, StaticUID: pod.StaticUID, Labels: pod.Labels, Addrs: pod.IPs, Ports: namedPorts(pod),
+		HostNetwork: pod.HostNetwork})
 	if pod.HostNetwork || pod.Node != p.a.config.Node {
 		pod = nil
 	}

@@ -150,7 +150,7 @@ func (e *Engine) feedEndpoint(ep state.Endpoint) {
 	if e.isOwnPod(ep) {
 		e.policies.SetPod(policy.Pod{Key: key, Labels: ep.Labels, Addrs: ep.Addrs(), Ports: ep.Ports})
 	}
-	e.policies.SetEndpoint(policy.Endpoint{ID: ep.ID, Pod: key, Addrs: ep.Addrs()})
+	e.policies.SetEndpoint(policy.Endpoint{ID: ep.ID, Pod: key, UID: ep.Pod.UID, Addrs: ep.Addrs()})
 }
 
 // isOwnPod says that nobody but the endpoint tells what its pod is.

@@ -212,6 +212,50 @@ func TestAnInterfaceIsNoHostNetworkPods(t *testing.T) {
 	}
 }
 
+// A pod is made anew under its name, elsewhere maybe and with other labels, while the one before
+// it runs on: deleted by force, or replaced so.
+func TestAnInterfaceIsNoLaterPodsOfItsName(t *testing.T) {
+	m := policy.New(plenty)
+	key := policy.Key{Namespace: "a", Name: "web-0", Owner: state.OwnerKubernetes}
+	was, is, client := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("10.2.0.1"), policy.Key{Namespace: "a", Name: "client"}
+	pod := policy.Pod{Key: key, UID: "first", Labels: map[string]string{"app": "web"}, Addrs: []netip.Addr{was}}
+	web := policy.Selector{{Key: "app", Operator: policy.In, Values: []string{"web"}}}
+	m.SetPod(policy.Pod{Key: client})
+	m.SetEndpoint(policy.Endpoint{ID: 9, Pod: client})
+	m.SetPolicy(policy.Policy{Key: client, IsolatesIngress: true, Ingress: []policy.Rule{{Peers: []policy.Peer{{Pods: &web}}}}})
+	m.SetPod(pod)
+	m.SetEndpoint(policy.Endpoint{ID: 1, Pod: key, UID: "first", Addrs: pod.Addrs})
+	now := newTables()
+	look := func(when string, endpoint uint32, a netip.Addr, known bool) {
+		t.Helper()
+		now.apply(m.Plan())
+		if closed := now.Endpoints[endpoint] == policy.Unknown; closed == known {
+			t.Errorf("%s: the interface has %+v", when, now.Endpoints[endpoint])
+		}
+		if named := now.Identities[a].Pod != 0; named != known {
+			t.Errorf("%s: %s has %+v", when, a, now.Identities[a])
+		}
+	}
+	look("at first", 1, was, true)
+	pod.UID, pod.Addrs = "second", nil
+	m.SetPod(pod)
+	look("the second is made", 1, was, false)
+	m.SetEndpoint(policy.Endpoint{ID: 2, Pod: key, UID: "second", Addrs: []netip.Addr{is}})
+	look("the second is here", 2, is, true)
+	look("the second is here", 1, was, false)
+	if _, known := m.Selecting(1, policy.Ingress); known {
+		t.Error("the first is said to be known")
+	}
+	pod.StaticUID = "first" // the kubelet's own name for it
+	m.SetPod(pod)
+	look("a mirror", 1, was, true)
+	m.DeleteEndpoint(1)
+	look("the first goes", 2, is, true)
+	if now.Identities[was].Pod != 0 {
+		t.Errorf("%s has %+v", was, now.Identities[was])
+	}
+}
+
 func feedAPI(m *policy.Model) {
 	m.SetNode([]netip.Addr{policygen.NodeAddr(false), policygen.NodeAddr(true)})
 	for name, labels := range apiNamespaces {

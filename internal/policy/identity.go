@@ -211,7 +211,7 @@ func (m *Model) podAt(a netip.Addr) *pod {
 	var found *pod
 	here := false
 	for _, c := range m.claims[a] {
-		if p := m.pods[c.pod]; p != nil && (c.here || !here) {
+		if p := m.podOf(c.pod, c.uid); p != nil && (c.here || !here) {
 			found, here = p, c.here
 		}
 	}

@@ -65,6 +65,7 @@ type endpoint struct {
 // outdoes what the API says.
 type claim struct {
 	pod  Key
+	uid  string // of here
 	here bool
 }
 
@@ -157,7 +158,7 @@ func (m *Model) Policies() []Policy {
 // whose pod is not known has no policies, and is looked at when its pod is.
 func (m *Model) policyChanged(old, now *Policy) {
 	for id, ep := range m.endpoints {
-		p := m.pods[ep.Pod]
+		p := m.podOf(ep.Pod, ep.UID)
 		if p == nil || p.identity == nil {
 			continue
 		}
@@ -264,7 +265,7 @@ func (m *Model) namespaceLabels(name string) map[string]string {
 // SetPod adds a pod of any node, or replaces the one of its name.
 func (m *Model) SetPod(p Pod) {
 	old := m.pods[p.Key]
-	if old != nil && maps.Equal(old.Labels, p.Labels) && slices.Equal(old.Addrs, p.Addrs) &&
+	if old != nil && old.UID == p.UID && old.StaticUID == p.StaticUID && maps.Equal(old.Labels, p.Labels) && slices.Equal(old.Addrs, p.Addrs) &&
 		slices.Equal(old.Ports, p.Ports) && old.HostNetwork == p.HostNetwork {
 		return
 	}
@@ -334,6 +335,15 @@ func (m *Model) unclaim(a netip.Addr, c claim) {
 	m.claims[a] = list
 }
 
+// podOf is the pod of a name, unless what has this UID was another one before it.
+func (m *Model) podOf(k Key, uid string) *pod {
+	p := m.pods[k]
+	if p != nil && uid != "" && p.UID != "" && uid != p.UID && uid != p.StaticUID {
+		return nil
+	}
+	return p
+}
+
 // podChanged looks again at the endpoints of a pod.
 func (m *Model) podChanged(k Key) {
 	for id := range m.interfaces[k] {
@@ -347,7 +357,7 @@ func (m *Model) podChanged(k Key) {
 // SetEndpoint says which interface of this node is which pod's.
 func (m *Model) SetEndpoint(e Endpoint) {
 	old := m.endpoints[e.ID]
-	if old != nil && old.Pod == e.Pod && slices.Equal(old.Addrs, e.Addrs) {
+	if old != nil && old.Pod == e.Pod && old.UID == e.UID && slices.Equal(old.Addrs, e.Addrs) {
 		return
 	}
 	fresh := &endpoint{Endpoint: e}
@@ -366,7 +376,7 @@ func (m *Model) SetEndpoint(e Endpoint) {
 	}
 	m.interfaces[e.Pod][e.ID] = true
 	for _, a := range e.Addrs {
-		m.claims[a] = append(m.claims[a], claim{e.Pod, true})
+		m.claims[a] = append(m.claims[a], claim{e.Pod, e.UID, true})
 		m.dirtyAddrs[a] = true
 	}
 }
@@ -392,7 +402,7 @@ func (m *Model) forgetEndpoint(ep *endpoint) {
 		delete(m.interfaces, ep.Pod)
 	}
 	for _, a := range ep.Addrs {
-		m.unclaim(a, claim{ep.Pod, true})
+		m.unclaim(a, claim{ep.Pod, ep.UID, true})
 	}
 }
 

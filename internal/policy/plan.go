@@ -101,7 +101,7 @@ func (m *Model) planEndpoints() (changed []uint32) {
 		}
 		old = append(old, ep.ingress, ep.egress)
 		ep.ingress, ep.egress = nil, nil
-		p := m.pods[ep.Pod]
+		p := m.podOf(ep.Pod, ep.UID)
 		if p == nil || p.identity == nil {
 			continue
 		}
@@ -301,7 +301,7 @@ func (m *Model) planIsolations(changed []uint32) {
 // unknown says that nobody knows what pod has ep. One in the node's namespace has no
 // interface: ep is of another one of that name, from before.
 func (m *Model) unknown(ep *endpoint) bool {
-	p := m.pods[ep.Pod]
+	p := m.podOf(ep.Pod, ep.UID)
 	return ep.Pod != (Key{}) && (p == nil || p.HostNetwork)
 }
 

@@ -82,10 +82,12 @@ type Block struct {
 // terminating stays until it is gone.
 type Pod struct {
 	Key
-	Labels      map[string]string
-	Addrs       []netip.Addr
-	Ports       []NamedPort
-	HostNetwork bool
+	// UID is the API's; StaticUID what the kubelet calls the one that a mirror shows.
+	UID, StaticUID string
+	Labels         map[string]string
+	Addrs          []netip.Addr
+	Ports          []NamedPort
+	HostNetwork    bool
 }
 
 // NamedPort is a container's port that has a name.
@@ -98,6 +100,7 @@ type NamedPort = state.NamedPort
 type Endpoint struct {
 	ID    uint32
 	Pod   Key
+	UID   string // as the runtime told it; "": it did not, and the name decides
 	Addrs []netip.Addr
 }
 
