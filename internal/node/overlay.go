@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -68,6 +70,13 @@ func (o *Overlay) Addr(is4 bool) netip.Addr {
 		}
 	}
 	return netip.Addr{}
+}
+
+// hasIPv6 says whether the device takes routes of IPv6: a kernel may have none, a node's new
+// devices none, and one that is narrower than minMTU6 has none either.
+func (o *Overlay) hasIPv6() bool {
+	off, err := os.ReadFile(netns.Sysctl("ipv6/conf/" + OverlayName + "/disable_ipv6"))
+	return o == nil || err == nil && strings.TrimSpace(string(off)) == "0"
 }
 
 // lead makes r a route into the tunnel.
@@ -235,6 +244,9 @@ func (o *Overlay) setAddrs(l netlink.Link) error {
 		}
 	}
 	for _, p := range o.Own {
+		if p.Addr().Is6() && !haveIPv6() {
+			continue
+		}
 		if slices.ContainsFunc(have, func(a netlink.Addr) bool { return prefixOf(a.IPNet) == p }) {
 			continue // replaced, it would be news to who follows addresses, and so without end
 		}

@@ -182,6 +182,10 @@ func wishesOf(n state.Node, overlay *Overlay) (out []wish, note string, err erro
 	for _, p := range n.PodCIDRs {
 		r := netlink.Route{Dst: ipNet(p), Protocol: routeProtocol, Table: unix.RT_TABLE_MAIN}
 		if n.Mode == state.NodeVXLAN {
+			if p.Addr().Is6() && !overlay.hasIPv6() {
+				note = fmt.Sprintf("this node has no IPv6, so there is no way to %s, of node %s", p, n.Name)
+				continue
+			}
 			if err := overlay.lead(&r, p.Addr().Is4()); err != nil {
 				return nil, "", fmt.Errorf("node %s: %w", n.Name, err)
 			}
@@ -203,9 +207,9 @@ func wishesOf(n state.Node, overlay *Overlay) (out []wish, note string, err erro
 	return out, note, nil
 }
 
-// noWay is what the kernel says where no route leads: none at all, or one of type
-// unreachable, prohibit or blackhole.
-var noWay = []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL}
+// noWay is what the kernel says where no route leads: none at all, one of type
+// unreachable, prohibit or blackhole, or that it does not have the family.
+var noWay = []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EOPNOTSUPP}
 
 // onLink says by which link an address is reached, and whether without a router.
 func onLink(a netip.Addr) (link int, yes bool, err error) {
