@@ -104,7 +104,8 @@ inline_fn __u32 affinity_end(const struct service *s, __u32 now)
 	return now + ((__u64)s->affinity * 1000000000 >> SECOND_SHIFT) + 1;
 }
 
-/* The backend that a client was led to, while the affinity lasts and the Service has it. */
+/* The backend that a client was led to, while the affinity lasts, by the time-out of then and of now, and the Service has
+ * it. By another CPU's clock the next second may have begun. */
 slow_fn struct backend *affinity_find(const struct service *s, const struct affinity_key *key, __u32 *id)
 {
 	struct affinity *mine = bpf_map_lookup_elem(&mst_affinity_v1, key);
@@ -112,7 +113,7 @@ slow_fn struct backend *affinity_find(const struct service *s, const struct affi
 	__u32 now = now_seconds();
 	struct backend *b;
 
-	if (!mine || (__s32)(mine->expires - now) < 0)
+	if (!mine || (__s32)(mine->expires - now) < 0 || (__s32)(mine->expires - affinity_end(s, now)) > 1)
 		return NULL;
 	member.slot = SLOT_MEMBER | mine->backend;
 	if (!grown_find(&mst_slots_v1_now, &member))

@@ -88,6 +88,7 @@ inline_fn bool plain_tunnel(const struct tunnel_tail *tail, const struct node_co
 	return ((const __be16 *)at)[1] == n->port && ((const __u64 *)at)[1] == tunnel_vxlan(n);
 }
 
+/* Return: 0, or the verdict on what could not be stripped. */
 inline_fn int tunnel_strip(struct __sk_buff *skb, const struct outer *o, __be16 proto)
 {
 	bool ipv6 = proto == bpf_htons(ETH_P_IPV6);
@@ -97,8 +98,10 @@ inline_fn int tunnel_strip(struct __sk_buff *skb, const struct outer *o, __be16 
 	if (ipv6 != o->ipv6) /* kernels before 6.3 refuse it */
 		flags |= ipv6 ? ROOM_DECAP_L3_IPV6 : ROOM_DECAP_L3_IPV4;
 	if (bpf_skb_adjust_room(skb, -length, BPF_ADJ_ROOM_MAC, flags))
-		return -1;
-	return ipv6 == o->ipv6 ? 0 : bpf_skb_store_bytes(skb, 2 * ETH_ALEN, &proto, sizeof(proto), 0);
+		return NEXT;
+	if (ipv6 != o->ipv6 && bpf_skb_store_bytes(skb, 2 * ETH_ALEN, &proto, sizeof(proto), 0))
+		return drop(skb, REASON_DELIVER, DIR_TO_POD);
+	return 0;
 }
 
 /* Which pod of this node a packet is for inside. Return: the endpoint, or 0. */
@@ -141,12 +144,16 @@ slow_fn int tunnel_judge(struct __sk_buff *skb, const struct outer *o, const str
 	__be16 proto = tail->eth.h_proto;
 	__u32 ref = tunnel_peer(&o->src), id;
 	bool home = tunnel_home(p, n);
+	int stripped;
 
 	if (!ref)
 		return NEXT;
 	id = home ? 0 : tunnel_endpoint(skb, tail);
-	if ((!id && !home) || tunnel_strip(skb, o, proto))
+	if (!id && !home)
 		return NEXT;
+	stripped = tunnel_strip(skb, o, proto);
+	if (stripped)
+		return stripped;
 	if (!home)
 		return enter_pod(skb, id, ref);
 	skb->cb[CB_REMOTE] = ref;
@@ -165,8 +172,9 @@ inline_fn int tunnel_take(struct __sk_buff *skb, const struct outer *o, struct t
 		return NEXT;
 	if (!tunnel_find(skb, o, tail, &p, &w))
 		return tunnel_judge(skb, o, tail, &p, n);
-	if (tunnel_strip(skb, o, p.ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP)))
-		return NEXT;
+	verdict = tunnel_strip(skb, o, ethertype(p.ipv6));
+	if (verdict)
+		return verdict;
 	verdict = wire_go(skb, &p, &w, w.ref);
 	return verdict == FAST_NO ? enter_pod(skb, w.id, w.ref) : verdict;
 }

@@ -60,7 +60,7 @@ Settings come from flags, then from --config, then from defaults.`,
 	f.StringSliceVar(&given.Devices, "devices", nil, "NICs behind which clients of node ports and external addresses are (default: those with the Node's addresses), or none")
 	f.StringSliceVar(&given.NodePortAddresses, "node-port-addresses", nil, "CIDR: only these of the NICs' addresses take node ports (default: all)")
 	f.BoolVar(&given.HostServices, "host-services", d.HostServices, "the node's own sockets, and host-network pods, get Services, too")
-	f.StringVar(&given.HealthAddress, "health-address", d.HealthAddress, "ADDRESS:PORT of /healthz and /livez, or none")
+	f.StringVar(&given.HealthAddress, "health-address", d.HealthAddress, "ADDRESS:PORT of /healthz, /readyz and /livez, or none")
 	f.StringVar(&given.MetricsAddress, "metrics-address", d.MetricsAddress, "ADDRESS:PORT of /metrics, or none")
 	f.StringVar(&given.CNIConfDir, "cni-conf-dir", d.CNIConfDir, "where the container runtime looks for networks: the agent's list goes there when it is ready; none: somebody else sees to it")
 	f.BoolVar(&given.CNIDisplace, "cni-displace", false, "write the list although another network's is there")

@@ -73,7 +73,7 @@ type Config struct {
 	StateDir   string `json:"state-dir,omitempty"`
 	CgroupRoot string `json:"cgroup-root,omitempty"`
 
-	// HealthAddress serves /healthz and /livez, MetricsAddress /metrics: those
+	// HealthAddress serves /healthz, /readyz and /livez, MetricsAddress /metrics: those
 	// of kube-proxy, so that load balancers and dashboards find them. "none" is
 	// nowhere.
 	HealthAddress  string `json:"health-address,omitempty"`

@@ -21,7 +21,7 @@ import (
 // applied, before the agent calls itself unhealthy.
 const stuck = 60 * time.Second
 
-// Health is what /healthz and /livez answer.
+// Health is what /healthz, /readyz and /livez answer.
 type Health struct {
 	// The first two are kube-proxy's, whose readers expect them.
 	LastUpdated  time.Time `json:"lastUpdated"`
@@ -125,6 +125,7 @@ func fromHere(r *http.Request) bool {
 func (a *Agent) serveHealth(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", answerHealth(a.healthy, a.metrics.healthz))
+	mux.Handle("GET /readyz", answerHealth(a.works, a.metrics.readyz))
 	mux.Handle("GET /livez", answerHealth(a.live, a.metrics.livez))
 	return serveHTTP(ctx, "health-address", a.config.HealthAddress, mux)
 }

@@ -30,6 +30,7 @@ type metrics struct {
 	endpointChanges prometheus.Counter
 	failures        prometheus.Counter
 	healthz, livez  *prometheus.CounterVec
+	readyz          *prometheus.CounterVec
 }
 
 func newMetrics(a *Agent) *metrics {
@@ -56,10 +57,11 @@ func newMetrics(a *Agent) *metrics {
 		endpointChanges: counter("kubeproxy_sync_proxy_rules_endpoint_changes_total", "EndpointSlices looked at anew."),
 		failures:        counter("mustang_apply_failures_total", "Changes that could not be applied and are tried again."),
 		healthz:         codes("kubeproxy_proxy_healthz_total", "Answers of /healthz by status."),
+		readyz:          codes("mustang_readyz_total", "Answers of /readyz by status."),
 		livez:           codes("kubeproxy_proxy_livez_total", "Answers of /livez by status."),
 	}
 	m.registry.MustRegister(m.syncDuration, m.programming, m.applyDelay, m.policyDelay, m.addDelay, m.serviceChanges, m.endpointChanges, m.failures,
-		m.healthz, m.livez, tables{a}, observe.NewCollector(a.config.scope().BPFFS, a.config.scope().StateDir), collectors.NewGoCollector(),
+		m.healthz, m.readyz, m.livez, tables{a}, observe.NewCollector(a.config.scope().BPFFS, a.config.scope().StateDir), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	gauge := func(name, help string, value func() float64) {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))

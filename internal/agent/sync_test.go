@@ -222,6 +222,9 @@ func TestANodeThatGoesServesItsEndpoints(t *testing.T) {
 		if h := w.agent.healthy(); *h.NodeEligible || len(h.Because) == 0 {
 			t.Errorf("the node takes new clients: %+v", h)
 		}
+		if h := w.agent.works(); strings.Contains(strings.Join(h.Because, "; "), "deleted") {
+			t.Errorf("its agent is not ready, which holds up the rollout of the others: %+v", h)
+		}
 		key, answer := k8s.Key{Namespace: "ns", Name: "a"}, httptest.NewRecorder()
 		w.agent.checks.handler(key, w.agent.checks.servers[key]).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/", nil))
 		if answer.Code != http.StatusOK {

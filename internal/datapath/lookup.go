@@ -68,7 +68,8 @@ func (d *Datapath) ServiceBackends(s Frontend, client netip.Addr) ([]uint32, err
 		if err != nil {
 			return nil, err
 		}
-		if found && int32(mine.Expires-programSecond()) >= 0 {
+		left := int64(int32(mine.Expires - programSecond()))
+		if longest := int64(s.Affinity)*1e9>>bpfgen.SecondShift + 2; found && left >= 0 && left <= longest {
 			_, member, err := d.Slots.Get(SlotKey{Service: s.Id, Slot: bpfgen.SlotMember | mine.Backend})
 			if err != nil || member {
 				return []uint32{mine.Backend}, err

@@ -241,7 +241,7 @@ func (w *world) testHealthCheck() {
 }
 
 func (w *world) testHealth() {
-	for _, path := range []string{"/healthz", "/livez"} {
+	for _, path := range []string{"/healthz", "/readyz", "/livez"} {
 		if code, body, err := w.get(health, path); code != http.StatusOK || !strings.Contains(body, "lastUpdated") {
 			w.t.Errorf("%s: %d %s %v", path, code, body, err)
 		}

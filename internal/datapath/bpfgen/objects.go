@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "d788411dd92710f14150f19aa0c1b69c44b0fee0c2480f3f1910dd283f25cff7"
+const ObjectsHash = "61294b155428d81765c388a5dd072365fd44d5205614a33f0fe423eb6ed5a426"
