@@ -356,6 +356,7 @@ func (r *run) start(ctx context.Context, round int, b *block, entries []entry) e
 // finish ends the loads and tells of their samples.
 func (r *run) finish(entries []entry, foreign float64) []Sample {
 	samples := make([]Sample, len(entries))
+	took, measured := time.Since(r.began), r.done+len(entries)
 	for i := range entries {
 		e := &entries[i]
 		if e.load != nil {
@@ -370,20 +371,20 @@ func (r *run) finish(entries []entry, foreign float64) []Sample {
 			}
 		}
 		samples[i] = e.s
-		r.report(e.s)
+		r.report(e.s, took/time.Duration(measured))
 	}
 	return samples
 }
 
-func (r *run) report(s Sample) {
+// report tells of a sample; each takes as long as those so far did on average.
+func (r *run) report(s Sample, each time.Duration) {
 	r.done++
 	rounds := r.rounds(s.Round) - r.set.Done
 	if r.set.Warmup {
 		rounds++
 	}
 	total := rounds * r.perRound
-	left := max(0, time.Duration(float64(time.Since(r.began))/float64(r.done)*float64(total-r.done)))
-	r.progress.Sample(r.done, total, s.Round, s, left)
+	r.progress.Sample(r.done, total, s.Round, s, max(0, each*time.Duration(total-r.done)))
 }
 
 // round6 keeps six digits, more than any clock here has: files stay small.

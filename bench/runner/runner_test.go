@@ -105,6 +105,26 @@ func TestAllContestantsTakeTurns(t *testing.T) {
 	}
 }
 
+// told keeps what each sample's progress said is left.
+type told []time.Duration
+
+func (l *told) Sample(_, _, _ int, _ Sample, left time.Duration) { *l = append(*l, left) }
+
+// The samples of a scenario end together: the first of them is no measure of how long one takes.
+func TestTimeLeftIsBySamplesThatAreDone(t *testing.T) {
+	var left told
+	if _, err := Run(t.Context(), cases("a", "b", "c", "d", "e", "f"), Settings{Rounds: 4, Seed: 3}, &fake{}, &left); err != nil {
+		t.Fatal(err)
+	}
+	first, second := left[0], left[1] // of 48 samples
+	if first == 0 || first*46 != second*47 {
+		t.Errorf("%v are left, then %v: not 47 samples of one length, then 46", first, second)
+	}
+	if last := left[len(left)-1]; last != 0 {
+		t.Errorf("%v are left at the end", last)
+	}
+}
+
 // Samples of one turn, as iperf3's, are mirrored from round to round.
 func TestEveryOtherRoundIsReversed(t *testing.T) {
 	run := func() []Case {
