@@ -73,10 +73,16 @@ func TestNodePortsOfAnotherNode(t *testing.T) {
 						"--node-port", fmt.Sprint(30080+i), "--backend", netip.AddrPortFrom(a, serverPort).String())
 				}
 			}
+			for _, vip := range []netip.Addr{lab.VIP4(29), lab.VIP6(29)} {
+				w.mustang(first, "svc", "add", "--service", netip.AddrPortFrom(vip, vipPort).String(), "--node-port", "30089")
+			}
 			asker := w.pod(w.lab.Nodes()[1], "asker")
 			for _, at := range []netip.Addr{first.Wire4, first.Wire6} {
 				if j.Underlay != "" && at.Is6() != (j.Underlay == "ipv6") {
 					continue // the other nodes do not know this one by it
+				}
+				if _, _, err := askFrom(&asker.Space, "tcp", netip.AddrPortFrom(at, 30089)); !errors.Is(err, unix.ECONNREFUSED) {
+					t.Errorf("%s, a Service without backends: %v; want it refused", at, err)
 				}
 				for i, p := range servers {
 					for _, network := range []string{"tcp", "udp"} {
