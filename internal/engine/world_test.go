@@ -143,9 +143,12 @@ func (n *node) namespace(name string) {
 func (n *node) run(format string, args ...any) string {
 	n.t.Helper()
 	line := fmt.Sprintf(format, args...)
-	out, err := exec.Command("sh", "-c", line).CombinedOutput()
+	cmd := exec.Command("sh", "-c", line)
+	var said strings.Builder // ip complains of others' namespaces that go while it lists links
+	cmd.Stderr = &said
+	out, err := cmd.Output()
 	if err != nil {
-		n.t.Fatalf("%s: %v: %s", line, err, out)
+		n.t.Fatalf("%s: %v: %s%s", line, err, out, &said)
 	}
 	return strings.TrimSpace(string(out))
 }

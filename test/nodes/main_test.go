@@ -218,9 +218,12 @@ func (w *world) mustang(n *lab.Node, args ...string) string {
 func (w *world) run(s *lab.Space, format string, args ...any) string {
 	w.t.Helper()
 	line := fmt.Sprintf(format, args...)
-	out, err := s.Command(deadline(w.t), strings.Fields(line)...).CombinedOutput()
+	cmd := s.Command(deadline(w.t), strings.Fields(line)...)
+	var said strings.Builder // ip complains of others' namespaces that go while it lists links
+	cmd.Stderr = &said
+	out, err := cmd.Output()
 	if err != nil {
-		w.t.Fatalf("%s: %v: %s", line, err, out)
+		w.t.Fatalf("%s: %v: %s%s", line, err, out, &said)
 	}
 	return string(out)
 }
