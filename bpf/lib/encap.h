@@ -12,6 +12,7 @@
 #include <linux/udp.h>
 
 #include "common.h"
+#include "drop.h"
 
 #define VXLAN_HAS_VNI 0x08000000
 #define TUNNEL_TTL 64
@@ -81,12 +82,6 @@ inline_fn __u8 tunnel_ecn(struct __sk_buff *skb, bool ipv6)
  * left to the inner packet's own (RFC 7348 5, RFC 6935).
  */
 
-/* Why headers were not pushed. */
-enum push_result {
-	PUSH_REFUSED = 1, /* the packet is as it was: in a tunnel of the sender's own, and the kernel's helper knows only one */
-	PUSH_FAILED = 2,  /* it is to be dropped */
-};
-
 /* UDP's header. @length: with what follows it */
 inline_fn __u64 tunnel_udp(const struct node_config *n, __be16 sport, __u32 length)
 {
@@ -126,10 +121,10 @@ inline_fn int tunnel_push4(struct __sk_buff *skb, const struct node_config *n, c
 	if (bpf_skb_adjust_room(skb, sizeof(struct tunnel4), BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP |
 					BPF_F_ADJ_ROOM_ENCAP_L2(ETH_HLEN) | BPF_F_ADJ_ROOM_ENCAP_L2_ETH))
-		return PUSH_REFUSED;
+		return NEXT;
 	to = packet(skb) + ETH_HLEN;
 	if ((void *)to + sizeof(struct tunnel4) > packet_end(skb))
-		return PUSH_FAILED;
+		return drop(skb, REASON_ENCAP, DIR_FROM_POD);
 	to[0] = first | (__u64)second << 32;
 	to[1] = third | sum << 16 | (__u64)src << 32;
 	to[2] = dst | tunnel_udp(n, sport, 0) << 32;
@@ -149,10 +144,10 @@ inline_fn int tunnel_push6(struct __sk_buff *skb, const struct node_config *n, c
 	if (bpf_skb_adjust_room(skb, sizeof(struct tunnel6), BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP |
 					BPF_F_ADJ_ROOM_ENCAP_L2(ETH_HLEN) | BPF_F_ADJ_ROOM_ENCAP_L2_ETH))
-		return PUSH_REFUSED;
+		return NEXT;
 	to = packet(skb) + ETH_HLEN;
 	if ((void *)to + sizeof(struct tunnel6) > packet_end(skb))
-		return PUSH_FAILED;
+		return drop(skb, REASON_ENCAP, DIR_FROM_POD);
 	/* Version, traffic class; length, next header, hop limit. */
 	to[0] = 0x60 | ecn << 12 | (__u64)(bpf_htons(length) | IPPROTO_UDP << 16 | TUNNEL_TTL << 24) << 32;
 	to[1] = n->ip6.quads[0];
@@ -173,12 +168,17 @@ inline_fn int tunnel_push6(struct __sk_buff *skb, const struct node_config *n, c
  * @r: the one it goes to
  * @ipv6: the packet, which will be the inner one, is
  *
- * Return: 0, PUSH_REFUSED or PUSH_FAILED.
+ * A function of the verifier's own: it is read once, not for each way that leads to it.
+ *
+ * Return: 0, or a tc verdict: NEXT leaves the packet as it was, in a tunnel of its sender's own, and the kernel's helper knows
+ * only one.
  */
-inline_fn int tunnel_push(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, bool ipv6)
+global_fn int tunnel_push(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, bool ipv6)
 {
 	__u8 ecn = tunnel_ecn(skb, ipv6);
 	__be16 sport = tunnel_port(skb);
 
+	if (!n || !r)
+		return NEXT;
 	return tunnel_ipv6(r) ? tunnel_push6(skb, n, r, sport, ipv6, ecn) : tunnel_push4(skb, n, r, sport, ipv6, ecn);
 }

@@ -193,10 +193,8 @@ inline_fn int into_tunnel(struct __sk_buff *skb, const struct pkt *p, const stru
 	if (!routed && !hop_take(skb, p))
 		return NEXT;
 	pushed = tunnel_push(skb, n, r, p->ipv6);
-	if (unlikely(pushed == PUSH_REFUSED)) /* by the device, one hop more or less */
-		return NEXT;
-	if (unlikely(pushed))
-		return drop(skb, REASON_ENCAP, DIR_FROM_POD);
+	if (unlikely(pushed)) /* NEXT: by the device, one hop more or less */
+		return pushed;
 	return again ? way_out_again(skb, kept, tunnel_ipv6(r)) : way_out(skb, &way);
 }
 

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "61294b155428d81765c388a5dd072365fd44d5205614a33f0fe423eb6ed5a426"
+const ObjectsHash = "06ae42c993cf804fb13ca21960da00904f68b43f69ddbee1e67295145aff5f16"
