@@ -75,8 +75,11 @@ func (o *Overlay) Addr(is4 bool) netip.Addr {
 // hasIPv6 says whether the device takes routes of IPv6: a kernel may have none, a node's new
 // devices none, and one that is narrower than minMTU6 has none either.
 func (o *Overlay) hasIPv6() bool {
+	if o == nil {
+		return true // lead says what is missing
+	}
 	off, err := os.ReadFile(netns.Sysctl("ipv6/conf/" + OverlayName + "/disable_ipv6"))
-	return o == nil || err == nil && strings.TrimSpace(string(off)) == "0"
+	return err == nil && strings.TrimSpace(string(off)) == "0"
 }
 
 // lead makes r a route into the tunnel.

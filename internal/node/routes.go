@@ -105,8 +105,9 @@ func RoutesCurrent(remotes []state.Node, overlay *Overlay) (bool, error) {
 func compareRoutes(remotes []state.Node, overlay *Overlay, have map[netip.Prefix][]netlink.Route) (missing []wish, obsolete []netlink.Route, notes []string, err error) {
 	var errs []error
 	wanted := map[netip.Prefix]bool{}
+	ipv6 := overlay.hasIPv6()
 	for _, n := range remotes {
-		wishes, note, err := wishesOf(n, overlay)
+		wishes, note, err := wishesOf(n, overlay, ipv6)
 		if note != "" {
 			notes = append(notes, note)
 		}
@@ -178,11 +179,12 @@ func foreign(list []netlink.Route) (netlink.Route, bool) {
 	return netlink.Route{}, false
 }
 
-func wishesOf(n state.Node, overlay *Overlay) (out []wish, note string, err error) {
+// wishesOf are the routes to a node's pods; ipv6 says that the tunnel takes those of IPv6.
+func wishesOf(n state.Node, overlay *Overlay, ipv6 bool) (out []wish, note string, err error) {
 	for _, p := range n.PodCIDRs {
 		r := netlink.Route{Dst: ipNet(p), Protocol: routeProtocol, Table: unix.RT_TABLE_MAIN}
 		if n.Mode == state.NodeVXLAN {
-			if p.Addr().Is6() && !overlay.hasIPv6() {
+			if p.Addr().Is6() && !ipv6 {
 				note = fmt.Sprintf("this node has no IPv6, so there is no way to %s, of node %s", p, n.Name)
 				continue
 			}
