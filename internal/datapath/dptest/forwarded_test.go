@@ -135,16 +135,24 @@ func (r *router) datagram(src netip.Addr) []byte {
 	return Eth([6]byte(r.up.Attrs().HardwareAddr), toWire).IP(src, External(1, r.v6)).UDP(1000, 53).Payload(8).Frame()
 }
 
-// sends lets the uplink send a frame that has no socket.
+// sends lets the uplink send a frame that has no socket. Where the kernel says something of
+// its own there meanwhile, so that two are counted, it is sent again.
 func (r *router) sends(t *testing.T, what string, frame []byte, passes bool) {
 	t.Helper()
-	sent, dropped := r.counters(t)
-	_, err := r.Run(r.forward, frame, Context{})
-	check(t, err)
-	nowSent, nowDropped := r.counters(t)
-	if (nowSent-sent == 1) != passes || (nowDropped-dropped == 1) == passes {
+	var sent, dropped uint64
+	for range 20 {
+		sentBefore, droppedBefore := r.counters(t)
+		_, err := r.Run(r.forward, frame, Context{})
+		check(t, err)
+		sent, dropped = r.counters(t)
+		sent, dropped = sent-sentBefore, dropped-droppedBefore
+		if sent+dropped <= 1 {
+			break
+		}
+	}
+	if (sent == 1) != passes || (dropped == 1) == passes {
 		t.Errorf("%s: %d sent, %d dropped as %s; want that it passes: %v",
-			what, nowSent-sent, nowDropped-dropped, ReasonName(bpfgen.ReasonSpoofedAddress), passes)
+			what, sent, dropped, ReasonName(bpfgen.ReasonSpoofedAddress), passes)
 	}
 }
 
