@@ -4,7 +4,6 @@ package dptest
 
 import (
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
@@ -93,36 +92,16 @@ func eachWay(t *testing.T, f func(t *testing.T, net *Network, v6 bool)) {
 	}
 }
 
-// Loading takes far longer than a test: those that need nothing special share
-// one node of each kind, emptied in between.
-var usual = map[way]*Network{}
-
 // way is where programs sit, and whether they vouch for packets to each other.
 type way struct{ inPod, vouch bool }
 
 func usualNetwork(t *testing.T, w way) *Network {
 	t.Helper()
-	if usual[w] == nil {
-		if os.Geteuid() != 0 {
-			t.Skip("loading programs needs root")
-		}
-		d, err := Load(Options{InPod: w.inPod, Sizes: map[string]uint32{"mst_ct_v1": 2048, "mst_ct_new_v1": 2048}})
-		check(t, err)
-		usual[w] = &Network{Datapath: d}
-		if w.vouch {
-			usual[w].Vouch(t)
-		}
+	net := NewNetwork(t, Options{InPod: w.inPod}, 4)
+	if w.vouch {
+		net.Vouch(t)
 	}
-	usual[w].Reset(t, 4)
-	return usual[w]
-}
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	for _, net := range usual {
-		net.Close()
-	}
-	os.Exit(code)
+	return net
 }
 
 func end(a netip.Addr, p uint16) netip.AddrPort { return netip.AddrPortFrom(a, p) }

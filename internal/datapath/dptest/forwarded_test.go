@@ -37,7 +37,7 @@ func TestTheParentAndWhatTheNodeForwards(t *testing.T) {
 // TestTheParentKnowsWhatTheNodeMasquerades: by ipvlan in l3 mode the node's stack lies between a pod's hook
 // and the parent, and may have given the packet the node's address.
 func TestTheParentKnowsWhatTheNodeMasquerades(t *testing.T) {
-	for _, v6 := range []bool{false, true} {
+	eachFamily(t, func(t *testing.T, v6 bool) {
 		runtime.LockOSThread()
 		ns, err := netns.New()
 		check(t, err)
@@ -59,7 +59,7 @@ func TestTheParentKnowsWhatTheNodeMasquerades(t *testing.T) {
 		w.leaves(t, "from nobody's address", w.datagram(p.MAC, nobody).Frame(), bpfgen.ReasonSpoofedAddress)
 		w.leaves(t, "from another port", Eth(p.MAC, toWire).IP(own, External(1, v6)).UDP(1001, 53).Frame(), bpfgen.ReasonSpoofedAddress)
 		w.leaves(t, "to somebody else", Eth(p.MAC, toWire).IP(own, External(2, v6)).UDP(1000, 53).Frame(), bpfgen.ReasonSpoofedAddress)
-	}
+	})
 }
 
 // router is a node: its uplink, which is a parent; a link that stands for its
@@ -202,13 +202,16 @@ func sysctl(t *testing.T, key, value string) {
 	check(t, os.WriteFile("/proc/sys/net/"+key, []byte(value), 0))
 }
 
-// attachEgress works on every kernel, with tcx or without.
+// attachEgress works on every kernel, with tcx or without. The namespace may outlive the
+// test: what the link sends then must not meet tables that are another's.
 func attachEgress(t *testing.T, l netlink.Link, p *ebpf.Program) {
 	t.Helper()
 	index := l.Attrs().Index
-	err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}})
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	err := netlink.QdiscAdd(qdisc)
 	check(t, errors.Join(err, netlink.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1},
 		Fd:          p.FD(), Name: "parent", DirectAction: true,
 	})))
+	t.Cleanup(func() { check(t, netlink.QdiscDel(qdisc)) })
 }

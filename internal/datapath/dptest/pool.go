@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -80,7 +81,7 @@ func giveBack(t testing.TB, o Options, l *loaded) {
 	kind, shared := o.shared()
 	idle.Lock()
 	defer idle.Unlock()
-	if !shared || t.Failed() || len(idle.sets[kind]) == idleSets {
+	if !shared || t.Failed() || len(idle.sets[kind]) >= idleSets {
 		check(t, l.Close())
 		return
 	}
@@ -190,12 +191,13 @@ func zeroAll(m *ebpf.Map) error {
 	for i := range keys {
 		keys[i] = uint32(i)
 	}
-	values := len(keys)
+	zero := make([]byte, m.ValueSize())
 	if m.Type() == ebpf.PerCPUArray {
-		values *= ebpf.MustPossibleCPU()
+		_, err := m.BatchUpdate(keys, slices.Repeat([][]byte{zero}, len(keys)*ebpf.MustPossibleCPU()), nil)
+		return err
 	}
-	value := reflect.ArrayOf(int(m.ValueSize()), reflect.TypeFor[byte]())
-	_, err := m.BatchUpdate(keys, reflect.MakeSlice(reflect.SliceOf(value), values, values).Interface(), nil)
+	value := reflect.ArrayOf(len(zero), reflect.TypeFor[byte]())
+	_, err := m.BatchUpdate(keys, reflect.MakeSlice(reflect.SliceOf(value), len(keys), len(keys)).Interface(), nil)
 	return err
 }
 

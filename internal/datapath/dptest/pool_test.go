@@ -5,125 +5,171 @@ package dptest
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
-	"os"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
 )
 
-// A set that has been used is, emptied, as one that has just been loaded, whatever was in its tables.
-func TestASetThatWasUsedIsAsNew(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("loading programs needs root")
-	}
-	var sets []*loaded
-	for range 2 {
-		l, err := load(Options{})
-		check(t, err)
-		t.Cleanup(func() { l.Close() })
-		sets = append(sets, l)
-	}
-	used, fresh := sets[0], sets[1]
+// TestASetComesEmptyToTheNextTest: whatever a test has written, and whatever else
+// it had loaded, the next one finds each table, and what is known of them, as when
+// a set has just been loaded.
+func TestASetComesEmptyToTheNextTest(t *testing.T) {
+	fresh := New(t, Options{Sizes: map[string]uint32{}}) // a set that tests do not share
 	want := contents(t, fresh)
-	for name, m := range used.tables() {
-		fill(t, used, name, m)
+	var used *loaded
+	t.Run("use", func(t *testing.T) {
+		e := NewEdge(t, Options{NIC: true}, 2)
+		e.LoadParent(t, 1)
+		e.SetService(t, oracle.TCP, end(VIP(1, false), 80), end(e.Pods[1].IP4, 8080))
+		e.fillNear(t)
+		used = e.loaded
+		fill(t, e.Datapath)
+		for name, has := range contents(t, e.Datapath) {
+			if e.tables()[name].Type() != ebpf.SkStorage && maps.Equal(has, want[name]) {
+				t.Errorf("%s is not filled", name)
+			}
+		}
+	})
+	next := New(t, Options{})
+	if next.loaded != used {
+		t.Fatal("the next test gets another set")
 	}
-	full := contents(t, used)
-	for name, m := range used.tables() {
-		if m.Type() != ebpf.SkStorage && full[name] == want[name] {
-			t.Errorf("%s was not filled", name)
+	for name, has := range contents(t, next) {
+		for key, value := range has {
+			if want[name][key] != value {
+				t.Errorf("%s: at %x is not what a fresh set has there", name, key)
+				break
+			}
+		}
+		if len(has) != len(want[name]) {
+			t.Errorf("%s: %d entries, in a fresh set %d", name, len(has), len(want[name]))
 		}
 	}
-	check(t, used.empty())
-	for name, have := range contents(t, used) {
-		if have != want[name] {
-			t.Errorf("%s has %d bytes of contents, a fresh one %d", name, len(have), len(want[name]))
-		}
+	known := *next
+	known.loaded = fresh.loaded
+	if !reflect.DeepEqual(known, *fresh) {
+		t.Error("something is known of what the test before wrote")
 	}
 }
 
-// fill puts something into a table, of arrays into the first and the last entry.
-func fill(t *testing.T, l *loaded, name string, m *ebpf.Map) {
-	t.Helper()
-	var err error
-	switch m.Type() {
-	case ebpf.Hash, ebpf.LRUHash:
-		err = m.Put(bytes.Repeat([]byte{0xa5}, int(m.KeySize())), bytes.Repeat([]byte{0xa5}, int(m.ValueSize())))
-	case ebpf.LPMTrie:
-		key := bytes.Repeat([]byte{0xa5}, int(m.KeySize()))
-		binary.NativeEndian.PutUint32(key, 8*(m.KeySize()-4))
-		err = m.Put(key, bytes.Repeat([]byte{0xa5}, int(m.ValueSize())))
-	case ebpf.Array, ebpf.PerCPUArray:
-		value := bytes.Repeat([]byte{0xa5}, int(m.ValueSize()))
-		for _, slot := range []uint32{0, m.MaxEntries() - 1} {
-			if m.Type() == ebpf.Array {
-				check(t, m.Put(slot, value))
-				continue
-			}
-			perCPU := make([][]byte, ebpf.MustPossibleCPU())
-			for cpu := range perCPU {
-				perCPU[cpu] = value
-			}
-			check(t, m.Put(slot, perCPU))
-		}
-	case ebpf.ProgramArray:
-		err = m.Put(uint32(1), l.PodPrograms.ToPod)
-	case ebpf.ArrayOfMaps:
-		var spec *ebpf.CollectionSpec
-		spec, err = Spec(Options{})
-		check(t, err)
-		inner, failed := ebpf.NewMap(spec.Maps[name].InnerMap)
-		check(t, failed)
-		defer inner.Close()
-		err = m.Put(uint32(0), inner)
-	}
-	if err != nil {
-		t.Fatalf("fill %s: %v", name, err)
-	}
-}
-
-// contents is what is in each table: of a table of tables, by their names.
-func contents(t *testing.T, l *loaded) map[string]string {
+// contents are all entries of a set's tables, by table and key; an entry that is a
+// table goes by its name.
+func contents(t *testing.T, d *Datapath) map[string]map[string]string {
 	t.Helper()
 	names := map[ebpf.MapID]string{}
-	for name, m := range l.tables() {
+	for name, m := range d.tables() {
 		info, err := m.Info()
 		check(t, err)
 		id, _ := info.ID()
 		names[id] = name
 	}
-	all := map[string]string{}
-	for name, m := range l.tables() {
-		var out bytes.Buffer
-		switch m.Type() {
-		case ebpf.SkStorage:
-		case ebpf.ArrayOfMaps:
-			for slot := range m.MaxEntries() {
-				var id ebpf.MapID
-				check(t, ignoreAbsent(m.Lookup(slot, &id)))
-				if id != 0 {
-					fmt.Fprintf(&out, "%d: %q", slot, names[id])
-				}
-			}
-		case ebpf.PerCPUArray:
-			var key uint32
-			var perCPU [][]byte
-			for i := m.Iterate(); i.Next(&key, &perCPU); {
-				out.Write(bytes.Join(perCPU, nil))
-			}
-		default:
-			var key, value []byte
-			i := m.Iterate()
-			for i.Next(&key, &value) {
-				if m.Type() != ebpf.Array {
-					out.Write(key)
-				}
-				out.Write(value)
-			}
-			check(t, i.Err())
+	all := map[string]map[string]string{}
+	for name, m := range d.tables() {
+		all[name] = map[string]string{}
+		if m.Type() == ebpf.SkStorage {
+			continue
 		}
-		all[name] = out.String()
+		key, err := m.NextKeyBytes(nil)
+		for ; key != nil; key, err = m.NextKeyBytes(key) {
+			check(t, err)
+			value, err := lookup(m, key)
+			if errors.Is(err, ebpf.ErrKeyNotExist) { // an empty slot
+				continue
+			}
+			check(t, err)
+			if m.Type() == ebpf.ArrayOfMaps {
+				value = names[ebpf.MapID(binary.NativeEndian.Uint32([]byte(value)))]
+			}
+			all[name][string(key)] = value
+		}
+		check(t, err)
 	}
 	return all
+}
+
+func lookup(m *ebpf.Map, key []byte) (string, error) {
+	if m.Type() == ebpf.PerCPUArray {
+		var each [][]byte
+		err := m.Lookup(key, &each)
+		return string(slices.Concat(each...)), err
+	}
+	var value []byte
+	err := m.Lookup(key, &value)
+	return string(value), err
+}
+
+// fill writes to each place of each array, and many entries into each other table.
+func fill(t *testing.T, d *Datapath) {
+	t.Helper()
+	spec, err := Spec(Options{})
+	check(t, err)
+	for name, m := range d.tables() {
+		value := bytes.Repeat([]byte{0xff}, int(m.ValueSize()))
+		switch m.Type() {
+		case ebpf.SkStorage:
+		case ebpf.Array:
+			for i := range m.MaxEntries() {
+				check(t, m.Put(i, value))
+			}
+		case ebpf.PerCPUArray:
+			for i := range m.MaxEntries() {
+				check(t, m.Put(i, slices.Repeat([][]byte{value}, ebpf.MustPossibleCPU())))
+			}
+		case ebpf.ProgramArray:
+			for i := range m.MaxEntries() {
+				check(t, m.Put(i, d.PodPrograms.FromPod))
+			}
+		case ebpf.ArrayOfMaps:
+			for i := range m.MaxEntries() {
+				another, err := ebpf.NewMap(spec.Maps[name].InnerMap)
+				check(t, err)
+				check(t, m.Put(i, another))
+				check(t, another.Close())
+			}
+		default:
+			for range 5000 {
+				if err = m.Put(randomKey(m), value); errors.Is(err, unix.E2BIG) {
+					break
+				}
+				check(t, err)
+			}
+		}
+	}
+}
+
+func randomKey(m *ebpf.Map) []byte {
+	key := make([]byte, m.KeySize())
+	for i := range key {
+		key[i] = byte(rand.Uint32())
+	}
+	if m.Type() == ebpf.LPMTrie { // the length of the prefix, all of it
+		binary.NativeEndian.PutUint32(key, 8*(m.KeySize()-4))
+	}
+	return key
+}
+
+// failed is a test that has failed.
+type failed struct{ testing.TB }
+
+func (failed) Failed() bool { return true }
+
+func TestASetOfATestThatFailedIsNobodysAnyMore(t *testing.T) {
+	New(t, Options{}) // for root alone
+	l, err := take(Options{})
+	check(t, err)
+	giveBack(failed{t}, Options{}, l)
+	next, err := take(Options{})
+	check(t, err)
+	defer giveBack(t, Options{}, next)
+	if next == l {
+		t.Error("the next test gets it")
+	}
 }
