@@ -16,86 +16,66 @@ import (
 	"github.com/mustang-net/mustang/lab"
 )
 
-// A client outside reaches pods of both nodes by a node port of the first, and is
-// told what address the pod saw: the first node's.
-func TestNodePortsFromOutside(t *testing.T) {
-	for _, j := range joins() {
-		t.Run(nameOf(j), func(t *testing.T) {
-			w := newWorld(t, lab.Config{}, j)
-			first := w.lab.Nodes()[0]
-			w.mustang(first, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
-			for i, p := range []*lab.Pod{w.near, w.far} {
-				for k, a := range []netip.Addr{p.IPv4, p.IPv6} {
-					vip := []netip.Addr{lab.VIP4(20 + i), lab.VIP6(20 + i)}[k]
-					w.mustang(first, "svc", "add", "--service", netip.AddrPortFrom(vip, vipPort).String(),
-						"--node-port", fmt.Sprint(30080+i), "--backend", netip.AddrPortFrom(a, serverPort).String())
-				}
+// A client outside reaches pods of both nodes by a node port of the first, by the
+// first segment it sends, and is told what address the pod saw: the first node's.
+func (w *world) nodePortsFromOutside() {
+	w.t.Helper()
+	first := w.lab.Nodes()[0]
+	for family, ipv6 := range families {
+		at := first.IPv4
+		if ipv6 {
+			at = first.IPv6
+		}
+		for i, p := range []*lab.Pod{w.near, w.far} {
+			wears := at
+			if p == w.far {
+				wears = w.wornTo(ipv6)
 			}
-			for family, ipv6 := range families {
-				at := first.IPv4
-				if ipv6 {
-					at = first.IPv6
-				}
-				for i, p := range []*lab.Pod{w.near, w.far} {
-					wears := at
-					if p == w.far {
-						wears = w.wornTo(ipv6)
+			for _, network := range []string{"tcp", "udp"} {
+				w.t.Run(fmt.Sprintf("%s/%s/%s", family, p.Name, network), func(t *testing.T) {
+					name, saw, err := askFrom(&w.lab.Outside().Space, network, netip.AddrPortFrom(at, echoed.node+uint16(i)))
+					if err != nil || name != p.Name || saw != wears {
+						t.Errorf("%q saw %v, %v; want %q, which sees %v", name, saw, err, p.Name, wears)
 					}
-					for _, network := range []string{"tcp", "udp"} {
-						t.Run(fmt.Sprintf("%s/%s/%s", family, p.Name, network), func(t *testing.T) {
-							name, saw, err := askFrom(&w.lab.Outside().Space, network, netip.AddrPortFrom(at, uint16(30080+i)))
-							if err != nil || name != p.Name || saw != wears {
-								t.Errorf("%q saw %v, %v; want %q, which sees %v", name, saw, err, p.Name, wears)
-							}
-						})
-					}
-				}
+				})
 			}
-		})
+		}
 	}
 }
 
 // Pods use another node's ports by its address: to pods of either node, and to the
 // node itself.
-func TestNodePortsOfAnotherNode(t *testing.T) {
-	for _, j := range joins() {
-		t.Run(nameOf(j), func(t *testing.T) {
-			w := newWorld(t, lab.Config{}, j)
-			first := w.lab.Nodes()[0]
-			w.mustang(first, "edge", "set", "--dev", lab.Uplink, "--dev", lab.Wire)
-			itself := &lab.Pod{Space: first.Space, Name: "itself", IPv4: first.Wire4, IPv6: first.Wire6}
-			w.serve(itself)
-			servers := []*lab.Pod{w.near, w.far, itself}
-			for i, p := range servers {
-				for k, a := range []netip.Addr{p.IPv4, p.IPv6} {
-					vip := []netip.Addr{lab.VIP4(20 + i), lab.VIP6(20 + i)}[k]
-					w.mustang(first, "svc", "add", "--service", netip.AddrPortFrom(vip, vipPort).String(),
-						"--node-port", fmt.Sprint(30080+i), "--backend", netip.AddrPortFrom(a, serverPort).String())
-				}
-			}
-			for _, vip := range []netip.Addr{lab.VIP4(29), lab.VIP6(29)} {
-				w.mustang(first, "svc", "add", "--service", netip.AddrPortFrom(vip, vipPort).String(), "--node-port", "30089")
-			}
-			asker := w.pod(w.lab.Nodes()[1], "asker")
-			for _, at := range []netip.Addr{first.Wire4, first.Wire6} {
-				if j.Underlay != "" && at.Is6() != (j.Underlay == "ipv6") {
-					continue // the other nodes do not know this one by it
-				}
-				if _, _, err := askFrom(&asker.Space, "tcp", netip.AddrPortFrom(at, 30089)); !errors.Is(err, unix.ECONNREFUSED) {
-					t.Errorf("%s, a Service without backends: %v; want it refused", at, err)
-				}
-				for i, p := range servers {
-					for _, network := range []string{"tcp", "udp"} {
-						t.Run(fmt.Sprintf("%s/%s/%s", at, p.Name, network), func(t *testing.T) {
-							name, _, err := askFrom(&asker.Space, network, netip.AddrPortFrom(at, uint16(30080+i)))
-							if err != nil || name != p.Name {
-								t.Errorf("%q, %v; want %q", name, err, p.Name)
-							}
-						})
+func (w *world) nodePortsOfAnotherNode() {
+	w.t.Helper()
+	first := w.lab.Nodes()[0]
+	itself := &lab.Pod{Space: first.Space, Name: "itself", IPv4: first.Wire4, IPv6: first.Wire6}
+	w.serve(itself)
+	servers := []*lab.Pod{w.near, w.far, itself}
+	for ip, vip := range map[netip.Addr]netip.Addr{itself.IPv4: lab.VIP4(echoed.vip + 2), itself.IPv6: lab.VIP6(echoed.vip + 2)} {
+		w.mustang(first, "svc", "add", "--service", netip.AddrPortFrom(vip, vipPort).String(),
+			"--node-port", fmt.Sprint(echoed.node+2), "--backend", netip.AddrPortFrom(ip, serverPort).String())
+	}
+	for _, vip := range []netip.Addr{lab.VIP4(29), lab.VIP6(29)} {
+		w.mustang(first, "svc", "add", "--service", netip.AddrPortFrom(vip, vipPort).String(), "--node-port", "30089")
+	}
+	asker := w.pod(w.lab.Nodes()[1], "asker")
+	for _, at := range []netip.Addr{first.Wire4, first.Wire6} {
+		if w.join.Underlay != "" && at.Is6() != (w.join.Underlay == "ipv6") {
+			continue // the other nodes do not know this one by it
+		}
+		if _, _, err := askFrom(&asker.Space, "tcp", netip.AddrPortFrom(at, 30089)); !errors.Is(err, unix.ECONNREFUSED) {
+			w.t.Errorf("%s, a Service without backends: %v; want it refused", at, err)
+		}
+		for i, p := range servers {
+			for _, network := range []string{"tcp", "udp"} {
+				w.t.Run(fmt.Sprintf("%s/%s/%s", at, p.Name, network), func(t *testing.T) {
+					name, _, err := askFrom(&asker.Space, network, netip.AddrPortFrom(at, echoed.node+uint16(i)))
+					if err != nil || name != p.Name {
+						t.Errorf("%q, %v; want %q", name, err, p.Name)
 					}
-				}
+				})
 			}
-		})
+		}
 	}
 }
 

@@ -4,35 +4,28 @@ package nodes_test
 
 import (
 	"strings"
-	"testing"
-
-	"github.com/mustang-net/mustang/lab"
 )
 
 // What a firewall at the host's forward hook sees of packets between pods of two
 // nodes is what tells the two ways of forwarding apart.
-func TestTheForwardHookSeesLegacyOnly(t *testing.T) {
-	for _, j := range joins() {
-		t.Run(nameOf(j), func(t *testing.T) {
-			w := newWorld(t, lab.Config{}, j)
-			for _, n := range w.lab.Nodes() {
-				w.run(&n.Space, "nft add table inet see")
-				w.run(&n.Space, "nft add chain inet see f { type filter hook forward priority 0 ; }")
-				w.run(&n.Space, "nft add rule inet see f counter")
-			}
-			for _, ipv6 := range families {
-				sub := w.on(t, ipv6)
-				sub.tcp(w.far, sub.direct(w.far))
-				sub.bulk(w.far, sub.vip(w.far))
-				sub.udp(w.far, sub.vip(w.far))
-				w.run(&w.client.Space, "ping -c 1 -W 30 %s", sub.ip(w.far))
-			}
-			for _, n := range w.lab.Nodes() {
-				seen := w.run(&n.Space, "nft list chain inet see f")
-				if none := strings.Contains(seen, "packets 0 "); none != (j.HostRouting == "ebpf") {
-					t.Errorf("the forward hook of %s saw:\n%s", n.Name, seen)
-				}
-			}
-		})
+func (w *world) forwardHook() {
+	w.t.Helper()
+	for _, n := range w.lab.Nodes() {
+		w.run(&n.Space, "nft add table inet see")
+		w.run(&n.Space, "nft add chain inet see f { type filter hook forward priority 0 ; }")
+		w.run(&n.Space, "nft add rule inet see f counter")
+	}
+	for _, ipv6 := range families {
+		sub := w.on(w.t, ipv6)
+		sub.tcp(w.far, sub.direct(w.far))
+		sub.bulk(w.far, sub.vip(w.far))
+		sub.udp(w.far, sub.vip(w.far))
+		w.run(&w.client.Space, "ping -c 1 -W 30 %s", sub.ip(w.far))
+	}
+	for _, n := range w.lab.Nodes() {
+		seen := w.run(&n.Space, "nft list chain inet see f")
+		if none := strings.Contains(seen, "packets 0 "); none != (w.join.HostRouting == "ebpf") {
+			w.t.Errorf("the forward hook of %s saw:\n%s", n.Name, seen)
+		}
 	}
 }

@@ -101,30 +101,26 @@ func TestBundlesToOtherNodes(t *testing.T) {
 
 // A wire that takes less than pods think: who sends too much is told, and what
 // may be cut is cut.
-func TestAWireThatShrinks(t *testing.T) {
-	for _, j := range joins() {
-		t.Run(nameOf(j), func(t *testing.T) {
-			w := newWorld(t, lab.Config{}, j)
-			for _, n := range w.lab.Nodes() {
-				w.run(&n.Space, "ip link set %s mtu 1380", lab.Wire)
+func (w *world) wireThatShrinks() {
+	w.t.Helper()
+	for _, n := range w.lab.Nodes() {
+		w.run(&n.Space, "ip link set %s mtu 1380", lab.Wire)
+	}
+	if w.join.Mode == "vxlan" {
+		// Nobody tells an inner packet's sender what happens outside: the nodes have to look.
+		w.must(w.lab.Join(deadline(w.t), w.join))
+	}
+	for family, ipv6 := range families {
+		w.t.Run(family, func(t *testing.T) {
+			sub := w.on(t, ipv6)
+			cmd := w.client.Command(context.Background(), "ping", "-c", "2", "-i", "0.2", "-W", "10", "-M", "do", "-s", "1400", sub.ip(w.far).String())
+			out, err := cmd.CombinedOutput()
+			text := strings.ToLower(string(out))
+			if err == nil || !strings.Contains(text, "frag needed") && !strings.Contains(text, "too big") && !strings.Contains(text, "too long") {
+				t.Errorf("an echo that does not fit: %v\n%s", err, out)
 			}
-			if j.Mode == "vxlan" {
-				// Nobody tells an inner packet's sender what happens outside: the nodes have to look.
-				w.must(w.lab.Join(deadline(t), j))
-			}
-			for family, ipv6 := range families {
-				t.Run(family, func(t *testing.T) {
-					sub := w.on(t, ipv6)
-					cmd := w.client.Command(context.Background(), "ping", "-c", "2", "-i", "0.2", "-W", "10", "-M", "do", "-s", "1400", sub.ip(w.far).String())
-					out, err := cmd.CombinedOutput()
-					text := strings.ToLower(string(out))
-					if err == nil || !strings.Contains(text, "frag needed") && !strings.Contains(text, "too big") && !strings.Contains(text, "too long") {
-						t.Errorf("an echo that does not fit: %v\n%s", err, out)
-					}
-					sub.bulk(w.far, sub.direct(w.far))
-					sub.bulk(w.far, sub.vip(w.far))
-				})
-			}
+			sub.bulk(w.far, sub.direct(w.far))
+			sub.bulk(w.far, sub.vip(w.far))
 		})
 	}
 }

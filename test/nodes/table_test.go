@@ -33,7 +33,8 @@ func nameOf(j lab.Join) string {
 var families = map[string]bool{"ipv4": false, "ipv6": true}
 
 // TestNodes runs the whole table: ways of joining nodes × where the client is ×
-// on which node the server is × by which address it is asked × families.
+// on which node the server is × by which address it is asked × families; then what
+// else is to hold however nodes are joined.
 func TestNodes(t *testing.T) {
 	for _, mode := range modes() {
 		for _, j := range joins() {
@@ -46,6 +47,19 @@ func TestNodes(t *testing.T) {
 					for _, c := range clients {
 						t.Run(family+"/from "+c.name, func(t *testing.T) { w.on(t, ipv6).by(c).table() })
 					}
+				}
+				// In the same nodes, for making them takes longest; the last leaves nothing.
+				for _, part := range []struct {
+					name string
+					run  func(*world)
+				}{
+					{"node ports from outside", (*world).nodePortsFromOutside},
+					{"node ports of another node", (*world).nodePortsOfAnotherNode},
+					{"forward hook", (*world).forwardHook},
+					{"a wire that shrinks", (*world).wireThatShrinks},
+					{"reset", (*world).reset},
+				} {
+					t.Run(part.name, func(t *testing.T) { part.run(w.on(t, false)) })
 				}
 			})
 		}
