@@ -2,9 +2,7 @@
 
 package nodes_test
 
-import (
-	"strings"
-)
+import "strings"
 
 // What a firewall at the host's forward hook sees of packets between pods of two
 // nodes is what tells the two ways of forwarding apart.

@@ -8,33 +8,29 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"testing"
+	"sync"
 	"time"
 
 	"github.com/mustang-net/mustang/lab"
 )
 
-// TestPolicyBetweenNodes: the receiver's node decides about pods of another, by
-// the pod's address and through a Service, however nodes are joined.
-func TestPolicyBetweenNodes(t *testing.T) {
-	for _, join := range []lab.Join{{Mode: "direct", HostRouting: "ebpf"}, {Mode: "direct", HostRouting: "legacy"},
-		{Mode: "vxlan", HostRouting: "ebpf"}, {Mode: "vxlan", HostRouting: "legacy"}} {
-		t.Run(join.Mode+"/"+join.HostRouting, func(t *testing.T) {
-			w := newWorld(t, lab.Config{}, join)
-			friend, foe := w, w.by(podPlace(w.near))
-			w.policy(fmt.Sprintf("[{from: [{ipBlock: {cidr: %s/32}}, {ipBlock: {cidr: %s/128}}]}]", w.client.IPv4, w.client.IPv6))
-			for _, ipv6 := range families {
-				friend.on(t, ipv6).tcp(w.far, friend.on(t, ipv6).direct(w.far))
-				friend.on(t, ipv6).tcp(w.far, friend.on(t, ipv6).vip(w.far))
-				foe.on(t, ipv6).shutOut(foe.on(t, ipv6).direct(w.far))
-				foe.on(t, ipv6).shutOut(foe.on(t, ipv6).vip(w.far))
-			}
-			w.policy("[]")
-			for _, ipv6 := range families {
-				friend.on(t, ipv6).shutOut(friend.on(t, ipv6).direct(w.far))
-			}
-		})
+// The receiver's node decides about pods of another, by the pod's address and
+// through a Service, however nodes are joined.
+func (w *world) policyOfTheReceiver() {
+	w.t.Helper()
+	friend, foe := w, w.by(podPlace(w.near))
+	both := func(who *world, address func(*world, *lab.Pod) netip.AddrPort) []netip.AddrPort {
+		return []netip.AddrPort{address(who.on(w.t, false), w.far), address(who.on(w.t, true), w.far)}
 	}
+	w.policy(fmt.Sprintf("[{from: [{ipBlock: {cidr: %s/32}}, {ipBlock: {cidr: %s/128}}]}]", w.client.IPv4, w.client.IPv6))
+	for _, ipv6 := range families {
+		sub := friend.on(w.t, ipv6)
+		sub.tcp(w.far, sub.direct(w.far))
+		sub.tcp(w.far, sub.vip(w.far))
+	}
+	foe.shutOut(append(both(foe, (*world).direct), both(foe, (*world).vip)...))
+	w.policy("[]")
+	friend.shutOut(both(friend, (*world).direct))
 }
 
 // policy isolates the far pod, but for these rules.
@@ -47,11 +43,18 @@ func (w *world) policy(ingress string) {
 	w.mustang(w.lab.Nodes()[1], "policy", "apply", "-f", file)
 }
 
-// shutOut wants no connection to come to be within what several tries take.
-func (w *world) shutOut(at netip.AddrPort) {
+// shutOut wants no connection to come to be, to any of them, within what several
+// tries take.
+func (w *world) shutOut(from []netip.AddrPort) {
 	w.t.Helper()
-	if c, err := w.dialWith(net.Dialer{Timeout: slow(1200 * time.Millisecond)}, "tcp", at); err == nil {
-		c.Close()
-		w.t.Errorf("%s came to %s", w.from.name, at)
+	var all sync.WaitGroup
+	for _, at := range from {
+		all.Go(func() {
+			if c, err := w.dialWith(net.Dialer{Timeout: slow(1200 * time.Millisecond)}, "tcp", at); err == nil {
+				c.Close()
+				w.t.Errorf("%s came to %s", w.from.name, at)
+			}
+		})
 	}
+	all.Wait()
 }

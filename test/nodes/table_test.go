@@ -55,8 +55,10 @@ func TestNodes(t *testing.T) {
 				}{
 					{"node ports from outside", (*world).nodePortsFromOutside},
 					{"node ports of another node", (*world).nodePortsOfAnotherNode},
+					{"why", (*world).why},
 					{"forward hook", (*world).forwardHook},
 					{"a wire that shrinks", (*world).wireThatShrinks},
+					{"policy of the receiver", (*world).policyOfTheReceiver},
 					{"reset", (*world).reset},
 				} {
 					t.Run(part.name, func(t *testing.T) { part.run(w.on(t, false)) })
