@@ -18,38 +18,34 @@ func (w *world) routes(n *lab.Node) string {
 
 // A node that vanishes takes its own routes along; what others' pods say to each
 // other does not stop.
-func TestARemovedNodeTakesNothingElse(t *testing.T) {
-	for _, j := range joins() {
-		t.Run(nameOf(j), func(t *testing.T) {
-			w := newWorld(t, lab.Config{Nodes: 3}, j)
-			first, third := w.lab.Nodes()[0], w.lab.Nodes()[2]
-			c, err := w.dial("tcp", w.direct(w.far))
-			w.must(err)
-			defer c.Close()
-			_, _, err = greeting(c)
-			w.must(err)
-			if r := w.routes(first); !strings.Contains(r, third.PodNet4.String()) || !strings.Contains(r, third.PodNet6.String()) {
-				t.Fatalf("no routes to the third node's pods:\n%s", r)
-			}
-			w.mustang(first, "node", "rm", "n3")
-			r := w.routes(first)
-			if strings.Contains(r, third.PodNet4.String()) || strings.Contains(r, third.PodNet6.String()) || strings.Count(r, "\n") != 2 {
-				t.Errorf("after node rm:\n%s", r)
-			}
-			if ls := w.mustang(first, "node", "ls"); strings.Contains(ls, "n3") || !strings.Contains(ls, "n2") {
-				t.Errorf("after node rm:\n%s", ls)
-			}
-			fmt.Fprint(c, "still there")
-			buf := make([]byte, 11)
-			if _, err := c.Read(buf); err != nil || string(buf) != "still there" {
-				t.Errorf("the connection to the second node: %q, %v", buf, err)
-			}
-			// It may come back.
-			w.must(w.lab.Join(deadline(t), j))
-			if r := w.routes(first); !strings.Contains(r, third.PodNet4.String()) {
-				t.Errorf("after joining again:\n%s", r)
-			}
-		})
+func (w *world) removedNode() {
+	w.t.Helper()
+	first, third := w.lab.Nodes()[0], w.lab.Nodes()[2]
+	c, err := w.dial("tcp", w.direct(w.far))
+	w.must(err)
+	defer c.Close()
+	_, _, err = greeting(c)
+	w.must(err)
+	if r := w.routes(first); !strings.Contains(r, third.PodNet4.String()) || !strings.Contains(r, third.PodNet6.String()) {
+		w.t.Fatalf("no routes to the third node's pods:\n%s", r)
+	}
+	w.mustang(first, "node", "rm", "n3")
+	r := w.routes(first)
+	if strings.Contains(r, third.PodNet4.String()) || strings.Contains(r, third.PodNet6.String()) || strings.Count(r, "\n") != 2 {
+		w.t.Errorf("after node rm:\n%s", r)
+	}
+	if ls := w.mustang(first, "node", "ls"); strings.Contains(ls, "n3") || !strings.Contains(ls, "n2") {
+		w.t.Errorf("after node rm:\n%s", ls)
+	}
+	fmt.Fprint(c, "still there")
+	buf := make([]byte, 11)
+	if _, err := c.Read(buf); err != nil || string(buf) != "still there" {
+		w.t.Errorf("the connection to the second node: %q, %v", buf, err)
+	}
+	// It may come back.
+	w.must(w.lab.Join(deadline(w.t), w.join))
+	if r := w.routes(first); !strings.Contains(r, third.PodNet4.String()) {
+		w.t.Errorf("after joining again:\n%s", r)
 	}
 }
 

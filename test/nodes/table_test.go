@@ -39,7 +39,7 @@ func TestNodes(t *testing.T) {
 	for _, mode := range modes() {
 		for _, j := range joins() {
 			t.Run(fmt.Sprintf("%s/%s", mode, nameOf(j)), func(t *testing.T) {
-				w := newWorld(t, lab.Config{Mode: mode}, j)
+				w := newWorld(t, lab.Config{Mode: mode, Nodes: 3}, j)
 				w.publish()
 				outside := w.lab.Outside()
 				clients := []place{w.from, {"outside", &outside.Space, outside.IPv4, outside.IPv6}}
@@ -55,6 +55,7 @@ func TestNodes(t *testing.T) {
 				}{
 					{"node ports from outside", (*world).nodePortsFromOutside},
 					{"node ports of another node", (*world).nodePortsOfAnotherNode},
+					{"a removed node", (*world).removedNode},
 					{"why", (*world).why},
 					{"forward hook", (*world).forwardHook},
 					{"a wire that shrinks", (*world).wireThatShrinks},
