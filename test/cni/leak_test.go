@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +25,7 @@ import (
 // pod may have anything on the node any more. (What pods share stays: tables,
 // programs, the bridge, the shim.)
 func (n *node) nothingOfPods() {
-	if n.t.Failed() || n.keepsPods {
+	if n.t.Failed() {
 		return
 	}
 	for _, pattern := range []string{
@@ -58,12 +59,12 @@ func (n *node) nothingOfPods() {
 
 // watchDescriptors wants this process to have no more of them at the test's end.
 // Those of children that a test ends go a moment later.
-func (n *node) watchDescriptors() {
+func watchDescriptors(t *testing.T) {
 	before := fds(os.Getpid())
-	n.t.Cleanup(func() {
+	t.Cleanup(func() {
 		for end := time.Now().Add(slow(patience)); fds(os.Getpid()) > before; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(end) {
-				n.t.Errorf("%d descriptors are open, and %d were before", fds(os.Getpid()), before)
+				t.Errorf("%d descriptors are open, and %d were before", fds(os.Getpid()), before)
 				return
 			}
 		}

@@ -54,17 +54,19 @@ func (b *behind) gc(keep ...*behind) answer {
 	return b.exec(b.command(binary, "GC", b.me.with("cniVersion", "1.1.0").with("cni.dev/valid-attachments", valid)))
 }
 
-// eachChain runs fn on a fresh node behind each plugin, with a look for leaks.
+// eachChain is eachMode behind each plugin.
 func eachChain(t *testing.T, fn func(t *testing.T, n *node, kind string)) {
 	for _, kind := range []string{"ptp", "bridge", "macvlan", "ipvlan"} {
 		t.Run(kind, func(t *testing.T) {
-			n := newNode(t)
-			warm := n.behind(kind) // what the node has with its first pod, and keeps
-			if warm.made.status != 0 {
-				t.Skipf("this kernel: %s", warm.made.stdout)
+			n, first := warm.lend(t, "behind "+kind)
+			if first { // what the node has with its first pod, and keeps
+				b := n.behind(kind)
+				if b.made.status != 0 {
+					t.Skipf("this kernel: %s", b.made.stdout)
+				}
+				b.add()
+				b.del()
 			}
-			warm.add()
-			warm.del()
 			before := n.pods()
 			fn(t, n, kind)
 			// With a namespace its devices go, when the kernel gets to it: nobody's DEL waits for that.

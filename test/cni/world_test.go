@@ -74,6 +74,10 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	code := m.Run()
+	if err := warm.remove(); err != nil {
+		fmt.Fprintln(os.Stderr, "CNI tests:", err)
+		code = 1
+	}
 	os.RemoveAll(dir)
 	os.Exit(code)
 }
@@ -86,17 +90,37 @@ type node struct {
 	t          *testing.T
 	name, dir  string
 	containers int
-	keepsPods  bool // of which it makes no more than the test does
 }
 
+// newNode is a test's own.
 func newNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{t: t, name: fmt.Sprintf("%s%d-%d", prefix, os.Getpid(), nodes.Add(1)), dir: t.TempDir()}
-	n.watchDescriptors()
-	run(t, "ip", "netns", "add", n.name)
-	t.Cleanup(func() { run(t, "ip", "netns", "del", n.name) })
-	run(t, "ip", "netns", "add", n.outside())
-	t.Cleanup(func() { run(t, "ip", "netns", "del", n.outside()) })
+	watchDescriptors(t)
+	n := makeNode(t, t.TempDir(), func(undo func() error) {
+		t.Cleanup(func() {
+			if err := undo(); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+	t.Cleanup(n.nothingOfPods)
+	return n
+}
+
+// makeNode tells later how to undo each thing it has made, the last first. The
+// directory is one in another, which is the node's as well.
+func makeNode(t *testing.T, dir string, later func(undo func() error)) *node {
+	t.Helper()
+	n := &node{t: t, name: fmt.Sprintf("%s%d-%d", prefix, os.Getpid(), nodes.Add(1)), dir: dir}
+	for _, space := range []string{n.name, n.outside()} {
+		run(t, "ip", "netns", "add", space)
+		later(func() error {
+			if out, err := exec.Command("ip", "netns", "del", space).CombinedOutput(); err != nil {
+				return fmt.Errorf("ip netns del %s: %w: %s", space, err, out)
+			}
+			return nil
+		})
+	}
 	for _, args := range []string{
 		"-n NODE link set lo up", "-n OUT link set lo up", "-n NODE link add up0 type veth peer name up0 netns OUT",
 		"-n NODE addr add 192.168.7.1/24 dev up0", "-n OUT addr add 192.168.7.2/24 dev up0",
@@ -114,8 +138,7 @@ func newNode(t *testing.T) *node {
 	if err := unix.Mount(n.name, n.bpffs(), "bpf", 0, "mode=0700"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { unix.Unmount(n.bpffs(), unix.MNT_DETACH) })
-	t.Cleanup(n.nothingOfPods)
+	later(func() error { return unix.Unmount(n.bpffs(), unix.MNT_DETACH) })
 	return n
 }
 
@@ -436,15 +459,18 @@ func (n *node) dropEndpoints() {
 	}
 }
 
-// eachMode runs fn on a fresh node for each mode, with a look for leaks.
+// eachMode runs fn on a node for each mode, which has had a pod before, with a look
+// for leaks. Tests have it one after the other: each leaves it as it was.
 func eachMode(t *testing.T, fn func(t *testing.T, n *node, mode string)) {
 	for _, mode := range modesOnce(t) {
 		t.Run(mode, func(t *testing.T) {
-			n := newNode(t)
+			n, first := warm.lend(t, mode)
 			n.device(mode)
-			warm := n.container()
-			warm.add(n.config(mode))
-			warm.del(n.config(mode))
+			if first {
+				c := n.container()
+				c.add(n.config(mode))
+				c.del(n.config(mode))
+			}
 			before := n.traces()
 			fn(t, n, mode)
 			if t.Failed() {
