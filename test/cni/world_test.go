@@ -17,7 +17,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -458,41 +457,6 @@ func (n *node) dropEndpoints() {
 		}
 	}
 }
-
-// eachMode runs fn on a node for each mode, which has had a pod before, with a look
-// for leaks. Tests have it one after the other: each leaves it as it was.
-func eachMode(t *testing.T, fn func(t *testing.T, n *node, mode string)) {
-	for _, mode := range modesOnce(t) {
-		t.Run(mode, func(t *testing.T) {
-			n, first := warm.lend(t, mode)
-			n.device(mode)
-			if first {
-				c := n.container()
-				c.add(n.config(mode))
-				c.del(n.config(mode))
-			}
-			before := n.traces()
-			fn(t, n, mode)
-			if t.Failed() {
-				return
-			}
-			after := n.traces()
-			for _, list := range []map[string]string{before, after} {
-				maps.DeleteFunc(list, func(k, _ string) bool {
-					return strings.HasPrefix(k, "netns ") || strings.HasPrefix(k, "mount nsfs") || strings.Contains(k, "/run/netns/") ||
-						gatewayOfPool.MatchString(k)
-				})
-			}
-			if d := cmp.Diff(before, after); d != "" {
-				t.Errorf("left behind (+) or missing (-):\n%s", d)
-			}
-		})
-	}
-}
-
-// The bridge, and the host's own child of an uplink, stay as the gateway of the
-// pools that pods had: a node has few, and the next pod finds them there.
-var gatewayOfPool = regexp.MustCompile(`^ip (addr: inet .* scope global|route: .* dev) (mst-br0|[mi]v-up0)( proto kernel scope link src .*)?$`)
 
 var modeList []string
 

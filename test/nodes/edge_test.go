@@ -20,20 +20,14 @@ import (
 // first segment it sends, and is told what address the pod saw: the first node's.
 func (w *world) nodePortsFromOutside() {
 	w.t.Helper()
-	first := w.lab.Nodes()[0]
 	for family, ipv6 := range families {
-		at := first.IPv4
-		if ipv6 {
-			at = first.IPv6
-		}
-		for i, p := range []*lab.Pod{w.near, w.far} {
-			wears := at
-			if p == w.far {
-				wears = w.wornTo(ipv6)
-			}
+		sub := w.on(w.t, ipv6).by(w.outsidePlace())
+		for _, p := range []*lab.Pod{w.near, w.far} {
+			at := sub.at(p, echoed)["nodeport"]
+			wears := sub.seen(p, at)
 			for _, network := range []string{"tcp", "udp"} {
 				w.t.Run(fmt.Sprintf("%s/%s/%s", family, p.Name, network), func(t *testing.T) {
-					name, saw, err := askFrom(&w.lab.Outside().Space, network, netip.AddrPortFrom(at, echoed.node+uint16(i)))
+					name, saw, err := askFrom(sub.from.space, network, at)
 					if err != nil || name != p.Name || saw != wears {
 						t.Errorf("%q saw %v, %v; want %q, which sees %v", name, saw, err, p.Name, wears)
 					}

@@ -46,9 +46,8 @@ func TestFragmentsFromOutside(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			w := newWorld(t, lab.Config{}, lab.Join{Mode: mode, HostRouting: "ebpf"})
 			w.publish()
-			outside := w.lab.Outside()
 			for family, ipv6 := range families {
-				sub := w.by(place{"outside", &outside.Space, outside.IPv4, outside.IPv6}).on(t, ipv6)
+				sub := w.by(w.outsidePlace()).on(t, ipv6)
 				for _, p := range []*lab.Pod{w.near, w.far} {
 					for by, at := range sub.at(p, echoed) {
 						if by == "pod" {
@@ -174,10 +173,9 @@ func (w *world) nodesOwn() {
 func TestFloodOfFragmentsFromOutside(t *testing.T) {
 	w := newWorld(t, lab.Config{}, lab.Join{Mode: "direct", HostRouting: "ebpf"})
 	w.publish()
-	outside := w.lab.Outside()
 	for family, ipv6 := range families {
 		t.Run(family, func(t *testing.T) {
-			w := w.by(place{"outside", &outside.Space, outside.IPv4, outside.IPv6}).on(t, ipv6)
+			w := w.by(w.outsidePlace()).on(t, ipv6)
 			for _, p := range []*lab.Pod{w.near, w.far} {
 				at := w.at(p, echoed)["nodeport"]
 				u := w.listenUDP()

@@ -96,6 +96,12 @@ type place struct {
 
 func podPlace(p *lab.Pod) place { return place{p.Name, &p.Space, p.IPv4, p.IPv6} }
 
+// outsidePlace is that of the machine outside of both nodes.
+func (w *world) outsidePlace() place {
+	o := w.lab.Outside()
+	return place{"outside", &o.Space, o.IPv4, o.IPv6}
+}
+
 // by is w with another client.
 func (w *world) by(p place) *world {
 	sub := *w

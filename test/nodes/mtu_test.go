@@ -168,7 +168,7 @@ func TestWaysOfServicesThatAreNarrow(t *testing.T) {
 				}
 				return netip.AddrPortFrom(first.IPv4, port)
 			}
-			client := w.by(place{"outside", &o.Space, o.IPv4, o.IPv6})
+			client := w.by(w.outsidePlace())
 			if what == "direct" { // a wire, which here is narrower than the uplink
 				for _, n := range []*lab.Node{first, second} {
 					w.run(&n.Space, "ip link set %s mtu 1400", lab.Wire)

@@ -41,8 +41,7 @@ func TestNodes(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%s", mode, nameOf(j)), func(t *testing.T) {
 				w := newWorld(t, lab.Config{Mode: mode, Nodes: 3}, j)
 				w.publish()
-				outside := w.lab.Outside()
-				clients := []place{w.from, {"outside", &outside.Space, outside.IPv4, outside.IPv6}}
+				clients := []place{w.from, w.outsidePlace()}
 				for family, ipv6 := range families {
 					for _, c := range clients {
 						t.Run(family+"/from "+c.name, func(t *testing.T) { w.on(t, ipv6).by(c).table() })
