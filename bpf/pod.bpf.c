@@ -76,7 +76,7 @@ int from_pod(struct __sk_buff *skb)
 
 	ct_find_whole(&f, &p, scope);
 	if (f.e && (begins_anew(&f, &p) || (!f.e->seen_reply && served_since(&f, &p, self)) ||
-		    (!in_pod && masquerade_worn_out(f.e)))) {
+		    (!in_pod && masquerade_worn_out(f.e, p.proto)))) {
 		reason = begin_anew(&f, skb->cb[CB_ENDPOINT], true);
 		if (reason)
 			return drop(skb, reason, DIR_FROM_POD);
@@ -121,6 +121,11 @@ inline_fn int judge_entering(struct __sk_buff *skb)
 		return verdict;
 	f = (struct flow){ .now = now_seconds() };
 	reason = p.shape ? REASON_NONE : parse(skb, &p);
+	if (from_wire && !reason && (p.frag || (p.tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)) {
+		reason = wire_sent(skb, &p);
+		if (reason)
+			return wire_verdict(skb, &p, reason);
+	}
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now, !in_pod);
 	if (in_pod && (!reason || reason == REASON_FRAG_NO_FIRST) &&

@@ -98,18 +98,21 @@ slow_fn int accept_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *se
 
 /* At the NIC: whether a known flow's packet may be of its sender, and goes on from here. Before it
  * changes the flow's entry. */
-inline_fn int wire_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, __u32 id)
+slow_fn int wire_known(struct __sk_buff *skb, struct pkt *p, struct flow *f, __u32 id)
 {
+	const struct ct_end *from = f->reply ? &f->e->responder : &f->e->opener;
+	__u32 ref = skb->cb[CB_REMOTE];
 	int reason;
 
 	if (f->e->flags & CT_VIA_STACK)
 		return WIRE_TO_STACK;
-	if (!flow_current(f->e, f->reply ? &f->e->opener : &f->e->responder, id)) {
+	/* What was of no node when the flow was judged, has come to be one's that is reached by the tunnel. */
+	if (!flow_current(f->e, f->reply ? &f->e->opener : &f->e->responder, id) || (ref && of_no_node(from))) {
 		reason = judge_again(f->e, &f->key, id, f->reply);
 		if (reason)
 			return reason;
 	}
-	return wire_sender(f->reply ? &f->e->responder : &f->e->opener, skb->cb[CB_REMOTE]);
+	return wire_sender(from, ref);
 }
 
 /* What comes of a known flow's packet that does not go on from here. The stack's are left to it for a while
@@ -144,6 +147,8 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 		tuple_reverse(&t, &e->other);
 		translated = true;
 	}
+	if (from_wire && translated && unlikely(too_long(skb, self->mtu)))
+		return wire_to_stack(skb, p); /* as its sender sent it, who is to be told */
 	if (from_wire && e->near)
 		near_known(p);
 	else

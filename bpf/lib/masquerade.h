@@ -158,11 +158,12 @@ global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan
 }
 
 /**
- * masquerade_worn_out - whether the node has no longer the address that a flow wears
+ * masquerade_worn_out - whether the node has no longer the address that a flow wears, or now has a tunnel that it leads to
  *
- * Nobody answers there. What can begin anew does, under another; the rest is refused.
+ * Nobody answers there, or whoever takes the node's packets from it. What can begin anew does, as if there had been no flow.
  */
-slow_fn bool masquerade_worn_out(const struct ct_entry *e)
+slow_fn bool masquerade_worn_out(const struct ct_entry *e, __u8 proto)
 {
-	return e->flags & CT_MASQUERADE && e->role == CT_PRE_NAT && !(address_flags(&e->other.src) & SVC_NODE);
+	return e->flags & CT_MASQUERADE && e->role == CT_PRE_NAT &&
+	       (!(address_flags(&e->other.src) & SVC_NODE) || of_tunnel(proto, e->other.dport));
 }

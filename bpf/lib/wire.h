@@ -16,6 +16,12 @@
 /* Beside enum drop_reason: the packet is for the host's stack. */
 #define WIRE_TO_STACK -1
 
+/* Whether an end is neither a pod of this node nor of another one's networks, as far as was known when it was judged. */
+inline_fn bool of_no_node(const struct ct_end *end)
+{
+	return !end->endpoint && (!end->generation || end->generation == REMOTE_OUTSIDE);
+}
+
 /**
  * wire_sender - whether a packet from the wire may be of that sender
  * @from: the end of its flow that it comes from, as judged
@@ -54,6 +60,23 @@ slow_fn int wire_to_stack(struct __sk_buff *skb, const struct pkt *p)
 	skb->mark = n->key;
 	redirect_note(skb, n->overlay, REDIRECT_INGRESS);
 	return bpf_redirect(n->overlay, BPF_F_INGRESS);
+}
+
+/**
+ * wire_sent - whether a packet from the wire came by the way by which its sender's node sends
+ *
+ * Asked before it changes anything that other packets rest on.
+ *
+ * Return: enum drop_reason, or WIRE_TO_STACK.
+ */
+slow_fn int wire_sent(struct __sk_buff *skb, const struct pkt *p)
+{
+	__u32 ref = skb->cb[CB_REMOTE], of = p ? remote_find(&p->t.src) : 0;
+	struct remote *r = remote_of(of);
+
+	if (ref)
+		return of == ref ? REASON_NONE : REASON_TUNNEL_SOURCE;
+	return r && r->flags & REMOTE_TUNNEL ? WIRE_TO_STACK : REASON_NONE;
 }
 
 /**

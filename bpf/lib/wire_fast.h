@@ -120,7 +120,7 @@ inline_fn int wire_go_far(struct __sk_buff *skb, struct pkt *p, const struct wir
 	struct endpoint *to = endpoint_slot(w->id);
 	int reason = REASON_NONE;
 
-	if (!to)
+	if (!to || unlikely(too_long(skb, to->mtu)))
 		return FAST_NO;
 	if (w->near) {
 		reason = wire_turn(skb, p, w->near);

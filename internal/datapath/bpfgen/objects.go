@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "06ae42c993cf804fb13ca21960da00904f68b43f69ddbee1e67295145aff5f16"
+const ObjectsHash = "de098990b15c102b9943501280d5b9c7e71789f23618523c9467fc66342c9643"

@@ -409,6 +409,30 @@ func TestAWornAddressThatIsGone(t *testing.T) {
 	})
 }
 
+// A flow from before the tunnel does not lead into it.
+func TestAFlowIsOlderThanTheTunnel(t *testing.T) {
+	eachMasqueraded(t, func(m masqueraded) {
+		if m.proto != oracle.UDP {
+			return
+		}
+		config := bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf | bpfgen.NodeMasquerade, Vni: tunnelID, Port: port(udpPort)}
+		defer func() {
+			config.Overlay = 0
+			check(m.t, m.edge.MstNodeV1.Put(uint32(0), config))
+		}()
+		tunnel := end(m.to.Addr(), udpPort)
+		for range 2 {
+			if a := m.answer(m.pod, m.from, tunnel, 0); a.Dropped != "" {
+				m.t.Fatalf("there is no tunnel: %v", a)
+			}
+		}
+		config.Overlay = 77
+		check(m.t, m.edge.MstNodeV1.Put(uint32(0), config))
+		m.edge.VoidFlows(m.t)
+		m.dropped(m.answer(m.pod, m.from, tunnel, 0), bpfgen.ReasonTunnelPort)
+	})
+}
+
 func TestAServiceOutsideIsMasqueraded(t *testing.T) {
 	eachMasqueraded(t, func(m masqueraded) {
 		if m.echo() {

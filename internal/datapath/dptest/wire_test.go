@@ -349,3 +349,108 @@ func TestAWayHoldsForAMoment(t *testing.T) {
 		giveRoutes(t, link)
 	}
 }
+
+// Whose node was not known, or gone, when a packet went there, is heard when it has come.
+func TestAFlowIsOlderThanItsNode(t *testing.T) {
+	eachTunnel(t, func(t *testing.T, v6, over6 bool) {
+		wire := onWire(t)
+		for _, outside := range []bool{false, true} { // what is of no node is the outside
+			for _, known := range []bool{false, true} { // the flow began when its node was there
+				n := newWireNode(t, true, over6)
+				if outside {
+					n.putRemote(t, 0, bpfgen.PodRemote{Ref: bpfgen.RemoteOutside})
+					check(t, n.MstWearV1.Put(wire, bpfgen.PodWear{Answers: bpfgen.WearAnswers}))
+				}
+				pod, far := n.Pods[1], farPod(9, v6)
+				tuple := Tuple{oracle.TCP, netip.AddrPortFrom(pod.IP(v6), 80), netip.AddrPortFrom(far, 5000)}
+				send := func(flags uint8) Result { return n.send(t, n.toFar(v6).TCP(80, 5000, flags), Context{}) }
+				if known && send(syn).Verdict != Redirect {
+					t.Fatal("it does not begin in the tunnel")
+				}
+				n.putRemote(t, thereRef&0xffff, bpfgen.PodRemote{})
+				check(t, n.MstRemoteNetsV1.Delete(netOf(far)))
+				send(syn)
+				f := n.Flow(t, tuple, bpfgen.CTScopeFlow)
+				if want := map[bool]uint32{true: bpfgen.RemoteOutside}[outside && !known]; f == nil || f.Entry.Responder.Endpoint != 0 || f.Entry.Responder.Generation != want {
+					t.Fatalf("outside %t, known %t: its entry is %+v", outside, known, f)
+				}
+				n.join(t, true, over6)
+				answer := fromThere(over6).wrap(fromFar(9, pod.IP(v6), syn|ack).Frame())
+				n.enters(t, n.fromNetdev(t, answer), pod, tuple.Dst, tuple.Src)
+				if r := send(ack); r.Verdict != Redirect || r.RedirectKind != bpfgen.RedirectNeigh {
+					t.Errorf("outside %t, known %t: %v, want it in the tunnel", outside, known, r)
+				}
+			}
+		}
+	})
+}
+
+// What is longer than the pod takes is the stack's as its sender sent it, who is to be told.
+func TestWhatAPodDoesNotTakeIsNotTranslated(t *testing.T) {
+	eachTunnel(t, func(t *testing.T, v6, over6 bool) {
+		onWire(t)
+		for _, tunnel := range []bool{false, true} {
+			for _, proto := range []uint8{oracle.TCP, oracle.UDP} {
+				n := newWireNode(t, tunnel, over6)
+				pod := n.Pods[1]
+				client, vip := netip.AddrPortFrom(pod.IP(v6), 5000), netip.AddrPortFrom(VIP(1, v6), 443)
+				n.SetService(t, proto, vip, netip.AddrPortFrom(farPod(9, v6), 80))
+				request := func(flags uint8) {
+					n.send(t, Eth(pod.MAC, pod.NodeMAC).IP(client.Addr(), vip.Addr()).L4(proto, 5000, 443, flags), Context{})
+				}
+				answer := func(flags uint8, size int) (Result, []byte) {
+					frame := Eth([6]byte{2, 1}, [6]byte{}).IP(farPod(9, v6), client.Addr()).L4(proto, 80, 5000, flags).Payload(size).Frame()
+					if tunnel {
+						return n.fromNetdev(t, fromThere(over6).wrap(frame)), frame
+					}
+					return n.fromNetdev(t, frame), frame
+				}
+				request(syn)
+				r, _ := answer(syn|ack, 0)
+				n.enters(t, r, pod, vip, client)
+				request(ack)
+				pod.MTU = 400
+				n.SetPod(t, pod)
+				for range 3 { // by the long way, and as often as it takes for the short one
+					r, _ := answer(ack, 100)
+					n.enters(t, r, pod, vip, client)
+					r, sent := answer(ack, 500)
+					if want := map[bool]Verdict{false: Next, true: Redirect}[tunnel]; r.Verdict != want || !bytes.Equal(r.Packet[12:], sent[12:]) {
+						t.Errorf("tunnel %t, protocol %d: %v, want it at the stack as it came", tunnel, proto, r)
+					}
+				}
+			}
+		}
+	})
+}
+
+// Who is not its sender ends no flow: another node by the tunnel, and whoever is on the wire where a node is reached by it.
+func TestAStrangerBeginsNoFlowAnew(t *testing.T) {
+	eachTunnel(t, func(t *testing.T, v6, over6 bool) {
+		onWire(t)
+		n := newWireNode(t, true, over6)
+		pod := n.Pods[1]
+		client, vip := netip.AddrPortFrom(pod.IP(v6), 5000), netip.AddrPortFrom(VIP(1, v6), 443)
+		n.SetService(t, oracle.TCP, vip, netip.AddrPortFrom(farPod(9, v6), 80))
+		request := func(flags uint8) Result {
+			return n.send(t, Eth(pod.MAC, pod.NodeMAC).IP(client.Addr(), vip.Addr()).TCP(5000, 443, flags), Context{})
+		}
+		answer := func(flags uint8) []byte {
+			return Eth([6]byte{2, 1}, [6]byte{}).IP(farPod(9, v6), client.Addr()).TCP(80, 5000, flags).Frame()
+		}
+		request(syn)
+		n.enters(t, n.fromNetdev(t, fromThere(over6).wrap(answer(syn|ack))), pod, vip, client)
+		request(ack)
+		request(fin | ack)
+		passes(t, n.fromNetdev(t, answer(syn)), answer(syn))
+		other := fromThere(over6)
+		other.src = wireAddr(3, over6)
+		if r := n.fromNetdev(t, other.wrap(answer(syn))); r.Verdict != Drop || r.Reason != bpfgen.ReasonTunnelSource {
+			t.Errorf("by another node: %v", r)
+		}
+		n.enters(t, n.fromNetdev(t, fromThere(over6).wrap(answer(ack))), pod, vip, client)
+		if r := request(ack); r.Verdict != Redirect {
+			t.Errorf("the flow has ended: %v", r)
+		}
+	})
+}

@@ -47,6 +47,14 @@ func farPod(network byte, v6 bool) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, network, 0, 5})
 }
 
+// netOf is the network of a node's pods.
+func netOf(pod netip.Addr) bpfgen.PodPrefix {
+	if pod.Is6() {
+		return bpfgen.PodPrefix{Length: 16, Addr: pod.As16()}
+	}
+	return bpfgen.PodPrefix{Length: 96 + 16, Addr: pod.As16()}
+}
+
 // wireNode is a node with pods and the programs of its own devices.
 type wireNode struct {
 	*Network
@@ -78,10 +86,8 @@ func (n *wireNode) join(t *testing.T, tunnel, over6 bool) {
 			r.Flags, r.Addr = bpfgen.RemoteTunnel, toAddr(wireAddr(byte(2+i), over6))
 		}
 		n.putRemote(t, ref&0xffff, r)
-		network := byte(9 - i)
-		check(t, n.MstRemoteNetsV1.Put(bpfgen.PodPrefix{Length: 96 + 16, Addr: farPod(network, false).As16()}, ref))
-		check(t, n.MstRemoteNetsV1.Put(bpfgen.PodPrefix{Length: 16, Addr: farPod(network, true).As16()}, ref))
 		for _, v6 := range []bool{false, true} {
+			check(t, n.MstRemoteNetsV1.Put(netOf(farPod(byte(9-i), v6)), ref))
 			check(t, n.MstTunnelPeersV1.Put(toAddr(wireAddr(byte(2+i), v6)), ref))
 		}
 	}
