@@ -389,7 +389,9 @@ func (f *fault) write() error {
 }
 
 func (f *faults) stand(t reconcile.ServiceTables) reconcile.ServiceTables {
-	f.fault = &fault{about: f.about, unfit: f.unfit}
+	if !f.forEver {
+		f.fault = &fault{about: f.about, unfit: f.unfit}
+	}
 	return reconcile.ServiceTables{
 		Frontends: faulty[datapath.FrontendKey, datapath.Frontend]{t.Frontends, f.fault},
 		Slots:     faulty[datapath.SlotKey, uint32]{t.Slots, f.fault},
