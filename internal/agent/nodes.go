@@ -59,8 +59,13 @@ func (s *syncer) members(ctx context.Context, changes []k8s.Change) {
 		return
 	}
 	start := time.Now()
-	beside, err := s.a.nodesBeside(ctx)
+	beside, ours, most, err := s.a.nodesInForce(ctx)
 	list, wrong := s.a.nodes(beside)
+	if err == nil {
+		var unfit []string
+		list, unfit = fitting(list, ours, s.a.config.Node, most-len(beside))
+		wrong = append(wrong, unfit...)
+	}
 	s.nodesBeside = len(beside) > 0
 	for _, sentence := range wrong {
 		if !slices.Contains(s.nodeProblems, sentence) {
@@ -179,15 +184,49 @@ func hasFamilyOf(p netip.Prefix, addrs []netip.Addr) bool {
 	return len(addrs) == 0 || slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == p.Addr().Is4() })
 }
 
-// nodesBeside are the nodes that are not Kubernetes's: they stay, and when they go, nobody tells.
-func (a *Agent) nodesBeside(ctx context.Context) (beside []state.Node, err error) {
+// nodesInForce are the nodes that are not Kubernetes's, which stay, and when they go, nobody
+// tells; those that are; and how many there may be of both.
+func (a *Agent) nodesInForce(ctx context.Context) (beside, ours []state.Node, most int, err error) {
 	err = a.with(ctx, func(e *engine.Engine) error {
 		list, _, err := e.Nodes()
-		beside = slices.DeleteFunc(list, func(n state.Node) bool { return n.Owner == state.OwnerKubernetes })
+		if err != nil {
+			return err
+		}
+		for _, n := range list {
+			if n.Owner == state.OwnerKubernetes {
+				ours = append(ours, n)
+			} else {
+				beside = append(beside, n)
+			}
+		}
+		most, err = e.MaxNodes()
 		return err
 	})
-	return beside, err
+	return beside, ours, most, err
 }
+
+// fitting leaves out, and names, the nodes that are too many: this one comes first, then
+// those in force, then the others. list is by name.
+func fitting(list, inForce []state.Node, self string, room int) (out []state.Node, wrong []string) {
+	if len(list) <= room {
+		return list, nil
+	}
+	place := map[string]int{}
+	for _, n := range inForce {
+		place[n.Name] = -1
+	}
+	place[self] = -2
+	out = slices.Clone(list)
+	slices.SortStableFunc(out, func(a, b state.Node) int { return place[a.Name] - place[b.Name] })
+	for _, n := range out[max(room, 0):] {
+		wrong = append(wrong, fmt.Sprintf("node %s: the table of nodes is full, so it is left out until another is gone", n.Name))
+	}
+	out = out[:max(room, 0)]
+	slices.SortFunc(out, byName)
+	return out, wrong
+}
+
+func byName(a, b state.Node) int { return strings.Compare(a.Name, b.Name) }
 
 // nodes are the cluster's nodes that can be used beside these, by name, and what is
 // wrong with the others.
@@ -215,7 +254,6 @@ func (a *Agent) nodes(beside []state.Node) (list []state.Node, wrong []string) {
 		one.Owner = state.OwnerKubernetes
 		list = append(list, one)
 	}
-	byName := func(a, b state.Node) int { return strings.Compare(a.Name, b.Name) }
 	slices.SortFunc(list, byName)
 	// Who else claims what this node has is a Node from before, of the same machine.
 	if i := slices.IndexFunc(list, func(n state.Node) bool { return n.Name == a.config.Node }); i > 0 {

@@ -18,12 +18,17 @@ const (
 type retrying struct {
 	failed atomic.Pointer[time.Time] // since when; nil: not at all
 	pause  time.Duration             // before the next try
-	due    time.Time                 // when that is; zero: nothing failed
+	due    time.Time                 // when that is; zero: nothing is to be tried
 }
 
 // wait notes a failure and sets the time of the next try.
 func (r *retrying) wait(since time.Time) {
 	r.failed.CompareAndSwap(nil, &since)
+	r.plan()
+}
+
+// plan sets the time of the next try.
+func (r *retrying) plan() {
 	r.pause = min(max(2*r.pause, retryFirst), retryMost)
 	r.due = time.Now().Add(r.pause)
 }

@@ -362,6 +362,7 @@ type fault struct {
 	forEver bool
 	hit     bool
 	about   netip.Prefix // no frontend in it can be written
+	unfit   netip.Prefix // no frontend in it has room
 }
 
 func (f *faults) begin(n int, forEver bool) { *f.fault = fault{left: n, forEver: forEver} }
@@ -388,7 +389,9 @@ func (f *fault) write() error {
 }
 
 func (f *faults) stand(t reconcile.ServiceTables) reconcile.ServiceTables {
-	f.fault = &fault{about: f.about}
+	if !f.forEver {
+		f.fault = &fault{about: f.about, unfit: f.unfit}
+	}
 	return reconcile.ServiceTables{
 		Frontends: faulty[datapath.FrontendKey, datapath.Frontend]{t.Frontends, f.fault},
 		Slots:     faulty[datapath.SlotKey, uint32]{t.Slots, f.fault},
@@ -411,8 +414,12 @@ func (t faulty[K, V]) Put(keys []K, values []V) error {
 		}
 	}
 	for _, k := range keys {
-		if k, ok := any(k).(datapath.FrontendKey); ok && t.f.about.Contains(datapath.ToAddr(k.Addr)) {
+		k, ok := any(k).(datapath.FrontendKey)
+		if ok && t.f.about.Contains(datapath.ToAddr(k.Addr)) {
 			return errInjected
+		}
+		if ok && t.f.unfit.Contains(datapath.ToAddr(k.Addr)) {
+			return &datapath.FullError{Table: "a test's"}
 		}
 	}
 	return t.Table.Put(keys, values)

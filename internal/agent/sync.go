@@ -9,6 +9,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -17,8 +18,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/k8s"
+	"github.com/mustang-net/mustang/internal/reconcile"
 	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -32,7 +35,7 @@ type syncer struct {
 	zone       string
 	whole      bool // the next step replaces everything
 	unpruned   bool // Services that could not be brought into force may have left something
-	retry      map[k8s.Key]k8s.Affected
+	retry      map[k8s.Key]kept
 	retrying                // of Services
 	gone       []netip.Addr // may be gone: nobody has told the engine yet
 
@@ -56,8 +59,14 @@ type syncer struct {
 	alive  atomic.Pointer[time.Time] // the loop's last turn
 }
 
+// kept is a Service that could not be brought into force.
+type kept struct {
+	k8s.Affected
+	unfit bool // the tables have no room for it
+}
+
 func newSyncer(a *Agent) *syncer {
-	s := &syncer{a: a, translator: k8s.NewTranslator(a.watch, a.config.Node), whole: true, retry: map[k8s.Key]k8s.Affected{},
+	s := &syncer{a: a, translator: k8s.NewTranslator(a.watch, a.config.Node), whole: true, retry: map[k8s.Key]kept{},
 		devices: make(chan struct{}, 1)}
 	s.lives()
 	return s
@@ -171,7 +180,7 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 		return
 	}
 	s.whole = false
-	s.ended(start, slices.DeleteFunc(affected, func(a k8s.Affected) bool { _, failed := s.retry[a.Key]; return failed }), len(s.retry) > 0)
+	s.ended(start, slices.DeleteFunc(affected, func(a k8s.Affected) bool { _, failed := s.retry[a.Key]; return failed }), len(s.retry) > 0, false)
 	s.a.log.Info("Services are in force", "services", len(keys)-len(s.retry), "took", time.Since(start).Round(time.Millisecond))
 }
 
@@ -203,7 +212,8 @@ func (s *syncer) prune(ctx context.Context) error {
 
 // keep notes a Service that could not be brought into force, for another try.
 func (s *syncer) keep(a k8s.Affected, err error) {
-	s.retry[a.Key] = a
+	unfit := errors.As(err, new(*datapath.FullError)) && !errors.As(err, new(*reconcile.UndoError))
+	s.retry[a.Key] = kept{a, unfit}
 	s.a.metrics.failures.Inc()
 	s.a.problems.failed(serviceAt(a.Key), err)
 }
@@ -227,8 +237,8 @@ func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
 		delete(s.retry, a.Key)
 	}
 	if s.isDue() {
-		for _, a := range s.retry {
-			affected = append(affected, a)
+		for _, k := range s.retry {
+			affected = append(affected, k.Affected)
 		}
 		clear(s.retry)
 	}
@@ -236,15 +246,15 @@ func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
 	if ctx.Err() != nil {
 		return
 	}
-	failed := len(done) < len(affected)
+	unpruned := false
 	if s.unpruned {
 		if err := s.prune(ctx); err != nil && ctx.Err() == nil {
-			failed = true
+			unpruned = true
 			s.a.metrics.failures.Inc()
 			s.a.log.Error("what Services that are gone have left could not be removed; it is tried again", "error", err)
 		}
 	}
-	s.ended(start, done, failed)
+	s.ended(start, done, len(done) < len(affected), unpruned)
 }
 
 // attempt brings Services into force, and answers those that are. When together
@@ -271,14 +281,24 @@ func (s *syncer) attempt(ctx context.Context, affected []k8s.Affected) (done []k
 	return done
 }
 
-// ended notes what took effect just now, and when to try again what failed.
-func (s *syncer) ended(start time.Time, done []k8s.Affected, failed bool) {
+// ended notes what took effect just now, and when to try again what failed. A Service
+// that does not fit is no failure of the agent's.
+func (s *syncer) ended(start time.Time, done []k8s.Affected, some, whole bool) {
 	s.applied(start, done)
+	fails := whole
+	for _, k := range s.retry {
+		fails = fails || !k.unfit
+	}
 	switch {
-	case failed:
+	case (some || whole) && fails:
 		s.wait(start)
+	case some:
+		s.plan()
 	case len(s.retry) == 0:
 		s.succeeded()
+	}
+	if !fails {
+		s.failed.Store(nil)
 	}
 }
 

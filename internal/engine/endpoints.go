@@ -173,7 +173,11 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 		return ep, err
 	}
 	if err := e.install(ep); err != nil {
-		return ep, errors.Join(privilege(err), e.uninstall(ep), e.store.ClearJournal())
+		left := e.uninstall(ep)
+		if left != nil { // the next tool goes on from here
+			return ep, errors.Join(privilege(err), left, e.store.WriteJournal(operation{Kind: opRemoveEndpoint, Endpoint: &ep}))
+		}
+		return ep, errors.Join(privilege(err), e.store.ClearJournal())
 	}
 	if e.known != nil {
 		e.known[ep.ID] = ep

@@ -92,7 +92,8 @@ func (e *Engine) finishRemove(ep state.Endpoint) error {
 }
 
 // uninstall removes ep everywhere; doing it again is harmless. The programs go
-// first: they drop the packets of an interface that the tables do not know.
+// first: they drop the packets of an interface that the tables do not know. From there on
+// it goes past errors: a record that stays would be restored.
 func (e *Engine) uninstall(ep state.Endpoint) error {
 	if err := errors.Join(e.dp.Detach(ep.ID), e.detachFilters(ep)); err != nil {
 		return err
@@ -100,13 +101,7 @@ func (e *Engine) uninstall(ep state.Endpoint) error {
 	if err := errors.Join(e.releaseParent(ep), e.endpointTables().Delete(ep, e.known)); err != nil {
 		return err
 	}
-	if err := e.unisolate(ep); err != nil {
-		return err
-	}
-	if err := e.unmasquerade(ep); err != nil {
-		return err
-	}
-	return errors.Join(e.dp.Counters.Zero(ep.ID), e.store.DeleteEndpoint(ep.ID))
+	return errors.Join(e.unisolate(ep), e.unmasquerade(ep), e.dp.Counters.Zero(ep.ID), e.store.DeleteEndpoint(ep.ID))
 }
 
 // detachFilters also takes off the qdisc that was made for them, if they have become links

@@ -61,6 +61,7 @@ type Engine struct {
 	dp          *datapath.Datapath // nil: read-only, and there is nothing
 	services    *reconcile.Services
 	catalog     *service.Catalog
+	undo        *operation // a change of Services that failed is to be undone by it
 	known       map[uint32]state.Endpoint
 	policies    *policy.Model // nil: not asked for yet
 	fed         bool          // by FeedPolicies, once at least

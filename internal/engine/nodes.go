@@ -26,6 +26,12 @@ func (e *Engine) Nodes() (list []state.Node, set state.NodeSettings, err error) 
 	return n.Nodes, settingsOf(n), err
 }
 
+// MaxNodes is how many nodes there may be, this one included.
+func (e *Engine) MaxNodes() (int, error) {
+	slots, err := e.dp.MaxRemotes()
+	return int(slots) - 1, err
+}
+
 func settingsOf(n store.Nodes) state.NodeSettings {
 	if n.Settings == nil {
 		return peers.DefaultSettings()

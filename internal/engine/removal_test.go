@@ -248,7 +248,7 @@ func TestAChangeThatFailsEndsNothing(t *testing.T) {
 	n.must(func(e *Engine) error { return e.AddServices(udp("10.96.0.1:80", "10.9.0.2:80")) })
 	f := flow{state.UDP, "10.1.0.9:4000", "10.96.0.1:80", "10.9.0.2:80", answered}
 	n.enter(f)
-	n.opts.Faults = (&breaking{2, errors.New("injected fault")}).wrap
+	n.opts.Faults = (&breaking{left: 2, err: errors.New("injected fault")}).wrap
 	err := n.do(func(e *Engine) error { return e.UpsertServices([]state.Service{udp("10.96.0.1:80", "10.9.0.3:80")}) })
 	n.opts.Faults = nil
 	if got, _ := n.left(f); err == nil || got != 2 {

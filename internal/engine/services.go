@@ -231,6 +231,9 @@ func (e *Engine) RemoveServices(list ...state.Frontend) error {
 
 // change journals and applies ch, and what op says of records.
 func (e *Engine) change(ch service.Change, op operation) error {
+	if err := e.undoFirst(); err != nil {
+		return err
+	}
 	op.Kind, op.Removes = opServices, ch.Removes
 	for _, b := range ch.Upserts {
 		if !e.services.Holds(b) {
@@ -254,10 +257,31 @@ func (e *Engine) change(ch service.Change, op operation) error {
 	}
 	undo := (*reconcile.UndoError)(nil)
 	if errors.As(err, &undo) || err != nil && e.applyServices(inverse) != nil {
-		// The next tool brings the old state back.
+		// The next change, or the next tool, brings the old state back.
+		e.undo, e.services = &inverse, nil
 		return errors.Join(err, e.store.WriteJournal(inverse))
 	}
 	return errors.Join(err, e.store.ClearJournal())
+}
+
+// undoFirst undoes a change of before that failed, and could not be undone then. Its error
+// is told in words alone: whoever asks for another change does not cause it.
+func (e *Engine) undoFirst() error {
+	if e.undo == nil {
+		return nil
+	}
+	undo := *e.undo
+	err := e.store.WriteJournal(undo)
+	if err == nil {
+		err = e.applyServices(undo)
+	}
+	if err != nil {
+		e.services = nil
+		return fmt.Errorf("a change before this one failed, and can still not be undone: %v", err)
+	}
+	e.undo = nil
+	e.settle(undo.Departures)
+	return errors.Join(e.store.ClearJournal(), e.loadServices())
 }
 
 // applyServices applies op. What could not be cleaned up after it is no
@@ -331,8 +355,9 @@ func (e *Engine) inverse(op operation) operation {
 // completed ends the journal of an endpoint that came or went, when the Services
 // have followed it: who is killed in between is finished by the next tool.
 func (e *Engine) completed() error {
-	if undo := (*reconcile.UndoError)(nil); errors.As(e.relocate(), &undo) {
-		return nil // by now the journal is about the Services
+	e.relocate()
+	if e.undo != nil {
+		return e.store.WriteJournal(*e.undo)
 	}
 	return e.store.ClearJournal()
 }
@@ -340,7 +365,7 @@ func (e *Engine) completed() error {
 // relocate plans the Services of the command line anew, after endpoints came or
 // went: which backends are local may have changed. The endpoint's change is in
 // force whatever becomes of this.
-func (e *Engine) relocate() error {
+func (e *Engine) relocate() {
 	records, err := e.store.Services()
 	records = slices.DeleteFunc(records, func(s state.Service) bool {
 		return s.Internal != state.PolicyLocal && s.External != state.PolicyLocal
@@ -351,5 +376,4 @@ func (e *Engine) relocate() error {
 	if err != nil {
 		e.opts.Notify("Services with the traffic policy Local may still lead as before: " + err.Error())
 	}
-	return err
 }

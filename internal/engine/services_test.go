@@ -52,13 +52,14 @@ func TestServicesAreRestoredFromTheTables(t *testing.T) {
 
 // breaking makes the n-th write to any table of Services fail.
 type breaking struct {
-	left int
-	err  error
+	left    int
+	err     error
+	forEver bool // and those after it
 }
 
 func (b *breaking) write() error {
 	b.left--
-	if b.left == 0 {
+	if b.left == 0 || b.forEver && b.left < 0 {
 		return b.err
 	}
 	return nil
@@ -90,18 +91,12 @@ func (b *breaking) wrap(t reconcile.ServiceTables) reconcile.ServiceTables {
 
 func TestAFailedWriteKeepsTheServicesInForce(t *testing.T) {
 	n := newNode(t)
-	n.must(func(e *Engine) error {
-		return e.AddServices(svc("10.96.0.1:80", "10.9.0.1:80", "10.9.0.2:80"), svc("10.96.0.2:80", "10.9.0.3:80"))
-	})
+	n.must(func(e *Engine) error { return e.AddServices(twoServices()...) })
 	before := n.services()
-	change := []state.Service{
-		svc("10.96.0.1:80", "10.9.0.4:80", "10.9.0.5:80", "10.9.0.6:80"),
-		svc("10.96.0.2:80", "10.9.0.3:80", "10.9.0.1:80"), svc("10.96.0.3:80", "10.9.0.7:80"),
-	}
 	fault := errors.New("injected fault")
 	for i := 1; ; i++ {
-		n.opts.Faults = (&breaking{i, fault}).wrap
-		err := n.do(func(e *Engine) error { return e.UpsertServices(change) })
+		n.opts.Faults = (&breaking{left: i, err: fault}).wrap
+		err := n.do(func(e *Engine) error { return e.UpsertServices(threeServices()) })
 		n.opts.Faults = nil
 		if err == nil {
 			if i < 6 {

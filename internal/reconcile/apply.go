@@ -55,17 +55,30 @@ type transaction struct {
 	sources     map[datapath.SourceKey]bool // true: it is in the table
 	undo        []func() error
 	metaChanged bool
+	cramped     bool // all that can be is done in place
+	large       bool // something could be, and is not
 }
 
 // Apply makes every binding of upserts what it says there, and removes those of
 // removes; absent ones are no error. All take effect or, when an error other
-// than CleanupError returns, none.
+// than CleanupError returns, none. Where fresh slots find no room beside the old ones,
+// a moment of a mixture is better than backends that are gone.
 func (s *Services) Apply(upserts []state.Binding, removes []state.BindingKey) error {
+	large, err := s.apply(upserts, removes, false)
+	if large && errors.As(err, new(*datapath.FullError)) {
+		_, err = s.apply(upserts, removes, true)
+	}
+	return err
+}
+
+// apply is one try. large: it was undone, and changes Services under fresh slots that
+// a cramped one changes in place.
+func (s *Services) apply(upserts []state.Binding, removes []state.BindingKey, cramped bool) (large bool, err error) {
 	if err := s.readMeta(); err != nil {
-		return err
+		return false, err
 	}
 	before := s.meta
-	tx := &transaction{s: s, addresses: make(map[datapath.Addr]bool), sources: make(map[datapath.SourceKey]bool)}
+	tx := &transaction{s: s, cramped: cramped, addresses: make(map[datapath.Addr]bool), sources: make(map[datapath.SourceKey]bool)}
 	kept := make(map[state.BindingKey]bool, len(upserts))
 	for _, b := range upserts {
 		kept[b.Key()] = true
@@ -83,12 +96,13 @@ func (s *Services) Apply(upserts []state.Binding, removes []state.BindingKey) er
 	tx.planShared()
 	tx.metaChanged = s.meta != before
 	if err := tx.write(); err != nil {
-		return errors.Join(tx.revert(err), s.reload())
+		err, again := tx.revert(err), s.reload()
+		return tx.large && again == nil && !errors.As(err, new(*UndoError)), errors.Join(err, again)
 	}
 	if err := tx.cleanup(); err != nil {
-		return errors.Join(&CleanupError{err}, s.reload())
+		return false, errors.Join(&CleanupError{err}, s.reload())
 	}
-	return nil
+	return false, nil
 }
 
 // touch notes what k shares with others, for planShared.
@@ -152,7 +166,8 @@ func (tx *transaction) planUpsert(b state.Binding) {
 	if b.Affinity > 0 {
 		f.members = ids
 	}
-	plan := planSlots(old, f, b, ids)
+	plan := tx.planSlots(old, f, b, ids)
+	tx.large = tx.large || had && plan.Large
 	f.slots, f.value.Backends = plan.Slots, uint32(len(plan.Slots))
 	if had && !plan.Fresh && len(plan.Writes) == 0 && f.value == old.value && sameSet(f.sources, old.sources) {
 		return
@@ -175,15 +190,18 @@ func (tx *transaction) planUpsert(b state.Binding) {
 }
 
 // planSlots turns the slots of old into those that b needs.
-func planSlots(old, f frontend, b state.Binding, ids []uint32) service.Plan {
+func (tx *transaction) planSlots(old, f frontend, b state.Binding, ids []uint32) service.Plan {
 	var plan service.Plan
-	if b.Algorithm == state.Maglev {
+	switch {
+	case b.Algorithm == state.Maglev:
 		table := make([]uint32, 0, service.MaglevSize(len(ids)))
 		for _, i := range service.Maglev(b.Backends) {
 			table = append(table, ids[i])
 		}
 		plan = service.PlanTable(old.slots, table)
-	} else {
+	case tx.cramped:
+		plan = service.PlanInPlace(old.slots, ids)
+	default:
 		plan = service.PlanSlots(old.slots, ids)
 	}
 	// Slots that would be read in another way, and entries of members that a killed
@@ -191,7 +209,7 @@ func planSlots(old, f frontend, b state.Binding, ids []uint32) service.Plan {
 	unlike := (old.value.Affinity == 0) != (f.value.Affinity == 0)
 	missing := len(f.members) > 0 && !sameSet(distinct(old.slots), old.members)
 	if unlike || missing || (old.value.Flags^f.value.Flags)&bpfgen.SvcMaglev != 0 {
-		plan.Fresh = true
+		plan.Fresh, plan.Large = true, false
 	}
 	return plan
 }

@@ -30,6 +30,7 @@ type world struct {
 	writes    int
 	failAt    int  // 0: never
 	dead      bool // every write after failAt fails too: the tool was killed
+	room      int  // slots that the table of slots has; 0: as many as are asked for
 	watch     func()
 }
 
@@ -45,14 +46,18 @@ func (w *world) write() error {
 
 // memTable writes one pair at a time, as a batch that is interrupted does.
 type memTable[K, V comparable] struct {
-	w *world
-	m map[K]V
+	w    *world
+	m    map[K]V
+	room int
 }
 
 func (t memTable[K, V]) Put(keys []K, values []V) error {
 	for i, k := range keys {
 		if err := t.w.write(); err != nil {
 			return err
+		}
+		if _, has := t.m[k]; !has && t.room > 0 && len(t.m) >= t.room {
+			return &datapath.FullError{Table: "a test's", Max: uint32(t.room)}
 		}
 		t.m[k] = values[i]
 		t.w.watch()
@@ -88,16 +93,17 @@ func (w *world) clone() *world {
 	c := newWorld()
 	c.frontends, c.slots = maps.Clone(w.frontends), maps.Clone(w.slots)
 	c.backends, c.meta, c.sources = maps.Clone(w.backends), maps.Clone(w.meta), maps.Clone(w.sources)
+	c.room = w.room
 	return c
 }
 
 func (w *world) tables() ServiceTables {
 	return ServiceTables{
-		Frontends: memTable[datapath.FrontendKey, datapath.Frontend]{w, w.frontends},
-		Slots:     memTable[datapath.SlotKey, uint32]{w, w.slots},
-		Backends:  memTable[uint32, datapath.Backend]{w, w.backends},
-		Sources:   memTable[datapath.SourceKey, uint8]{w, w.sources},
-		Meta:      memTable[uint32, datapath.Meta]{w, w.meta},
+		Frontends: memTable[datapath.FrontendKey, datapath.Frontend]{w, w.frontends, 0},
+		Slots:     memTable[datapath.SlotKey, uint32]{w, w.slots, w.room},
+		Backends:  memTable[uint32, datapath.Backend]{w, w.backends, 0},
+		Sources:   memTable[datapath.SourceKey, uint8]{w, w.sources, 0},
+		Meta:      memTable[uint32, datapath.Meta]{w, w.meta, 0},
 	}
 }
 

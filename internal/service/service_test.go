@@ -82,7 +82,13 @@ func TestPlanSlotsOnGeneratedSets(t *testing.T) {
 		old := rand.Perm(8)[:rand.IntN(8)]
 		want := rand.Perm(8)[:rand.IntN(8)]
 		o, w := ids(old), ids(want)
-		p := PlanSlots(o, w)
+		p := PlanInPlace(o, w)
+		if p.Fresh {
+			t.Fatalf("%v -> %v: %+v", o, w, p)
+		}
+		if rand.IntN(2) == 0 {
+			p = PlanSlots(o, w)
+		}
 		got, sorted := slices.Sorted(slices.Values(p.Slots)), slices.Sorted(slices.Values(w))
 		if !slices.Equal(got, sorted) {
 			t.Fatalf("%v -> %v: %+v", o, w, p)

@@ -18,6 +18,7 @@ type SlotWrite struct {
 // Plan says how to turn the slots `old` of a Service into those of `want`.
 type Plan struct {
 	Fresh  bool        // write all of Slots under a fresh id, then flip the frontend
+	Large  bool        // only because in place it is more than MaxInPlace
 	Writes []SlotWrite // in place: before the count changes
 	Tail   []uint32    // in place: slots to delete after the count changed
 	Slots  []uint32    // backend ids, in slot order, when done
@@ -26,6 +27,15 @@ type Plan struct {
 // PlanSlots turns the backend ids old, in slot order, into the set want. Kept
 // backends keep their slots; a hole is filled by a new backend or by the last.
 func PlanSlots(old, want []uint32) Plan {
+	p := PlanInPlace(old, want)
+	if len(p.Writes) > MaxInPlace || len(p.Tail) > MaxInPlace {
+		return Plan{Fresh: true, Large: true, Slots: want}
+	}
+	return p
+}
+
+// PlanInPlace is PlanSlots for who has no room for fresh slots, however many change.
+func PlanInPlace(old, want []uint32) Plan {
 	wanted := make(map[uint32]bool, len(want))
 	for _, id := range want {
 		wanted[id] = true
@@ -47,9 +57,6 @@ func PlanSlots(old, want []uint32) Plan {
 	p := fillSlots(slices.Clone(old), wanted, added)
 	for i := len(p.Slots); i < len(old); i++ {
 		p.Tail = append(p.Tail, uint32(i))
-	}
-	if len(p.Writes) > MaxInPlace || len(p.Tail) > MaxInPlace {
-		return Plan{Fresh: true, Slots: want}
 	}
 	return p
 }
