@@ -266,6 +266,7 @@ func (s *syncer) attempt(ctx context.Context, affected []k8s.Affected) (done []k
 		return affected
 	}
 	for _, a := range affected {
+		s.lives() // with a table that is full, a try is long
 		if len(affected) > 1 {
 			err = s.apply(ctx, []k8s.Affected{a})
 		}

@@ -112,7 +112,7 @@ func (t Table[K, V]) grow(m *ebpf.Map, more int) (*ebpf.Map, error) {
 		return nil, err
 	}
 	if ofAnother(meta.Build) { // its programs may know this very table
-		return nil, &FullError{t.name, m.MaxEntries()}
+		return nil, fmt.Errorf("table %s has %d entries, and grows when the programs of another build have been replaced", t.name, m.MaxEntries())
 	}
 	specs, err := tableSpecs()
 	if err != nil {

@@ -143,3 +143,32 @@ func TestDevicesThatPortsChoose(t *testing.T) {
 		})
 	}
 }
+
+// So it is where a routing rule does, in any of its words.
+func TestDevicesThatRulesChooseByPorts(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.masqueraded()
+	w.run("ip route add default via 198.51.101.9 dev w1 table 77 && ip -6 route add default via 2001:db8:1::9 dev w1 table 77")
+	for rule, chooses := range map[string]bool{
+		"pref 700 ipproto tcp lookup 77": true, "pref 700 ipproto udp dport 53 lookup 77": true, "pref 700 ipproto tcp sport 80 lookup 77": true,
+		"pref 700 tos 0x10 lookup 77": true, "pref 700 from 10.77.0.0/16 lookup 77": false,
+	} {
+		for _, family := range []string{"-4", "-6"} {
+			if family == "-6" && !chooses {
+				continue
+			}
+			w.run("ip %s rule add %s", family, rule)
+			w.must(func(e *Engine) error {
+				if err := e.syncMasquerade(); err != nil {
+					return err
+				}
+				s, err := e.masqueradeStatus()
+				if err == nil && (s.By == "ebpf") == chooses || strings.Contains(strings.Join(s.Because, "\n"), "rule 700") != chooses {
+					t.Errorf("%s %s: by %s, because %q", family, rule, s.By, s.Because)
+				}
+				return err
+			})
+			w.run("ip %s rule del %s", family, rule)
+		}
+	}
+}

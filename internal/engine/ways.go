@@ -243,7 +243,28 @@ func (e *Engine) otherWays(edges map[uint32]datapath.Wear) ([]string, error) {
 			out = append(out, fmt.Sprintf("device %s leads to %s, and is none of the edge's", l.Attrs().Name, r.Dst))
 		}
 	}
+	if len(edges) > 1 {
+		byPorts, err := rulesByPorts()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, byPorts...)
+	}
 	slices.Sort(out)
+	return out, nil
+}
+
+// rulesByPorts are routing rules by more than the ends' addresses, of several devices.
+func rulesByPorts() (out []string, err error) {
+	rules, err := netns.Rules()
+	if err != nil {
+		return nil, fmt.Errorf("list routing rules: %w", err)
+	}
+	for _, r := range rules {
+		if r.IPProto > 0 || r.Sport != nil || r.Dport != nil || r.Tos != 0 {
+			out = append(out, fmt.Sprintf("routing rule %d is about protocols, ports or the type of service, so flows between the same ends may leave by several devices", r.Priority))
+		}
+	}
 	return out, nil
 }
 

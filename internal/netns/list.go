@@ -35,6 +35,11 @@ func Routes(family int, filter *netlink.Route, mask uint64) ([]netlink.Route, er
 	return Dump(func() ([]netlink.Route, error) { return netlink.RouteListFiltered(family, filter, mask) })
 }
 
+// Rules are the routing rules of all families.
+func Rules() ([]netlink.Rule, error) {
+	return Dump(func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_ALL) })
+}
+
 // RoutesBy are the routes of both families by l.
 func RoutesBy(l netlink.Link) ([]netlink.Route, error) {
 	return Dump(func() ([]netlink.Route, error) { return netlink.RouteList(l, netlink.FAMILY_ALL) })
