@@ -313,7 +313,7 @@ func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.No
 		}
 	}
 	return errors.Join(
-		e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{config}),
+		e.putConfig(config),
 		e.dp.Edge.Put([]uint32{bpfgen.EdgeTunnel}, []datapath.EdgeConfig{own}),
 		e.putRemotes(slots), replace(e.dp.Peers, refsByAddr(remotes)), replace(e.dp.Nets, nets))
 }
@@ -327,6 +327,16 @@ func refsByAddr(remotes []state.Node) map[datapath.Addr]uint32 {
 		}
 	}
 	return out
+}
+
+// putConfig makes want what the programs know of this node. What is kept of flows is void when
+// that has changed: a tunnel has come, say, that pods' own packets must not lead into.
+func (e *Engine) putConfig(want datapath.NodeConfig) error {
+	was, _, err := e.dp.Node.Get(0)
+	if err != nil || was == want {
+		return err
+	}
+	return errors.Join(e.dp.Node.Put([]uint32{0}, []datapath.NodeConfig{want}), e.dp.VoidFlows())
 }
 
 // putRemotes makes the table of nodes exactly want. What is kept of flows to and

@@ -55,6 +55,8 @@ func TestWhatIsKeptOfFlowsIsVoidWhenANodeOrAnEndpointChanges(t *testing.T) {
 		{"the node is there as before", func(e *Engine) error { return e.putRemotes(one) }, false},
 		{"it is reached by the tunnel", func(e *Engine) error { return e.putRemotes(tunnelled) }, true},
 		{"it goes", func(e *Engine) error { return e.putRemotes(nil) }, true},
+		{"the tunnel has another port", func(e *Engine) error { return e.putConfig(datapath.NodeConfig{Overlay: 7, Port: 1}) }, true},
+		{"and keeps it", func(e *Engine) error { return e.putConfig(datapath.NodeConfig{Overlay: 7, Port: 1}) }, false},
 		{"an endpoint is looked at", func(e *Engine) error { slot(e); return nil }, false},
 		{"an endpoint is written", func(e *Engine) error {
 			return e.dp.Endpoints.Put([]uint32{ep.ID}, []datapath.EndpointSlot{slot(e)})
