@@ -28,6 +28,14 @@
 #include "lib/source.h"
 #include "lib/wire.h"
 
+/* netkit leaves a packet the type that its sender told the kernel, which is what the kernel goes by behind the hook. */
+inline_fn bool disguised(struct __sk_buff *skb)
+{
+	__be16 *type = (__be16 *)packet(skb) + ETH_ALEN;
+
+	return deliver_egress && (void *)(type + 1) <= packet_end(skb) && *type != skb->protocol;
+}
+
 SEC("tc")
 int from_pod(struct __sk_buff *skb)
 {
@@ -37,6 +45,8 @@ int from_pod(struct __sk_buff *skb)
 	struct pkt p = {};
 	int reason, verdict;
 
+	if (unlikely(disguised(skb)))
+		return drop(skb, REASON_ETHERTYPE, DIR_FROM_POD);
 	p.shape = glance(skb, &p);
 	verdict = near_way(skb, &p);
 	if (likely(is_verdict(verdict)))

@@ -245,6 +245,21 @@ inline_fn bool way_back(const struct netns_info *ns, __u64 cookie, const struct 
 	return true;
 }
 
+/* The socket goes to a backend itself: from now on what comes from there is the backend's. */
+inline_fn int straight(struct bpf_sock_addr *ctx, const struct dest *d)
+{
+	struct sock_flow_key key = { .addr = d->addr, .port = d->port, .kind = SOCK_FLOW_BACK };
+	struct sock_flow *back;
+
+	key.cookie = bpf_get_socket_cookie(ctx);
+	back = bpf_map_lookup_elem(&mst_sock_flows_v1, &key);
+	if (back && (back->port != d->port || !addr_equal(&back->addr, &d->addr))) {
+		back->addr = d->addr;
+		back->port = d->port;
+	}
+	return KEEP;
+}
+
 /**
  * send_to - choose where a datagram of an unconnected socket goes
  * @d: the destination; a backend's on REWRITE
@@ -267,7 +282,7 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 	s = service_find(&d->addr, d->port, ctx->protocol, scope_of(ns, &d->addr), &address);
 	if (!s) {
 		if (!(address & SVC_REFUSE))
-			return KEEP;
+			return straight(ctx, d);
 		refuse(ctx, ns, d, REASON_SERVICE_PORT);
 		return REFUSED;
 	}

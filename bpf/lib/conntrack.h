@@ -222,7 +222,8 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 	}
 	expires = f->now + ct_lifetime(e, p->proto, !e->opening || ct_lasts(e, p->proto));
 	/* Of one that closes it says to the second when: by that its room is left to others (near_leaves). */
-	if (p->tcp_flags & (TCP_FIN | TCP_RST) || expires - e->expires + CT_REFRESH - 1 >= 2 * CT_REFRESH - 1) {
+	if (e->opener.endpoint != CT_END_CUT && /* which lives as long as policy said (judge_again) */
+	    (p->tcp_flags & (TCP_FIN | TCP_RST) || expires - e->expires + CT_REFRESH - 1 >= 2 * CT_REFRESH - 1)) {
 		near_elsewhere(&f->key, e, expires);
 		e->expires = expires;
 		if (e->role != CT_DIRECT)

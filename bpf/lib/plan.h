@@ -185,7 +185,7 @@ inline_fn void socket_service(struct __sk_buff *skb, const struct pkt *p, struct
 		e->backend = peer->backend;
 	} else {
 		flow = key.cookie ? bpf_map_lookup_elem(&mst_sock_flows_v1, &key) : NULL;
-		if (!flow)
+		if (!flow || (flow->port == p->t.dport && addr_equal(&flow->addr, &p->t.dst))) /* or it went there itself */
 			return;
 		e->frontend = flow->addr;
 		e->frontend_port = flow->port;

@@ -71,12 +71,12 @@ slow_fn int wire_to_stack(struct __sk_buff *skb, const struct pkt *p)
  */
 slow_fn int wire_sent(struct __sk_buff *skb, const struct pkt *p)
 {
-	__u32 ref = skb->cb[CB_REMOTE], of = p ? remote_find(&p->t.src) : 0;
+	__u32 ref = skb->cb[CB_REMOTE], of = remote_find(&p->t.src);
 	struct remote *r = remote_of(of);
 
-	if (ref)
-		return of == ref ? REASON_NONE : REASON_TUNNEL_SOURCE;
-	return r && r->flags & REMOTE_TUNNEL ? WIRE_TO_STACK : REASON_NONE;
+	if (ref && of != ref)
+		return endpoint_of(&p->t.src) ? REASON_WIRE_SPOOFED : REASON_TUNNEL_SOURCE;
+	return !ref && r && r->flags & REMOTE_TUNNEL ? WIRE_TO_STACK : REASON_NONE;
 }
 
 /**

@@ -27,11 +27,14 @@ import (
 // CAP_NET_RAW or CAP_NET_ADMIN does to pass its own hook by is caught at the
 // parent's egress and at the destination's ingress. See docs/boundary.md.
 
-var inPodModes = []lab.Mode{lab.Macvlan, lab.IPVlan, lab.IPVlanL3}
+var (
+	inPodModes  = []lab.Mode{lab.Macvlan, lab.IPVlan, lab.IPVlanL3}
+	netkitModes = []lab.Mode{lab.Netkit, lab.NetkitL3} // nothing in the pod is behind their hook, but for the type of what is sent
+)
 
 func TestBoundaryInsideThePod(t *testing.T) {
 	for _, mode := range modes() {
-		if !slices.Contains(inPodModes, mode) {
+		if !slices.Contains(inPodModes, mode) && !slices.Contains(netkitModes, mode) {
 			continue
 		}
 		t.Run(string(mode), func(t *testing.T) {
@@ -54,7 +57,9 @@ func (w *world) boundary(mode lab.Mode) {
 		{"changed behind its own hook", (*world).changedBehindItsHook},
 		{"as a router", (*world).asARouter},
 	}
-	if mode == lab.Macvlan {
+	if slices.Contains(netkitModes, mode) {
+		tests = []test{{"as another type", (*world).asAnotherType}}
+	} else if mode == lab.Macvlan {
 		tests = append(tests,
 			test{"past its own hook, out of the node", (*world).pastItsHook},
 			test{"past its own hook, as the node", (*world).asTheNode},
@@ -185,6 +190,20 @@ func (w *world) throughItsHook() {
 	w.counts("spoofed_mac", "from_pod", func() {
 		w.send(eth0, frame{net.HardwareAddr{2, 0, 0, 0, 0, 9}, parent, address(w.client, w.ipv6), w.out()}, false)
 	})
+}
+
+// asAnotherType sends what its link header says is one thing, and its socket another: the kernel goes by the socket.
+func (w *world) asAnotherType() {
+	eth0 := w.child("eth0")
+	f := frame{eth0.mac, eth0.mac, address(w.servers[0], w.ipv6), w.out()}
+	for _, said := range []uint16{unix.ETH_P_ARP, unix.ETH_P_IP, unix.ETH_P_IPV6} {
+		if said == bits.ReverseBytes16(f.protocol()) {
+			continue
+		}
+		b := f.bytes()
+		binary.BigEndian.PutUint16(b[12:], said)
+		w.counts("ethertype", "from_pod", func() { w.put(eth0, b, f.protocol(), false) })
+	}
 }
 
 // asARouter: on one wire with others, a pod that is believed to be their router has what they send.
@@ -412,6 +431,12 @@ func (w *world) bypass(c child, f frame) { w.send(c, f, true) }
 // send puts a frame on an interface of the client pod by a packet socket.
 func (w *world) send(c child, f frame, bypass bool) {
 	w.t.Helper()
+	w.put(c, f.bytes(), f.protocol(), bypass)
+}
+
+// put is send of any bytes; protocol is what the socket says of them.
+func (w *world) put(c child, b []byte, protocol uint16, bypass bool) {
+	w.t.Helper()
 	w.must(w.client.Do(func() error {
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
 		if err != nil {
@@ -423,7 +448,7 @@ func (w *world) send(c child, f frame, bypass bool) {
 				return fmt.Errorf("PACKET_QDISC_BYPASS: %w", err)
 			}
 		}
-		err = unix.Sendto(fd, f.bytes(), 0, &unix.SockaddrLinklayer{Ifindex: c.index, Protocol: f.protocol(), Halen: 6})
+		err = unix.Sendto(fd, b, 0, &unix.SockaddrLinklayer{Ifindex: c.index, Protocol: protocol, Halen: 6})
 		if errors.Is(err, unix.ENOBUFS) {
 			err = nil // how the kernel says that a program on the way dropped it
 		}

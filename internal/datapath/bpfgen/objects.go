@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "de098990b15c102b9943501280d5b9c7e71789f23618523c9467fc66342c9643"
+const ObjectsHash = "c20e179bed93417ebbfd3cef01a8e7ab0a87f26de0895c90a03b99086c263509"
