@@ -190,6 +190,8 @@ int edge_in(struct __sk_buff *skb)
 		return NEXT;
 	}
 	ct_find_whole(&f, &p, CT_SCOPE_FLOW);
+	if (!from_door && f.e && !f.reply && f.e->role == CT_PRE_NAT && f.e->flags & CT_MASQUERADE) /* a pod's here, which sends elsewhere */
+		return edge_done(skb, &p, edge_drop(skb, REASON_WIRE_SPOOFED));
 	if (address && f.e && begins_anew(&f, &p))
 		ct_forget(&f);
 	if (!f.e)

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "c20e179bed93417ebbfd3cef01a8e7ab0a87f26de0895c90a03b99086c263509"
+const ObjectsHash = "31b9784d24fa7aa7a629443f51a6e262931d2cfabdf71da1521ebabdbf9d0c0c"

@@ -448,6 +448,10 @@ func TestAServiceOutsideIsMasqueraded(t *testing.T) {
 			m.want("answer", m.arrive(m.to, worn, syn|ack), m.pod.ID, vip, m.from)
 			m.want("more", m.answer(m.pod, m.from, vip, ack), 0, worn, m.to)
 		}
+		for _, flags := range []uint8{ack, rst, syn} { // somebody on the wire speaks for the pod
+			m.dropped(m.arrive(m.from, vip, flags), bpfgen.ReasonWireSpoofed)
+		}
+		m.want("more", m.answer(m.pod, m.from, vip, ack), 0, worn, m.to)
 	})
 }
 
