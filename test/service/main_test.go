@@ -83,7 +83,7 @@ func (w *world) table() {
 		{"every backend is used", (*world).everyBackend},
 		{"udp connected and unconnected", (*world).udpByService},
 		{"udp datagrams larger than the mtu", (*world).udpFragments},
-		{"two Services, one backend, one udp socket", (*world).udpTwoServices},
+		{"two Services, their backend itself, one udp socket", (*world).udpTwoServices},
 		{"an IPv6 socket's tcp, by IPv4-mapped address too", (*world).mappedTCP},
 		{"an IPv6 socket's udp, by IPv4-mapped address too", (*world).mappedUDP},
 		{"sctp by Service", (*world).sctp},

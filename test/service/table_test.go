@@ -164,7 +164,7 @@ func (w *world) udpFragments() {
 func (w *world) udpTwoServices() {
 	u := w.listenUDP(w.client)
 	for i := range 10 {
-		for _, dst := range []netip.AddrPort{w.service(), w.twin()} {
+		for _, dst := range []netip.AddrPort{w.service(), w.twin(), w.direct(0)} {
 			_, from, err := datagram(u, dst, []byte("who"))
 			w.must(err)
 			if from != dst {
