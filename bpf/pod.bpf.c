@@ -29,11 +29,16 @@
 #include "lib/wire.h"
 
 /* netkit leaves a packet the type that its sender told the kernel, which is what the kernel goes by behind the hook. */
-inline_fn bool disguised(struct __sk_buff *skb)
+inline_fn bool disguised(struct __sk_buff *skb, const struct pkt *p)
 {
-	__be16 *type = (__be16 *)packet(skb) + ETH_ALEN;
+	__be16 *type;
 
-	return deliver_egress && (void *)(type + 1) <= packet_end(skb) && *type != skb->protocol;
+	if (!deliver_egress)
+		return false;
+	if (likely(p->shape))
+		return skb->protocol != (p->ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP));
+	type = (__be16 *)packet(skb) + ETH_ALEN;
+	return (void *)(type + 1) <= packet_end(skb) && *type != skb->protocol;
 }
 
 SEC("tc")
@@ -45,9 +50,9 @@ int from_pod(struct __sk_buff *skb)
 	struct pkt p = {};
 	int reason, verdict;
 
-	if (unlikely(disguised(skb)))
-		return drop(skb, REASON_ETHERTYPE, DIR_FROM_POD);
 	p.shape = glance(skb, &p);
+	if (unlikely(disguised(skb, &p)))
+		return drop(skb, REASON_ETHERTYPE, DIR_FROM_POD);
 	verdict = near_way(skb, &p);
 	if (likely(is_verdict(verdict)))
 		return verdict;

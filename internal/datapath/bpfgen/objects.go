@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "31b9784d24fa7aa7a629443f51a6e262931d2cfabdf71da1521ebabdbf9d0c0c"
+const ObjectsHash = "dd4b93c8717455dd1e1cc6a598052b737ace56db6e49bd2e90595e9a2d3dfd4a"
