@@ -80,6 +80,15 @@ inline_fn bool edge_passing(struct __sk_buff *skb)
 	       edge_turns(EDGE_TURN_IN);
 }
 
+/* What may be of a connection that is left of a Service whose address went with it. @p: as glance leaves it, which
+ * knows no ports of SCTP, and with the protocol */
+inline_fn bool left_behind(const struct __sk_buff *skb, const struct pkt *p)
+{
+	if (from_tunnel || skb->pkt_type != PACKET_HOST)
+		return false;
+	return p->shape ? gone_port(p->t.dport) : p->proto == IPPROTO_SCTP;
+}
+
 /* Whether a fragment has been gathered: it is in order, and for the node whatever its link address. */
 slow_fn bool gathered(struct __sk_buff *skb)
 {
@@ -149,12 +158,12 @@ SEC("tc")
 int edge_in(struct __sk_buff *skb)
 {
 	__u32 generation = nobody_generation();
-	bool again = false;
+	bool again = false, left;
 	struct pkt p = {};
 	struct addr dst;
 	struct flow f;
+	int verdict, proto;
 	__u16 address;
-	int verdict;
 
 	p.shape = glance(skb, &p);
 	way_slot_note(skb, WAY_NONE);
@@ -165,12 +174,16 @@ int edge_in(struct __sk_buff *skb)
 		if (verdict != FAST_NO)
 			return edge_done(skb, &p, verdict);
 	}
-	if (destination(skb, &dst) == NO_DESTINATION)
+	proto = destination(skb, &dst);
+	if (proto == NO_DESTINATION)
 		return NEXT;
-	if (!p.shape)
+	if (!p.shape) {
+		p.proto = proto;
 		again = gathered(skb);
+	}
 	address = skb->pkt_type == PACKET_HOST ? destination_flags(&dst) : 0;
-	if (!address && !edge_passing(skb))
+	left = !address && left_behind(skb, &p);
+	if (!address && !left && !edge_passing(skb))
 		return NEXT;
 	f = (struct flow){ .now = now_seconds() };
 	/* What does not add up is the stack's to judge, as if nothing were here. */
@@ -192,11 +205,11 @@ int edge_in(struct __sk_buff *skb)
 	ct_find_whole(&f, &p, CT_SCOPE_FLOW);
 	if (!from_door && f.e && !f.reply && f.e->role == CT_PRE_NAT && f.e->flags & CT_MASQUERADE) /* a pod's here, which sends elsewhere */
 		return edge_done(skb, &p, edge_drop(skb, REASON_WIRE_SPOOFED));
-	if (address && f.e && begins_anew(&f, &p))
+	if ((address || left) && f.e && (begins_anew(&f, &p) || (!f.reply && edge_worn_out(f.e, &p.t))))
 		ct_forget(&f);
 	if (!f.e)
 		return address ? edge_done(skb, &p, edge_new(skb, &p, generation, f.now)) : NEXT;
-	if (!(f.e->flags & CT_EDGE) || !(address || f.reply))
+	if (!(f.e->flags & CT_EDGE) || !(address || left || f.reply))
 		return NEXT;
 	ct_touch(&f, &p);
 	verdict = f.e ? edge_known(skb, &p, &f) : edge_drop(skb, REASON_CT_FULL);

@@ -151,6 +151,15 @@ struct {
 	__type(value, __u64);
 } mst_frontend_ports_v1 SEC(".maps");
 
+/* Ports of frontends that clients outside used and that have gone: as mst_frontend_ports. Connections may go on there.
+ * Written by the engine before the frontend goes; read at the edge where a port or an address is nobody's. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, __u64);
+} mst_gone_ports_v1 SEC(".maps");
+
 /* (Service, slot) → backend id. Written by the reconciler, read after mst_services.
  * Size: endpoints over all Services. */
 GROWING(mst_slots_v1, struct slot_key, __u32);

@@ -118,6 +118,14 @@ int from_pod(struct __sk_buff *skb)
 	return to_send_out(verdict) ? sent_out(skb, &p, self) : edge_sent(skb, &p, self, verdict);
 }
 
+/* Whether a packet is another pod's: a bridge that does not know yet where that is sends it to all, and its own hook judges it. */
+inline_fn bool of_another(const struct __sk_buff *skb, const struct pkt *p)
+{
+	__u32 id = in_pod || from_wire || from_edge || p->kind == PKT_CONTROL ? 0 : endpoint_of(&p->t.dst);
+
+	return id && id != skb->cb[CB_ENDPOINT];
+}
+
 /* Return: a tc verdict: NEXT for what may enter the pod. */
 inline_fn int judge_entering(struct __sk_buff *skb)
 {
@@ -141,6 +149,8 @@ inline_fn int judge_entering(struct __sk_buff *skb)
 		if (reason)
 			return wire_verdict(skb, &p, reason);
 	}
+	if (!reason && of_another(skb, &p))
+		return TC_ACT_SHOT; /* nothing is lost: it is a copy */
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now, !in_pod);
 	if (in_pod && (!reason || reason == REASON_FRAG_NO_FIRST) &&

@@ -10,6 +10,7 @@
 #include "lib/sock_peer.h"
 #include "lib/sock_slot.h"
 
+#define INADDR_LOOPBACK 0x7f000001
 #define ECONNREFUSED 111
 #define EHOSTUNREACH 113
 #define ALLOW 1
@@ -52,6 +53,15 @@ inline_fn struct netns_info *socket_netns(struct bpf_sock_addr *ctx)
 	struct netns_info *ns = bpf_map_lookup_elem(&mst_netns_v1, &cookie);
 
 	return ns && ns->flags & EP_SERVICE_SOCKET ? ns : NULL;
+}
+
+/* The unspecified address is loopback's, which the kernel makes of it behind this. Node ports have it in the table. */
+inline_fn void name_loopback(struct dest *d)
+{
+	if (addr_is_ipv4(&d->addr) && !d->addr.words[3])
+		d->addr.words[3] = bpf_htonl(INADDR_LOOPBACK);
+	else if (addr_is_zero(&d->addr))
+		d->addr.quads[1] = bpf_cpu_to_be64(1);
 }
 
 /* Loopback is each namespace's own: frontends there are for the sockets of the node's. */
@@ -121,6 +131,7 @@ inline_fn int refuse(struct bpf_sock_addr *ctx, const struct netns_info *ns, con
 
 	if (c)
 		c->packets++;
+	opaque(ctx); /* else the compiler keeps the address of a field of it, which the verifier refuses */
 	event_refused(ns, d, ctx->protocol, reason, now_seconds());
 	if (has_set_retval)
 		bpf_set_retval(answer ? -ECONNREFUSED : -EHOSTUNREACH);
@@ -133,11 +144,26 @@ enum outcome {
 	REFUSED,
 };
 
-/* The socket goes elsewhere than to a Service. */
-inline_fn int keep(struct bpf_sock_addr *ctx)
+/* The socket goes to a backend itself: from now on what comes from there is the backend's. */
+inline_fn int straight(struct bpf_sock_addr *ctx, const struct dest *d)
+{
+	struct sock_flow_key key = { .addr = d->addr, .port = d->port, .kind = SOCK_FLOW_BACK };
+	struct sock_flow *back;
+
+	key.cookie = bpf_get_socket_cookie(ctx);
+	back = bpf_map_lookup_elem(&mst_sock_flows_v1, &key);
+	if (back && (back->port != d->port || !addr_equal(&back->addr, &d->addr))) {
+		back->addr = d->addr;
+		back->port = d->port;
+	}
+	return KEEP;
+}
+
+/* The socket connects elsewhere than to a Service. */
+inline_fn int keep(struct bpf_sock_addr *ctx, const struct dest *d)
 {
 	forget_peer(ctx);
-	return KEEP;
+	return ctx->protocol == IPPROTO_UDP ? straight(ctx, d) : KEEP;
 }
 
 /**
@@ -177,8 +203,8 @@ inline_fn struct backend *balance(struct bpf_sock_addr *ctx, const struct netns_
  */
 inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 {
-	struct sock_peer peer = { .frontend = d->addr, .frontend_port = d->port };
 	struct netns_info *ns = socket_netns(ctx);
+	struct sock_peer peer = {};
 	struct addr client;
 	struct service *s;
 	struct backend *b;
@@ -186,17 +212,20 @@ inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 
 	if (!ns)
 		return KEEP;
+	name_loopback(d);
 	s = service_find(&d->addr, d->port, ctx->protocol, scope_of(ns, &d->addr), &address);
 	if (!s) {
 		if (!(address & SVC_REFUSE))
-			return keep(ctx);
+			return keep(ctx, d);
 		refuse(ctx, ns, d, REASON_SERVICE_PORT);
 		return REFUSED;
 	}
 	client_of(ns, &d->addr, &client);
 	b = balance(ctx, ns, d, &client, &s, &peer.backend);
 	if (!b)
-		return s ? REFUSED : keep(ctx);
+		return s ? REFUSED : keep(ctx, d);
+	peer.frontend = d->addr;
+	peer.frontend_port = d->port;
 	peer.backend_addr = b->addr;
 	peer.backend_port = b->port;
 	peer.service = s->number;
@@ -245,32 +274,17 @@ inline_fn bool way_back(const struct netns_info *ns, __u64 cookie, const struct 
 	return true;
 }
 
-/* The socket goes to a backend itself: from now on what comes from there is the backend's. */
-inline_fn int straight(struct bpf_sock_addr *ctx, const struct dest *d)
-{
-	struct sock_flow_key key = { .addr = d->addr, .port = d->port, .kind = SOCK_FLOW_BACK };
-	struct sock_flow *back;
-
-	key.cookie = bpf_get_socket_cookie(ctx);
-	back = bpf_map_lookup_elem(&mst_sock_flows_v1, &key);
-	if (back && (back->port != d->port || !addr_equal(&back->addr, &d->addr))) {
-		back->addr = d->addr;
-		back->port = d->port;
-	}
-	return KEEP;
-}
-
 /**
- * send_to - choose where a datagram of an unconnected socket goes
+ * send_to - choose where a datagram goes whose sender names an address
  * @d: the destination; a backend's on REWRITE
  *
  * Return: enum outcome.
  */
 inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 {
-	struct sock_flow_key key = { .addr = d->addr, .port = d->port };
 	struct netns_info *ns = socket_netns(ctx);
 	struct sock_flow there = {};
+	struct sock_flow_key key;
 	struct addr client;
 	struct service *s;
 	struct backend *b;
@@ -279,6 +293,9 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 
 	if (!ns)
 		return KEEP;
+	name_loopback(d);
+	if (peer_backend(ctx, d))
+		return REWRITE;
 	s = service_find(&d->addr, d->port, ctx->protocol, scope_of(ns, &d->addr), &address);
 	if (!s) {
 		if (!(address & SVC_REFUSE))
@@ -286,7 +303,7 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 		refuse(ctx, ns, d, REASON_SERVICE_PORT);
 		return REFUSED;
 	}
-	key.cookie = bpf_get_socket_cookie(ctx);
+	key = (struct sock_flow_key){ .cookie = bpf_get_socket_cookie(ctx), .addr = d->addr, .port = d->port };
 	chosen = flow_backend(&key, &there);
 	if (!chosen) {
 		client_of(ns, &d->addr, &client);

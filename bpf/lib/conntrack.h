@@ -290,10 +290,11 @@ inline_fn void ct_forget(struct flow *f)
 }
 
 /**
- * ct_supplanted - whether the place of a closed flow's other half is another flow's by now
+ * ct_supplanted - whether the place of a flow's other half is another flow's by now
  *
  * A half that lies near leaves its room to others, soon after both ends have closed. What is left of
- * the flow must not lead its late packets into the next one.
+ * the flow must not lead its late packets into the next one. And of two flows that began on one tuple at
+ * the same moment, on two CPUs, only one has it.
  */
 global_fn int ct_supplanted(const struct ct_key *at, const struct ct_entry *e, __u32 now)
 {
@@ -309,11 +310,16 @@ global_fn int ct_supplanted(const struct ct_key *at, const struct ct_entry *e, _
 	return ct_alive(half, now) && !ct_is_half(half, e, &mine);
 }
 
-/* Find a packet's flow, but what is left of one that has closed. */
+/* Find a packet's flow, but what is left of one that has closed, or never had its other half. */
 inline_fn void ct_find_whole(struct flow *f, const struct pkt *p, __u8 scope)
 {
+	bool begins;
+
 	ct_find(f, p, scope);
-	if (f->e && f->e->role != CT_DIRECT && ct_closed(f->e) && ct_supplanted(&f->key, f->e, f->now))
+	if (!f->e || f->e->role == CT_DIRECT)
+		return;
+	begins = f->e->opening && !f->reply && !f->e->seen_reply;
+	if ((begins || ct_closed(f->e)) && ct_supplanted(&f->key, f->e, f->now))
 		ct_forget(f);
 }
 

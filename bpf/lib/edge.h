@@ -69,6 +69,19 @@ global_fn int edge_opened(struct pkt *p, struct tuple *t)
 	return 1;
 }
 
+/* A masqueraded flow that leads out by a device which is none of the edge's, where nobody translates its answers back,
+ * ends, as the kernel's own masquerade ends it: its next packet begins anew, under the address of that device. */
+global_fn int edge_forget(struct pkt *p)
+{
+	struct flow f = { .now = now_seconds() };
+
+	if (!p)
+		return 0;
+	ct_find(&f, p, CT_SCOPE_FLOW);
+	ct_forget(&f);
+	return 0;
+}
+
 /**
  * edge_stuck - what a pod sent and has no way out, becomes again what the pod sent: the node's stack says why
  * @p: translated
@@ -128,7 +141,7 @@ global_fn int edge_too_long(struct __sk_buff *skb, struct pkt *p)
  * between the same ends, have just gone
  * @p: as it leaves
  *
- * Return: a tc verdict, EDGE_STUCK or EDGE_TOO_LONG.
+ * Return: a tc verdict, EDGE_STUCK, EDGE_STRAYS or EDGE_TOO_LONG.
  */
 global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 {
@@ -175,6 +188,8 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 		skb->cb[CB_REASON] = fib.mtu_result;
 		return EDGE_TOO_LONG;
 	}
+	if (p->masqueraded && !bpf_map_lookup_elem(&mst_wear_v1, &way.ifindex))
+		return EDGE_STRAYS;
 	if (ends)
 		way_keep(ends, &way);
 	return way_out(skb, &way);
@@ -215,6 +230,10 @@ inline_fn int edge_unsent(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 
 	if (verdict == EDGE_STUCK)
 		return edge_stuck(skb, p);
+	if (verdict == EDGE_STRAYS) {
+		edge_forget(p);
+		return drop(skb, REASON_NO_ROUTE, DIR_EDGE);
+	}
 	verdict = edge_too_long(skb, p);
 	if (verdict != EDGE_TOO_LONG)
 		return verdict;
@@ -231,7 +250,7 @@ inline_fn int edge_sent(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 {
 	if (!in_pod && verdict == EDGE_SEND) {
 		verdict = edge_send(skb, p);
-		return verdict == EDGE_STUCK || verdict == EDGE_TOO_LONG ? edge_unsent(skb, p, self, verdict) : verdict;
+		return verdict <= EDGE_STUCK ? edge_unsent(skb, p, self, verdict) : verdict;
 	}
 	return !in_pod && verdict == EDGE_HOME ? edge_home(skb, p) : verdict;
 }

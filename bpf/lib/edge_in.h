@@ -167,10 +167,10 @@ inline_fn bool worn_before(__be16 dport)
 	return told_port(port) && (told_port(port - 1) || told_port(port + 1));
 }
 
-/* Whether a port that is nobody's now stays so for a while. */
+/* Whether a port that is nobody's now stays so for a while, and no flow is left there. */
 inline_fn bool stays_nobodys(__be16 dport)
 {
-	return !worn_port(dport) && !worn_more(dport) && !worn_before(dport);
+	return !worn_port(dport) && !worn_more(dport) && !worn_before(dport) && !gone_port(dport);
 }
 
 /* Whether an address is of a pod whose packets pass a host end of this node. */
@@ -188,6 +188,20 @@ inline_fn bool to_tunnel(const struct pkt *p)
 	struct node_config *n = of_tunnel(p->proto, p->t.dport) ? node_config() : NULL;
 
 	return n && (addr_equal(&p->t.dst, &n->ip4) || addr_equal(&p->t.dst, &n->ip6));
+}
+
+/**
+ * edge_worn_out - whether a flow from outside wears an address that the node has no longer: as masquerade_worn_out()
+ * @t: what its client sends
+ */
+slow_fn bool edge_worn_out(const struct ct_entry *e, const struct tuple *t)
+{
+	struct edge_config *c = edge_config(EDGE_TUNNEL);
+	const struct addr *worn = &e->other.src;
+
+	if (e->role != CT_PRE_NAT || e->flags & (CT_MASQUERADE | CT_FROM_NODE) || addr_equal(worn, &t->src))
+		return false;
+	return !(address_flags(worn) & SVC_NODE) && !(c && (addr_equal(worn, &c->ip4) || addr_equal(worn, &c->ip6)));
 }
 
 /**
@@ -314,6 +328,14 @@ slow_fn int edge_known(struct __sk_buff *skb, struct pkt *p, struct flow *f)
 	return reason ? edge_drop(skb, reason) : edge_deliver(skb, p, e->responder.endpoint);
 }
 
+/* Whether an address is of a node that is reached by the tunnel. */
+inline_fn bool by_tunnel(const struct addr *a)
+{
+	struct remote *r = remote_of(remote_find(a));
+
+	return r && r->flags & REMOTE_TUNNEL;
+}
+
 /* An ICMP error from outside about a flow from outside, either way. */
 slow_fn int edge_error(struct __sk_buff *skb, struct pkt *p, __u32 now)
 {
@@ -339,6 +361,7 @@ slow_fn int edge_error(struct __sk_buff *skb, struct pkt *p, __u32 now)
 		return NEXT;
 	/* It quotes what went to the client; the backend sent that from its own address. */
 	tuple_reverse(&other, &f.e->other);
+	q.worn_outer = by_tunnel(&other.src);
 	reason = translate_error(skb, p, &q, &other);
 	if (reason)
 		return edge_drop(skb, reason);

@@ -20,7 +20,8 @@ struct quote {
 	__u32 l4_off;
 	__u8 proto;
 	bool keep_outer; /* the error's own addresses stay: the node's stack gets it, which checks where they come from */
-	__u8 pad[6];
+	bool worn_outer; /* it comes from where the flow does: a tunnel takes nothing from a router elsewhere */
+	__u8 pad[5];
 };
 
 inline_fn bool quotes_icmp(const struct quote *q)
@@ -157,7 +158,7 @@ inline_fn int quote_addrs(struct __sk_buff *skb, struct pkt *p, const struct quo
 	}
 }
 
-/* The error's own addresses: from the flow's other end, unless a router in between sent it.
+/* The error's own addresses: from the flow's other end, unless a router in between sent it, and may be named.
  * Return: whether that was possible.
  */
 inline_fn bool error_addrs(struct __sk_buff *skb, struct pkt *p, const struct quote *q, const struct tuple *to,
@@ -166,7 +167,7 @@ inline_fn bool error_addrs(struct __sk_buff *skb, struct pkt *p, const struct qu
 	struct tuple outer = p->t;
 	__u32 diff;
 
-	if (addr_equal(&outer.src, &q->t.dst))
+	if (q->worn_outer || addr_equal(&outer.src, &q->t.dst))
 		outer.src = to->dst;
 	outer.dst = to->src;
 	diff = words_diff(p->t.src.words, outer.src.words, 8);

@@ -13,6 +13,16 @@ inline_fn bool told_port(__u16 port)
 	return !had || *had >> (port % 64) & 1;
 }
 
+/* Whether a frontend with the port has gone. Its connections go on. */
+inline_fn bool gone_port(__be16 dport)
+{
+	__u16 port = bpf_ntohs(dport);
+	__u32 word = port / 64;
+	__u64 *had = bpf_map_lookup_elem(&mst_gone_ports_v1, &word);
+
+	return !had || *had >> (port % 64) & 1;
+}
+
 /**
  * service_at - the Service whose frontend a key is
  * @key: its scope is set here

@@ -77,6 +77,23 @@ slow_fn int remember_peer(struct bpf_sock_addr *ctx, const struct sock_peer *pee
 	return 0;
 }
 
+/* The backend of a connected UDP socket that names, once more, the Service to which it is connected: it takes answers from
+ * there alone. */
+inline_fn bool peer_backend(struct bpf_sock_addr *ctx, struct dest *d)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct sock_peer *peer;
+
+	if (!sk || sk->state != BPF_TCP_ESTABLISHED)
+		return false;
+	peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
+	if (!peer || !addr_equal(&peer->frontend, &d->addr) || peer->frontend_port != d->port)
+		return false;
+	d->addr = peer->backend_addr;
+	d->port = peer->backend_port;
+	return true;
+}
+
 /* The Service's address for a connected socket whose peer is @d. */
 inline_fn bool peer_frontend(struct bpf_sock_addr *ctx, struct dest *d)
 {

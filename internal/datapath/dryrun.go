@@ -56,6 +56,7 @@ var sharedTables = []string{
 	bpfgen.NetdevMapMstEndpointBitsV1,
 	bpfgen.PodMapMstEndpointsV1,
 	bpfgen.EdgeMapMstFrontendPortsV1,
+	bpfgen.EdgeMapMstGonePortsV1,
 	bpfgen.PodMapMstIdentitiesV1,
 	bpfgen.PodMapMstIdentitiesV1Now,
 	bpfgen.PodMapMstInsideV1,

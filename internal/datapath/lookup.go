@@ -23,6 +23,9 @@ type FoundService struct {
 // FindService is service_find() for a client in the cluster.
 func (d *Datapath) FindService(addr Addr, port uint16, proto uint8) (s FoundService, err error) {
 	s.Key = FrontendKey{Addr: addr, Port: port, Proto: proto}
+	if ToAddr(addr).IsUnspecified() { // where node ports have their entries
+		return s, nil
+	}
 	if s.Entry, s.Known, err = d.Frontends.Get(s.Key); s.Known || err != nil {
 		return s, err
 	}

@@ -312,14 +312,22 @@ func (d *Datapath) openAll() error {
 	return nil
 }
 
-// openAtOnce opens atOnce. All that is pinned must be what tableNames says.
+// openAtOnce opens atOnce. All that tableNames says must be pinned, and of these
+// no other versions: what else there is belongs to a later mustang.
 func (d *Datapath) openAtOnce() error {
 	names, err := d.pinned()
-	if err != nil || len(names) != len(tableNames) {
-		return errors.Join(err, errOtherTables)
+	if err != nil {
+		return err
+	}
+	ours := make(map[string]bool, len(tableNames))
+	for _, name := range tableNames {
+		if !slices.Contains(names, name) {
+			return errOtherTables
+		}
+		ours[unversioned(name)] = true
 	}
 	for _, name := range names {
-		if !slices.Contains(tableNames, name) {
+		if ours[unversioned(name)] && !slices.Contains(tableNames, name) {
 			return errOtherTables
 		}
 	}

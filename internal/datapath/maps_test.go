@@ -64,6 +64,13 @@ func TestTablesThatAreNotKnown(t *testing.T) {
 		if err == nil {
 			again.Close()
 		}
+		looked, err := OpenPinned(d.dir)
+		if (err != nil) != refused {
+			t.Errorf("%s, to look: %v", name, err)
+		}
+		if err == nil {
+			looked.Close()
+		}
 	}
 }
 

@@ -147,7 +147,7 @@ func (d *Datapath) upgradeParent(ifindex int, p *ebpf.Program) error {
 		return err
 	}
 	defer l.Close()
-	return l.Update(p)
+	return ignoreGone(l.Update(p)) // with its device
 }
 
 func (d *Datapath) loadParent() (*ebpf.Program, error) {

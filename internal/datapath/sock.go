@@ -163,7 +163,7 @@ func (d *Datapath) upgradeSock() error {
 		if err != nil {
 			return err
 		}
-		if err := l.Update(p); err != nil {
+		if err := ignoreGone(l.Update(p)); err != nil { // with its directory: EnsureSock attaches anew
 			return fmt.Errorf("replace %s: %w", h.name, err)
 		}
 	}

@@ -88,13 +88,13 @@ func (e *Engine) SetEdge(want Edge) error {
 		return err
 	}
 	op := operation{Kind: opEdge, Edge: &want, EdgeBefore: &before}
-	if err := e.store.WriteJournal(op); err != nil {
+	if err := e.begin(op); err != nil {
 		return err
 	}
 	if err := e.applyEdge(op); err != nil {
 		return privilege(err) // undone, or the journal stays
 	}
-	return e.store.ClearJournal()
+	return e.done()
 }
 
 // edgeBefore is the edge as it is, to return to.
@@ -124,7 +124,7 @@ func (e *Engine) applyEdge(op operation) error {
 	}
 	undo := e.putEdge(*op.EdgeBefore)
 	if undo == nil {
-		undo = e.store.ClearJournal()
+		undo = e.done()
 	}
 	return errors.Join(err, undo)
 }

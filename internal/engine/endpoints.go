@@ -169,15 +169,15 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 	if err != nil {
 		return ep, privilege(err)
 	}
-	if err := e.store.WriteJournal(operation{Kind: opAddEndpoint, Endpoint: &ep}); err != nil {
+	if err := e.begin(operation{Kind: opAddEndpoint, Endpoint: &ep}); err != nil {
 		return ep, err
 	}
 	if err := e.install(ep); err != nil {
 		left := e.uninstall(ep)
 		if left != nil { // the next tool goes on from here
-			return ep, errors.Join(privilege(err), left, e.store.WriteJournal(operation{Kind: opRemoveEndpoint, Endpoint: &ep}))
+			return ep, errors.Join(privilege(err), left, e.begin(operation{Kind: opRemoveEndpoint, Endpoint: &ep}))
 		}
-		return ep, errors.Join(privilege(err), e.store.ClearJournal())
+		return ep, errors.Join(privilege(err), e.done())
 	}
 	if e.known != nil {
 		e.known[ep.ID] = ep

@@ -48,7 +48,7 @@ func (e *Engine) remove(ep state.Endpoint, gone bool) error {
 			op.Departures.Gone = append(op.Departures.Gone, state.Backend{AddrPort: netip.AddrPortFrom(a, 0)})
 		}
 	}
-	if err := e.store.WriteJournal(op); err != nil {
+	if err := e.begin(op); err != nil {
 		return err
 	}
 	if gone {

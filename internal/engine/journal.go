@@ -43,13 +43,29 @@ type operation struct {
 	// The edge that is to be, and the one that was.
 	Edge       *Edge `json:",omitempty"`
 	EdgeBefore *Edge `json:",omitempty"`
+	// A change of Services of before, which is to be undone yet.
+	Undo *operation `json:",omitempty"`
+}
+
+// begin journals op before its first effect, beside what is to be undone yet.
+func (e *Engine) begin(op operation) error {
+	op.Undo = e.undo
+	return e.store.WriteJournal(op)
+}
+
+// done ends the journal, but for what is to be undone yet.
+func (e *Engine) done() error {
+	if e.undo != nil {
+		return e.store.WriteJournal(*e.undo)
+	}
+	return e.store.ClearJournal()
 }
 
 // MarshalJSON writes an operation on an endpoint without the rest: the CNI plugin
 // does one in each of its lives, and to learn the shape of all the others would
 // take it a millisecond.
 func (op operation) MarshalJSON() ([]byte, error) {
-	if op.Endpoint != nil && len(op.Departures.Left) == 0 && !op.Departures.Reset {
+	if op.Endpoint != nil && op.Undo == nil && len(op.Departures.Left) == 0 && !op.Departures.Reset {
 		return json.Marshal(struct {
 			Kind       string
 			Endpoint   *state.Endpoint
@@ -72,6 +88,7 @@ func (e *Engine) pending() (op operation, pending bool, err error) {
 // recover finishes a killed tool's operation. One that cannot be finished is
 // undone and reported: it must not keep the scope closed.
 func (e *Engine) recover(op operation) error {
+	e.undo = op.Undo
 	var err error
 	switch op.Kind {
 	case opServices:
@@ -101,7 +118,12 @@ func (e *Engine) recover(op operation) error {
 		e.settle(op.Departures)
 	}
 	if op.Endpoint != nil {
-		return e.completed()
+		err = e.completed()
+	} else {
+		err = e.done()
 	}
-	return e.store.ClearJournal()
+	if e.undo == nil || err != nil {
+		return err
+	}
+	return e.recover(*e.undo)
 }

@@ -136,14 +136,14 @@ func (e *Engine) changeNodes(fn func(store.Nodes) (store.Nodes, error)) error {
 		return err
 	}
 	op := operation{Kind: opNodes, Nodes: &now, NodesBefore: &was}
-	if err := e.store.WriteJournal(op); err != nil {
+	if err := e.begin(op); err != nil {
 		return err
 	}
 	err = e.applyNodes(op)
 	if err != nil && !errors.Is(err, ErrUntold) {
 		return privilege(err) // undone, or the journal stays
 	}
-	return errors.Join(err, e.store.ClearJournal())
+	return errors.Join(err, e.done())
 }
 
 // giveRefs numbers nodes that are new or have changed: a flow whose entry has
@@ -201,7 +201,7 @@ func (e *Engine) applyNodes(op operation) error {
 	before.LastRef = op.Nodes.LastRef // flows may have met who was there for a moment
 	undo := errors.Join(e.store.PutNodes(before), e.syncNodes(before))
 	if undo == nil {
-		undo = e.store.ClearJournal()
+		undo = e.done()
 	}
 	return errors.Join(err, undo)
 }

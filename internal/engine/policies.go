@@ -329,18 +329,18 @@ func (e *Engine) changePolicies(change func(*storedPolicies) error) error {
 	if err := e.loadPolicies(); err != nil {
 		return err
 	}
-	if err := e.store.WriteJournal(operation{Kind: opPolicies, Policies: &now}); err != nil {
+	if err := e.begin(operation{Kind: opPolicies, Policies: &now}); err != nil {
 		return err
 	}
 	err = e.replacePolicies(old, now)
 	if err == nil {
-		return e.store.ClearJournal()
+		return e.done()
 	}
 	if undo := e.replacePolicies(now, old); undo != nil {
 		// The next tool brings the old state back.
-		return errors.Join(err, e.store.WriteJournal(operation{Kind: opPolicies, Policies: &old}))
+		return errors.Join(err, e.begin(operation{Kind: opPolicies, Policies: &old}))
 	}
-	return errors.Join(err, e.store.ClearJournal())
+	return errors.Join(err, e.done())
 }
 
 // replacePolicies makes now what is stored and what is in force.

@@ -117,11 +117,11 @@ func (e *Engine) BackendsGone(list ...state.Backend) error {
 		return errReadOnly
 	}
 	op := operation{Kind: opGone, Departures: departures{Gone: list}}
-	if err := e.store.WriteJournal(op); err != nil {
+	if err := e.begin(op); err != nil {
 		return err
 	}
 	e.settle(op.Departures)
-	return e.store.ClearJournal()
+	return e.done()
 }
 
 // prepare does early what settle would take its time for.

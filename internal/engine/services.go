@@ -356,10 +356,7 @@ func (e *Engine) inverse(op operation) operation {
 // have followed it: who is killed in between is finished by the next tool.
 func (e *Engine) completed() error {
 	e.relocate()
-	if e.undo != nil {
-		return e.store.WriteJournal(*e.undo)
-	}
-	return e.store.ClearJournal()
+	return e.done()
 }
 
 // relocate plans the Services of the command line anew, after endpoints came or

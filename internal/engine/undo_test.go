@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	peers "github.com/mustang-net/mustang/internal/node"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -71,31 +72,49 @@ func TestTheNextChangeUndoesWhatCouldNotBeUndone(t *testing.T) {
 	}
 }
 
-// The journal of an endpoint that comes meanwhile gives way to what is to be undone.
-func TestWhatIsToBeUndoneOutlivesAnEndpoint(t *testing.T) {
-	n := newNode(t)
-	fault := &breaking{left: 1 << 30, err: errors.New("injected fault"), forEver: true}
-	n.opts.Faults = fault.wrap
-	n.must(func(e *Engine) error { return e.AddServices(twoServices()...) })
-	before, pod := n.services(), n.pod(1)
-	changed := false
-	for i := 1; !changed; i++ {
-		n.must(func(e *Engine) error {
-			fault.left = i
-			if err := e.UpsertServices(threeServices()); err == nil {
-				t.Fatal("nothing was left to be undone")
-			}
-			fault.left = 1 << 30
-			now, err := e.Services()
-			if changed = cmp.Diff(before, now, compareAddrs) != ""; !changed || err != nil {
-				return err
-			}
-			_, err = e.AddEndpoint(t.Context(), EndpointSpec{Netns: pod, IfName: "eth0", Owner: state.OwnerCLI})
+// The journals of other changes meanwhile keep what is to be undone, also when their process
+// is killed.
+func TestWhatIsToBeUndoneOutlivesOtherChanges(t *testing.T) {
+	for what, change := range map[string]func(e *Engine, pod string) error{
+		"endpoint": func(e *Engine, pod string) error {
+			_, err := e.AddEndpoint(t.Context(), EndpointSpec{Netns: pod, IfName: "eth0", Owner: state.OwnerCLI})
 			return err
+		},
+		"backends": func(e *Engine, _ string) error { return e.BackendsGone() },
+		"policies": func(e *Engine, _ string) error {
+			return e.ApplyPolicyFile(nil, map[string]map[string]string{"default": {"a": "b"}})
+		},
+		"nodes": func(e *Engine, _ string) error {
+			return e.ApplyNodes(state.OwnerCLI, nil, peers.SettingsSpec{})
+		},
+		"edge": func(e *Engine, _ string) error { return e.SetEdge(Edge{}) },
+		"killed": func(e *Engine, _ string) error { return e.begin(operation{Kind: opGone}) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := newNode(t)
+			fault := &breaking{left: 1 << 30, err: errors.New("injected fault"), forEver: true}
+			n.opts.Faults = fault.wrap
+			n.must(func(e *Engine) error { return e.AddServices(twoServices()...) })
+			before, pod := n.services(), n.pod(1)
+			changed := false
+			for i := 1; !changed; i++ {
+				n.must(func(e *Engine) error {
+					fault.left = i
+					if err := e.UpsertServices(threeServices()); err == nil {
+						t.Fatal("nothing was left to be undone")
+					}
+					fault.left = 1 << 30
+					now, err := e.Services()
+					if changed = cmp.Diff(before, now, compareAddrs) != ""; !changed || err != nil {
+						return err
+					}
+					return change(e, pod)
+				})
+			}
+			if d := cmp.Diff(before, n.services(), compareAddrs); d != "" {
+				t.Error(d)
+			}
 		})
-	}
-	if d := cmp.Diff(before, n.services(), compareAddrs); d != "" {
-		t.Error(d)
 	}
 }
 

@@ -55,6 +55,7 @@ const (
 	EdgeMapMstFastV1             = "mst_fast_v1"
 	EdgeMapMstFragsV1            = "mst_frags_v1"
 	EdgeMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
+	EdgeMapMstGonePortsV1        = "mst_gone_ports_v1"
 	EdgeMapMstIdentitiesV1       = "mst_identities_v1"
 	EdgeMapMstIdentitiesV1Now    = "mst_identities_v1_now"
 	EdgeMapMstInsideV1           = "mst_inside_v1"
@@ -186,6 +187,7 @@ type EdgeMapSpecs struct {
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
+	MstGonePortsV1        *ebpf.MapSpec `ebpf:"mst_gone_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
 	MstInsideV1           *ebpf.MapSpec `ebpf:"mst_inside_v1"`
@@ -283,6 +285,7 @@ type EdgeMaps struct {
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
+	MstGonePortsV1        *ebpf.Map `ebpf:"mst_gone_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
 	MstInsideV1           *ebpf.Map `ebpf:"mst_inside_v1"`
@@ -345,6 +348,7 @@ func (m *EdgeMaps) Close() error {
 		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstFrontendPortsV1,
+		m.MstGonePortsV1,
 		m.MstIdentitiesV1,
 		m.MstIdentitiesV1Now,
 		m.MstInsideV1,

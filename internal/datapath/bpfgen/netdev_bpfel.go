@@ -39,6 +39,7 @@ const (
 	NetdevMapMstFastV1             = "mst_fast_v1"
 	NetdevMapMstFragsV1            = "mst_frags_v1"
 	NetdevMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
+	NetdevMapMstGonePortsV1        = "mst_gone_ports_v1"
 	NetdevMapMstIdentitiesV1       = "mst_identities_v1"
 	NetdevMapMstIdentitiesV1Now    = "mst_identities_v1_now"
 	NetdevMapMstInsideV1           = "mst_inside_v1"
@@ -162,6 +163,7 @@ type NetdevMapSpecs struct {
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
+	MstGonePortsV1        *ebpf.MapSpec `ebpf:"mst_gone_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
 	MstInsideV1           *ebpf.MapSpec `ebpf:"mst_inside_v1"`
@@ -259,6 +261,7 @@ type NetdevMaps struct {
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
+	MstGonePortsV1        *ebpf.Map `ebpf:"mst_gone_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
 	MstInsideV1           *ebpf.Map `ebpf:"mst_inside_v1"`
@@ -321,6 +324,7 @@ func (m *NetdevMaps) Close() error {
 		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstFrontendPortsV1,
+		m.MstGonePortsV1,
 		m.MstIdentitiesV1,
 		m.MstIdentitiesV1Now,
 		m.MstInsideV1,

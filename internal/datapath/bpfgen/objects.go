@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "dd4b93c8717455dd1e1cc6a598052b737ace56db6e49bd2e90595e9a2d3dfd4a"
+const ObjectsHash = "c474e7083ed8bd1f10f25f42ec0b06b44fda35fc74d572679e5535ef3fd3160b"

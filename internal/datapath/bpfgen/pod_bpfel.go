@@ -543,6 +543,7 @@ const (
 	PodMapMstFastV1             = "mst_fast_v1"
 	PodMapMstFragsV1            = "mst_frags_v1"
 	PodMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
+	PodMapMstGonePortsV1        = "mst_gone_ports_v1"
 	PodMapMstIdentitiesV1       = "mst_identities_v1"
 	PodMapMstIdentitiesV1Now    = "mst_identities_v1_now"
 	PodMapMstInsideV1           = "mst_inside_v1"
@@ -666,6 +667,7 @@ type PodMapSpecs struct {
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
+	MstGonePortsV1        *ebpf.MapSpec `ebpf:"mst_gone_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
 	MstInsideV1           *ebpf.MapSpec `ebpf:"mst_inside_v1"`
@@ -763,6 +765,7 @@ type PodMaps struct {
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
+	MstGonePortsV1        *ebpf.Map `ebpf:"mst_gone_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
 	MstInsideV1           *ebpf.Map `ebpf:"mst_inside_v1"`
@@ -825,6 +828,7 @@ func (m *PodMaps) Close() error {
 		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstFrontendPortsV1,
+		m.MstGonePortsV1,
 		m.MstIdentitiesV1,
 		m.MstIdentitiesV1Now,
 		m.MstInsideV1,

@@ -87,6 +87,7 @@ const (
 	SockMapMstFastV1             = "mst_fast_v1"
 	SockMapMstFragsV1            = "mst_frags_v1"
 	SockMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
+	SockMapMstGonePortsV1        = "mst_gone_ports_v1"
 	SockMapMstIdentitiesV1       = "mst_identities_v1"
 	SockMapMstIdentitiesV1Now    = "mst_identities_v1_now"
 	SockMapMstInsideV1           = "mst_inside_v1"
@@ -224,6 +225,7 @@ type SockMapSpecs struct {
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
+	MstGonePortsV1        *ebpf.MapSpec `ebpf:"mst_gone_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
 	MstInsideV1           *ebpf.MapSpec `ebpf:"mst_inside_v1"`
@@ -321,6 +323,7 @@ type SockMaps struct {
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
+	MstGonePortsV1        *ebpf.Map `ebpf:"mst_gone_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
 	MstInsideV1           *ebpf.Map `ebpf:"mst_inside_v1"`
@@ -383,6 +386,7 @@ func (m *SockMaps) Close() error {
 		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstFrontendPortsV1,
+		m.MstGonePortsV1,
 		m.MstIdentitiesV1,
 		m.MstIdentitiesV1Now,
 		m.MstInsideV1,

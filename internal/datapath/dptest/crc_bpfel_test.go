@@ -39,6 +39,7 @@ const (
 	crcMapMstFastV1             = "mst_fast_v1"
 	crcMapMstFragsV1            = "mst_frags_v1"
 	crcMapMstFrontendPortsV1    = "mst_frontend_ports_v1"
+	crcMapMstGonePortsV1        = "mst_gone_ports_v1"
 	crcMapMstIdentitiesV1       = "mst_identities_v1"
 	crcMapMstIdentitiesV1Now    = "mst_identities_v1_now"
 	crcMapMstInsideV1           = "mst_inside_v1"
@@ -160,6 +161,7 @@ type crcMapSpecs struct {
 	MstFastV1             *ebpf.MapSpec `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.MapSpec `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.MapSpec `ebpf:"mst_frontend_ports_v1"`
+	MstGonePortsV1        *ebpf.MapSpec `ebpf:"mst_gone_ports_v1"`
 	MstIdentitiesV1       *ebpf.MapSpec `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.MapSpec `ebpf:"mst_identities_v1_now"`
 	MstInsideV1           *ebpf.MapSpec `ebpf:"mst_inside_v1"`
@@ -257,6 +259,7 @@ type crcMaps struct {
 	MstFastV1             *ebpf.Map `ebpf:"mst_fast_v1"`
 	MstFragsV1            *ebpf.Map `ebpf:"mst_frags_v1"`
 	MstFrontendPortsV1    *ebpf.Map `ebpf:"mst_frontend_ports_v1"`
+	MstGonePortsV1        *ebpf.Map `ebpf:"mst_gone_ports_v1"`
 	MstIdentitiesV1       *ebpf.Map `ebpf:"mst_identities_v1"`
 	MstIdentitiesV1Now    *ebpf.Map `ebpf:"mst_identities_v1_now"`
 	MstInsideV1           *ebpf.Map `ebpf:"mst_inside_v1"`
@@ -319,6 +322,7 @@ func (m *crcMaps) Close() error {
 		m.MstFastV1,
 		m.MstFragsV1,
 		m.MstFrontendPortsV1,
+		m.MstGonePortsV1,
 		m.MstIdentitiesV1,
 		m.MstIdentitiesV1Now,
 		m.MstInsideV1,

@@ -129,6 +129,19 @@ func (d *Datapath) DeleteFlow(t testing.TB, tuple Tuple, scope uint8) {
 	d.VoidFlows(t)
 }
 
+// rewrite puts what was changed of an entry where it lies.
+func (d *Datapath) rewrite(t testing.TB, f Flow) {
+	t.Helper()
+	if !f.near {
+		check(t, d.flowTables()[f.big].Update(f.Key, f.Entry, ebpf.UpdateExist))
+	}
+	d.eachNear(t, func(n *bpfgen.PodNearFlow) {
+		if n.Key == f.Key {
+			n.E = f.Entry
+		}
+	})
+}
+
 // eachNear calls fn for each entry that lies near, and each place that remembers something.
 func (d *Datapath) eachNear(t testing.TB, fn func(n *bpfgen.PodNearFlow)) {
 	t.Helper()

@@ -213,10 +213,15 @@ func (d *Datapath) mark(t testing.TB, a netip.Addr, flags uint16) {
 	check(t, d.MstServicesV2.Put(serviceID{frontend: netip.AddrPortFrom(a, 0)}.key(), bpfgen.PodService{Flags: flags}))
 }
 
-// RemoveService removes a frontend and, when it was the last one there, its address.
+// RemoveService removes a frontend and, when it was the last one there, its address; its
+// port is told, as datapath.FrontendTable does.
 func (d *Datapath) RemoveService(t testing.TB, proto uint8, frontend netip.AddrPort) {
 	t.Helper()
 	id := serviceID{frontend: frontend, proto: proto}
+	var was bpfgen.PodService
+	if err := d.MstServicesV2.Lookup(id.key(), &was); err == nil && was.Kind != bpfgen.KindClusterIp {
+		setBit(t, d.MstGonePortsV1, frontend.Port())
+	}
 	delete(d.services, id)
 	check(t, ignoreAbsent(d.MstServicesV2.Delete(id.key())))
 	for other := range d.services {
