@@ -20,11 +20,9 @@
 /* Whether an address is the node's own beyond doubt: the one that flows wear here, or that it has between nodes. */
 inline_fn bool own_address(const struct addr *a)
 {
-	struct edge_config *c = edge_config(from_tunnel ? EDGE_TUNNEL : EDGE_WIRE);
 	struct node_config *n = node_config();
 
-	return (c && (addr_equal(a, &c->ip4) || addr_equal(a, &c->ip6))) ||
-	       (n && (addr_equal(a, &n->ip4) || addr_equal(a, &n->ip6)));
+	return worn_at(from_tunnel ? EDGE_TUNNEL : EDGE_WIRE, a) || (n && (addr_equal(a, &n->ip4) || addr_equal(a, &n->ip6)));
 }
 
 /* The port that a packet of TCP or UDP goes to, if it is whole and plain; 0: it is not. */
@@ -58,14 +56,14 @@ inline_fn bool for_this_host(const struct __sk_buff *skb)
 	return skb->pkt_type == PACKET_HOST && !skb->vlan_present;
 }
 
-/* What an address that a packet is for means here. Pods of other nodes reach this node's own
+/* What an address that a packet is for means here. Answers come to the one that flows wear, whether it takes node ports or
+ * not. Pods of other nodes reach this node's own
  * addresses by the tunnel, and so its node ports; what else is a Service's they know themselves. */
 inline_fn __u16 destination_flags(const struct addr *dst)
 {
-	struct edge_config *c = from_tunnel ? edge_config(EDGE_TUNNEL) : NULL;
 	__u16 flags;
 
-	if (c && (addr_equal(dst, &c->ip4) || addr_equal(dst, &c->ip6)))
+	if (worn_at(from_tunnel ? EDGE_TUNNEL : EDGE_WIRE, dst))
 		return SVC_ADDRESS | SVC_NODE;
 	flags = address_flags(dst);
 	return from_tunnel && !(flags & SVC_NODE) ? 0 : flags;
@@ -79,6 +77,8 @@ inline_fn bool edge_passing(struct __sk_buff *skb)
 	return !from_tunnel && (skb->pkt_type == PACKET_HOST || skb->pkt_type == PACKET_OTHERHOST) &&
 	       edge_turns(EDGE_TURN_IN);
 }
+
+#define ADDRESS_LEFT 32768 /* beside enum service_flag: nobody's any more */
 
 /* What may be of a connection that is left of a Service whose address went with it. @p: as glance leaves it, which
  * knows no ports of SCTP, and with the protocol */
@@ -158,7 +158,7 @@ SEC("tc")
 int edge_in(struct __sk_buff *skb)
 {
 	__u32 generation = nobody_generation();
-	bool again = false, left;
+	bool again = false;
 	struct pkt p = {};
 	struct addr dst;
 	struct flow f;
@@ -182,8 +182,9 @@ int edge_in(struct __sk_buff *skb)
 		again = gathered(skb);
 	}
 	address = skb->pkt_type == PACKET_HOST ? destination_flags(&dst) : 0;
-	left = !address && left_behind(skb, &p);
-	if (!address && !left && !edge_passing(skb))
+	if (!address && left_behind(skb, &p))
+		address = ADDRESS_LEFT;
+	if (!address && !edge_passing(skb))
 		return NEXT;
 	f = (struct flow){ .now = now_seconds() };
 	/* What does not add up is the stack's to judge, as if nothing were here. */
@@ -191,7 +192,7 @@ int edge_in(struct __sk_buff *skb)
 		if (parse(skb, &p))
 			return NEXT;
 		if (p.frag && frag_follow(&p, f.now, !again))
-			return address && !again ? edge_orphan(skb, &p, f.now) : NEXT;
+			return address & SVC_ADDRESS && !again ? edge_orphan(skb, &p, f.now) : NEXT;
 	}
 	if (address && p.kind == PKT_ICMP_ERROR)
 		return edge_done(skb, &p, edge_error(skb, &p, f.now));
@@ -205,11 +206,11 @@ int edge_in(struct __sk_buff *skb)
 	ct_find_whole(&f, &p, CT_SCOPE_FLOW);
 	if (!from_door && f.e && !f.reply && f.e->role == CT_PRE_NAT && f.e->flags & CT_MASQUERADE) /* a pod's here, which sends elsewhere */
 		return edge_done(skb, &p, edge_drop(skb, REASON_WIRE_SPOOFED));
-	if ((address || left) && f.e && (begins_anew(&f, &p) || (!f.reply && edge_worn_out(f.e, &p.t))))
+	if (address && f.e && (begins_anew(&f, &p) || (!f.reply && edge_worn_out(f.e, &p.t))))
 		ct_forget(&f);
 	if (!f.e)
 		return address ? edge_done(skb, &p, edge_new(skb, &p, generation, f.now)) : NEXT;
-	if (!(f.e->flags & CT_EDGE) || !(address || left || f.reply))
+	if (!(f.e->flags & CT_EDGE) || !(address || f.reply))
 		return NEXT;
 	ct_touch(&f, &p);
 	verdict = f.e ? edge_known(skb, &p, &f) : edge_drop(skb, REASON_CT_FULL);

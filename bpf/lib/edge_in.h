@@ -196,12 +196,11 @@ inline_fn bool to_tunnel(const struct pkt *p)
  */
 slow_fn bool edge_worn_out(const struct ct_entry *e, const struct tuple *t)
 {
-	struct edge_config *c = edge_config(EDGE_TUNNEL);
 	const struct addr *worn = &e->other.src;
 
 	if (e->role != CT_PRE_NAT || e->flags & (CT_MASQUERADE | CT_FROM_NODE) || addr_equal(worn, &t->src))
 		return false;
-	return !(address_flags(worn) & SVC_NODE) && !(c && (addr_equal(worn, &c->ip4) || addr_equal(worn, &c->ip6)));
+	return !worn_at(EDGE_WIRE, worn) && !worn_at(EDGE_TUNNEL, worn) && !(address_flags(worn) & SVC_NODE);
 }
 
 /**

@@ -19,7 +19,7 @@ inline_fn bool of_node(const struct addr *a)
 {
 	struct identity *who;
 
-	if (address_flags(a) & SVC_NODE)
+	if (worn_at(EDGE_WIRE, a) || of_this_node(a) || address_flags(a) & SVC_NODE)
 		return true;
 	if (!from_door)
 		return false;

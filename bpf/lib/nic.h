@@ -55,6 +55,14 @@ inline_fn struct edge_config *edge_config(__u32 side)
 	return bpf_map_lookup_elem(&mst_edge_v2, &key);
 }
 
+/* Whether new flows wear an address there. */
+inline_fn bool worn_at(__u32 side, const struct addr *a)
+{
+	struct edge_config *c = edge_config(side);
+
+	return c && (addr_equal(a, &c->ip4) || addr_equal(a, &c->ip6));
+}
+
 /* Whether flows wear a port, any moment. */
 inline_fn bool worn_port(__be16 dport)
 {

@@ -49,6 +49,9 @@ Services for the node's own sockets with --host.`,
 					return err
 				}
 			}
+			if err := want.CheckPrefixes(); err != nil {
+				return err
+			}
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error { return e.SetEdge(want) })
 		},
 	}

@@ -3,8 +3,8 @@
 package agent
 
 // The edge: clients outside and the node's own sockets, at the devices that the
-// user names, or at those that have this Node's addresses; where lo has them, as on
-// routers, at those of the default routes.
+// user names, or at those that have this Node's addresses and those of the default
+// routes, by which clients may come, too, as where lo has the addresses.
 
 import (
 	"context"
@@ -72,6 +72,9 @@ func (s *syncer) placeEdge(ctx context.Context) {
 		return
 	}
 	if err == nil {
+		if none := want.CheckPrefixes(); none != nil {
+			s.a.log.Warn("no address of this node takes node ports", "reason", none)
+		}
 		err = s.a.with(ctx, func(e *engine.Engine) error { return e.SetEdge(want) })
 	}
 	if ctx.Err() != nil {
@@ -103,7 +106,7 @@ func (s *syncer) wantedEdge(ctx context.Context) (want engine.Edge, stays bool, 
 	if self == nil {
 		return want, true, nil
 	}
-	want.Devices, err = devicesOf(self.Addrs)
+	want.Devices, err = s.edgeDevicesOf(self)
 	if err != nil || len(want.Devices) > 0 {
 		s.edgeAway = s.edgeAway && err != nil
 		return want, false, err
@@ -120,38 +123,60 @@ func (s *syncer) wantedEdge(ctx context.Context) (want engine.Edge, stays bool, 
 	return want, stays, err
 }
 
-// devicesOf are the links that have one of these addresses, by name; where that is
-// lo alone, those of the default routes.
-func devicesOf(addrs []netip.Addr) ([]string, error) {
+// etherLen is of a link address, in bytes; a tunnel that carries IP alone has none.
+const etherLen = 6
+
+// edgeDevicesOf are the links behind which clients outside may be: those that have the Node's
+// addresses, its internal ones first, and those of the default routes. None while nothing
+// here has its internal ones. A link that a default route led by stays, as long as it is there.
+func (s *syncer) edgeDevicesOf(n *k8s.Node) ([]string, error) {
+	out, known, err := devicesOf(n.Addrs)
+	if err != nil || !known {
+		return nil, err
+	}
+	external, _, err := devicesOf(n.External)
+	if err != nil {
+		return nil, err
+	}
+	defaults, err := node.DefaultDevices()
+	if err != nil {
+		return nil, err
+	}
+	s.edgeDefaults = slices.DeleteFunc(s.edgeDefaults, func(name string) bool { _, err := net.InterfaceByName(name); return err != nil })
+	for _, d := range defaults {
+		l, err := net.InterfaceByName(d.Name)
+		if err == nil && len(l.HardwareAddr) == etherLen && !slices.Contains(s.edgeDefaults, d.Name) {
+			s.edgeDefaults = append(s.edgeDefaults, d.Name)
+		}
+	}
+	slices.Sort(s.edgeDefaults)
+	for _, name := range slices.Concat(external, s.edgeDefaults) {
+		if !slices.Contains(out, name) {
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}
+
+// devicesOf are the links that have one of these addresses, by name, but for lo; known: some link has.
+func devicesOf(addrs []netip.Addr) (out []string, known bool, err error) {
 	list, err := netns.Addrs(nil)
 	if err != nil {
-		return nil, fmt.Errorf("list this node's addresses: %w", err)
+		return nil, false, fmt.Errorf("list this node's addresses: %w", err)
 	}
-	var out []string
-	byLo := false
 	for _, a := range list {
 		if ip, ok := netip.AddrFromSlice(a.IP); !ok || !slices.Contains(addrs, ip.Unmap()) {
 			continue
 		}
 		l, err := net.InterfaceByIndex(a.LinkIndex)
 		if err != nil {
-			return nil, fmt.Errorf("look at the device of %s: %w", a.IP, err)
+			return nil, false, fmt.Errorf("look at the device of %s: %w", a.IP, err)
 		}
-		if l.Flags&net.FlagLoopback != 0 {
-			byLo = true
-			continue
-		}
-		out = append(out, l.Name)
-	}
-	if byLo && len(out) == 0 {
-		devices, err := node.DefaultDevices()
-		if err != nil {
-			return nil, err
-		}
-		for _, d := range devices {
-			out = append(out, d.Name)
+		known = true
+		if l.Flags&net.FlagLoopback == 0 {
+			out = append(out, l.Name)
 		}
 	}
 	slices.Sort(out)
-	return slices.Compact(out), nil
+	return slices.Compact(out), known, nil
 }

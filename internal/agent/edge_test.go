@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -127,5 +128,61 @@ func TestTheEdgeOfANodeWhoseAddressIsOnLo(t *testing.T) {
 		w.agent.sync.followEdge(context.Background())
 		w.turn()
 		w.edges("while no route is there", "nic0", "nic1")
+	})
+}
+
+// Clients may come by the NIC of the Node's external address and by that of a default route; one that goes stays the edge's.
+// Where no address takes node ports, the rest works, and the node is ready.
+func TestTheEdgeIsWhereClientsMayCome(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer func() { w.close() }()
+		w.config.Devices, w.config.NodePortAddresses = nil, []string{"203.0.113.0/24"}
+		for i, address := range []string{"203.0.113.1/24", "198.51.100.1/24", "192.0.2.1/24", "100.64.0.1/24"} {
+			a, err := netlink.ParseAddr(address)
+			must(t, err)
+			must(t, netlink.AddrAdd(w.nic(fmt.Sprintf("nic%d", i)), a))
+		}
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.config.Node}}
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}
+		w.close()
+		w.open()
+		w.tellObjects(nil, nil)
+		check(t, w.agent.watch.Nodes.Replace([]any{n}, ""))
+		w.turn()
+		w.edges("at the internal address, which takes no node ports", "nic2")
+		if s := w.agent.sync; !s.synced.Load() || s.edgeRetry.fails() {
+			t.Errorf("in force: %v; the edge fails: %v", s.synced.Load(), s.edgeRetry.fails())
+		}
+		n = n.DeepCopy()
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "198.51.100.1"})
+		check(t, w.agent.watch.Nodes.Update(n))
+		w.turn()
+		w.edges("and at the external one", "nic1", "nic2")
+		l, err := netlink.LinkByName("nic0")
+		must(t, err)
+		route := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: net.IPv4(203, 0, 113, 9)}
+		must(t, netlink.RouteAdd(route))
+		w.agent.sync.followEdge(context.Background())
+		w.turn()
+		w.edges("and by the default route", "nic0", "nic1", "nic2")
+		must(t, w.agent.with(context.Background(), func(e *engine.Engine) error {
+			s, err := e.Edge()
+			if want := []netip.Addr{netip.MustParseAddr("203.0.113.1")}; !slices.Equal(s.Addresses, want) {
+				t.Errorf("node ports are on %v, want %v", s.Addresses, want)
+			}
+			return err
+		}))
+		must(t, netlink.RouteDel(route))
+		w.agent.sync.followEdge(context.Background())
+		w.turn()
+		w.edges("while that is away", "nic0", "nic1", "nic2")
+		must(t, netlink.LinkDel(l))
+		w.agent.sync.followEdge(context.Background())
+		w.turn()
+		w.edges("without that NIC", "nic1", "nic2")
 	})
 }

@@ -23,9 +23,12 @@ type retrying struct {
 
 // wait notes a failure and sets the time of the next try.
 func (r *retrying) wait(since time.Time) {
-	r.failed.CompareAndSwap(nil, &since)
+	r.note(since)
 	r.plan()
 }
+
+// note notes a failure.
+func (r *retrying) note(since time.Time) { r.failed.CompareAndSwap(nil, &since) }
 
 // plan sets the time of the next try.
 func (r *retrying) plan() {

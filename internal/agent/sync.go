@@ -45,11 +45,12 @@ type syncer struct {
 	membersKnown bool // with node-mode none: that there are none
 	membersRetry retrying
 
-	edgeDevices []string // in force
-	edgeKnown   bool
-	edgeRetry   retrying
-	edgeAway    bool          // no device has this Node's addresses
-	devices     chan struct{} // this node's devices may have changed
+	edgeDevices  []string // in force
+	edgeDefaults []string // that default routes led by
+	edgeKnown    bool
+	edgeRetry    retrying
+	edgeAway     bool          // no device has this Node's addresses
+	devices      chan struct{} // this node's devices may have changed
 
 	network    network
 	unready    atomic.Pointer[string] // why the node is not ready for pods; nil: not looked at yet; "": it is
@@ -236,7 +237,8 @@ func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
 	for _, a := range affected {
 		delete(s.retry, a.Key)
 	}
-	if s.isDue() {
+	tried := s.isDue()
+	if tried {
 		for _, k := range s.retry {
 			affected = append(affected, k.Affected)
 		}
@@ -254,7 +256,7 @@ func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
 			s.a.log.Error("what Services that are gone have left could not be removed; it is tried again", "error", err)
 		}
 	}
-	s.ended(start, done, len(done) < len(affected), unpruned)
+	s.ended(start, done, tried && len(done) < len(affected), unpruned)
 }
 
 // attempt brings Services into force, and answers those that are. When together
@@ -282,8 +284,9 @@ func (s *syncer) attempt(ctx context.Context, affected []k8s.Affected) (done []k
 	return done
 }
 
-// ended notes what took effect just now, and when to try again what failed. A Service
-// that does not fit is no failure of the agent's.
+// ended notes what took effect just now, and when to try again what failed; some: of Services,
+// all that wait were tried, and some failed. One that fails before their time puts it off for
+// no other. A Service that does not fit is no failure of the agent's.
 func (s *syncer) ended(start time.Time, done []k8s.Affected, some, whole bool) {
 	s.applied(start, done)
 	fails := whole
@@ -297,6 +300,8 @@ func (s *syncer) ended(start time.Time, done []k8s.Affected, some, whole bool) {
 		s.plan()
 	case len(s.retry) == 0:
 		s.succeeded()
+	case fails:
+		s.note(start)
 	}
 	if !fails {
 		s.failed.Store(nil)

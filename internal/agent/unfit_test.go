@@ -44,6 +44,16 @@ func TestAServiceThatDoesNotFitMakesNoAgentIll(t *testing.T) {
 		is("one does not fit at the start", 1, false)
 		w.turn()
 		is("again", 1, false)
+		due := s.due
+		check(t, w.agent.watch.Services.Add(plain("unfit too", "10.96.1.2")))
+		s.step(t.Context())
+		is("another does not fit", 2, false)
+		if !s.due.Equal(due) {
+			t.Errorf("which puts off the time of the first by %v", s.due.Sub(due))
+		}
+		check(t, w.agent.watch.Services.Delete(plain("unfit too", "10.96.1.2")))
+		s.step(t.Context())
+		is("that one is gone", 1, false)
 		w.faults.about = netip.MustParsePrefix("10.96.2.0/24")
 		check(t, w.agent.watch.Services.Add(plain("fails", "10.96.2.1")))
 		w.turn()

@@ -75,12 +75,8 @@ func (e *Engine) SetEdge(want Edge) error {
 	if want.Ports.First == 0 || want.Ports.Last <= want.Ports.First {
 		return fmt.Errorf("the edge's ports %d-%d are no range; give FIRST-LAST, as 61000-65535", want.Ports.First, want.Ports.Last)
 	}
-	nics, err := findNICs(want)
-	if err != nil {
+	if _, err := findNICs(want); err != nil {
 		return err
-	}
-	if len(nics) > 0 && len(want.takes(nics)) == 0 {
-		return fmt.Errorf("none of the addresses of %v is in %v; give prefixes that hold one, or none", want.Devices, want.Prefixes)
 	}
 	e.warnOfPorts(want)
 	before, err := e.edgeBefore()
@@ -97,12 +93,28 @@ func (e *Engine) SetEdge(want Edge) error {
 	return e.done()
 }
 
+// CheckPrefixes refuses an edge whose prefixes hold no address of its devices: no node port
+// would work. All else of it would.
+func (want Edge) CheckPrefixes() error {
+	nics, err := findNICs(want)
+	if err == nil && len(nics) > 0 && len(want.takes(nics)) == 0 {
+		err = fmt.Errorf("none of the addresses of %v is in %v; give prefixes that hold one, or none", want.Devices, want.Prefixes)
+	}
+	return err
+}
+
+// noAddress is what no device has.
+var noAddress = netip.PrefixFrom(netip.IPv4Unspecified(), 32)
+
 // edgeBefore is the edge as it is, to return to.
 func (e *Engine) edgeBefore() (Edge, error) {
 	now, err := e.Edge()
 	was := Edge{Ports: cmp.Or(now.Ports, DefaultPorts), Host: now.Host}
 	for _, a := range now.Addresses {
 		was.Prefixes = append(was.Prefixes, netip.PrefixFrom(a, a.BitLen()))
+	}
+	if len(was.Prefixes) == 0 { // which would be all
+		was.Prefixes = append(was.Prefixes, noAddress)
 	}
 	for _, name := range now.Devices {
 		if _, gone := netlink.LinkByName(name); gone == nil {

@@ -87,7 +87,7 @@ func TestWhatIsToBeUndoneOutlivesOtherChanges(t *testing.T) {
 		"nodes": func(e *Engine, _ string) error {
 			return e.ApplyNodes(state.OwnerCLI, nil, peers.SettingsSpec{})
 		},
-		"edge": func(e *Engine, _ string) error { return e.SetEdge(Edge{}) },
+		"edge":   func(e *Engine, _ string) error { return e.SetEdge(Edge{}) },
 		"killed": func(e *Engine, _ string) error { return e.begin(operation{Kind: opGone}) },
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -90,6 +90,7 @@ type Hints struct{ Zones, Nodes []string }
 type Node struct {
 	Labels   map[string]string
 	Addrs    []netip.Addr // InternalIP, in the order given; without any, ExternalIP
+	External []netip.Addr // ExternalIP
 	PodCIDRs []netip.Prefix
 	Leaving  bool     // it is being deleted, or about to be
 	Taints   []string // their keys
@@ -350,11 +351,11 @@ func readNode(o *corev1.Node) *Node {
 		n.Taints = append(n.Taints, t.Key)
 	}
 	var p problems
-	addrs := addressesOf(o, corev1.NodeInternalIP)
-	if len(addrs) == 0 { // as the kubelet takes them for pods of the node's network
-		addrs = addressesOf(o, corev1.NodeExternalIP)
+	n.Addrs = p.addrs("status.addresses", addressesOf(o, corev1.NodeInternalIP))
+	n.External = p.addrs("status.addresses", addressesOf(o, corev1.NodeExternalIP))
+	if len(n.Addrs) == 0 { // as the kubelet takes them for pods of the node's network
+		n.Addrs = n.External
 	}
-	n.Addrs = p.addrs("status.addresses", addrs)
 	cidrs := o.Spec.PodCIDRs
 	if len(cidrs) == 0 && o.Spec.PodCIDR != "" {
 		cidrs = []string{o.Spec.PodCIDR}
@@ -441,7 +442,7 @@ func (e Endpoint) same(o Endpoint) bool {
 }
 
 func (n *Node) same(o *Node) bool {
-	return maps.Equal(n.Labels, o.Labels) && slices.Equal(n.Addrs, o.Addrs) && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
+	return maps.Equal(n.Labels, o.Labels) && slices.Equal(n.Addrs, o.Addrs) && slices.Equal(n.External, o.External) && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
 		n.Leaving == o.Leaving && slices.Equal(n.Taints, o.Taints) && slices.Equal(n.Problems, o.Problems)
 }
 

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "c474e7083ed8bd1f10f25f42ec0b06b44fda35fc74d572679e5535ef3fd3160b"
+const ObjectsHash = "e4f6a8627f168593c6e080573cb5f65cce7d85a9df98ed6738c33d3aede99635"

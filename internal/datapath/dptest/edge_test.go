@@ -228,6 +228,40 @@ func TestEdgeToTheNodeAndBack(t *testing.T) {
 	})
 }
 
+// Where no address of the node takes node ports, load balancers' still lead to backends on the node itself, and to those on
+// others and back.
+func TestANodeWhoseAddressesTakeNoNodePorts(t *testing.T) {
+	eitherEdge(t, func(o outside) {
+		own, b := end(External(202, o.v6), 8081), end(External(2, o.v6), 8080)
+		check(o.t, o.edge.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{Ip4: toAddr(External(202, false)), Ip6: toAddr(External(202, true))}))
+		for _, v6 := range []bool{false, true} {
+			o.edge.mark(o.t, o.edge.Node(v6), 0)
+			defer o.edge.mark(o.t, o.edge.Node(v6), bpfgen.SvcAddress|bpfgen.SvcNode)
+		}
+		o.f = end(VIP(1, o.v6), 80)
+		for _, to := range []netip.AddrPort{own, end(o.edge.Node(o.v6), 8081)} {
+			o.edge.ClearFlows(o.t)
+			o.edge.SetServiceWith(o.t, ServiceOptions{Kind: bpfgen.KindLoadBalancer}, o.proto, o.f, to)
+			if a := o.arrive(o.c, o.f, syn); a.Direct || a.Dropped != "" || a.Tuple().Src != o.c || a.Tuple().Dst != to {
+				o.t.Errorf("to the node: %v", a)
+			}
+			back := Eth(o.edge.MAC, Router).IP(to.Addr(), o.c.Addr()).L4(o.proto, to.Port(), o.c.Port(), syn|ack).Payload(24)
+			a, err := o.edge.Leave(back.Frame())
+			if a = o.checked(a, err); a.Dropped != "" || a.Tuple().Src != o.f || a.Tuple().Dst != o.c {
+				o.t.Errorf("the node's answer: %v", a)
+			}
+		}
+		o.edge.ClearFlows(o.t)
+		o.edge.SetServiceWith(o.t, ServiceOptions{Kind: bpfgen.KindLoadBalancer}, o.proto, o.f, b)
+		o.goesOn("to another node", o.outlive(b), b)
+		o.edge.RemoveService(o.t, o.proto, o.f)
+		o.nodePort(0, b)
+		o.c = end(o.c.Addr(), o.c.Port()+1)
+		o.f = end(o.edge.Node(o.v6), 30080)
+		o.isTheStacks("a node port", o.arrive(o.c, o.f, syn), o.f)
+	})
+}
+
 // What is no Service's goes on untouched and unremembered.
 func TestEdgeLeavesTheNodesOwnTrafficAlone(t *testing.T) {
 	eitherEdge(t, func(o outside) {
