@@ -114,6 +114,9 @@ func (p *plugin) disconnect(a attachment, where engine.Whereabouts) []error {
 		return []error{err}
 	}
 	s := a.linkSpec()
+	if s.Device, err = p.deviceOf(a); err != nil {
+		return []error{err}
+	}
 	s.Here = p.here
 	if a.NetNS == "" { // it has none any more
 		s.Here.NetNS = ""

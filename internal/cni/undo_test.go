@@ -29,8 +29,10 @@ import (
 // noEngine is an agent's part of a call that answers one thing.
 type noEngine struct{ err error }
 
-func (n *noEngine) do(context.Context, request) (state.Endpoint, error) { return state.Endpoint{}, n.err }
-func (n *noEngine) wanted() error                                       { return nil }
+func (n *noEngine) do(context.Context, request) (state.Endpoint, error) {
+	return state.Endpoint{}, n.err
+}
+func (n *noEngine) wanted() error { return nil }
 
 // ownNode is a plugin in an empty network namespace, which ends with the test.
 func ownNode(t *testing.T) (*plugin, *noEngine) {
