@@ -109,25 +109,29 @@ func (p *plugin) stillIts(a attachment) ([]netip.Addr, error) {
 // back to the node must not bring them along. Without an id, the endpoint is told
 // by its device's having left the place.
 func (p *plugin) disconnect(a attachment, where engine.Whereabouts) []error {
-	var err error
-	if a.Addrs, err = p.stillIts(a); err != nil {
-		return []error{err}
+	switch {
+	case a.Mode == Chained:
+		return []error{p.detach(a, where)}
+	case a.Mode == link.HostDevice && a.Endpoint != 0:
+		return []error{p.detach(a, where), p.deleteLink(a)}
 	}
+	return []error{p.deleteLink(a), p.detach(a, where)}
+}
+
+// deleteLink takes the interface away, and what leads to a on the node by its addresses.
+func (p *plugin) deleteLink(a attachment) error {
+	mine, unread := p.stillIts(a)
+	a.Addrs = mine // none, when nobody can tell
 	s := a.linkSpec()
+	var err error
 	if s.Device, err = p.deviceOf(a); err != nil {
-		return []error{err}
+		return err // it would come back as another
 	}
 	s.Here = p.here
 	if a.NetNS == "" { // it has none any more
 		s.Here.NetNS = ""
 	}
-	switch {
-	case a.Mode == Chained:
-		return []error{p.detach(a, where)}
-	case a.Mode == link.HostDevice && a.Endpoint != 0:
-		return []error{p.detach(a, where), link.Delete(s)}
-	}
-	return []error{link.Delete(s), p.detach(a, where)}
+	return errors.Join(unread, link.Delete(s))
 }
 
 // isAnothers says that another container is, or is to be, where a is: its path
