@@ -202,6 +202,10 @@ func podMake(ctx context.Context, g *globals, att endpointAttacher, spec link.Sp
 			return err
 		}
 	}
+	spec.Taking = func(was link.Device) error {
+		rec.Device = &was
+		return newPodStore(g.StateDir).write(*rec)
+	}
 	return engine.Connect(g.scope(), spec)
 }
 

@@ -39,12 +39,13 @@ type podRecord struct {
 	LocalMTU   int          `json:"localMtu,omitzero"`
 	BigTCP4    int          `json:"bigTcpIpv4,omitzero"`
 	BigTCP6    int          `json:"bigTcpIpv6,omitzero"`
+	Device     *link.Device `json:"device,omitempty"` // host-device: what it was like before
 }
 
 // linkSpec is enough of a link.Spec to delete the connection.
 func (r podRecord) linkSpec() link.Spec {
 	s := link.Spec{Name: r.Name, Mode: r.Mode, NetNS: r.NetNS, IfName: r.IfName, HostIfName: link.HostName(r.Name),
-		IPv4: r.IPv4, IPv6: r.IPv6, Uplink: r.Uplink}
+		IPv4: r.IPv4, IPv6: r.IPv6, Uplink: r.Uplink, Device: r.Device}
 	if r.Mode == link.HostDevice {
 		s.Uplink = r.HostIfName
 	}

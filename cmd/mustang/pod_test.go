@@ -143,6 +143,32 @@ func TestPodAddLsRm(t *testing.T) {
 	}
 }
 
+func TestPodRmGivesADeviceBackAsItWas(t *testing.T) {
+	n := newPodNode(t)
+	if out, err := exec.Command("ip", "-n", filepath.Base(n.netns), "link", "add", "nic0", "type", "veth", "peer", "name", "wire").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	like := func() (s string) {
+		t.Helper()
+		if err := netns.Do(n.netns, func() error {
+			l, err := net.InterfaceByName("nic0")
+			if err == nil {
+				s = fmt.Sprint(l.HardwareAddr, l.MTU)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	before := like()
+	n.must("add", n.pod("a"), "--ip=10.1.0.2/24", "--mode=host-device", "--uplink=nic0", "--mac=02:00:00:00:00:08", "--mtu=1400", "--plain")
+	n.must("rm", n.pod("a"))
+	if after := like(); after != before {
+		t.Errorf("it is %s, and was %s", after, before)
+	}
+}
+
 func TestPodBadInputChangesNothing(t *testing.T) {
 	n := newPodNode(t)
 	if out, err := exec.Command("ip", "-n", filepath.Base(n.netns), "addr", "add", "10.9.0.1/32", "dev", "lo").CombinedOutput(); err != nil {

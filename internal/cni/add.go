@@ -100,6 +100,9 @@ func (p *plugin) make(a *attachment) (*types100.Result, error) {
 			return nil, err
 		}
 	}
+	if err := p.keepDevice(a, &spec); err != nil {
+		return nil, err
+	}
 	spec.Attach = func(ep state.Endpoint) error {
 		if a.Endpoint != 0 { // the one without addresses, by which the network was asked
 			if err := p.detach(*a, a.whereabouts()); err != nil {

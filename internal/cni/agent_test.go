@@ -57,7 +57,7 @@ func beAgent(conduct string) error {
 	debug.SetGCPercent(-1) // no finalizer closes what was forgotten
 	ctx := context.Background()
 	scope := engine.Scope{BPFFS: os.Getenv("BPFFS"), StateDir: os.Getenv("STATE")}
-	e, err := engine.Open(ctx, scope, engine.Options{})
+	e, err := engine.Open(ctx, scope, engine.Options{Fed: conduct == "knows nothing yet"})
 	if err != nil {
 		return err
 	}

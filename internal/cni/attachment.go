@@ -46,6 +46,7 @@ type attachment struct {
 	Masquerade  string            `json:"masquerade,omitempty"` // the group of rules that it is in
 	Bandwidth   json.RawMessage   `json:"bandwidth,omitempty"`
 	HostPorts   bool              `json:"hostPorts,omitempty"` // it may have some
+	Device      *link.Device      `json:"device,omitempty"`    // host-device: what it was like before
 	Config      json.RawMessage   `json:"config"`              // for IPAM plugins, when GC must speak for a runtime
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/netns"
@@ -49,12 +50,16 @@ func (p *plugin) check() error {
 		f.add("the attachment has no complete record in %s", p.store.Path)
 	}
 	p.checkInterfaces(prev, &f)
-	p.checkEndpoint(a, &f)
+	if err := p.checkEndpoint(a, &f); err != nil {
+		return err
+	}
 	if found {
 		p.checkReservations(a, &f)
 		p.checkMasquerade(a, &f)
 	}
-	if err := p.checkIPAM(a, prev); err != nil {
+	if err := p.checkIPAM(a, prev); isLater(err) {
+		return err
+	} else if err != nil {
 		f.add("%v", err)
 	}
 	if len(f) > 0 {
@@ -96,10 +101,8 @@ func (p *plugin) checkInterfaces(prev *types100.Result, f *faults) {
 		}
 	}
 	for _, r := range prev.Routes {
-		dst, _ := netip.AddrFromSlice(r.Dst.IP)
-		ones, _ := r.Dst.Mask.Size()
 		// By whatever interface: a second one leaves the default to the first.
-		if has, err := pd.hasRouteAnywhere(netip.PrefixFrom(dst.Unmap(), ones)); err == nil && !has {
+		if has, err := pd.hasRouteAnywhere(r); err == nil && !has {
 			f.add("the route to %s is missing from the container", r.Dst.String())
 		}
 	}
@@ -139,25 +142,34 @@ func checkHostRoute(a netip.Addr, f *faults) {
 	}
 }
 
-func (p *pod) hasRouteAnywhere(dst netip.Prefix) (bool, error) {
-	family := netlink.FAMILY_V6
-	if dst.Addr().Is4() {
+// hasRouteAnywhere looks for a route in its own table.
+func (p *pod) hasRouteAnywhere(want *types.Route) (bool, error) {
+	family, r := netlink.FAMILY_V6, &netlink.Route{Dst: &want.Dst, Table: unix.RT_TABLE_MAIN}
+	if want.Dst.IP.To4() != nil {
 		family = netlink.FAMILY_V4
 	}
-	net := ipNet(dst)
-	list, err := p.h.RouteListFiltered(family, &netlink.Route{Dst: &net}, netlink.RT_FILTER_DST)
+	if want.Table != nil && *want.Table != unix.RT_TABLE_UNSPEC {
+		r.Table = *want.Table
+	}
+	list, err := netns.Dump(func() ([]netlink.Route, error) {
+		return p.h.RouteListFiltered(family, r, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+	})
 	return len(list) > 0, err
 }
 
-// checkEndpoint asks the engine.
-func (p *plugin) checkEndpoint(a attachment, f *faults) {
+// checkEndpoint asks the engine. Its error says that nobody can tell now.
+func (p *plugin) checkEndpoint(a attachment, f *faults) error {
 	_, err := p.node(request{Op: opCheck, Ports: p.RuntimeConfig.PortMappings, Where: engine.Whereabouts{ID: a.Endpoint, Netns: p.env.netns, IfName: p.env.ifname, Owner: state.OwnerCNI}})
+	if isLater(err) {
+		return err
+	}
 	if errors.Is(err, engine.ErrNotFound) {
 		err = errors.New("the interface is not an endpoint: it has no Services and no policy")
 	}
 	if err != nil {
 		f.add("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
+	return nil
 }
 
 func (p *plugin) checkReservations(a attachment, f *faults) {

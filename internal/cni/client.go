@@ -57,10 +57,13 @@ func (p *plugin) node(r request) (state.Endpoint, error) {
 }
 
 // askOrDo takes the node's lock when it is free. Else, and when only an agent can
-// say what the pod may do, it waits.
+// say what the pod may do, it waits; but a STATUS says at once that an ADD would.
 func (p *plugin) askOrDo(ctx context.Context, r request) (state.Endpoint, error) {
-	if r.Op == opAdd && p.RequireAgent {
+	switch {
+	case p.RequireAgent && r.Op == opAdd:
 		return p.await(ctx, r, errNoAgent)
+	case p.RequireAgent && r.Op == opStatus:
+		return state.Endpoint{}, errNoAgent
 	}
 	e, err := p.open(ctx, r, true)
 	if errors.Is(err, engine.ErrBusy) {
@@ -70,7 +73,7 @@ func (p *plugin) askOrDo(ctx context.Context, r request) (state.Endpoint, error)
 		return state.Endpoint{}, err
 	}
 	ep, err := p.do(ctx, r, e)
-	if err = errors.Join(err, e.Close()); errors.Is(err, engine.ErrHeld) {
+	if err = errors.Join(err, e.Close()); r.Op == opAdd && errors.Is(err, engine.ErrHeld) {
 		return p.await(ctx, r, err)
 	}
 	return ep, err
@@ -106,7 +109,7 @@ func (p *plugin) await(ctx context.Context, r request, held error) (state.Endpoi
 				return state.Endpoint{}, o.err
 			}
 			ep, err := p.do(ctx, r, o.e)
-			if err = errors.Join(err, o.e.Close()); !errors.Is(err, engine.ErrHeld) {
+			if err = errors.Join(err, o.e.Close()); r.Op != opAdd || !errors.Is(err, engine.ErrHeld) {
 				return ep, err
 			}
 			held = err

@@ -5,6 +5,7 @@ package cni
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -78,10 +79,29 @@ func (p *plugin) undo(a attachment, shared bool) error {
 		errs = append(errs, release())
 	}
 	errs = append(append(errs, p.disconnect(a, where)...), p.masqueradeRemove(a))
-	if !leases(a.IPAM) { // nobody gets the addresses while this one has them
-		errs = append(errs, release())
+	if err := errors.Join(errs...); err != nil || leases(a.IPAM) {
+		return err // nobody gets the addresses while anything leads to this one by them
 	}
-	return errors.Join(errs...)
+	return release()
+}
+
+// stillIts are a's addresses but those that another attachment has by now: what
+// leads to them is not a's to remove.
+func (p *plugin) stillIts(a attachment) ([]netip.Addr, error) {
+	another := func(addr netip.Addr) bool {
+		owner := p.store.ipam().Owner(addr)
+		return owner != "" && owner != a.owner()
+	}
+	if a.IPAM != OwnIPAM && len(a.Addrs) > 0 {
+		all, err := p.store.List()
+		if err != nil {
+			return nil, err
+		}
+		another = func(addr netip.Addr) bool {
+			return slices.ContainsFunc(all, func(o attachment) bool { return o.file() != a.file() && slices.Contains(o.Addrs, addr) })
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(a.Addrs), another), nil
 }
 
 // disconnect removes interface and endpoint. An interface of ours goes before
@@ -89,15 +109,29 @@ func (p *plugin) undo(a attachment, shared bool) error {
 // back to the node must not bring them along. Without an id, the endpoint is told
 // by its device's having left the place.
 func (p *plugin) disconnect(a attachment, where engine.Whereabouts) []error {
-	s := a.linkSpec()
-	s.Here = p.here
 	switch {
 	case a.Mode == Chained:
 		return []error{p.detach(a, where)}
 	case a.Mode == link.HostDevice && a.Endpoint != 0:
-		return []error{p.detach(a, where), link.Delete(s)}
+		return []error{p.detach(a, where), p.deleteLink(a)}
 	}
-	return []error{link.Delete(s), p.detach(a, where)}
+	return []error{p.deleteLink(a), p.detach(a, where)}
+}
+
+// deleteLink takes the interface away, and what leads to a on the node by its addresses.
+func (p *plugin) deleteLink(a attachment) error {
+	mine, unread := p.stillIts(a)
+	a.Addrs = mine // none, when nobody can tell
+	s := a.linkSpec()
+	var err error
+	if s.Device, err = p.deviceOf(a); err != nil {
+		return err // it would come back as another
+	}
+	s.Here = p.here
+	if a.NetNS == "" { // it has none any more
+		s.Here.NetNS = ""
+	}
+	return errors.Join(unread, link.Delete(s))
 }
 
 // isAnothers says that another container is, or is to be, where a is: its path

@@ -36,6 +36,12 @@ func codedf(code uint, format string, args ...any) *types.Error {
 	return types.NewError(code, fmt.Sprintf(format, args...), "")
 }
 
+// isLater says that an error is about now, and not about what was asked for.
+func isLater(err error) bool {
+	var e *types.Error
+	return errors.As(err, &e) && e.Code == types.ErrTryAgainLater
+}
+
 // invalid is a configuration that cannot work; field is what to change.
 func invalid(field, format string, args ...any) *types.Error {
 	return types.NewError(types.ErrInvalidNetworkConfig, field+": "+fmt.Sprintf(format, args...), "")

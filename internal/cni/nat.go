@@ -51,7 +51,11 @@ func (p *plugin) masqueradeRemove(a attachment) error {
 		return nil
 	}
 	return p.natLock(func() error {
-		if err := p.natTable().Remove(a.Masquerade, a.Addrs); err != nil {
+		mine, err := p.stillIts(a) // who gets one next, puts it in under the same lock
+		if err != nil {
+			return err
+		}
+		if err := p.natTable().Remove(a.Masquerade, mine); err != nil {
 			return err
 		}
 		if left, err := p.natTable().Members(a.Masquerade); err == nil && len(left) > 0 {

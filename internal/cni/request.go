@@ -26,7 +26,7 @@ const (
 	opRemove  operation = "remove"  // the endpoint at Where; absent is success
 	opCollect operation = "collect" // the plugin's endpoints whose interfaces are gone, but those in Keep
 	opCheck   operation = "check"   // the endpoint at Where, with Ports; each fault is a line of the error
-	opStatus  operation = "status"  // the tables can be read
+	opStatus  operation = "status"  // the tables can be read, and their policy can be decided
 	opSettle  operation = "settle"  // nobody works on the attachment Key for a plugin that was killed
 )
 
@@ -67,7 +67,7 @@ func (r request) run(ctx context.Context, e *engine.Engine) (state.Endpoint, err
 		return none, errors.Join(e.CheckEndpoint(id), r.checkPorts(e, id))
 	case opStatus:
 		_, err := e.Endpoints()
-		return none, err
+		return none, errors.Join(err, e.PolicyHeld())
 	case opSettle:
 		return none, nil // who has the engine is the only one
 	}
@@ -97,7 +97,7 @@ type response struct {
 	Kinds    []string       `json:"kinds,omitempty"`
 }
 
-var kinds = map[string]error{"not found": engine.ErrNotFound, "elsewhere": engine.ErrElsewhere, "exists": engine.ErrExists}
+var kinds = map[string]error{"not found": engine.ErrNotFound, "elsewhere": engine.ErrElsewhere, "exists": engine.ErrExists, "held": engine.ErrHeld}
 
 func responseOf(ep state.Endpoint, err error) response {
 	r := response{Endpoint: ep}

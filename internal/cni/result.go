@@ -137,7 +137,8 @@ func routesOf(network, has netip.Prefix, gw netip.Addr, isDefault bool, wanted [
 	return out
 }
 
-// addRoutes adds routes to the pod, and answers them.
+// addRoutes adds routes to the pod, and answers them as they are there: not those to
+// where another interface leads already, and with the MTU that the link gave them.
 func (p *plugin) addRoutes(routes []*types.Route) ([]*types.Route, error) {
 	if len(routes) == 0 {
 		return nil, nil
@@ -147,6 +148,7 @@ func (p *plugin) addRoutes(routes []*types.Route) ([]*types.Route, error) {
 		return nil, err
 	}
 	defer pd.close()
+	var made []*types.Route
 	for _, w := range routes {
 		r := &netlink.Route{LinkIndex: pd.link.Attrs().Index, Dst: &w.Dst, Gw: w.GW, Priority: w.Priority, MTU: w.MTU, AdvMSS: w.AdvMSS}
 		if w.GW != nil {
@@ -157,11 +159,16 @@ func (p *plugin) addRoutes(routes []*types.Route) ([]*types.Route, error) {
 		if w.Table != nil {
 			r.Table = *w.Table
 		}
-		if err := pd.h.RouteReplace(r); err != nil {
+		ours, err := link.AddRoute(pd.h, r)
+		if err != nil {
 			return nil, fmt.Errorf("add route to %s by %s: %w", r.Dst, p.env.ifname, err)
 		}
+		if ours {
+			w.MTU = r.MTU
+			made = append(made, w)
+		}
 	}
-	return routes, nil
+	return made, nil
 }
 
 func ipNet(p netip.Prefix) net.IPNet {

@@ -50,7 +50,13 @@ func (p *plugin) statusNode() error {
 	if err := writable(p.StateDir); err != nil {
 		return p.unavailable(false, err)
 	}
-	if _, err := p.node(request{Op: opStatus}); err != nil {
+	_, err := p.node(request{Op: opStatus})
+	switch {
+	case errors.Is(err, errNoAgent):
+		return p.unavailable(false, fmt.Errorf("requireAgent is set, and no agent listens on %s: start it", SocketPath(p.StateDir)))
+	case errors.Is(err, engine.ErrHeld):
+		return p.unavailable(false, err) // pods that run keep what they have
+	case err != nil:
 		return p.unavailable(true, err)
 	}
 	return nil

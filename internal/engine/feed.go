@@ -29,7 +29,9 @@ func (e *Engine) held() bool {
 	return e.store.HasNames()
 }
 
-func (e *Engine) heldError() error {
+// PolicyHeld is ErrHeld with its reason while policy cannot be decided, and so no
+// endpoint can be added; else nil.
+func (e *Engine) PolicyHeld() error {
 	switch {
 	case !e.held():
 		return nil

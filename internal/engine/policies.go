@@ -118,7 +118,7 @@ func (e *Engine) governed() (bool, error) {
 // prepareIsolation loads what isolate needs, before the new endpoint is in the
 // store: its record has nothing in the tables yet.
 func (e *Engine) prepareIsolation() error {
-	if err := e.heldError(); err != nil {
+	if err := e.PolicyHeld(); err != nil {
 		return err
 	}
 	governed, err := e.governed()
@@ -193,7 +193,7 @@ func (e *Engine) feedNode() error {
 // Policies is the model, filled and planned, to look at; nil when there is no
 // scope.
 func (e *Engine) Policies() (*policy.Model, error) {
-	if err := e.heldError(); err != nil {
+	if err := e.PolicyHeld(); err != nil {
 		return nil, err
 	}
 	if err := e.loadPolicies(); err != nil || e.policies == nil {
@@ -315,7 +315,7 @@ func (e *Engine) changePolicies(change func(*storedPolicies) error) error {
 	if e.dp == nil {
 		return errReadOnly
 	}
-	if err := e.heldError(); err != nil {
+	if err := e.PolicyHeld(); err != nil {
 		return err
 	}
 	old, err := e.readPolicies()

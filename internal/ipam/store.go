@@ -90,8 +90,7 @@ func (s Store) named(owner string, pools []Pool, want []netip.Addr) (out []Alloc
 			return out, err
 		}
 		if !ok {
-			holder, _ := os.Readlink(s.file(a))
-			return out, fmt.Errorf("%s: %w by %s", a, ErrTaken, holder)
+			return out, fmt.Errorf("%s: %w by %s", a, ErrTaken, s.Owner(a))
 		}
 		out = append(out, Allocation{pools[i].prefix(a), pools[i].Gateway})
 	}
@@ -202,6 +201,12 @@ func (s Store) ReleaseWhere(gone func(owner string) bool) (freed []netip.Addr, e
 		freed = append(freed, a)
 	}
 	return freed, errors.Join(errs...)
+}
+
+// Owner is who has the address; "": nobody.
+func (s Store) Owner(a netip.Addr) string {
+	owner, _ := os.Readlink(s.file(a))
+	return owner
 }
 
 // Owners are the allocations: who has which address.

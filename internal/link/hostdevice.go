@@ -6,9 +6,11 @@ package link
 // when the pod goes. What it is connected to is the pod's network, with its
 // gateway out there. The alias remembers the device's name on the node; a
 // physical one comes back by itself, under the pod's name for it, when the pod's
-// namespace dies first.
+// namespace dies first. What else it was like on the node, where the pod has no
+// hand in it, is the caller's to remember.
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -24,6 +26,13 @@ import (
 // deviceMark stands before the device's name in the alias; alone with it on a
 // device that is being moved.
 const deviceMark = " has device "
+
+// Device is what a host's device is like on the node, of what a pod's is given or can
+// change.
+type Device struct {
+	MAC net.HardwareAddr `json:"mac,omitempty"`
+	MTU int              `json:"mtu,omitempty"` // bytes
+}
 
 func (b *builder) addHostDevice() (Result, error) {
 	eth, err := b.takeDevice()
@@ -67,6 +76,12 @@ func (b *builder) takeDevice() (netlink.Link, error) {
 	}
 	if err := b.unused(dev); err != nil {
 		return nil, err
+	}
+	b.Device = &Device{dev.Attrs().HardwareAddr, dev.Attrs().MTU}
+	if b.Taking != nil {
+		if err := b.Taking(*b.Device); err != nil {
+			return nil, err
+		}
 	}
 	if err := b.node.LinkSetDown(dev); err != nil {
 		return nil, fmt.Errorf("set %s down: %w", b.Uplink, err)
@@ -117,11 +132,17 @@ func (b *builder) giveBack() error {
 			}
 			// One that cannot be moved never was: the pod made it, and its marks. So
 			// it did with a second one.
-			if err := b.moveBack(dev); err == nil {
-				break
-			} else if !errors.Is(err, unix.EINVAL) {
+			dev, err = b.moveBack(dev)
+			if errors.Is(err, unix.EINVAL) {
+				continue
+			}
+			if err == nil {
+				err = b.restore(dev)
+			}
+			if err != nil {
 				return err
 			}
+			break
 		}
 	}
 	return b.reclaim()
@@ -141,7 +162,7 @@ func (b *builder) reclaim() error {
 		name, alias := deviceName(dev), dev.Attrs().Alias
 		if dev.Attrs().Group == linkGroup && b.isDevice(dev) && (name == b.Uplink || strings.HasPrefix(alias, aliasPrefix+b.Name+deviceMark)) {
 			if err = rename(b.node, dev, name); err == nil {
-				err = unmark(b.node, dev)
+				err = b.restore(dev)
 			}
 			errs = append(errs, err)
 		}
@@ -150,10 +171,10 @@ func (b *builder) reclaim() error {
 }
 
 // moveBack has the device renamed on the node: in the pod its name may be another's.
-func (b *builder) moveBack(dev netlink.Link) error {
+func (b *builder) moveBack(dev netlink.Link) (netlink.Link, error) {
 	name := deviceName(dev)
 	if err := b.pod.LinkSetDown(dev); err != nil {
-		return fmt.Errorf("set %s down: %w", dev.Attrs().Name, err)
+		return nil, fmt.Errorf("set %s down: %w", dev.Attrs().Name, err)
 	}
 	if err := b.inPod(func() error {
 		msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
@@ -165,13 +186,39 @@ func (b *builder) moveBack(dev netlink.Link) error {
 		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
 		return err
 	}); err != nil {
-		return fmt.Errorf("move %s out of the pod: %w", name, err)
+		return nil, fmt.Errorf("move %s out of the pod: %w", name, err)
 	}
-	dev, err := must(b.node, name)
-	if err != nil {
-		return err
+	return must(b.node, name)
+}
+
+// restore makes a device that is on the node again what it was like there. Its marks go
+// last: by them it is found as long as that has failed.
+func (b *builder) restore(dev netlink.Link) error {
+	a := dev.Attrs()
+	was := b.before(a)
+	if len(was.MAC) > 0 && !bytes.Equal(was.MAC, a.HardwareAddr) {
+		if err := b.node.LinkSetDown(dev); err != nil { // as most drivers need it
+			return fmt.Errorf("set %s down: %w", a.Name, err)
+		}
+		if err := b.node.LinkSetHardwareAddr(dev, was.MAC); err != nil {
+			return fmt.Errorf("set the MAC address of %s back to %s: %w", a.Name, was.MAC, err)
+		}
 	}
-	return unmark(b.node, dev)
+	if was.MTU != 0 && was.MTU != a.MTU {
+		if err := b.node.LinkSetMTU(dev, was.MTU); err != nil {
+			return fmt.Errorf("set the MTU of %s back to %d: %w", a.Name, was.MTU, err)
+		}
+	}
+	return mark(b.node, dev, "", 0)
+}
+
+// before is what a device was like on the node. Where nobody remembers it has the address
+// that it was built with, if it was built with one.
+func (b *builder) before(dev *netlink.LinkAttrs) Device {
+	if b.Device != nil {
+		return *b.Device
+	}
+	return Device{MAC: dev.PermHWAddr}
 }
 
 // rename leaves a device down, unless it has that name.
@@ -207,8 +254,6 @@ func deviceName(l netlink.Link) string {
 	_, name, _ := strings.Cut(" "+l.Attrs().Alias, deviceMark)
 	return name
 }
-
-func unmark(h *netlink.Handle, dev netlink.Link) error { return mark(h, dev, "", 0) }
 
 func mark(h *netlink.Handle, dev netlink.Link, alias string, group int) error {
 	if err := h.LinkSetAlias(dev, alias); err != nil {

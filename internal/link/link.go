@@ -87,6 +87,11 @@ type Spec struct {
 	// interface is up, and IPv4 to Gateway6 are empty. Only where CanLease. Attach
 	// is called twice then, first with an endpoint that has no addresses.
 	Lease func() (Lease, error)
+	// Device, of host-device, is what the uplink was like on the node, and is to be
+	// again; nil: nobody remembers. Add finds out itself, and tells Taking before it
+	// changes anything, so that somebody does.
+	Device *Device
+	Taking func(Device) error
 	// Attach is told of the interface while it is still down, so that whoever
 	// puts programs on it is before the first packet; nil: nobody does. What it
 	// did is not undone when Add fails later.
@@ -334,7 +339,7 @@ func Add(spec Spec) (Result, error) {
 // Delete takes a pod's connection away: by the pod's side, if its namespace is
 // still there, and by the host's. What is absent is success. The bridge and
 // the shim stay: they are the node's. A device that was moved into the pod
-// comes back, down and without addresses.
+// comes back, down and without addresses, as Device says.
 func Delete(spec Spec) error {
 	spec = spec.withDefaults()
 	runtime.LockOSThread()

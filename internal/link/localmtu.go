@@ -146,7 +146,8 @@ func (b *builder) hostRouteMTU() int {
 	return b.podMTU()
 }
 
-// localRoutes gives the pod its ways to the node's own pods.
+// localRoutes gives the pod its ways to the node's own pods. Where the pod's other
+// interface has one, that one stays.
 func (b *builder) localRoutes(eth netlink.Link) error {
 	if b.LocalMTU == 0 {
 		return nil
@@ -233,7 +234,7 @@ func (b *builder) localRoute(eth netlink.Link, cidr, own netip.Prefix, gw netip.
 const kernelMetric6 = 256
 
 func (b *builder) addLocalRoute(r *netlink.Route) error {
-	if err := b.pod.RouteReplace(r); err != nil {
+	if _, err := AddRoute(b.pod, r); err != nil {
 		return fmt.Errorf("add route to the node's pods %s: %w", r.Dst, err)
 	}
 	return nil

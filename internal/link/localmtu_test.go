@@ -109,6 +109,35 @@ func TestLocalMTUIsInTheRoutes(t *testing.T) {
 	}
 }
 
+// A pod's second interface may be on the network of the first: what leads there leads by
+// the first, also when the second has gone again.
+func TestASecondInterfaceLeavesTheFirstItsRoutes(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode string) {
+		if !CanLocalMTU(mode) {
+			t.Skip("its pods have no routes of a local MTU")
+		}
+		w := newWorld(t)
+		first, second := w.spec(mode, 0), w.spec(mode, 1)
+		second.NetNS, second.IfName = first.NetNS, "net1"
+		for _, s := range []*Spec{&first, &second} {
+			s.LocalMTU, s.LocalCIDRs = MaxLocalMTU, podCIDRs
+		}
+		w.add(first)
+		before := routes(t, w.pods[0], DefaultIfName)
+		res := w.add(second)
+		if diff := cmp.Diff(before, routes(t, w.pods[0], DefaultIfName)); diff != "" {
+			t.Errorf("the first interface's routes (-before +with a second):\n%s", diff)
+		}
+		if res.Default4 || res.Default6 {
+			t.Errorf("the default route is said to be the second's: %+v", res)
+		}
+		w.onNode(func() error { return Delete(second) })
+		if diff := cmp.Diff(before, routes(t, w.pods[0], DefaultIfName)); diff != "" {
+			t.Errorf("the first interface's routes (-before +after the second):\n%s", diff)
+		}
+	})
+}
+
 // TestBundlesOfALocalMTU: a link takes as much at once as the kernel has it, in no
 // more segments of the pod's MTU than fit into what leaves the node at once.
 func TestBundlesOfALocalMTU(t *testing.T) {

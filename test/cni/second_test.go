@@ -11,10 +11,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/mustang-net/mustang/test/built"
 )
@@ -104,6 +107,65 @@ func TestTwoInterfacesOfDifferentModesInOneContainer(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Routes to one network are the first interface's; each keeps the MTU that it has towards
+// the node's pods, and the result says it.
+func TestASecondInterfaceOfTheSamePoolLeavesTheFirstItsRoutes(t *testing.T) {
+	for _, mode := range modesOnce(t) {
+		if mode == "host-device" {
+			continue // there is one device
+		}
+		t.Run(mode, func(t *testing.T) {
+			n := newNode(t)
+			c, sibling := n.container(), n.container()
+			second := &container{node: n, id: c.id, ns: c.ns, ifname: "net1"}
+			conf := n.config(mode)
+			a, b := c.add(conf), sibling.add(conf)
+			leads := func() (out []string) {
+				for i := range b.IPs {
+					out = append(out, run(t, "ip", "-n", c.ns, "route", "get", b.address(i)))
+				}
+				return out
+			}
+			before := leads()
+			x := second.add(conf)
+			if d := cmp.Diff(before, leads()); d != "" {
+				t.Errorf("with a second interface, a sibling is reached (-before, +now):\n%s", d)
+			}
+			second.ok(second.call("CHECK", conf.prev(x)))
+			second.del(conf)
+			if d := cmp.Diff(before, leads()); d != "" {
+				t.Errorf("after the second interface, a sibling is reached (-before, +now):\n%s", d)
+			}
+			c.ok(c.call("CHECK", conf.prev(a)))
+			c.del(conf)
+			sibling.del(conf)
+		})
+	}
+}
+
+func TestASecondInterfacesNetworkKeepsItsLocalMTU(t *testing.T) {
+	for _, mode := range modesOnce(t) {
+		if !slices.Contains([]string{"veth", "netkit", "netkit-l3"}, mode) {
+			continue // the network is the interface's own there
+		}
+		t.Run(mode, func(t *testing.T) {
+			n := newNode(t)
+			x := n.twofold([2]string{mode, mode}, "both", "two")
+			for family, network := range map[string]string{"-4": "10.19.0.0/24", "-6": "fd00:19::/64"} {
+				if out := run(t, "ip", family, "-n", x.ns, "route", "show", network); !strings.Contains(out, "dev net1") || !strings.Contains(out, "mtu 65520") {
+					t.Errorf("the route to %s is %q", network, out)
+				}
+				i := slices.IndexFunc(x.got[1].Routes, func(r route) bool { return r.Dst == network })
+				if i < 0 || x.got[1].Routes[i].Mtu != 65520 {
+					t.Errorf("the result says of %s: %s", network, x.got[1].stdout)
+				}
+			}
+			x.check()
+			x.del()
+		})
 	}
 }
 

@@ -93,6 +93,22 @@ func TestCHECK_ShouldReturnAnErrorIfAResourceIsMissingOrInvalid(t *testing.T) {
 	})
 }
 
+func TestCHECK_LooksForARouteInItsOwnTable(t *testing.T) {
+	n := newNode(t)
+	c := n.container()
+	ipam := map[string]any{"type": "mustang", "pools": []string{"10.9.0.0/24", "fd00:9::/64"},
+		"routes": []any{map[string]any{"dst": "10.77.0.0/16", "table": 77}, map[string]any{"dst": "fd00:77::/64", "table": 1077}}}
+	conf := n.config("veth").with("ipam", ipam)
+	a := c.add(conf)
+	c.ok(c.call("CHECK", conf.prev(a)))
+	for _, gone := range []struct{ family, route, table string }{{"-4", "10.77.0.0/16", "77"}, {"-6", "fd00:77::/64", "1077"}} {
+		run(t, "ip", gone.family, "-n", c.ns, "route", "del", gone.route, "table", gone.table)
+		run(t, "ip", gone.family, "-n", c.ns, "route", "add", "unreachable", gone.route) // is another
+		n.refused(c.call("CHECK", conf.prev(a)), 100, "route to "+gone.route+" is missing")
+	}
+	c.del(conf)
+}
+
 // On the node, where prevResult does not lead.
 func TestCHECK_NamesWhatSomebodyBrokeOnTheNode(t *testing.T) {
 	n := newNode(t)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -68,6 +69,52 @@ func TestDEL_WithoutTheNamespaceThePodsDeviceIsTheNodesAgain(t *testing.T) {
 				t.Error("the next pod does not reach its gateway")
 			}
 			second.del(conf)
+		})
+	}
+}
+
+// With the MAC address and the MTU that it had, and not those that its pod was given:
+// also where its namespace died first, for the next pod.
+func TestDEL_ThePodsDeviceIsAsItWas(t *testing.T) {
+	for _, x := range []struct {
+		name        string
+		vanish, del bool
+	}{{"with its namespace", false, true}, {"without its namespace", true, true}, {"before its DEL, for the next ADD", true, false}} {
+		t.Run(x.name, func(t *testing.T) {
+			n := newNode(t)
+			n.device("host-device")
+			conf := n.config("host-device")
+			first, second := n.container(), n.container()
+			like := func(ns, ifname string) string {
+				t.Helper()
+				f := strings.Fields(run(t, "ip", "-n", ns, "-o", "link", "show", ifname))
+				return f[slices.Index(f, "link/ether")+1] + " mtu " + f[slices.Index(f, "mtu")+1]
+			}
+			before := like(n.name, "dev0")
+			first.add(conf.with("mtu", 1400).with("capabilities", map[string]any{"mac": true}).with("runtimeConfig", map[string]any{"mac": "02:00:00:00:00:08"}))
+			if got := like(first.ns, "eth0"); got != "02:00:00:00:00:08 mtu 1400" {
+				t.Fatalf("the pod has %s", got)
+			}
+			if x.vanish {
+				run(t, "ip", "-n", first.ns, "link", "set", "eth0", "down")
+				run(t, "ip", "-n", first.ns, "link", "set", "eth0", "netns", n.name)
+				run(t, "ip", "netns", "del", first.ns)
+			}
+			if x.del {
+				first.del(conf)
+				if got := like(n.name, "dev0"); got != before {
+					t.Errorf("after DEL it is %s, and was %s", got, before)
+				}
+			}
+			second.add(conf)
+			if got := like(second.ns, "eth0"); got != before {
+				t.Errorf("the next pod has %s, and the node had %s", got, before)
+			}
+			first.del(conf)
+			second.del(conf)
+			if got := like(n.name, "dev0"); got != before {
+				t.Errorf("at last it is %s, and was %s", got, before)
+			}
 		})
 	}
 }

@@ -89,6 +89,8 @@ func TestDelegated_IfItReturnsAnErrorThePluginShouldReturnAnError(t *testing.T) 
 		n.refused(n.exec(n.command(binary, "STATUS", conf)), 50, "no STATUS today")
 		a := c.add(conf)
 		n.refused(c.call("CHECK", conf.prev(a)), 100, "no CHECK today")
+		run(t, "sed", "-i", "s/142/11/", filepath.Join(n.dir, "plugins", "fake-ipam")) // try again later
+		n.refused(c.call("CHECK", conf.prev(a)), 11, "no CHECK today")
 		gc := n.exec(n.command(binary, "GC", conf.with("cni.dev/valid-attachments", []any{})))
 		if gc.status == 0 || !strings.Contains(gc.stdout, "no GC today") {
 			t.Errorf("GC: %s", gc.stdout)

@@ -210,8 +210,13 @@ type result struct {
 		Address, Gateway string
 		Interface        *int
 	} `json:"ips"`
-	Routes []struct{ Dst, Gw string } `json:"routes"`
-	DNS    map[string]any             `json:"dns"`
+	Routes []route        `json:"routes"`
+	DNS    map[string]any `json:"dns"`
+}
+
+type route struct {
+	Dst, Gw string
+	Mtu     int
 }
 
 // command prepares a plugin's execution on the node.
