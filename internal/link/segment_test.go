@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package link
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/netns"
+)
+
+// segment is a network out there, which leads to the node's interface seg0: to the pods'
+// uplink, a port of their bridge, or their device.
+type segment struct {
+	*world
+	ns string // there it is wire0
+}
+
+func newSegment(t *testing.T, mode string) segment {
+	t.Helper()
+	s := segment{newWorld(t), newNS(t, "out")}
+	out, err := netns.Open(s.ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	s.onNode(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "seg0"
+		seg0 := &netlink.Veth{LinkAttrs: attrs, PeerName: "wire0", PeerNamespace: netlink.NsFd(out.Fd())}
+		if err := netlink.LinkAdd(seg0); err != nil {
+			return err
+		}
+		if mode == Bridge {
+			br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: DefaultBridge}}
+			if err := errors.Join(netlink.LinkAdd(br), netlink.LinkSetMaster(seg0, br)); err != nil {
+				return err
+			}
+		}
+		return netlink.LinkSetUp(seg0)
+	})
+	s.outside(func(wire netlink.Link) error { return netlink.LinkSetUp(wire) })
+	s.has("10.1.0.200/16", "fd00:10:1::c8/64")
+	if mode == Bridge {
+		s.plugged("seg0")
+	}
+	return s
+}
+
+func (s segment) outside(fn func(wire netlink.Link) error) {
+	s.t.Helper()
+	if err := netns.Do(s.ns, func() error {
+		wire, err := netlink.LinkByName("wire0")
+		if err != nil {
+			return err
+		}
+		return fn(wire)
+	}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// has gives who is out there addresses.
+func (s segment) has(addrs ...string) {
+	s.t.Helper()
+	s.outside(func(wire netlink.Link) error {
+		for _, a := range addrs {
+			addr, err := netlink.ParseAddr(a)
+			if err != nil {
+				return err
+			}
+			if addr.IP.To4() == nil {
+				addr.Flags = unix.IFA_F_NODAD
+			}
+			if err := netlink.AddrAdd(wire, addr); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// spec is the i-th pod's, of an IPAM of somebody else's.
+func (s segment) spec(mode string, i int) Spec {
+	spec := s.world.spec(Macvlan, i)
+	spec.Mode, spec.Foreign, spec.Uplink = mode, true, "seg0"
+	return spec
+}
+
+// nodeHas are the node's addresses in the pods' networks.
+func (s segment) nodeHas() (out []string) {
+	s.t.Helper()
+	s.onNode(func() error {
+		addrs, err := netns.Addrs(nil)
+		for _, x := range addrs {
+			a, _ := netip.AddrFromSlice(x.IP)
+			if netip.PrefixFrom(podIP4(0), 16).Masked().Contains(a.Unmap()) || netip.PrefixFrom(podIP6(0), 64).Masked().Contains(a) {
+				out = append(out, a.Unmap().String())
+			}
+		}
+		return err
+	})
+	return out
+}
+
+func eachSegment(t *testing.T, fn func(t *testing.T, mode string)) {
+	eachMode(t, func(t *testing.T, mode string) {
+		if !OnSegment(mode) {
+			t.Skip("its pods are behind the node, on no segment")
+		}
+		fn(t, mode)
+	})
+}
+
+// The first address of a network may be a pod's, where nobody says that it is the gateway's.
+func TestNobodyNamesAGatewayAndNoneIsInvented(t *testing.T) {
+	eachSegment(t, func(t *testing.T, mode string) {
+		s := newSegment(t, mode)
+		spec := s.spec(mode, 0)
+		spec.IPv4, spec.IPv6 = netip.MustParsePrefix("10.1.0.1/16"), netip.MustParsePrefix("fd00:10:1::1/64")
+		var res Result
+		s.onNode(func() (err error) { res, err = Add(spec); return err })
+		if res.Gateway4.IsValid() || res.Gateway6.IsValid() || res.Default4 || res.Default6 {
+			t.Errorf("got %+v", res)
+		}
+		if err := netns.Do(s.pods[0], func() error {
+			for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+				routes, err := netns.Routes(family, &netlink.Route{}, netlink.RT_FILTER_DST)
+				if err != nil || len(routes) > 0 {
+					t.Errorf("default routes: %v %v", routes, err)
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if has := s.nodeHas(); len(has) > 0 {
+			t.Errorf("the node took %v", has)
+		}
+		for _, a := range []string{"10.1.0.200", "fd00:10:1::c8"} {
+			if _, err := ping(s.pods[0], netip.MustParseAddr(a), patience); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// Nor by the routes to the node's own pods: those beyond the pod's network have no way then.
+func TestLocalCIDRsNeedNoGateway(t *testing.T) {
+	s := newSegment(t, Bridge)
+	spec := s.spec(Bridge, 0)
+	spec.LocalMTU = 9000
+	for _, cidr := range []string{"10.1.0.0/24", "10.5.0.0/24", "fd00:10:1::/80", "fd00:10:5::/64"} {
+		spec.LocalCIDRs = append(spec.LocalCIDRs, netip.MustParsePrefix(cidr))
+	}
+	s.add(spec)
+	if err := netns.Do(s.pods[0], func() error {
+		for dst, want := range map[string]int{"0.0.0.0/0": 0, "10.1.0.0/24": 1, "10.5.0.0/24": 0, "::/0": 0, "fd00:10:1::/80": 1, "fd00:10:5::/64": 0} {
+			p := netip.MustParsePrefix(dst)
+			routes, err := netns.Routes(family(p.Addr()), &netlink.Route{Dst: ipNet(p)}, netlink.RT_FILTER_DST)
+			if err != nil || len(routes) != want {
+				t.Errorf("routes to %s: %v %v", dst, routes, err)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A gateway without a pod's own network around it is on the pod's link all the same.
+func TestAGatewayMayBeLinkLocal(t *testing.T) {
+	s := newSegment(t, Macvlan)
+	s.has("fe80::fe/64")
+	spec := s.spec(Macvlan, 0)
+	spec.Gateway6 = netip.MustParseAddr("fe80::fe")
+	if res := s.add(spec); !res.Default6 {
+		t.Errorf("got %+v", res)
+	}
+}
