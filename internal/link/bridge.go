@@ -107,7 +107,7 @@ func (b *builder) holdGateway(l netlink.Link) error {
 			hold = append(hold, netip.PrefixFrom(x.gw, b.network(x.gw).Bits()))
 		}
 	}
-	var err error
+	hold, err := b.withoutRouters(l, hold)
 	for _, p := range hold {
 		err = errors.Join(err, b.addAddr(b.node, l, p))
 	}

@@ -65,8 +65,9 @@ type Spec struct {
 	Gateway4 netip.Addr
 	Gateway6 netip.Addr // likewise
 	// Foreign says that somebody else gives out the addresses, who knows what is on the
-	// pods' segment: a gateway that he does not name is none. It means nothing where
-	// pods are not OnSegment.
+	// pods' segment: a gateway that he does not name is none, and one that he names may be
+	// a router out there, which the node asks for before it takes the address. It means
+	// nothing where pods are not OnSegment.
 	Foreign    bool
 	MTU        int              // bytes; 0 means 1500, or the uplink's where there is one
 	Uplink     string           // macvlan, ipvlan: the parent on the node; host-device: what is moved into the pod

@@ -3,8 +3,10 @@
 package link
 
 import (
+	"bytes"
 	"errors"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -180,5 +182,90 @@ func TestAGatewayMayBeLinkLocal(t *testing.T) {
 	spec.Gateway6 = netip.MustParseAddr("fe80::fe")
 	if res := s.add(spec); !res.Default6 {
 		t.Errorf("got %+v", res)
+	}
+}
+
+func TestTheNodeTakesNoAddressOfARouterOutThere(t *testing.T) {
+	first, second := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00:10:1::1")
+	for _, c := range []struct {
+		name    string
+		foreign bool
+		router  []string
+		want    []string
+	}{
+		{"both families", true, []string{"10.1.0.1/16", "fd00:10:1::1/64"}, nil},
+		{"IPv4 alone", true, []string{"10.1.0.1/16"}, []string{"fd00:10:1::1"}},
+		{"IPv6 alone", true, []string{"fd00:10:1::1/64"}, []string{"10.1.0.1"}},
+		{"nobody", true, nil, []string{"10.1.0.1", "fd00:10:1::1"}},
+		{"own pools", false, []string{"10.1.0.1/16", "fd00:10:1::1/64"}, []string{"10.1.0.1", "fd00:10:1::1"}},
+	} {
+		eachSegment(t, func(t *testing.T, mode string) {
+			if mode == HostDevice {
+				t.Skip("the node has nothing on its segment")
+			}
+			t.Run(c.name, func(t *testing.T) {
+				s := newSegment(t, mode)
+				s.has(c.router...)
+				for i := range s.pods {
+					spec := s.spec(mode, i)
+					spec.Foreign, spec.Gateway4, spec.Gateway6 = c.foreign, first, second
+					stop, res := s.listen(), Result{}
+					s.onNode(func() (err error) { res, err = Add(spec); return err })
+					if asked := probesFor(first, stop()); i == 1 && asked > 0 && slices.Contains(c.want, "10.1.0.1") {
+						t.Errorf("for the second pod the node asks %d times for its own address", asked)
+					} else if i == 0 && (asked > 0) != c.foreign {
+						t.Errorf("for the first pod the node asks %d times for the gateway", asked)
+					}
+					if !res.Default4 || !res.Default6 || res.Gateway4 != first || res.Gateway6 != second {
+						t.Errorf("got %+v", res)
+					}
+				}
+				has := s.nodeHas()
+				slices.Sort(has)
+				if !slices.Equal(has, c.want) {
+					t.Errorf("the node has %v, not %v", has, c.want)
+				}
+				for _, gw := range []netip.Addr{first, second} {
+					if _, err := ping(s.pods[0], gw, patience); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// probesFor counts the questions for a in the name of nobody.
+func probesFor(a netip.Addr, frames [][]byte) (n int) {
+	for _, f := range frames {
+		if len(f) >= 42 && f[12] == 8 && f[13] == 6 && bytes.Equal(f[28:32], make([]byte, 4)) && bytes.Equal(f[38:42], a.AsSlice()) {
+			n++
+		}
+	}
+	return n
+}
+
+// listen hears all frames on wire0 until it is stopped.
+func (s segment) listen() (stop func() [][]byte) {
+	s.t.Helper()
+	var fd int
+	s.outside(func(wire netlink.Link) (err error) {
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0x0300); err != nil { // ETH_P_ALL
+			return err
+		}
+		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: 0x0300, Ifindex: wire.Attrs().Index})
+	})
+	return func() (frames [][]byte) {
+		defer unix.Close(fd)
+		for {
+			frame := make([]byte, 2048)
+			n, from, err := unix.Recvfrom(fd, frame, 0)
+			if err != nil {
+				return frames
+			}
+			if from.(*unix.SockaddrLinklayer).Pkttype != unix.PACKET_OUTGOING {
+				frames = append(frames, frame[:n])
+			}
+		}
 	}
 }

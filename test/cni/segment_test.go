@@ -124,3 +124,34 @@ func TestSegment_TheDefaultRoutesOwnGatewayIsObeyed(t *testing.T) {
 		c.del(conf)
 	})
 }
+
+// The second pod finds the node's programs on the uplink.
+func TestSegment_ARoutersAddressStaysWithTheRouter(t *testing.T) {
+	eachSegment(t, func(t *testing.T, n *node, mode, dev string) {
+		if mode == "host-device" {
+			t.Skip(ownNetwork)
+		}
+		n.outsideHas(dev, "10.8.3.1/24", "fd00:8:3::1/64")
+		conf := n.config(mode).with("ipam", map[string]any{"type": "fake-ipam"})
+		var pods []*container
+		for _, last := range []string{"2", "3"} {
+			n.ipamThatGives(`"ips":[{"address":"10.8.3.` + last + `/24","gateway":"10.8.3.1"},{"address":"fd00:8:3::` + last + `/64","gateway":"fd00:8:3::1"}]`)
+			c := n.container()
+			if a := c.add(conf); a.IPs[0].Gateway != "10.8.3.1" || a.IPs[1].Gateway != "fd00:8:3::1" || len(a.Routes) != 2 {
+				t.Errorf("got %s", a.stdout)
+			}
+			if has := run(t, "ip", "-n", n.name, "addr"); strings.Contains(has, " 10.8.3.") || strings.Contains(has, " fd00:8:3::") {
+				t.Errorf("the node took the router's address:\n%s", has)
+			}
+			pods = append(pods, c)
+		}
+		for _, c := range pods {
+			for _, to := range []string{"10.8.3.1", "fd00:8:3::1"} {
+				if !n.pings(c.ns, to) {
+					t.Errorf("the pod does not reach %s", to)
+				}
+			}
+			c.del(conf)
+		}
+	})
+}
