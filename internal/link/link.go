@@ -325,6 +325,9 @@ func Add(spec Spec) (Result, error) {
 	if err == nil {
 		err = b.markComplete(res.PodIfIndex)
 	}
+	if err == nil {
+		b.announce(res.PodIfIndex, res.PodMAC)
+	}
 	res.Gateway4, res.Gateway6 = b.Gateway4, b.Gateway6
 	res.Default4, res.Default6 = b.defaults[unix.AF_INET], b.defaults[unix.AF_INET6]
 	if err != nil {

@@ -2,8 +2,8 @@
 
 package link
 
-// What is asked on a segment that the pods share with others: whether a router out
-// there has the gateway's address.
+// What is asked and told on a segment that the pods share with others: whether a
+// router out there has the gateway's address, and that a pod has its addresses now.
 
 import (
 	"encoding/binary"
@@ -31,6 +31,8 @@ const (
 const (
 	ndSolicitation  = 135
 	ndAdvertisement = 136
+	ndOverride      = 0x20 // of an advertisement's flags
+	ndTargetLink    = 2    // the option with the target's link address
 	ndHopLimit      = 255
 )
 
@@ -223,4 +225,44 @@ func checksum6(src, dst [16]byte, msg []byte) uint16 {
 		sum = sum>>16 + sum&0xffff
 	}
 	return ^uint16(sum)
+}
+
+// announce tells the segment who has the pod's addresses now: another may have had them,
+// whom the neighbours remember. The endpoint is known by then, so its programs let it say
+// so. Who does not hear it (a device without a carrier yet tells nobody) asks when he
+// forgets: so no failure is one. Not by a packet socket: closing one takes a grace period,
+// as long as all of an ADD in mode bridge.
+func (b *builder) announce(index int, mac net.HardwareAddr) {
+	if !OnSegment(b.Mode) {
+		return
+	}
+	if b.IPv4.IsValid() {
+		// The kernel asks for a neighbour at once, under the pod's own address: who asks for
+		// himself announces himself (RFC 5227 3). Left there, it would ask twice more.
+		self := &netlink.Neigh{LinkIndex: index, Family: unix.AF_INET, IP: b.IPv4.Addr().AsSlice(), Flags: unix.NTF_USE}
+		if b.pod.NeighSet(self) == nil {
+			_ = b.pod.NeighDel(self)
+		}
+	}
+	if b.IPv6.IsValid() && !b.IPv6.Addr().IsLinkLocalUnicast() {
+		_ = b.inPod(func() error { return advertise(index, mac, b.IPv6.Addr()) })
+	}
+}
+
+// advertise sends an unsolicited advertisement of a (RFC 4861 7.2.6) from the calling
+// thread's namespace. The kernel fills in the checksum.
+func advertise(index int, mac net.HardwareAddr, a netip.Addr) error {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, ndHopLimit); err != nil {
+		return err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet6{Addr: a.As16()}); err != nil {
+		return err
+	}
+	msg := slices.Concat([]byte{ndAdvertisement, 4: ndOverride, 7: 0}, a.AsSlice(), []byte{ndTargetLink, 1}, mac)
+	return unix.Sendto(fd, msg, 0, &unix.SockaddrInet6{Addr: [16]byte{0: 0xff, 1: 2, 15: 1}, ZoneId: uint32(index)})
 }

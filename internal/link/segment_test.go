@@ -5,9 +5,11 @@ package link
 import (
 	"bytes"
 	"errors"
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -268,4 +270,89 @@ func (s segment) listen() (stop func() [][]byte) {
 			}
 		}
 	}
+}
+
+// remembers is the link address that is known out there.
+func (s segment) remembers(a netip.Addr) (mac net.HardwareAddr) {
+	s.t.Helper()
+	s.outside(func(wire netlink.Link) error {
+		all, err := netns.Neighbours(wire.Attrs().Index)
+		for _, n := range all {
+			if n.IP.Equal(a.AsSlice()) {
+				mac = n.HardwareAddr
+			}
+		}
+		return err
+	})
+	return mac
+}
+
+// An address that another pod had is known out there by that one's link address.
+func TestASegmentLearnsWhoHasAnAddressNow(t *testing.T) {
+	eachSegment(t, func(t *testing.T, mode string) {
+		s := newSegment(t, mode)
+		older := net.HardwareAddr{2, 0, 0, 0, 0, 9}
+		spec := s.spec(mode, 0)
+		addrs := []netip.Addr{spec.IPv4.Addr(), spec.IPv6.Addr()}
+		s.outside(func(wire netlink.Link) error {
+			for _, a := range addrs {
+				n := &netlink.Neigh{LinkIndex: wire.Attrs().Index, IP: a.AsSlice(), HardwareAddr: older, State: netlink.NUD_REACHABLE, Family: family(a)}
+				if err := netlink.NeighSet(n); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		stop := s.listen()
+		var res Result
+		s.onNode(func() (err error) { res, err = Add(spec); return err })
+		for _, a := range addrs {
+			if mode == HostDevice {
+				break // its neighbours by the same cable forgot all as it was taken down
+			}
+			for end := time.Now().Add(await(5 * time.Second)); !bytes.Equal(s.remembers(a), res.PodMAC); time.Sleep(5 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("out there %s is at %s, and not at %s", a, s.remembers(a), res.PodMAC)
+				}
+			}
+		}
+		wantARP := slices.Concat(bytes.Repeat([]byte{0xff}, 6), res.PodMAC, []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1}, res.PodMAC, addrs[0].AsSlice(), make([]byte, 6), addrs[0].AsSlice())
+		wantND := slices.Concat([]byte{136, 0, 0x20, 0, 0, 0}, addrs[1].AsSlice(), []byte{2, 1}, res.PodMAC)
+		var arps, advertisements int
+		for _, f := range stop() {
+			if bytes.Equal(f, wantARP) {
+				arps++
+			}
+			if len(f) > 54 && f[12] == 0x86 && f[20] == unix.IPPROTO_ICMPV6 && f[54] == 136 {
+				said := slices.Concat(f[54:56], f[58:]) // without the checksum
+				if f[21] != 255 || !bytes.Equal(f[22:38], addrs[1].AsSlice()) || !bytes.Equal(f[:6], []byte{0x33, 0x33, 0, 0, 0, 1}) || !bytes.Equal(said, wantND) {
+					t.Errorf("advertised: %x", f)
+				}
+				advertisements++
+			}
+		}
+		if arps != 1 || advertisements != 1 {
+			t.Errorf("%d ARP announcements and %d advertisements, not one of each", arps, advertisements)
+		}
+		if own := s.own(addrs[0]); len(own) > 0 {
+			t.Errorf("the pod keeps itself as a neighbour: %v", own)
+		}
+	})
+}
+
+// own are the pod's neighbours of that address.
+func (s segment) own(a netip.Addr) (out []netlink.Neigh) {
+	s.t.Helper()
+	if err := netns.Do(s.pods[0], func() error {
+		eth, err := netlink.LinkByName(DefaultIfName)
+		if err != nil {
+			return err
+		}
+		all, err := netns.Neighbours(eth.Attrs().Index)
+		out = slices.DeleteFunc(all, func(n netlink.Neigh) bool { return !n.IP.Equal(a.AsSlice()) })
+		return err
+	}); err != nil {
+		s.t.Fatal(err)
+	}
+	return out
 }

@@ -155,3 +155,30 @@ func TestSegment_ARoutersAddressStaysWithTheRouter(t *testing.T) {
 		}
 	})
 }
+
+// Programs let a pod announce its own address, and by then they know it.
+func TestSegment_NeighboursLearnWhoHasAnAddressNow(t *testing.T) {
+	eachSegment(t, func(t *testing.T, n *node, mode, dev string) {
+		if mode == "host-device" {
+			t.Skip("its neighbours by the same cable forgot all as it was taken down")
+		}
+		n.outsideHas(dev, "10.9.0.200/24", "fd00:9::c8/64")
+		addrs, older := []string{"10.9.0.77", "fd00:9::77"}, "02:00:00:00:00:09"
+		for _, a := range addrs {
+			run(t, "ip", "-n", n.outside(), "neigh", "replace", a, "lladdr", older, "nud", "reachable", "dev", dev)
+		}
+		conf := n.config(mode).with("runtimeConfig", map[string]any{"ips": addrs})
+		c := n.container()
+		a := c.add(conf)
+		mac := a.Interfaces[len(a.Interfaces)-1].Mac // the pod's
+		for _, addr := range addrs {
+			n.eventually(addr+" is known where it is now", func() bool {
+				return strings.Contains(run(t, "ip", "-n", n.outside(), "neigh", "show", addr), mac)
+			})
+			if !n.pings(n.outside(), addr) {
+				t.Errorf("%s is not reached", addr)
+			}
+		}
+		c.del(conf)
+	})
+}
