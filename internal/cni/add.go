@@ -178,16 +178,30 @@ func (g addresses) of(v4 bool) ipam.Allocation {
 	return ipam.Allocation{}
 }
 
+// gateway is the next hop of a family's default route: that route's own where an IPAM
+// plugin gave one, for pods on a segment that it knows, else the one beside the address.
+// Zero: it named none.
+func (p *plugin) gateway(g addresses, v4 bool) netip.Addr {
+	if p.IPAM.Type != OwnIPAM && link.OnSegment(p.Mode) && g.of(v4).Prefix.IsValid() {
+		for _, r := range g.routes {
+			if dst := prefixOf(r.Dst); dst.Addr().Is4() == v4 && dst.Bits() == 0 && r.Table == nil && hopOf(r).IsValid() {
+				return hopOf(r)
+			}
+		}
+	}
+	return g.of(v4).Gateway
+}
+
 // lease asks IPAM when the interface is there. The record learns what has to be
 // cleaned up: not the id, which another is about to take the place of.
 func (p *plugin) lease(a *attachment, g *addresses) (link.Lease, error) {
 	if err := p.allocate(a, g); err != nil {
 		return link.Lease{}, err
 	}
-	v4, v6 := g.of(true), g.of(false)
 	r := *a
 	r.Endpoint = 0
-	return link.Lease{IPv4: v4.Prefix, IPv6: v6.Prefix, Gateway4: v4.Gateway, Gateway6: v6.Gateway}, p.store.Write(r.file(), r)
+	return link.Lease{IPv4: g.of(true).Prefix, IPv6: g.of(false).Prefix, Gateway4: p.gateway(*g, true), Gateway6: p.gateway(*g, false)},
+		p.store.Write(r.file(), r)
 }
 
 // allocate asks IPAM.
@@ -258,7 +272,7 @@ func (p *plugin) delegatedAddresses() (g addresses, err error) {
 
 func (p *plugin) linkSpec(a attachment, g addresses, lease func() (link.Lease, error)) (link.Spec, error) {
 	s := a.linkSpec()
-	s.Here, s.Lease = p.here, lease
+	s.Here, s.Lease, s.Foreign = p.here, lease, p.IPAM.Type != OwnIPAM
 	mac, err := p.wantedMAC(p.cniArgs)
 	if err != nil {
 		return s, err
@@ -271,7 +285,7 @@ func (p *plugin) linkSpec(a attachment, g addresses, lease func() (link.Lease, e
 	p.applyLocalMTU(&s)
 	s.BigTCP = p.BigTCP
 	if !link.Routed(p.Mode) {
-		s.Gateway4, s.Gateway6 = v4.Gateway, v6.Gateway
+		s.Gateway4, s.Gateway6 = p.gateway(g, true), p.gateway(g, false)
 	}
 	if err := s.Validate(); err != nil {
 		return s, codedf(types.ErrInvalidNetworkConfig, "mode %s: %v", p.Mode, err)

@@ -5,6 +5,7 @@ package cni
 // What ADD answers, and the last touches to a pod that need looking at it.
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -77,25 +78,22 @@ func (p *plugin) finishPod(a attachment, spec link.Spec, made link.Result, g add
 	r.Interfaces = append(hostInterfaces(spec, made), &types100.Interface{
 		Name: a.IfName, Mac: made.PodMAC.String(), Mtu: made.PodMTU, Sandbox: p.env.netns,
 	})
-	gw4, gw6 := spec.Gateways()
 	for _, x := range g.ips {
-		gw, isDefault := gw6, made.Default6
+		gw, isDefault := made.Gateway6, made.Default6
 		if x.Prefix.Addr().Is4() {
-			gw, isDefault = gw4, made.Default4
+			gw, isDefault = made.Gateway4, made.Default4
 		}
-		if spec.Lease != nil {
-			gw = x.Gateway
-		}
-		has := x.Prefix
+		// The default route may lead by another than what IPAM names beside the address.
+		has, hop := x.Prefix, cmp.Or(x.Gateway, gw)
 		if link.Routed(spec.Mode) {
-			has = netip.PrefixFrom(has.Addr(), has.Addr().BitLen())
+			has, hop = netip.PrefixFrom(has.Addr(), has.Addr().BitLen()), gw
 		}
-		r.IPs = append(r.IPs, &types100.IPConfig{Interface: types100.Int(len(r.Interfaces) - 1), Address: ipNet(has), Gateway: gw.AsSlice()})
+		r.IPs = append(r.IPs, &types100.IPConfig{Interface: types100.Int(len(r.Interfaces) - 1), Address: ipNet(has), Gateway: hop.AsSlice()})
 		if isDefault {
 			all := netip.PrefixFrom(gw, 0).Masked()
 			r.Routes = append(r.Routes, &types.Route{Dst: ipNet(all), GW: gw.AsSlice()})
 		}
-		routes, err := p.addRoutes(routesOf(x.Prefix, has, gw, isDefault, g.routes))
+		routes, err := p.addRoutes(routesOf(x.Prefix, has, hop, isDefault, g.routes))
 		if err != nil {
 			return nil, err
 		}
@@ -117,24 +115,41 @@ func hostInterfaces(spec link.Spec, made link.Result) (out []*types100.Interface
 
 // routesOf are the routes of one family that the pod is to have besides its
 // default: those of IPAM, and for a second interface, which has no default
-// route, its own network. has is the address as the interface has it.
+// route, its own network. has is the address as the interface has it. One without a next
+// hop leads by gw, and where there is none either to neighbours.
 func routesOf(network, has netip.Prefix, gw netip.Addr, isDefault bool, wanted []*types.Route) (out []*types.Route) {
 	if !isDefault && has.IsSingleIP() && !network.IsSingleIP() {
 		out = append(out, &types.Route{Dst: ipNet(network.Masked()), GW: gw.AsSlice()})
 	}
 	for _, w := range wanted {
-		dst, _ := netip.AddrFromSlice(w.Dst.IP)
-		ones, _ := w.Dst.Mask.Size()
-		if dst.Unmap().Is4() != network.Addr().Is4() || ones == 0 {
+		if dst := prefixOf(w.Dst); dst.Addr().Is4() != network.Addr().Is4() || dst.Bits() == 0 {
 			continue // the other family's, or the default, which stays with the first interface
 		}
 		w = w.Copy()
-		if given, ok := netip.AddrFromSlice(w.GW); !ok || !has.Contains(given.Unmap()) {
+		own := hopOf(w)
+		beside := has.Contains(own) || own.IsLinkLocalUnicast() && !has.IsSingleIP()
+		if !own.IsValid() || gw.IsValid() && !beside {
 			w.GW = gw.AsSlice()
 		}
 		out = append(out, w)
 	}
 	return out
+}
+
+// prefixOf is a network, of IPv4 also where that is written as IPv6.
+func prefixOf(n net.IPNet) netip.Prefix {
+	a, _ := netip.AddrFromSlice(n.IP)
+	ones, _ := n.Mask.Size()
+	return netip.PrefixFrom(a.Unmap(), ones)
+}
+
+// hopOf is a route's own next hop. 0.0.0.0, which DHCP has (RFC 3442), is none.
+func hopOf(r *types.Route) netip.Addr {
+	a, _ := netip.AddrFromSlice(r.GW)
+	if a = a.Unmap(); a.IsUnspecified() {
+		return netip.Addr{}
+	}
+	return a
 }
 
 // addRoutes adds routes to the pod, and answers them as they are there: not those to

@@ -98,18 +98,20 @@ func (b *builder) holdGateway(l netlink.Link) error {
 	if err := up(b.node, l); err != nil {
 		return err
 	}
-	for _, x := range []struct {
-		ip netip.Prefix
-		gw netip.Addr
-	}{{b.IPv4, b.Gateway4}, {b.IPv6, b.Gateway6}} {
-		if _, lan := b.lan[family(x.gw)]; lan || !x.ip.IsValid() || b.Lease != nil {
-			continue // a router out there, or nobody, has it
-		}
-		if err := b.addAddr(b.node, l, netip.PrefixFrom(x.gw, x.ip.Bits())); err != nil {
-			return err
+	if b.Lease != nil {
+		return nil // the network's own router has it
+	}
+	var hold []netip.Prefix
+	for _, x := range b.gateways() {
+		if _, lan := b.lan[family(x.gw)]; !lan { // else a router out there has it
+			hold = append(hold, netip.PrefixFrom(x.gw, b.network(x.gw).Bits()))
 		}
 	}
-	return nil
+	hold, err := b.withoutRouters(l, hold)
+	for _, p := range hold {
+		err = errors.Join(err, b.addAddr(b.node, l, p))
+	}
+	return err
 }
 
 // hasIPv6 reports whether another pod already made l an IPv6 gateway, which an

@@ -371,8 +371,8 @@ func family(ip netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// gateways pairs each wanted family's pod address with its gateway. A network
-// that gave an address may have named no gateway.
+// gateways pairs each wanted family's pod address with its gateway. Who gave an
+// address may have named none.
 func (b *builder) gateways() (out []struct{ ip, gw netip.Addr }) {
 	for _, x := range []struct {
 		p  netip.Prefix

@@ -13,8 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Lease is what a network gave. A zero gateway: it named none, and the pod gets
-// no default route of that family.
+// Lease is what a network gave. A zero gateway is none, as where Spec.Foreign.
 type Lease struct {
 	IPv4, IPv6         netip.Prefix
 	Gateway4, Gateway6 netip.Addr

@@ -60,9 +60,15 @@ type Spec struct {
 	IPv4       netip.Prefix // the prefix length does not matter to the routed modes, veth and netkit
 	IPv6       netip.Prefix // at least one of the two
 	// Gateway4 zero: routed modes: VethGateway4; else the first address of IPv4's
-	// prefix. The node holds it, except on the network that the uplink is on.
-	Gateway4   netip.Addr
-	Gateway6   netip.Addr       // likewise
+	// prefix, or none where Foreign. The node holds it, except on the network that the
+	// uplink is on.
+	Gateway4 netip.Addr
+	Gateway6 netip.Addr // likewise
+	// Foreign says that somebody else gives out the addresses, who knows what is on the
+	// pods' segment: a gateway that he does not name is none, and one that he names may be
+	// a router out there, which the node asks for before it takes the address. It means
+	// nothing where pods are not OnSegment.
+	Foreign    bool
 	MTU        int              // bytes; 0 means 1500, or the uplink's where there is one
 	Uplink     string           // macvlan, ipvlan: the parent on the node; host-device: what is moved into the pod
 	BridgeName string           // bridge: "" means DefaultBridge
@@ -114,15 +120,16 @@ func (h Here) Sysctl(key string) string {
 
 // Result is what was made, in the numbers that a datapath needs.
 type Result struct {
-	HostIfIndex   int              // of the host's end, or of the shim; host-device: 0
-	HostMAC       net.HardwareAddr // of that interface
-	HostMTU       int
-	PodIfIndex    int // in the pod's namespace
-	PodMAC        net.HardwareAddr
-	PodMTU        int
-	ParentIfIndex int              // bridge: the bridge; macvlan, ipvlan: the uplink; else 0
-	ParentMAC     net.HardwareAddr // of that interface
-	ParentMTU     int
+	HostIfIndex        int              // of the host's end, or of the shim; host-device: 0
+	HostMAC            net.HardwareAddr // of that interface
+	HostMTU            int
+	PodIfIndex         int // in the pod's namespace
+	PodMAC             net.HardwareAddr
+	PodMTU             int
+	ParentIfIndex      int              // bridge: the bridge; macvlan, ipvlan: the uplink; else 0
+	ParentMAC          net.HardwareAddr // of that interface
+	ParentMTU          int
+	Gateway4, Gateway6 netip.Addr // the pod's next hops; zero: none
 	// Default4 and Default6 say whether the pod's default route leads by this
 	// interface: a second one leaves it to the first.
 	Default4, Default6 bool
@@ -158,7 +165,7 @@ func (s Spec) withDefaults() Spec {
 	if s.BridgeName == "" {
 		s.BridgeName = DefaultBridge
 	}
-	if s.Lease == nil { // else the network names them
+	if !s.Foreign || !OnSegment(s.Mode) {
 		s.Gateway4 = gatewayOr(s.Gateway4, s.IPv4, s.Mode, VethGateway4)
 		s.Gateway6 = gatewayOr(s.Gateway6, s.IPv6, s.Mode, VethGateway6)
 	}
@@ -177,12 +184,6 @@ func (s Spec) netnsHere() string { return cmp.Or(s.Here.NetNS, s.NetNS) }
 
 // sysctl is the file of one below net.
 func (s Spec) sysctl(key string) string { return s.Here.Sysctl(key) }
-
-// Gateways are the next hops that the pod will have, defaults filled in.
-func (s Spec) Gateways() (v4, v6 netip.Addr) {
-	s = s.withDefaults()
-	return s.Gateway4, s.Gateway6
-}
 
 // Bridge is the name of the bridge, defaults filled in.
 func (s Spec) Bridge() string { return s.withDefaults().BridgeName }
@@ -272,7 +273,7 @@ func (s Spec) validateAddrs() error {
 			return fmt.Errorf("IP %s cannot be a pod's: it is the broadcast address of %s", a.ip.Addr(), a.ip.Masked())
 		case a.ip.Addr() == a.gw:
 			return fmt.Errorf("IP %s is the gateway's address: give the pod another", a.gw)
-		case !traitsOf[s.Mode].routed && a.gw.IsValid() && !a.ip.Contains(a.gw):
+		case !traitsOf[s.Mode].routed && a.gw.IsValid() && !a.ip.Contains(a.gw) && !(a.gw.Is6() && a.gw.IsLinkLocalUnicast()):
 			return fmt.Errorf("gateway %s is outside %s: use one inside, or a shorter prefix", a.gw, a.ip.Masked())
 		}
 	}
@@ -329,6 +330,10 @@ func Add(spec Spec) (Result, error) {
 	if err == nil {
 		err = b.markComplete(res.PodIfIndex)
 	}
+	if err == nil {
+		b.announce(res.PodIfIndex, res.PodMAC)
+	}
+	res.Gateway4, res.Gateway6 = b.Gateway4, b.Gateway6
 	res.Default4, res.Default6 = b.defaults[unix.AF_INET], b.defaults[unix.AF_INET6]
 	if err != nil {
 		return Result{}, errors.Join(fmt.Errorf("connect pod %s: %w", spec.Name, err), b.remove())

@@ -212,11 +212,14 @@ func (b *builder) localRoute(eth netlink.Link, cidr, own netip.Prefix, gw netip.
 		}
 		return r
 	}
-	routes := []*netlink.Route{near(single(gw), 0)}
+	var routes []*netlink.Route
+	if gw.IsValid() {
+		routes = append(routes, near(single(gw), 0))
+	}
 	inside := own.Contains(cidr.Addr()) && cidr.Bits() >= own.Bits()
 	if inside {
 		routes = append(routes, near(cidr, b.LocalMTU))
-	} else {
+	} else if gw.IsValid() {
 		routes = append(routes, far)
 	}
 	if !inside && cidr.Contains(own.Addr()) {

@@ -64,6 +64,10 @@ var traitsOf = map[string]traits{
 // prefix length.
 func Routed(mode string) bool { return traitsOf[mode].routed }
 
+// OnSegment says whether pods of a mode are neighbours of others on a segment, of whom one
+// may be their router.
+func OnSegment(mode string) bool { return traitsOf[mode].noLease != noSegment }
+
 // HasHostEnd says whether one end of the pod's link is on the node.
 func HasHostEnd(mode string) bool { return traitsOf[mode].pair }
 

@@ -18,6 +18,12 @@ import (
 // commands in fail.
 func (n *node) fakeIPAM(fail ...string) (log func() []string) {
 	n.t.Helper()
+	return n.ipamThatGives(`"ips":[{"address":"10.8.0.2/24","gateway":"10.8.0.1"}],"routes":[{"dst":"10.99.0.0/16"}],"dns":{"nameservers":["10.8.0.53"]}`, fail...)
+}
+
+// ipamThatGives is fakeIPAM with what ADD answers besides the version.
+func (n *node) ipamThatGives(fields string, fail ...string) (log func() []string) {
+	n.t.Helper()
 	dir := filepath.Join(n.dir, "plugins")
 	os.MkdirAll(dir, 0o755)
 	file := filepath.Join(dir, "log")
@@ -27,9 +33,9 @@ in=$(cat)
 [ $CNI_COMMAND = VERSION ] && exec echo '{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"]}'
 echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_NETNS $CNI_IFNAME $CNI_ARGS ${CNI_PATH:+path} ${#in}" >>%s
 case " %s " in *" $CNI_COMMAND "*) echo '{"cniVersion":"1.1.0","code":142,"msg":"no '$CNI_COMMAND' today"}'; exit 1;; esac
-[ $CNI_COMMAND = ADD ] && echo '{"cniVersion":"1.1.0","ips":[{"address":"10.8.0.2/24","gateway":"10.8.0.1"}],"routes":[{"dst":"10.99.0.0/16"}],"dns":{"nameservers":["10.8.0.53"]}}'
+[ $CNI_COMMAND = ADD ] && echo '{"cniVersion":"1.1.0",%s}'
 exit 0
-`, file, strings.Join(fail, " "))
+`, file, strings.Join(fail, " "), fields)
 	if err := os.WriteFile(filepath.Join(dir, "fake-ipam"), []byte(script), 0o755); err != nil {
 		n.t.Fatal(err)
 	}
