@@ -344,10 +344,19 @@ struct {
 	__type(value, struct sock_slot);
 } mst_sock_slots_v1 SEC(".maps");
 
+/* The same of unconnected UDP sockets, and of each its first Service alone: what resolvers leave that ask once and
+ * close would turn mst_sock_flows over. Written at sendmsg(), read and freed at close(). */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SOCK_SLOTS);
+	__type(key, __u32);
+	__type(value, struct sock_asked);
+} mst_sock_asked_v1 SEC(".maps");
+
 /* Unconnected UDP sockets: the choice made for a frontend, and the way back from the
  * backend. Written and read at sendmsg(), read at recvmsg(). Two entries for each pair of
- * socket and Service; LRU, for at close() nobody knows them. Connected ones: one entry each, written at connect(),
- * freed at close(), read by who removes a backend. Size: such pairs in use at once. */
+ * socket and Service, freed at close() where mst_sock_asked knows them; LRU. Connected ones: one entry each, written at
+ * connect(), freed at close(), read by who removes a backend. Size: such pairs in use at once. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);

@@ -127,6 +127,18 @@ struct sock_slot {
 _Static_assert(sizeof(struct sock_slot) == 64, "sock_slot");
 #define SOCK_SLOT_TAKEN (~0ull) /* somebody writes it */
 
+/* What an unconnected UDP socket asked, and who answers, in a slot by its cookie as above: at close() both entries in
+ * mst_sock_flows are known by it. */
+struct sock_asked {
+	__u64 cookie; /* 0: free */
+	struct addr frontend;
+	struct addr backend;
+	__be16 frontend_port;
+	__be16 backend_port;
+	__u32 pad;
+};
+_Static_assert(sizeof(struct sock_asked) == 48, "sock_asked");
+
 /* A socket of mst_sock_peers as the iterator writes it: enough to name it to sock_diag(7). */
 struct sock_seen {
 	__u64 netns_cookie;

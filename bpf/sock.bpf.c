@@ -7,6 +7,7 @@
 #include "lib/common.h"
 #include "lib/events.h"
 #include "lib/lb.h"
+#include "lib/sock_asked.h"
 #include "lib/sock_peer.h"
 #include "lib/sock_slot.h"
 
@@ -315,8 +316,10 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 	}
 	if (!way_back(ns, key.cookie, d, &there))
 		return KEEP;
-	if (!chosen)
+	if (!chosen) {
 		bpf_map_update_elem(&mst_sock_flows_v1, &key, &there, BPF_ANY);
+		sock_asked_note(&key, &there);
+	}
 	d->addr = there.addr;
 	d->port = there.port;
 	return REWRITE;
@@ -449,6 +452,7 @@ int mst_release(struct bpf_sock *sk)
 		peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
 		if (peer)
 			connected_forget(bpf_get_socket_cookie(sk), peer);
+		sock_asked_free(bpf_get_socket_cookie(sk));
 	}
 	return ALLOW;
 }

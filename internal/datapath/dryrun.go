@@ -79,6 +79,7 @@ var sharedTables = []string{
 	bpfgen.PodMapMstServicesV2Now,
 	bpfgen.PodMapMstSlotsV1,
 	bpfgen.PodMapMstSlotsV1Now,
+	bpfgen.PodMapMstSockAskedV1,
 	bpfgen.PodMapMstSockFlowsV1,
 	bpfgen.PodMapMstSockPeersV1,
 	bpfgen.PodMapMstSockSlotsV1,

@@ -219,6 +219,25 @@ func TestTheServiceThatWasAskedLastHasTheAnswers(t *testing.T) {
 	})
 }
 
+// What a socket asked of its first Service goes with it.
+func TestAClosedUnconnectedSocketLeavesNothing(t *testing.T) {
+	bothUDP(t, state.PathBoth, func(w *udpWorld) {
+		for range 3 {
+			c := w.socket()
+			w.answered(c, w.ask(c, w.fronts[0]))
+			if got := w.kept(); got != [3]int{1, 1, 0} {
+				t.Errorf("%v entries of an open socket", got)
+			}
+			if err := c.Close(); err != nil {
+				w.Fatal(err)
+			}
+			if got := w.kept(); got != [3]int{} {
+				t.Errorf("%v entries of a closed socket", got)
+			}
+		}
+	})
+}
+
 // A connected socket has one entry, of its last connect(), until it closes.
 func TestAClosedSocketLeavesNothing(t *testing.T) {
 	bothUDP(t, state.PathBoth, func(w *udpWorld) {

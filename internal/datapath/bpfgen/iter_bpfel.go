@@ -104,6 +104,7 @@ const (
 	IterMapMstServicesV2Now      = "mst_services_v2_now"
 	IterMapMstSlotsV1            = "mst_slots_v1"
 	IterMapMstSlotsV1Now         = "mst_slots_v1_now"
+	IterMapMstSockAskedV1        = "mst_sock_asked_v1"
 	IterMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	IterMapMstSockPeersV1        = "mst_sock_peers_v1"
 	IterMapMstSockSlotsV1        = "mst_sock_slots_v1"
@@ -226,6 +227,7 @@ type IterMapSpecs struct {
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
+	MstSockAskedV1        *ebpf.MapSpec `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
@@ -324,6 +326,7 @@ type IterMaps struct {
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
+	MstSockAskedV1        *ebpf.Map `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
@@ -387,6 +390,7 @@ func (m *IterMaps) Close() error {
 		m.MstServicesV2Now,
 		m.MstSlotsV1,
 		m.MstSlotsV1Now,
+		m.MstSockAskedV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,

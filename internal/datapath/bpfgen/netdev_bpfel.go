@@ -67,6 +67,7 @@ const (
 	NetdevMapMstServicesV2Now      = "mst_services_v2_now"
 	NetdevMapMstSlotsV1            = "mst_slots_v1"
 	NetdevMapMstSlotsV1Now         = "mst_slots_v1_now"
+	NetdevMapMstSockAskedV1        = "mst_sock_asked_v1"
 	NetdevMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	NetdevMapMstSockPeersV1        = "mst_sock_peers_v1"
 	NetdevMapMstSockSlotsV1        = "mst_sock_slots_v1"
@@ -191,6 +192,7 @@ type NetdevMapSpecs struct {
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
+	MstSockAskedV1        *ebpf.MapSpec `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
@@ -289,6 +291,7 @@ type NetdevMaps struct {
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
+	MstSockAskedV1        *ebpf.Map `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
@@ -352,6 +355,7 @@ func (m *NetdevMaps) Close() error {
 		m.MstServicesV2Now,
 		m.MstSlotsV1,
 		m.MstSlotsV1Now,
+		m.MstSockAskedV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,

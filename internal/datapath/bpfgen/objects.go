@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "e4f6a8627f168593c6e080573cb5f65cce7d85a9df98ed6738c33d3aede99635"
+const ObjectsHash = "3edb7f924e36d731ffe61725ea835e96d51d7061acab0c207e804a3cdc9acf98"

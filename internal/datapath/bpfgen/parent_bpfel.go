@@ -82,6 +82,7 @@ const (
 	ParentMapMstServicesV2Now      = "mst_services_v2_now"
 	ParentMapMstSlotsV1            = "mst_slots_v1"
 	ParentMapMstSlotsV1Now         = "mst_slots_v1_now"
+	ParentMapMstSockAskedV1        = "mst_sock_asked_v1"
 	ParentMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	ParentMapMstSockPeersV1        = "mst_sock_peers_v1"
 	ParentMapMstSockSlotsV1        = "mst_sock_slots_v1"
@@ -204,6 +205,7 @@ type ParentMapSpecs struct {
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
+	MstSockAskedV1        *ebpf.MapSpec `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
@@ -302,6 +304,7 @@ type ParentMaps struct {
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
+	MstSockAskedV1        *ebpf.Map `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
@@ -365,6 +368,7 @@ func (m *ParentMaps) Close() error {
 		m.MstServicesV2Now,
 		m.MstSlotsV1,
 		m.MstSlotsV1Now,
+		m.MstSockAskedV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,

@@ -460,6 +460,16 @@ type PodSlotKey struct {
 	Slot    uint32
 }
 
+type PodSockAsked struct {
+	_            structs.HostLayout
+	Cookie       uint64
+	Frontend     PodAddr
+	Backend      PodAddr
+	FrontendPort uint16
+	BackendPort  uint16
+	Pad          uint32
+}
+
 type PodSockFlow struct {
 	_       structs.HostLayout
 	Addr    PodAddr
@@ -571,6 +581,7 @@ const (
 	PodMapMstServicesV2Now      = "mst_services_v2_now"
 	PodMapMstSlotsV1            = "mst_slots_v1"
 	PodMapMstSlotsV1Now         = "mst_slots_v1_now"
+	PodMapMstSockAskedV1        = "mst_sock_asked_v1"
 	PodMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	PodMapMstSockPeersV1        = "mst_sock_peers_v1"
 	PodMapMstSockSlotsV1        = "mst_sock_slots_v1"
@@ -695,6 +706,7 @@ type PodMapSpecs struct {
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
+	MstSockAskedV1        *ebpf.MapSpec `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
@@ -793,6 +805,7 @@ type PodMaps struct {
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
+	MstSockAskedV1        *ebpf.Map `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
@@ -856,6 +869,7 @@ func (m *PodMaps) Close() error {
 		m.MstServicesV2Now,
 		m.MstSlotsV1,
 		m.MstSlotsV1Now,
+		m.MstSockAskedV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,

@@ -115,6 +115,7 @@ const (
 	SockMapMstServicesV2Now      = "mst_services_v2_now"
 	SockMapMstSlotsV1            = "mst_slots_v1"
 	SockMapMstSlotsV1Now         = "mst_slots_v1_now"
+	SockMapMstSockAskedV1        = "mst_sock_asked_v1"
 	SockMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	SockMapMstSockPeersV1        = "mst_sock_peers_v1"
 	SockMapMstSockSlotsV1        = "mst_sock_slots_v1"
@@ -253,6 +254,7 @@ type SockMapSpecs struct {
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
+	MstSockAskedV1        *ebpf.MapSpec `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
@@ -351,6 +353,7 @@ type SockMaps struct {
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
+	MstSockAskedV1        *ebpf.Map `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
@@ -414,6 +417,7 @@ func (m *SockMaps) Close() error {
 		m.MstServicesV2Now,
 		m.MstSlotsV1,
 		m.MstSlotsV1Now,
+		m.MstSockAskedV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,
