@@ -51,34 +51,41 @@ type transaction struct {
 	deadSlots   []datapath.SlotKey
 	deadSources []datapath.SourceKey
 	touched     []uint32 // backends that lost a reference
+	freed       []uint32 // those that have none any more
 	addresses   map[datapath.Addr]bool
 	sources     map[datapath.SourceKey]bool // true: it is in the table
 	undo        []func() error
 	metaChanged bool
 	cramped     bool // all that can be is done in place
 	large       bool // something could be, and is not
+	undone      bool // it failed, and left no trace
 }
 
 // Apply makes every binding of upserts what it says there, and removes those of
 // removes; absent ones are no error. All take effect or, when an error other
 // than CleanupError returns, none. Where fresh slots find no room beside the old ones,
-// a moment of a mixture is better than backends that are gone.
+// a moment of a mixture is better than backends that are gone; and where nothing does, a
+// moment without is better than a Service that was removed.
 func (s *Services) Apply(upserts []state.Binding, removes []state.BindingKey) error {
-	large, err := s.apply(upserts, removes, false)
-	if large && errors.As(err, new(*datapath.FullError)) {
-		_, err = s.apply(upserts, removes, true)
+	tx, err := s.apply(upserts, removes, false)
+	if full(err) && tx.undone && tx.large {
+		tx, err = s.apply(upserts, removes, true)
+	}
+	if full(err) && tx.undone && tx.fits() {
+		err = s.replace(upserts, removes)
 	}
 	return err
 }
 
-// apply is one try. large: it was undone, and changes Services under fresh slots that
-// a cramped one changes in place.
-func (s *Services) apply(upserts []state.Binding, removes []state.BindingKey, cramped bool) (large bool, err error) {
+func full(err error) bool { return errors.As(err, new(*datapath.FullError)) }
+
+// apply is one try.
+func (s *Services) apply(upserts []state.Binding, removes []state.BindingKey, cramped bool) (*transaction, error) {
+	tx := &transaction{s: s, cramped: cramped, addresses: make(map[datapath.Addr]bool), sources: make(map[datapath.SourceKey]bool)}
 	if err := s.readMeta(); err != nil {
-		return false, err
+		return tx, err
 	}
 	before := s.meta
-	tx := &transaction{s: s, cramped: cramped, addresses: make(map[datapath.Addr]bool), sources: make(map[datapath.SourceKey]bool)}
 	kept := make(map[state.BindingKey]bool, len(upserts))
 	for _, b := range upserts {
 		kept[b.Key()] = true
@@ -95,14 +102,65 @@ func (s *Services) apply(upserts []state.Binding, removes []state.BindingKey, cr
 	slices.SortStableFunc(tx.flips, func(a, b flip) int { return cmp.Compare(b.key.Scope, a.key.Scope) })
 	tx.planShared()
 	tx.metaChanged = s.meta != before
+	tx.freed = tx.unnamed()
 	if err := tx.write(); err != nil {
 		err, again := tx.revert(err), s.reload()
-		return tx.large && again == nil && !errors.As(err, new(*UndoError)), errors.Join(err, again)
+		tx.undone = again == nil && !errors.As(err, new(*UndoError))
+		return tx, errors.Join(err, again)
 	}
 	if err := tx.cleanup(); err != nil {
-		return false, errors.Join(&CleanupError{err}, s.reload())
+		return tx, errors.Join(&CleanupError{err}, s.reload())
 	}
-	return false, nil
+	return tx, nil
+}
+
+// fits says that there is room for what the change makes once what it takes away is gone.
+func (tx *transaction) fits() bool {
+	more := -len(tx.removed) // frontends and addresses
+	for _, f := range tx.flips {
+		if !f.had {
+			more++
+		}
+	}
+	for _, m := range tx.gained {
+		if m.old == 0 {
+			more++
+		}
+	}
+	for _, m := range tx.lost {
+		if m.new == 0 {
+			more--
+		}
+	}
+	return more <= 0 && len(tx.slotKeys) <= len(tx.deadSlots) && len(tx.backends) <= len(tx.freed) && len(tx.newSources) <= len(tx.deadSources)
+}
+
+// replace is Apply of a change that fits, where it finds no room beside what it takes away:
+// that goes first. What then fails brings it back.
+func (s *Services) replace(upserts []state.Binding, removes []state.BindingKey) error {
+	var before []state.Binding
+	var gone []state.BindingKey
+	for _, b := range upserts {
+		removes = append(slices.Clip(removes), b.Key())
+	}
+	for _, k := range removes {
+		if b, ok := s.Get(k); ok && !slices.Contains(gone, k) {
+			before, gone = append(before, b), append(gone, k)
+		}
+	}
+	if _, err := s.apply(nil, gone, false); err != nil && !errors.As(err, new(*CleanupError)) {
+		return err
+	}
+	_, err := s.apply(upserts, nil, false)
+	if err == nil || errors.As(err, new(*CleanupError)) || errors.As(err, new(*UndoError)) {
+		return err
+	}
+	// Those for clients outside have the number of the ones beside them.
+	slices.SortStableFunc(before, func(a, b state.Binding) int { return cmp.Compare(datapath.KeyOf(a.Key()).Scope, datapath.KeyOf(b.Key()).Scope) })
+	if _, undo := s.apply(before, nil, false); undo != nil && !errors.As(undo, new(*CleanupError)) {
+		return &UndoError{err, undo}
+	}
+	return err
 }
 
 // touch notes what k shares with others, for planShared.
@@ -472,19 +530,23 @@ func (tx *transaction) cleanup() error {
 			delete(s.services, f.old.Id)
 		}
 	}
-	var dead []uint32
+	if err := s.t.Backends.Delete(tx.freed); err != nil {
+		return err
+	}
+	for _, id := range tx.freed {
+		s.forgetBackend(id)
+	}
+	return nil
+}
+
+// unnamed are the backends that no slot names any more, each once.
+func (tx *transaction) unnamed() (dead []uint32) {
 	seen := make(map[uint32]bool, len(tx.touched))
 	for _, id := range tx.touched {
-		if b, known := s.backends[id]; known && b.refs == 0 && !seen[id] {
+		if b, known := tx.s.backends[id]; known && b.refs == 0 && !seen[id] {
 			seen[id] = true
 			dead = append(dead, id)
 		}
 	}
-	if err := s.t.Backends.Delete(dead); err != nil {
-		return err
-	}
-	for _, id := range dead {
-		s.forgetBackend(id)
-	}
-	return nil
+	return dead
 }

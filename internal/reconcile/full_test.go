@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -25,10 +26,20 @@ func TestALargeChangeInAFullTable(t *testing.T) {
 		b.Drop = len(b.Backends) == 0
 		return b
 	}
+	sticky := func(b state.Binding) state.Binding { // which takes as many entries again, none of them in place
+		b.Affinity = time.Hour
+		return b
+	}
+	second := []state.BindingKey{binding("10.96.0.2:80", 1, 4).Key()}
 	for name, tc := range map[string]struct {
-		to    []state.Binding
-		fails bool
+		to      []state.Binding
+		removes []state.BindingKey
+		fails   bool
 	}{
+		"by affinity":      {to: []state.Binding{sticky(binding("10.96.0.1:80", 1, 3))}},
+		"one inherits":     {to: []state.Binding{sticky(binding("10.96.0.1:80", 11, 15))}, removes: second},
+		"one goes":         {to: []state.Binding{binding("10.96.0.3:80", 1, 4)}, removes: second},
+		"too much by that": {to: []state.Binding{sticky(binding("10.96.0.1:80", 11, 14))}, fails: true},
 		"others":           {to: []state.Binding{binding("10.96.0.1:80", 11, 16)}},
 		"some others":      {to: []state.Binding{binding("10.96.0.1:80", 3, 8)}},
 		"fewer":            {to: []state.Binding{binding("10.96.0.1:80", 2, 2)}},
@@ -43,7 +54,7 @@ func TestALargeChangeInAFullTable(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := full.view()
-		after := change{upserts: tc.to}.model(before)
+		after := change{upserts: tc.to, removes: tc.removes}.model(before)
 		for n := 0; ; n++ { // 0: none fails
 			w := full.clone()
 			s := w.load(t)
@@ -57,7 +68,7 @@ func TestALargeChangeInAFullTable(t *testing.T) {
 					}
 				}
 			}
-			err := s.Apply(tc.to, nil)
+			err := s.Apply(tc.to, tc.removes)
 			w.watch = func() {}
 			if errors.As(err, new(*UndoError)) {
 				continue // the write was one of the first try's way back
