@@ -54,15 +54,19 @@ inline_fn bool sampled(const struct event *e, const struct reader *r)
 	return (__u32)(h >> 32) % r->sample == 0;
 }
 
-inline_fn void event_put(struct event *e, struct event_counts *counts, __u32 slot, __u32 now)
+/* Return: the reader at a place if it wants the event, or NULL. */
+inline_fn struct reader *event_reader(const struct event *e, __u32 slot, __u32 now)
 {
 	__u32 place = slot + 1;
 	struct reader *r = bpf_map_lookup_elem(&mst_readers_v1, &place);
-	void *ring;
 
-	if (!r || (__s32)(r->until - now) <= 0 || !sampled(e, r))
-		return;
-	ring = bpf_map_lookup_elem(&mst_events_v1, &slot);
+	return r && (__s32)(r->until - now) > 0 && sampled(e, r) ? r : NULL;
+}
+
+inline_fn void event_put(struct event *e, struct event_counts *counts, __u32 slot)
+{
+	void *ring = bpf_map_lookup_elem(&mst_events_v1, &slot);
+
 	if (!ring)
 		return;
 	if (bpf_ringbuf_output(ring, e, sizeof(*e), 0))
@@ -72,26 +76,33 @@ inline_fn void event_put(struct event *e, struct event_counts *counts, __u32 slo
 }
 
 /**
- * event_send - give an event to every reader, within the limits
+ * event_send - give an event to every reader that wants it, within the limits
  */
 global_fn int event_send(struct event *e, __u32 now)
 {
 	struct event_room *room = event_room();
 	struct event_rate *rate;
+	bool counted = false;
 	__u32 id;
 
 	if (!e || !room)
 		return 0;
 	id = e->endpoint;
-	rate = bpf_map_lookup_elem(&mst_event_rates_v1, &id);
-	if (!dry_run && ((rate && !within(rate, now, EVENTS_PER_ENDPOINT)) ||
-			 !within(&room->counts.rate, now, EVENTS_PER_CPU))) {
-		room->counts.limited++;
-		return 0;
+	for (__u32 slot = 0; slot < EVENT_READERS; slot++) {
+		if (!event_reader(e, slot, now))
+			continue;
+		if (!counted) { /* what nobody wants takes nothing from the rest */
+			rate = bpf_map_lookup_elem(&mst_event_rates_v1, &id);
+			if (!dry_run && ((rate && !within(rate, now, EVENTS_PER_ENDPOINT)) ||
+					 !within(&room->counts.rate, now, EVENTS_PER_CPU))) {
+				room->counts.limited++;
+				return 0;
+			}
+			counted = true;
+			e->time = bpf_ktime_get_ns();
+		}
+		event_put(e, &room->counts, slot);
 	}
-	e->time = bpf_ktime_get_ns();
-	for (__u32 slot = 0; slot < EVENT_READERS; slot++)
-		event_put(e, &room->counts, slot, now);
 	return 0;
 }
 
@@ -180,7 +191,7 @@ inline_fn void event_judged_stopped(struct event *e)
 {
 	struct judgment *j = event_judged(e);
 
-	if (!j)
+	if (!j || !addr_equal(&e->t.src, &j->opener)) /* an answer is from where it says */
 		return;
 	e->target = j->responder;
 	e->target_port = bpf_htons(j->port);

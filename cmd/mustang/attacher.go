@@ -12,8 +12,8 @@ import (
 )
 
 func init() {
-	openAttacher = func(g *globals) (endpointAttacher, error) {
-		e, err := g.open(context.Background(), false)
+	openAttacher = func(ctx context.Context, g *globals) (endpointAttacher, error) {
+		e, err := g.open(ctx, false)
 		if err != nil {
 			return nil, err
 		}

@@ -169,13 +169,10 @@ everything is removed. When something fails, a sysdump is written.`,
 					g.notify(fmt.Sprintf("failed: %s, %s to %s (%s): %s", k.What, k.From, k.To, k.Family, k.Failed))
 				}
 			})
-			if err != nil {
+			if len(list) == 0 {
 				return err
 			}
-			if err := g.print(cmd.OutOrStdout(), list, func(w io.Writer) { checksTable(w, list) }); err != nil {
-				return err
-			}
-			return g.verdict(ctx, c, list, dump)
+			return errors.Join(g.print(cmd.OutOrStdout(), list, func(w io.Writer) { checksTable(w, list) }), g.verdict(ctx, c, list, dump), err)
 		},
 	}
 	f := cmd.Flags()

@@ -123,15 +123,43 @@ func fromEnv(name, otherwise string) string { return cmp.Or(os.Getenv(name), oth
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
-	err := newRootCmd().ExecuteContext(ctx)
+	context.AfterFunc(ctx, stop) // a second one ends the process at once
+	root := newRootCmd()
+	root.SetIn(interruptibleReader{ctx, os.Stdin})
+	err := root.ExecuteContext(ctx)
 	stop()
 	if by := (answered{}); errors.As(err, &by) {
-		os.Stdout.Write(by.Out)
+		_, err := os.Stdout.Write(by.Out)
 		os.Stderr.Write(by.Err)
-		os.Exit(by.Code)
+		os.Exit(max(by.Code, tell(os.Stderr, err)))
 	}
 	if code := tell(os.Stderr, err); code != 0 {
 		os.Exit(code)
+	}
+}
+
+// interruptibleReader is a reader that waits no longer than its context.
+type interruptibleReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (i interruptibleReader) Read(p []byte) (int, error) {
+	type result struct {
+		n   int
+		err error
+	}
+	done := make(chan result, 1)
+	room := make([]byte, len(p)) // p is the caller's again when this returns
+	go func() {
+		n, err := i.r.Read(room)
+		done <- result{n, err}
+	}()
+	select {
+	case r := <-done:
+		return copy(p, room[:r.n]), r.err
+	case <-i.ctx.Done():
+		return 0, errors.New("interrupted")
 	}
 }
 

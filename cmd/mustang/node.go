@@ -160,6 +160,9 @@ func readNodes(g *globals, file string, stdin io.Reader) (f node.File, err error
 	if err := yaml.UnmarshalStrict(text, &f); err != nil {
 		return f, usagef("%s is not {settings, nodes}: %w", file, err)
 	}
+	if f.Nodes == nil {
+		return f, usagef("%s has no nodes, and those that it does not name would be removed; write nodes: [] where that is meant", file)
+	}
 	return f, nil
 }
 

@@ -30,4 +30,17 @@ func TestNodesBehindADocumentOfComments(t *testing.T) {
 			t.Errorf("behind %q: %v, %v", before, f.Nodes, err)
 		}
 	}
+	f, err := readNodes(&globals{}, "-", strings.NewReader("--- {nodes: [{name: a, addresses: [192.0.2.1], podCIDRs: [10.1.0.0/24]}]}\n"))
+	if err != nil || len(f.Nodes) != 1 {
+		t.Errorf("beside the line: %v, %v", f.Nodes, err)
+	}
+}
+
+// What is cut short, as by a generator that died, removes no node.
+func TestAFileWithoutNodesIsRefused(t *testing.T) {
+	for text, ok := range map[string]bool{"": false, "# ours\n": false, "settings: {vni: 2}\n": false, "nodes:\n": false, "nodes: []\n": true} {
+		if _, err := readNodes(&globals{}, "-", strings.NewReader(text)); (err == nil) != ok {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
 }

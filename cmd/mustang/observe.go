@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -99,10 +100,18 @@ func (p *flowPrinter) print(f observe.Flow) error {
 	if f.Event == observe.Closed {
 		what = f.Event
 	}
-	line := fmt.Sprintf("%s  %-9s  %-6s  %s  →  %s  %s", f.Time.Format("15:04:05.000"), what, f.Protocol,
+	line := fmt.Sprintf("%s  %-9s  %-6s  %s  →  %s  %s", clock(f.Time, time.Now()), what, f.Protocol,
 		pad(f.Source.String(), &p.src), pad(f.Destination.String(), &p.dst), flowDetail(f, p.output == "wide"))
 	_, err := fmt.Fprintln(p.w, strings.TrimRight(line, " "))
 	return err
+}
+
+// clock is a time of day, with the day unless that is today.
+func clock(t, now time.Time) string {
+	if t.Format(time.DateOnly) == now.Format(time.DateOnly) {
+		return t.Format("15:04:05.000")
+	}
+	return t.Format("2006-01-02 15:04:05.000")
 }
 
 const widest = 60

@@ -37,7 +37,7 @@ type endpointAttacher interface {
 }
 
 // openAttacher is set by the datapath's part of the tool.
-var openAttacher func(g *globals) (endpointAttacher, error)
+var openAttacher func(ctx context.Context, g *globals) (endpointAttacher, error)
 
 const podPlain = "plain"
 
@@ -140,7 +140,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 		return err
 	}
 	pod.servicePath = state.ServicePath(f.servicePath)
-	att, done, err := attacherFor(g, f.plain)
+	att, done, err := attacherFor(ctx, g, f.plain)
 	if err != nil {
 		return err
 	}
@@ -213,7 +213,7 @@ func podMake(ctx context.Context, g *globals, att endpointAttacher, spec link.Sp
 // att is nil when the caller has none open.
 func podUndo(ctx context.Context, g *globals, att endpointAttacher, rec podRecord) (err error) {
 	if att == nil {
-		opened, done, openErr := attacherFor(g, rec.Datapath == podPlain)
+		opened, done, openErr := attacherFor(ctx, g, rec.Datapath == podPlain)
 		if openErr != nil {
 			return openErr
 		}
@@ -284,7 +284,7 @@ func podRm(ctx context.Context, g *globals, name string, warn io.Writer) error {
 }
 
 // attacherFor returns nil for a plain pod.
-func attacherFor(g *globals, plain bool) (endpointAttacher, func() error, error) {
+func attacherFor(ctx context.Context, g *globals, plain bool) (endpointAttacher, func() error, error) {
 	none := func() error { return nil }
 	if plain {
 		return nil, none, nil
@@ -292,7 +292,7 @@ func attacherFor(g *globals, plain bool) (endpointAttacher, func() error, error)
 	if openAttacher == nil {
 		return nil, none, errors.New("this build of mustang has no datapath: add --plain")
 	}
-	att, err := openAttacher(g)
+	att, err := openAttacher(ctx, g)
 	if err != nil {
 		return nil, none, err
 	}

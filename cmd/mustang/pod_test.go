@@ -97,7 +97,7 @@ func (n *podNode) traces() []string {
 // attachWith replaces the datapath for one test.
 func attachWith(t *testing.T, a endpointAttacher) {
 	old := openAttacher
-	openAttacher = func(*globals) (endpointAttacher, error) { return a, nil }
+	openAttacher = func(context.Context, *globals) (endpointAttacher, error) { return a, nil }
 	t.Cleanup(func() { openAttacher = old })
 }
 

@@ -186,6 +186,7 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 		{"", []string{"svc", "rm"}, 2, []string{"--service"}},
 		{"", []string{"svc", "rm", "x"}, 2, []string{`"x"`, "svc ls"}},
 		{"{", []string{"svc", "apply", "-f", "-"}, 2, []string{"not a list"}},
+		{"# none\n", []string{"svc", "apply", "-f", "-"}, 2, []string{"no list"}},
 		{`[{service: "10.96.0.5:80", backends: ["10.0.0.1:80"]}, {service: "10.96.0.6:0"}]`, []string{"svc", "apply", "-f", "-"}, 2, []string{"entry 2", "1 to 65535"}},
 		{`[{service: "10.96.0.5:80", backend: []}]`, []string{"svc", "apply", "-f", "-"}, 2, []string{"backend"}},
 		{"[]\n---\n{\n", []string{"svc", "apply", "-f", "-"}, 2, []string{"not a list"}},

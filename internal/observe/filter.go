@@ -5,6 +5,7 @@ package observe
 // Which flows to show.
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -51,6 +52,9 @@ func (f Filter) Check() error {
 			return fmt.Errorf("--protocol: %q is none of %s", p, strings.Join(namedProtocols(), ", "))
 		}
 	}
+	if len(f.Reasons) > 0 && len(f.Verdicts) > 0 && !slices.ContainsFunc(f.Verdicts, func(v string) bool { return v != "forwarded" }) {
+		return errors.New("--reason is of what is stopped, and --verdict asks for what is forwarded alone; leave one out")
+	}
 	if err := checkEnds("--from", f.From); err != nil {
 		return err
 	}
@@ -68,6 +72,9 @@ func namedProtocols() []string {
 	return slices.Concat(slices.Sorted(maps.Values(protocolNames)), slices.Sorted(maps.Values(ethertypes)))
 }
 
+// noPod is what no pod is called, whose name may be like an address of IPv4, nor a namespace, whose may not.
+var noPod = regexp.MustCompile(`[][:]|^[0-9.]*\.[0-9.]*/`)
+
 // checkEnds finds what looks like an address, and is none that an end can have:
 // as a pod's name it would match nothing, silently.
 func checkEnds(flag string, list []string) error {
@@ -77,6 +84,9 @@ func checkEnds(flag string, list []string) error {
 		}
 		before, _, slash := strings.Cut(s, "/")
 		a, err := netip.ParseAddr(before)
+		if err != nil && noPod.MatchString(s) {
+			return fmt.Errorf("%s: %q is neither a pod nor an address; write addresses like 192.0.2.1, 192.0.2.0/24 or 2001:db8::1", flag, s)
+		}
 		if err != nil {
 			continue
 		}

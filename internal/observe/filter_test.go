@@ -67,3 +67,14 @@ func TestCheckLetsWhatCanMatchPass(t *testing.T) {
 		}
 	}
 }
+
+func TestCheckRefusesWhatCannotMatch(t *testing.T) {
+	for _, f := range []Filter{
+		{From: []string{"10.0.0/24"}}, {To: []string{"[fd00::1]"}}, {From: []string{"fd00:zz"}}, {To: []string{"10.0.0.0/99"}}, {From: []string{"10.0.0.1:80"}},
+		{Reasons: []string{"no_route"}, Verdicts: []string{"forwarded"}},
+	} {
+		if err := f.Check(); err == nil {
+			t.Errorf("%+v is taken", f)
+		}
+	}
+}

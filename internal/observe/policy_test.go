@@ -156,3 +156,21 @@ func labels(pairs ...string) map[string]any {
 	}
 	return map[string]any{"matchLabels": out}
 }
+
+// An answer on a connection that policy has cut since is told as what it is: from the server, to the client.
+func TestAnAnswerThatPolicyCutsIsToldFromItsSender(t *testing.T) {
+	w := newWorld(t)
+	client, server := w.veth(1, state.PathTC), w.veth(2, state.PathTC)
+	question := dptest.Eth([6]byte(client.MAC), [6]byte(client.NodeMAC)).IP(client.IP4, server.IP4).UDP(1000, 2000).Frame()
+	answer := dptest.Eth([6]byte(server.MAC), [6]byte(server.NodeMAC)).IP(server.IP4, client.IP4).UDP(2000, 1000).Frame()
+	w.sendFrames(client, false, question)
+	w.sendFrames(server, false, answer)
+	w.open()
+	c := w.watch(WatchOptions{Filter: Filter{Reasons: []string{"policy_ingress"}}})
+	w.apply(map[string]string{"deny-in": denyIn})
+	w.sendFrames(server, false, answer)
+	f := c.expect("the answer", func(f Flow) bool { return f.Source.Port == 2000 || f.Destination.Port == 2000 })
+	if f.Source.Name() != "shop/pod-2" || f.Source.Address != server.IP4 || f.Destination.Name() != "shop/pod-1" || f.Destination.Address != client.IP4 {
+		t.Errorf("told as %+v", f)
+	}
+}

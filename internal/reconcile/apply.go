@@ -156,7 +156,9 @@ func (s *Services) replace(upserts []state.Binding, removes []state.BindingKey) 
 		return err
 	}
 	// Those for clients outside have the number of the ones beside them.
-	slices.SortStableFunc(before, func(a, b state.Binding) int { return cmp.Compare(datapath.KeyOf(a.Key()).Scope, datapath.KeyOf(b.Key()).Scope) })
+	slices.SortStableFunc(before, func(a, b state.Binding) int {
+		return cmp.Compare(datapath.KeyOf(a.Key()).Scope, datapath.KeyOf(b.Key()).Scope)
+	})
 	if _, undo := s.apply(before, nil, false); undo != nil && !errors.As(undo, new(*CleanupError)) {
 		return &UndoError{err, undo}
 	}

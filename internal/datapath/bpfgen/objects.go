@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "3edb7f924e36d731ffe61725ea835e96d51d7061acab0c207e804a3cdc9acf98"
+const ObjectsHash = "547449819f130c8b8aa490e68cce3f39a3514514a177e1032b093bf3b0a3af3e"

@@ -67,7 +67,7 @@ func One(text []byte) ([]byte, error) {
 	return nil, fmt.Errorf("it has %d documents", len(docs))
 }
 
-// Documents cuts a stream at its `---` lines, of which a comment may follow.
+// Documents cuts a stream at its `---` lines. What follows there is the next one's.
 func Documents(text []byte) [][]byte {
 	var out [][]byte
 	var doc bytes.Buffer
@@ -77,9 +77,9 @@ func Documents(text []byte) [][]byte {
 		if bytes.HasPrefix(line, []byte("---")) && (len(line) == 3 || bytes.ContainsRune([]byte(" \t\r\n"), rune(line[3]))) {
 			out = append(out, bytes.Clone(doc.Bytes()))
 			doc.Reset()
-		} else {
-			doc.Write(line)
+			line = line[3:]
 		}
+		doc.Write(line)
 		if err != nil {
 			return append(out, doc.Bytes())
 		}
