@@ -151,7 +151,7 @@ func (g *globals) delegate(cmd *cobra.Command, args []string) error {
 		if f == nil || f.Value.String() == "" {
 			continue
 		}
-		text, err := g.readFile(f.Value.String(), cmd.InOrStdin())
+		text, err := g.readFile(f.Value.String(), input(cmd))
 		if err != nil {
 			return nil // the command meets the error again, and tells
 		}

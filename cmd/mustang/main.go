@@ -124,9 +124,7 @@ func fromEnv(name, otherwise string) string { return cmp.Or(os.Getenv(name), oth
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second one ends the process at once
-	root := newRootCmd()
-	root.SetIn(interruptibleReader{ctx, os.Stdin})
-	err := root.ExecuteContext(ctx)
+	err := newRootCmd().ExecuteContext(ctx)
 	stop()
 	if by := (answered{}); errors.As(err, &by) {
 		_, err := os.Stdout.Write(by.Out)
@@ -137,6 +135,9 @@ func main() {
 		os.Exit(code)
 	}
 }
+
+// input is a command's standard input, for who reads all of it.
+func input(cmd *cobra.Command) io.Reader { return interruptibleReader{cmd.Context(), cmd.InOrStdin()} }
 
 // interruptibleReader is a reader that waits no longer than its context.
 type interruptibleReader struct {

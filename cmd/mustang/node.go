@@ -131,7 +131,7 @@ podCIDRs, mode}…]}. Nodes of the command line that the file does not have are
 removed, others' stay. Everything is checked before the first change.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			f, err := readNodes(g, file, cmd.InOrStdin())
+			f, err := readNodes(g, file, input(cmd))
 			if err != nil {
 				return err
 			}

@@ -42,7 +42,7 @@ The pods are this node's endpoints: --namespace and --labels of ` + "`pod add`" 
 ` + "`ep add`" + ` say what selectors see of them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			f, err := g.readPolicies(cmd.InOrStdin(), file)
+			f, err := g.readPolicies(input(cmd), file)
 			if err != nil {
 				return err
 			}
@@ -85,7 +85,7 @@ func newPolicyRmCmd(g *globals) *cobra.Command {
 			if (file == "") == (len(args) == 0) {
 				return usagef("name what to remove by -f or by NAMESPACE/NAME")
 			}
-			keys, namespaces, err := g.policyNames(cmd.InOrStdin(), file, args)
+			keys, namespaces, err := g.policyNames(input(cmd), file, args)
 			if err != nil {
 				return err
 			}

@@ -290,7 +290,7 @@ has them. Everything is checked before the first change, and all changes take
 effect or none.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			specs, err := readSpecs(g, file, cmd.InOrStdin())
+			specs, err := readSpecs(g, file, input(cmd))
 			if err != nil {
 				return err
 			}
