@@ -119,10 +119,15 @@ int from_pod(struct __sk_buff *skb)
 }
 
 /* Whether a packet is another pod's: a bridge that does not know yet where that is sends it to all, and its own hook judges it. */
-inline_fn bool of_another(const struct __sk_buff *skb, const struct pkt *p)
+inline_fn bool of_another(const struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self)
 {
-	__u32 id = in_pod || from_wire || from_edge || p->kind == PKT_CONTROL ? 0 : endpoint_of(&p->t.dst);
+	__u32 id;
 
+	if (in_pod || from_wire || from_edge || p->kind == PKT_CONTROL)
+		return false;
+	if (likely(addr_equal(&p->t.dst, &self->ip4) || addr_equal(&p->t.dst, &self->ip6)))
+		return false;
+	id = endpoint_of(&p->t.dst);
 	return id && id != skb->cb[CB_ENDPOINT];
 }
 
@@ -149,7 +154,7 @@ inline_fn int judge_entering(struct __sk_buff *skb)
 		if (reason)
 			return wire_verdict(skb, &p, reason);
 	}
-	if (!reason && of_another(skb, &p))
+	if (!reason && of_another(skb, &p, self))
 		return TC_ACT_SHOT; /* nothing is lost: it is a copy */
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now, !in_pod);

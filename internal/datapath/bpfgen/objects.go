@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "547449819f130c8b8aa490e68cce3f39a3514514a177e1032b093bf3b0a3af3e"
+const ObjectsHash = "ce6f7f84b50c706b41f52e535e5e7ec0d2ac4c9baae447ac63f549db5e36339f"
