@@ -165,5 +165,5 @@ global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan
 slow_fn bool masquerade_worn_out(const struct ct_entry *e, __u8 proto)
 {
 	return e->flags & CT_MASQUERADE && e->role == CT_PRE_NAT &&
-	       (!(address_flags(&e->other.src) & SVC_NODE) || of_tunnel(proto, e->other.dport));
+	       ((!worn_at(EDGE_WIRE, &e->other.src) && !(address_flags(&e->other.src) & SVC_NODE)) || of_tunnel(proto, e->other.dport));
 }

@@ -158,7 +158,8 @@ func (s *syncer) edgeDevicesOf(n *k8s.Node) ([]string, error) {
 	return out, nil
 }
 
-// devicesOf are the links that have one of these addresses, by name, but for lo; known: some link has.
+// devicesOf are the links that have one of these addresses, by name, but for lo and those that carry IP alone,
+// where programs see no link header; known: some link has.
 func devicesOf(addrs []netip.Addr) (out []string, known bool, err error) {
 	list, err := netns.Addrs(nil)
 	if err != nil {
@@ -173,7 +174,7 @@ func devicesOf(addrs []netip.Addr) (out []string, known bool, err error) {
 			return nil, false, fmt.Errorf("look at the device of %s: %w", a.IP, err)
 		}
 		known = true
-		if l.Flags&net.FlagLoopback == 0 {
+		if len(l.HardwareAddr) == etherLen && l.Flags&net.FlagLoopback == 0 {
 			out = append(out, l.Name)
 		}
 	}

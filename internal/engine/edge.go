@@ -159,7 +159,10 @@ func (e *Engine) putEdge(want Edge) error {
 			return err
 		}
 	}
-	turns, err := e.needsTurns(takes)
+	turns := false
+	if len(nics) > 0 {
+		turns, err = e.needsTurns(takes, config)
+	}
 	if err == nil && turns {
 		err = e.ensureTurns()
 	}
@@ -226,6 +229,9 @@ func findNICs(want Edge) ([]nic, error) {
 		}
 		if l.Attrs().Flags&net.FlagLoopback != 0 {
 			return nil, fmt.Errorf("interface %q is a loopback, by which no client comes; give the NICs: addresses of lo take node ports at each", name)
+		}
+		if len(l.Attrs().HardwareAddr) != 6 {
+			return nil, fmt.Errorf("interface %q (%s) carries IP without a link header, which the edge's programs need; give the NICs behind which clients are", name, l.Type())
 		}
 		addrs, err := edgeAddrs(l)
 		if err != nil {

@@ -150,8 +150,23 @@ func (e *Engine) FollowEdge(want Edge) (changed bool, err error) {
 		wanted = append(wanted, n.index)
 	}
 	slices.Sort(wanted)
-	if slices.Equal(wanted, indexes) && len(gone) == 0 && slices.Equal(takes, have.Addresses) {
+	if slices.Equal(wanted, indexes) && len(gone) == 0 && slices.Equal(takes, have.Addresses) && wears(nics, have) {
 		return false, errors.Join(e.followDoor(), e.followGather(), e.syncMasquerade())
 	}
 	return true, e.SetEdge(want)
+}
+
+// wears says that what flows wear is there, of each family that there is any of.
+func wears(nics []nic, have EdgeStatus) bool {
+	here := map[bool]bool{} // by whether of IPv4
+	lost := map[bool]bool{true: true, false: true}
+	for _, n := range nics {
+		for _, a := range n.addrs {
+			here[a.Is4()] = true
+			if a == have.IP4 || a == have.IP6 {
+				lost[a.Is4()] = false
+			}
+		}
+	}
+	return !(here[true] && lost[true]) && !(here[false] && lost[false])
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	peers "github.com/mustang-net/mustang/internal/node"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -152,6 +153,7 @@ func TestDevicesThatRulesChooseByPorts(t *testing.T) {
 	for rule, chooses := range map[string]bool{
 		"pref 700 ipproto tcp lookup 77": true, "pref 700 ipproto udp dport 53 lookup 77": true, "pref 700 ipproto tcp sport 80 lookup 77": true,
 		"pref 700 tos 0x10 lookup 77": true, "pref 700 from 10.77.0.0/16 lookup 77": false,
+		"pref 700 iif lo ipproto sctp lookup 77": false, "pref 700 iif " + peers.DoorName + " ipproto sctp lookup 77": false, // as the door's
 	} {
 		for _, family := range []string{"-4", "-6"} {
 			if family == "-6" && !chooses {

@@ -290,17 +290,19 @@ func (e *Engine) applyServices(op operation) error {
 	if err := e.loadServices(); err != nil {
 		return err
 	}
-	if e.aboutTurns(op) {
-		if err := e.ensureTurns(); err != nil {
-			return err
-		}
+	turns, err := e.aboutTurns(op)
+	if err == nil && turns {
+		err = e.ensureTurns()
+	}
+	if err != nil {
+		return err
 	}
 	for _, s := range op.Records { // for which there may be no room
 		if err := e.store.PutService(s); err != nil {
 			return err
 		}
 	}
-	err := e.services.Apply(op.Upserts, op.Removes)
+	err = e.services.Apply(op.Upserts, op.Removes)
 	if cleanup := (*reconcile.CleanupError)(nil); errors.As(err, &cleanup) {
 		e.services = nil
 		e.opts.Notify("the change is in force, but " + cleanup.Error() + "; the next change tries again")

@@ -13,27 +13,43 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
+// ownAddrs tells the node's own addresses as the programs know them (of_node of bpf/lib/edge_plan.h): those that
+// take node ports, those that flows wear, and those between nodes.
+func (e *Engine) ownAddrs(takes []netip.Addr, edge datapath.EdgeConfig) (func(netip.Addr) bool, error) {
+	n, _, err := e.dp.Node.Get(0)
+	own := slices.Clone(takes)
+	for _, a := range []datapath.Addr{edge.Ip4, edge.Ip6, n.Ip4, n.Ip6} {
+		if a != (datapath.Addr{}) {
+			own = append(own, datapath.ToAddr(a))
+		}
+	}
+	return func(a netip.Addr) bool { return slices.Contains(own, a) }, err
+}
+
 // answersLeave says whether answers of b's backends may leave by the NIC as they
-// are. own tells the node's own addresses, as far as they take node ports.
+// are.
 func answersLeave(b state.Binding, own func(netip.Addr) bool) bool {
 	// Who keeps the client's address may be led to a pod that the tables do not know.
 	return b.KeepSource || slices.ContainsFunc(b.Backends, func(a netip.AddrPort) bool { return own(a.Addr()) })
 }
 
 // aboutTurns says whether op brings such a backend.
-func (e *Engine) aboutTurns(op operation) bool {
-	return slices.ContainsFunc(op.Upserts, func(b state.Binding) bool { return answersLeave(b, e.services.OfNode) })
+func (e *Engine) aboutTurns(op operation) (bool, error) {
+	edge, _, err := e.dp.Edge.Get(bpfgen.EdgeWire)
+	if err != nil {
+		return false, err
+	}
+	own, err := e.ownAddrs(e.services.NodeAddresses(), edge)
+	return err == nil && slices.ContainsFunc(op.Upserts, func(b state.Binding) bool { return answersLeave(b, own) }), err
 }
 
-// needsTurns is about all that the node has, with these addresses of its own; none:
-// there is no edge.
-func (e *Engine) needsTurns(own []netip.Addr) (bool, error) {
-	if len(own) == 0 {
-		return false, nil
-	}
+// needsTurns is about all that a node with an edge has.
+func (e *Engine) needsTurns(takes []netip.Addr, edge datapath.EdgeConfig) (bool, error) {
 	if had, err := e.dp.HaveTurned(); had || err != nil {
 		return had, err
 	}
@@ -45,8 +61,8 @@ func (e *Engine) needsTurns(own []netip.Addr) (bool, error) {
 			return true, nil
 		}
 	}
-	isOwn := func(a netip.Addr) bool { return slices.Contains(own, a) }
-	return slices.ContainsFunc(e.services.List(), func(b state.Binding) bool { return answersLeave(b, isOwn) }), nil
+	own, err := e.ownAddrs(takes, edge)
+	return err == nil && slices.ContainsFunc(e.services.List(), func(b state.Binding) bool { return answersLeave(b, own) }), err
 }
 
 // ensureTurns has answers turned back wherever clients outside come in: by the

@@ -75,7 +75,11 @@ func (e *Engine) ways() (w ways, err error) {
 		if err != nil {
 			return w, err
 		}
-		w.notMasqueraded = append(w.notMasqueraded, others...)
+		bare, err := e.bare(w.devices)
+		if err != nil {
+			return w, err
+		}
+		w.notMasqueraded = append(append(w.notMasqueraded, others...), bare...)
 	}
 	wires := e.dp.WireDevices()
 	for _, i := range wires {
@@ -89,15 +93,24 @@ func (e *Engine) ways() (w ways, err error) {
 	return w, nil
 }
 
-// wear is what pods wear behind each device of the edge: the address that takes node
-// ports, whose answers the edge looks at, and that leads furthest; else the first.
+// wear is what pods wear behind each device of the edge: of the addresses whose answers
+// the edge looks at, the one that leads furthest; else the first.
 func (e *Engine) wear() (map[uint32]datapath.Wear, error) {
 	out := map[uint32]datapath.Wear{}
 	edges, err := e.dp.Edges()
 	if err != nil || e.services == nil {
 		return out, err
 	}
+	edge, _, err := e.dp.Edge.Get(bpfgen.EdgeWire)
+	if err != nil {
+		return out, err
+	}
 	takes := e.services.NodeAddresses()
+	for _, a := range []datapath.Addr{edge.Ip4, edge.Ip6} { // answers are looked at there, too
+		if a != (datapath.Addr{}) {
+			takes = append(takes, datapath.ToAddr(a))
+		}
+	}
 	for _, index := range edges {
 		l, err := netlink.LinkByIndex(index)
 		if err != nil {
@@ -130,6 +143,35 @@ func (e *Engine) wear() (map[uint32]datapath.Wear, error) {
 			out[uint32(index)] = w
 		}
 	}
+	return out, nil
+}
+
+// bare are devices of the edge where masqueraded pods would go out as they are: of their family there are addresses,
+// and none whose answers the edge looks at.
+func (e *Engine) bare(devices map[uint32]datapath.Wear) (out []string, err error) {
+	worn := map[bool]bool{} // by whether of IPv4
+	for _, ep := range e.known {
+		for _, a := range ep.Addrs() {
+			worn[a.Is4()] = worn[a.Is4()] || ep.Masquerade != nil
+		}
+	}
+	for _, index := range slices.Sorted(maps.Keys(devices)) {
+		l, err := netlink.LinkByIndex(int(index))
+		if err != nil {
+			continue // it is going
+		}
+		addrs, err := edgeAddrs(l)
+		if err != nil {
+			return nil, err
+		}
+		for v4, has := range map[bool]datapath.Addr{true: devices[index].Ip4, false: devices[index].Ip6} {
+			there := slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return (a.IP.To4() != nil) == v4 })
+			if worn[v4] && there && has == (datapath.Addr{}) {
+				out = append(out, fmt.Sprintf("of the %s addresses of device %s none takes node ports", map[bool]string{true: "IPv4", false: "IPv6"}[v4], l.Attrs().Name))
+			}
+		}
+	}
+	slices.Sort(out)
 	return out, nil
 }
 
@@ -261,6 +303,9 @@ func rulesByPorts() (out []string, err error) {
 		return nil, fmt.Errorf("list routing rules: %w", err)
 	}
 	for _, r := range rules {
+		if r.IifName == "lo" || r.IifName == peers.DoorName { // of what the node itself sends
+			continue
+		}
 		if r.IPProto > 0 || r.Sport != nil || r.Dport != nil || r.Tos != 0 {
 			out = append(out, fmt.Sprintf("routing rule %d is about protocols, ports or the type of service, so flows between the same ends may leave by several devices", r.Priority))
 		}

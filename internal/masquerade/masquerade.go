@@ -250,7 +250,7 @@ func InUse(isPod func(netip.Addr) bool) (bool, error) {
 
 // unsupported says that the kernel has no nftables.
 func unsupported(err error) bool {
-	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL)
 }
 
 // family matches packets of one family: an inet chain sees both.
@@ -364,7 +364,11 @@ func (t Table) SetInside(list []netip.Prefix) error {
 	for _, p := range list {
 		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(destinationIn(p), &expr.Verdict{Kind: expr.VerdictAccept})})
 	}
-	if err := c.Flush(); err != nil {
+	err = c.Flush()
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT) { // without nftables there is no table that need know
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("tell nftables table %s what is inside: %w", t.Name, err)
 	}
 	return nil

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "ce6f7f84b50c706b41f52e535e5e7ec0d2ac4c9baae447ac63f549db5e36339f"
+const ObjectsHash = "dd94d7b15d10856f0ec9e260071101f4997473fcf726521bb0009ba817b50a24"

@@ -396,6 +396,8 @@ func TestAWornAddressThatIsGone(t *testing.T) {
 		m.edge.mark(m.t, own, 0)
 		m.edge.mark(m.t, next, bpfgen.SvcAddress|bpfgen.SvcNode)
 		check(m.t, m.edge.MstWearV1.Put(m.edge.Ifindex, wear))
+		check(m.t, m.edge.MstEdgeV2.Put(uint32(bpfgen.EdgeWire), bpfgen.PodEdgeConfig{Ip4: wear.Ip4, Ip6: wear.Ip6, PortFirst: EdgePorts.First, PortCount: EdgePorts.Count}))
+		defer m.edge.Wear(m.t, EdgePorts.First, EdgePorts.Count)
 		m.edge.VoidFlows(m.t)
 		a := m.answer(m.pod, m.from, m.to, more)
 		if m.proto == oracle.TCP || m.proto == oracle.SCTP {
