@@ -20,9 +20,7 @@
 /* Whether an address is the node's own beyond doubt: the one that flows wear here, or that it has between nodes. */
 inline_fn bool own_address(const struct addr *a)
 {
-	struct node_config *n = node_config();
-
-	return worn_at(from_tunnel ? EDGE_TUNNEL : EDGE_WIRE, a) || (n && (addr_equal(a, &n->ip4) || addr_equal(a, &n->ip6)));
+	return worn_at(from_tunnel ? EDGE_TUNNEL : EDGE_WIRE, a) || of_this_node(a);
 }
 
 /* The port that a packet of TCP or UDP goes to, if it is whole and plain; 0: it is not. */
@@ -57,8 +55,8 @@ inline_fn bool for_this_host(const struct __sk_buff *skb)
 }
 
 /* What an address that a packet is for means here. Answers come to the one that flows wear, whether it takes node ports or
- * not. Pods of other nodes reach this node's own
- * addresses by the tunnel, and so its node ports; what else is a Service's they know themselves. */
+ * not. Pods of other nodes reach this node's own addresses by the tunnel, and so its node ports; what else is a Service's
+ * they know themselves. */
 inline_fn __u16 destination_flags(const struct addr *dst)
 {
 	__u16 flags;

@@ -54,13 +54,13 @@ inline_fn bool sampled(const struct event *e, const struct reader *r)
 	return (__u32)(h >> 32) % r->sample == 0;
 }
 
-/* Return: the reader at a place if it wants the event, or NULL. */
-inline_fn struct reader *event_reader(const struct event *e, __u32 slot, __u32 now)
+/* Whether there is a reader at a place, and it wants the event. */
+inline_fn bool event_wanted(const struct event *e, __u32 slot, __u32 now)
 {
 	__u32 place = slot + 1;
 	struct reader *r = bpf_map_lookup_elem(&mst_readers_v1, &place);
 
-	return r && (__s32)(r->until - now) > 0 && sampled(e, r) ? r : NULL;
+	return r && (__s32)(r->until - now) > 0 && sampled(e, r);
 }
 
 inline_fn void event_put(struct event *e, struct event_counts *counts, __u32 slot)
@@ -89,7 +89,7 @@ global_fn int event_send(struct event *e, __u32 now)
 		return 0;
 	id = e->endpoint;
 	for (__u32 slot = 0; slot < EVENT_READERS; slot++) {
-		if (!event_reader(e, slot, now))
+		if (!event_wanted(e, slot, now))
 			continue;
 		if (!counted) { /* what nobody wants takes nothing from the rest */
 			rate = bpf_map_lookup_elem(&mst_event_rates_v1, &id);

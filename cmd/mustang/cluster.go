@@ -169,7 +169,7 @@ everything is removed. When something fails, a sysdump is written.`,
 					g.notify(fmt.Sprintf("failed: %s, %s to %s (%s): %s", k.What, k.From, k.To, k.Family, k.Failed))
 				}
 			})
-			if len(list) == 0 {
+			if err != nil && len(list) == 0 {
 				return err
 			}
 			return errors.Join(g.print(cmd.OutOrStdout(), list, func(w io.Writer) { checksTable(w, list) }), g.verdict(ctx, c, list, dump), err)

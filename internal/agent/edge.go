@@ -72,9 +72,6 @@ func (s *syncer) placeEdge(ctx context.Context) {
 		return
 	}
 	if err == nil {
-		if none := want.CheckPrefixes(); none != nil {
-			s.a.log.Warn("no address of this node takes node ports", "reason", none)
-		}
 		err = s.a.with(ctx, func(e *engine.Engine) error { return e.SetEdge(want) })
 	}
 	if ctx.Err() != nil {
@@ -89,6 +86,9 @@ func (s *syncer) placeEdge(ctx context.Context) {
 	s.edgeRetry.succeeded()
 	s.edgeDevices, s.edgeKnown = want.Devices, true
 	s.a.log.Info("the edge is in force", "devices", want.Devices, "host", want.Host)
+	if none := want.CheckPrefixes(); none != nil {
+		s.a.log.Warn("no address of this node takes node ports", "reason", none)
+	}
 }
 
 // wantedEdge is the edge that the Node asks for; stays: what is at work does, for it is not known who has the
@@ -123,9 +123,6 @@ func (s *syncer) wantedEdge(ctx context.Context) (want engine.Edge, stays bool, 
 	return want, stays, err
 }
 
-// etherLen is of a link address, in bytes; a tunnel that carries IP alone has none.
-const etherLen = 6
-
 // edgeDevicesOf are the links behind which clients outside may be: those that have the Node's
 // addresses, its internal ones first, and those of the default routes. None while nothing
 // here has its internal ones. A link that a default route led by stays, as long as it is there.
@@ -145,7 +142,7 @@ func (s *syncer) edgeDevicesOf(n *k8s.Node) ([]string, error) {
 	s.edgeDefaults = slices.DeleteFunc(s.edgeDefaults, func(name string) bool { _, err := net.InterfaceByName(name); return err != nil })
 	for _, d := range defaults {
 		l, err := net.InterfaceByName(d.Name)
-		if err == nil && len(l.HardwareAddr) == etherLen && !slices.Contains(s.edgeDefaults, d.Name) {
+		if err == nil && node.HasLinkHeader(l.HardwareAddr) && !slices.Contains(s.edgeDefaults, d.Name) {
 			s.edgeDefaults = append(s.edgeDefaults, d.Name)
 		}
 	}
@@ -174,7 +171,7 @@ func devicesOf(addrs []netip.Addr) (out []string, known bool, err error) {
 			return nil, false, fmt.Errorf("look at the device of %s: %w", a.IP, err)
 		}
 		known = true
-		if len(l.HardwareAddr) == etherLen && l.Flags&net.FlagLoopback == 0 {
+		if node.HasLinkHeader(l.HardwareAddr) && l.Flags&net.FlagLoopback == 0 {
 			out = append(out, l.Name)
 		}
 	}

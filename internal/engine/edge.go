@@ -230,7 +230,7 @@ func findNICs(want Edge) ([]nic, error) {
 		if l.Attrs().Flags&net.FlagLoopback != 0 {
 			return nil, fmt.Errorf("interface %q is a loopback, by which no client comes; give the NICs: addresses of lo take node ports at each", name)
 		}
-		if len(l.Attrs().HardwareAddr) != 6 {
+		if !peers.HasLinkHeader(l.Attrs().HardwareAddr) {
 			return nil, fmt.Errorf("interface %q (%s) carries IP without a link header, which the edge's programs need; give the NICs behind which clients are", name, l.Type())
 		}
 		addrs, err := edgeAddrs(l)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/netns"
+	peers "github.com/mustang-net/mustang/internal/node"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -77,7 +78,7 @@ func parentLink(ep state.Endpoint) (netlink.Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look up the parent link of %s: %w", ep.IfName, err)
 	}
-	if len(l.Attrs().HardwareAddr) != 6 {
+	if !peers.HasLinkHeader(l.Attrs().HardwareAddr) {
 		return nil, nil
 	}
 	return l, nil

@@ -22,13 +22,19 @@ import (
 // take node ports, those that flows wear, and those between nodes.
 func (e *Engine) ownAddrs(takes []netip.Addr, edge datapath.EdgeConfig) (func(netip.Addr) bool, error) {
 	n, _, err := e.dp.Node.Get(0)
-	own := slices.Clone(takes)
-	for _, a := range []datapath.Addr{edge.Ip4, edge.Ip6, n.Ip4, n.Ip6} {
+	own := withAddrs(takes, edge.Ip4, edge.Ip6, n.Ip4, n.Ip6)
+	return func(a netip.Addr) bool { return slices.Contains(own, a) }, err
+}
+
+// withAddrs is list and those of more that are there.
+func withAddrs(list []netip.Addr, more ...datapath.Addr) []netip.Addr {
+	list = slices.Clone(list)
+	for _, a := range more {
 		if a != (datapath.Addr{}) {
-			own = append(own, datapath.ToAddr(a))
+			list = append(list, datapath.ToAddr(a))
 		}
 	}
-	return func(a netip.Addr) bool { return slices.Contains(own, a) }, err
+	return list
 }
 
 // answersLeave says whether answers of b's backends may leave by the NIC as they

@@ -105,12 +105,7 @@ func (e *Engine) wear() (map[uint32]datapath.Wear, error) {
 	if err != nil {
 		return out, err
 	}
-	takes := e.services.NodeAddresses()
-	for _, a := range []datapath.Addr{edge.Ip4, edge.Ip6} { // answers are looked at there, too
-		if a != (datapath.Addr{}) {
-			takes = append(takes, datapath.ToAddr(a))
-		}
-	}
+	takes := withAddrs(e.services.NodeAddresses(), edge.Ip4, edge.Ip6) // answers are looked at there, too
 	for _, index := range edges {
 		l, err := netlink.LinkByIndex(index)
 		if err != nil {

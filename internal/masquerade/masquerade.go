@@ -248,9 +248,12 @@ func InUse(isPod func(netip.Addr) bool) (bool, error) {
 	return false, nil
 }
 
-// unsupported says that the kernel has no nftables.
-func unsupported(err error) bool {
-	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL)
+// unsupported says that the kernel has no nftables, as who only looks is told it.
+func unsupported(err error) bool { return missing(err) || errors.Is(err, unix.EINVAL) }
+
+// missing is the same of a change, of which EINVAL may say something else.
+func missing(err error) bool {
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
 // family matches packets of one family: an inet chain sees both.
@@ -364,11 +367,7 @@ func (t Table) SetInside(list []netip.Prefix) error {
 	for _, p := range list {
 		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(destinationIn(p), &expr.Verdict{Kind: expr.VerdictAccept})})
 	}
-	err = c.Flush()
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT) { // without nftables there is no table that need know
-		return nil
-	}
-	if err != nil {
+	if err := c.Flush(); err != nil && !missing(err) { // without nftables there is no table that need know
 		return fmt.Errorf("tell nftables table %s what is inside: %w", t.Name, err)
 	}
 	return nil

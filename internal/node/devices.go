@@ -5,6 +5,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -54,6 +55,10 @@ func Devices(named []string, self state.Node, remotes []state.Node) ([]Device, e
 	found = append(found, defaults...)
 	return describe(found)
 }
+
+// HasLinkHeader says, by a link's address, whether what it carries has an Ethernet header, as programs
+// read it: a tunnel for IP alone has no such address.
+func HasLinkHeader(mac net.HardwareAddr) bool { return len(mac) == 6 }
 
 // DefaultDevices are the links that default routes lead by.
 func DefaultDevices() ([]Device, error) {

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "dd94d7b15d10856f0ec9e260071101f4997473fcf726521bb0009ba817b50a24"
+const ObjectsHash = "d63c0b405aa6c3c11f4698810185fe6299783aa40d1434b7f912aebcb65c6ec1"
