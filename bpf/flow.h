@@ -82,7 +82,8 @@ struct ct_entry {
 	__u32 backend;      /* id, or enum backend_id */
 	/* The other half's tuple in the flow's original direction. Of a flow without translation that lies near:
 	 * between a pod of this node and one of another a struct near_ways, between two of this node a struct
-	 * near_pods, or with their programs inside a struct near_siblings. */
+	 * near_pods, or with their programs inside a struct near_siblings. Its pad, of a masqueraded flow: ifindex of the
+	 * device whose address it wears, or 0. */
 	struct tuple other;
 };
 _Static_assert(sizeof(struct ct_entry) == 72, "ct_entry");

@@ -146,6 +146,7 @@ inline_fn void ct_other_half(struct ct_entry *half, const struct ct_entry *e, co
 	half->role = e->role == CT_PRE_NAT ? CT_POST_NAT : CT_PRE_NAT;
 	half->flags = (e->flags & ~CT_ORIGIN_IS_HI) | (origin_is_hi ? CT_ORIGIN_IS_HI : 0);
 	half->other = *mine;
+	half->other.pad = e->other.pad;
 }
 
 /* Only a PRE half can be shadowed; what the backend sees is unique by construction. */

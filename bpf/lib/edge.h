@@ -52,7 +52,7 @@ slow_fn struct way_kept *edge_way_of_ends(struct __sk_buff *skb, const struct tu
 
 /**
  * edge_opened - what the opener of a flow uses, of which a packet has been translated
- * @t: set
+ * @t: set, as struct ct_entry's other
  *
  * Return: whether there is such a flow, and the packet is the opener's.
  */
@@ -69,8 +69,8 @@ global_fn int edge_opened(struct pkt *p, struct tuple *t)
 	return 1;
 }
 
-/* A masqueraded flow that leads out by a device which is none of the edge's, where nobody translates its answers back,
- * ends, as the kernel's own masquerade ends it: its next packet begins anew, under the address of that device. */
+/* A masqueraded flow that leads out by another device than the one whose address it wears ends, as the kernel's own
+ * masquerade ends it: its next packet begins anew, under the address of that device. */
 global_fn int edge_forget(struct pkt *p)
 {
 	struct flow f = { .now = now_seconds() };
@@ -188,7 +188,7 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 		skb->cb[CB_REASON] = fib.mtu_result;
 		return EDGE_TOO_LONG;
 	}
-	if (p->masqueraded && !bpf_map_lookup_elem(&mst_wear_v1, &way.ifindex))
+	if (p->masqueraded && ((from.pad && from.pad != way.ifindex) || !bpf_map_lookup_elem(&mst_wear_v1, &way.ifindex)))
 		return EDGE_STRAYS;
 	if (ends)
 		way_keep(ends, &way);

@@ -246,7 +246,7 @@ enum beside_verdicts {
 	EDGE_DROP = -6, /* dropped, for the reason that it carries */
 	EDGE_STUCK = -7, /* masqueraded, and has no way out: by edge_stuck */
 	EDGE_TOO_LONG = -8, /* for its way out; its sender is to be told, by edge_too_long */
-	EDGE_STRAYS = -9, /* masqueraded, and leads out by a device that is none of the edge's: by edge_forget */
+	EDGE_STRAYS = -9, /* masqueraded, and leads out by another device than it wears the address of: by edge_forget */
 };
 
 /**

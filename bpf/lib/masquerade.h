@@ -152,6 +152,7 @@ global_fn int masquerade(struct __sk_buff *skb, struct pkt *p, struct plan *plan
 	    (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
 		return REASON_MIDSTREAM_NAT;
 	plan->post.src = *own;
+	plan->post.pad = device;
 	plan->role = CT_PRE_NAT;
 	plan->flags |= CT_EDGE | CT_MASQUERADE;
 	return REASON_NONE;

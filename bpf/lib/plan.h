@@ -142,6 +142,7 @@ global_fn int create_flow(struct pkt *p, struct plan *plan, __u32 now)
 		e.role = CT_POST_NAT;
 		e.shadow = plan->scope;
 		e.other = p->t;
+		e.other.pad = plan->post.pad;
 		if (ct_create(&plan->post, p->proto, CT_SCOPE_FLOW, &e, now))
 			return REASON_CT_FULL;
 		e.role = CT_PRE_NAT;

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "d63c0b405aa6c3c11f4698810185fe6299783aa40d1434b7f912aebcb65c6ec1"
+const ObjectsHash = "1afcaec3679cbb7097f92be6c7d61659a24e9497cebbed7828414956349f3e69"

@@ -142,27 +142,45 @@ func TestAFlowFromOutsideWearsNoAddressThatIsGone(t *testing.T) {
 	})
 }
 
-// The route of a masqueraded flow moves to a device that is none of the edge's, where nobody translates its answers back.
+// The route of a masqueraded flow moves to another device: one that is none of the edge's, where nobody translates its
+// answers back, or one where other addresses are worn.
 func TestAMasqueradedFlowThatStraysEnds(t *testing.T) {
 	eachMasqueraded(t, func(m masqueraded) {
-		worn, far := m.open(m.pod, m.from, m.to)
-		m.want("answer", m.arrive(far, worn, syn|ack), m.pod.ID, m.to, m.from)
-		door, err := netlink.LinkByIndex(int(m.edge.Door))
-		check(m.t, err)
-		route := &netlink.Route{LinkIndex: door.Attrs().Index, Dst: netlink.NewIPNet(m.to.Addr().AsSlice()), Scope: netlink.SCOPE_LINK}
-		check(m.t, netlink.RouteReplace(route))
-		m.edge.VoidFlows(m.t)
-		more := uint8(ack)
-		if m.echo() {
-			more = 0
-		}
-		m.dropped(m.answer(m.pod, m.from, m.to, more), bpfgen.ReasonNoRoute)
-		if f := m.edge.Flow(m.t, Tuple{m.proto, m.from, m.to}, bpfgen.CTScopeFlow); f != nil {
-			m.t.Errorf("the flow is still there: %+v", f.Entry)
-		}
-		m.isTheStacks("anew", m.answer(m.pod, m.from, m.to, syn), m.to)
-		check(m.t, netlink.RouteDel(route))
+		m.strays(false)
+		m.edge.ClearFlows(m.t)
+		m.strays(true)
 	})
+}
+
+// strays has the flow opened, and its route moved. @toEdge: to a device of the edge's
+func (m masqueraded) strays(toEdge bool) {
+	m.t.Helper()
+	worn, far := m.open(m.pod, m.from, m.to)
+	m.want("answer", m.arrive(far, worn, syn|ack), m.pod.ID, m.to, m.from)
+	door, err := netlink.LinkByIndex(int(m.edge.Door))
+	check(m.t, err)
+	route := &netlink.Route{LinkIndex: door.Attrs().Index, Dst: netlink.NewIPNet(m.to.Addr().AsSlice()), Scope: netlink.SCOPE_LINK}
+	check(m.t, netlink.RouteReplace(route))
+	defer func() { check(m.t, netlink.RouteDel(route)) }()
+	if toEdge {
+		check(m.t, m.edge.MstWearV1.Put(m.edge.Door, bpfgen.PodWear{Ip4: toAddr(External(60, false)), Ip6: toAddr(External(60, true))}))
+		defer func() { check(m.t, m.edge.MstWearV1.Delete(m.edge.Door)) }()
+	}
+	m.edge.VoidFlows(m.t)
+	more := uint8(ack)
+	if m.echo() {
+		more = 0
+	}
+	m.dropped(m.answer(m.pod, m.from, m.to, more), bpfgen.ReasonNoRoute)
+	if f := m.edge.Flow(m.t, Tuple{m.proto, m.from, m.to}, bpfgen.CTScopeFlow); f != nil {
+		m.t.Errorf("the flow is still there: %+v", f.Entry)
+	}
+	a := m.answer(m.pod, m.from, m.to, syn)
+	if !toEdge {
+		m.isTheStacks("anew", a, m.to)
+	} else if a.Dropped != "" || a.Tuple().Src.Addr() != External(60, m.v6) {
+		m.t.Errorf("anew: %v", a)
+	}
 }
 
 // Two CPUs give one tuple to two clients at the same moment. Who has lost it gets another with the next try.
