@@ -41,6 +41,15 @@ inline_fn bool disguised(struct __sk_buff *skb, const struct pkt *p)
 	return (void *)(type + 1) <= packet_end(skb) && *type != skb->protocol;
 }
 
+/* Whether the pod's link has translated a packet before its filter. Never while there is one of them alone: the pod's own
+ * packet on that tuple would be taken for it. */
+inline_fn bool translated_before(const struct __sk_buff *skb, const struct endpoint *self, const struct ct_entry *e)
+{
+	__u32 id = skb->cb[CB_ENDPOINT];
+
+	return !in_pod && self->flags & EP_SETTLING && e->opener.endpoint == id && flow_current(e, &e->opener, id);
+}
+
 SEC("tc")
 int from_pod(struct __sk_buff *skb)
 {
@@ -100,6 +109,8 @@ int from_pod(struct __sk_buff *skb)
 		/* Only a translated flow may look like this, and not here: the pod has a
 		 * flow of its own on the tuple that another one was translated to. It stays
 		 * in the shadow when that one is gone. */
+		if (f.e && translated_before(skb, self, f.e))
+			return NEXT;
 		if (f.e)
 			scope = CT_SCOPE_SHADOW;
 		ct_find(&f, &p, CT_SCOPE_SHADOW);

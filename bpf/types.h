@@ -48,6 +48,7 @@ enum endpoint_flag {
 	EP_SERVICE_SOCKET = 8, /* Services at connect() and sendmsg(), of which SCTP tells no program */
 	EP_NODE = 16,          /* of a namespace: it is the node's own, no endpoint's */
 	EP_NODE_ROUTES = 32,   /* what leaves by the pod's link meets the node's stack, and none of its ingresses */
+	EP_SETTLING = 64,      /* its filters are becoming links: a packet may meet both, the link first */
 };
 
 enum owner {

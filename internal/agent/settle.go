@@ -53,10 +53,7 @@ func (a *Agent) settleOne(ctx context.Context) error {
 	if err != nil || s == nil {
 		return err
 	}
-	if err := s.Attach(); err != nil {
-		s.Abandon()
-		return err
-	}
+	s.Attach()
 	return a.with(context.WithoutCancel(ctx), func(e *engine.Engine) error { return e.Settled(s) })
 }
 

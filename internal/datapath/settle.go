@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -20,7 +21,8 @@ type Links struct {
 	links [2]link.Link
 }
 
-// NewLinks loads what is to be attached to ep's interface.
+// NewLinks loads what is to be attached to ep's interface. From then on until
+// Settled a packet may meet links and filters.
 func (d *Datapath) NewLinks(ep state.Endpoint) (*Links, error) {
 	l := &Links{ep: ep}
 	for i, h := range hooks(ep) {
@@ -30,7 +32,25 @@ func (d *Datapath) NewLinks(ep state.Endpoint) (*Links, error) {
 		}
 		l.progs[i] = p
 	}
+	if err := d.settling(ep.ID, true); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
 	return l, nil
+}
+
+// Settled says of an endpoint that its packets meet links or filters, and not both.
+func (d *Datapath) Settled(id uint32) error { return d.settling(id, false) }
+
+func (d *Datapath) settling(id uint32, on bool) error {
+	slot, _, err := d.Endpoints.Get(id)
+	if err != nil || slot.Generation == 0 {
+		return err
+	}
+	slot.Flags &^= bpfgen.EPSettling
+	if on {
+		slot.Flags |= bpfgen.EPSettling
+	}
+	return d.Endpoints.Put([]uint32{id}, []EndpointSlot{slot})
 }
 
 // Attach puts the programs before whatever is there, and waits for two grace

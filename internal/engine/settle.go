@@ -6,6 +6,7 @@ package engine
 // programs get links instead, which cost each packet less (attachKind).
 
 import (
+	"errors"
 	"time"
 
 	"github.com/mustang-net/mustang/internal/datapath"
@@ -16,6 +17,7 @@ import (
 type Settling struct {
 	ep    state.Endpoint
 	links *datapath.Links
+	err   error // of Attach
 }
 
 // lingerPause is between two looks at all of the kernel's connections, which may be very many.
@@ -42,21 +44,35 @@ func (e *Engine) Settle(quiet time.Duration) (*Settling, error) {
 			continue
 		}
 		links, err := e.dp.NewLinks(ep)
-		return &Settling{ep: ep, links: links}, err
+		if err != nil {
+			return nil, err
+		}
+		return &Settling{ep: ep, links: links}, nil
 	}
 	return nil, nil
 }
 
 // Attach waits for two grace periods of the kernel, beside whatever the engine does.
-func (s *Settling) Attach() error { return s.links.Attach() }
+// Settled says what came of it.
+func (s *Settling) Attach() { s.err = s.links.Attach() }
 
 // Settled ends what Settle began: the links are kept, the filters go. Where the
-// endpoint has changed since, its links go. Killed anywhere in between it leaves
-// an endpoint that has the one or the other, and works.
+// endpoint has changed since, or Attach failed, its links go. Killed anywhere in
+// between it leaves an endpoint that has the one or the other, and works.
 func (e *Engine) Settled(s *Settling) error {
-	defer s.links.Close()
+	if e.dp == nil {
+		return s.links.Close()
+	}
+	err := e.settled(s)
+	return errors.Join(err, s.links.Close(), e.dp.Settled(s.ep.ID))
+}
+
+func (e *Engine) settled(s *Settling) error {
 	ep, ok := e.known[s.ep.ID]
-	if e.dp == nil || !ok || ep.NetnsCookie != s.ep.NetnsCookie || ep.IfIndex != s.ep.IfIndex || ep.Attach != datapath.AttachClsact {
+	if s.err != nil {
+		return s.err
+	}
+	if !ok || ep.NetnsCookie != s.ep.NetnsCookie || ep.IfIndex != s.ep.IfIndex || ep.Attach != datapath.AttachClsact {
 		return nil
 	}
 	if err := e.dp.KeepLinks(s.links); err != nil {
@@ -74,6 +90,3 @@ func (e *Engine) Settled(s *Settling) error {
 	e.known[ep.ID] = ep
 	return nil
 }
-
-// Abandon ends what Settle began, and leaves the endpoint as it was.
-func (s *Settling) Abandon() error { return s.links.Close() }

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -26,13 +27,16 @@ func TestFiltersBecomeLinks(t *testing.T) {
 		if err != nil || s == nil {
 			t.Fatal(s, err)
 		}
+		if slot, _, err := e.dp.Endpoints.Get(s.ep.ID); err != nil || slot.Flags&bpfgen.EPSettling == 0 {
+			t.Errorf("%+v, %v: nothing says that its packets will meet both", slot, err)
+		}
 		return s
 	}
 	attached := func(t *testing.T, e *Engine) *Settling {
 		t.Helper()
 		s := begun(t, e)
-		if err := s.Attach(); err != nil {
-			t.Fatal(err)
+		if s.Attach(); s.err != nil {
+			t.Fatal(s.err)
 		}
 		return s
 	}
@@ -40,8 +44,8 @@ func TestFiltersBecomeLinks(t *testing.T) {
 	a, b := n.pod(1), n.pod(2)
 	for name, killed := range map[string]func(*testing.T, *Engine) error{
 		"not at all":               func(*testing.T, *Engine) error { return nil },
-		"before it attached":       func(t *testing.T, e *Engine) error { return begun(t, e).Abandon() },
-		"before links were kept":   func(t *testing.T, e *Engine) error { return attached(t, e).Abandon() },
+		"before it attached":       func(t *testing.T, e *Engine) error { return abandoned(begun(t, e)) },
+		"before links were kept":   func(t *testing.T, e *Engine) error { return abandoned(attached(t, e)) },
 		"before filters went":      func(t *testing.T, e *Engine) error { return keptOnly(e, attached(t, e)) },
 		"before it was written":    func(t *testing.T, e *Engine) error { return unwritten(e, attached(t, e)) },
 		"after the other had gone": func(t *testing.T, e *Engine) error { return e.Settled(attached(t, e)) },
@@ -62,9 +66,7 @@ func TestFiltersBecomeLinks(t *testing.T) {
 				if err != nil || s == nil {
 					return err
 				}
-				if err := s.Attach(); err != nil {
-					return err
-				}
+				s.Attach()
 				if err := e.Settled(s); err != nil {
 					return err
 				}
@@ -76,6 +78,9 @@ func TestFiltersBecomeLinks(t *testing.T) {
 				t.Errorf("%+v", ep)
 			}
 			n.must(func(e *Engine) error { return e.CheckEndpoint(ep.ID) })
+			if n.settling(ep.ID) {
+				t.Errorf("endpoint %d is said to have both yet", ep.ID)
+			}
 			host := []string{"h1", "h2"}[i]
 			if f := n.run("tc filter show dev %[1]s ingress; tc filter show dev %[1]s egress", host); f != "" {
 				t.Errorf("left behind: %s", f)
@@ -112,9 +117,7 @@ func TestSettlingAnEndpointThatGoes(t *testing.T) {
 		if err != nil || s == nil {
 			t.Fatal(s, err)
 		}
-		if err := s.Attach(); err != nil {
-			return err
-		}
+		s.Attach()
 		if err := e.RemoveEndpoint(ep.ID); err != nil {
 			return err
 		}
@@ -125,12 +128,24 @@ func TestSettlingAnEndpointThatGoes(t *testing.T) {
 	}
 }
 
+func (n *node) settling(id uint32) (is bool) {
+	n.must(func(e *Engine) error {
+		slot, _, err := e.dp.Endpoints.Get(id)
+		is = slot.Flags&bpfgen.EPSettling != 0
+		return err
+	})
+	return is
+}
+
 func keptOnly(e *Engine, s *Settling) error {
 	if err := e.dp.KeepLinks(s.links); err != nil {
 		return err
 	}
-	return s.Abandon() // as the kernel does with a process's descriptors
+	return abandoned(s)
 }
+
+// abandoned is what the kernel does with the descriptors of a process that is killed.
+func abandoned(s *Settling) error { return s.links.Close() }
 
 func unwritten(e *Engine, s *Settling) error {
 	ep := e.known[s.ep.ID]

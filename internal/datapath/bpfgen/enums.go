@@ -20,6 +20,7 @@ const (
 	EPServiceSocket = 8  // Services at connect() and sendmsg(), of which SCTP tells no program
 	EPNode          = 16 // of a namespace: it is the node's own, no endpoint's
 	EPNodeRoutes    = 32 // what leaves by the pod's link meets the node's stack, and none of its ingresses
+	EPSettling      = 64 // its filters are becoming links: a packet may meet both, the link first
 )
 
 // enum owner

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "1afcaec3679cbb7097f92be6c7d61659a24e9497cebbed7828414956349f3e69"
+const ObjectsHash = "604890b3b6ce2d527c9b70c0e6c38b4710fe0dc73a4f6732d93a6467b29f86c7"

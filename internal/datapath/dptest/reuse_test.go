@@ -186,6 +186,33 @@ func TestTranslatedAfterDirectOnOneSourcePort(t *testing.T) {
 	}
 }
 
+// While a pod's filters become links, what the stack is to carry meets both, the link first: the flow stays what it was made
+// there. With one of them alone it is the pod's own, on a tuple that is taken.
+func TestAFlowThatMeetsLinkAndFilter(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		for _, proto := range []uint8{oracle.TCP, oracle.UDP, oracle.SCTP} {
+			net := usualNetwork(t, way{})
+			s := newScene(t, net, v6, proto)
+			far := end(External(1, v6), 8080)
+			net.SetService(t, proto, s.vip, far)
+			s.client.Flags = bpfgen.EPHostEnd | bpfgen.EPServiceTc | bpfgen.EPSettling
+			net.SetPod(t, s.client)
+			for _, flags := range []uint8{syn, ack, ack} {
+				first := s.send(s.client, s.c, s.vip, flags)
+				s.left(first, s.c, far)
+				a, err := net.Send(s.client, first.Frame)
+				s.left(s.checked(a, err), s.c, far)
+				s.sees(s.receive(s.client, far, s.c, flags|ack), s.client, s.vip, s.c)
+			}
+			s.client.Flags &^= bpfgen.EPSettling
+			net.SetPod(t, s.client)
+			if a := s.send(s.client, s.c, far, syn); a.Dropped != "" || a.Tuple().Src == s.c {
+				t.Errorf("the pod's own: %v", a)
+			}
+		}
+	}
+}
+
 // A flow in the shadow of another must not fall back to its own tuple when that
 // one ends: the server knows it by its changed port only.
 func TestShadowedFlowOutlivesTheOneThatHadItsTuple(t *testing.T) {
