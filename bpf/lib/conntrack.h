@@ -324,8 +324,8 @@ inline_fn void ct_find_whole(struct flow *f, const struct pkt *p, __u8 scope)
 }
 
 /* A SYN begins a new connection when the old one on its ports has closed (RFC 9293 3.6.1), an INIT a
- * new association; the opener's also when policy has cut the old one, which closes unheard. Where the old one only has
- * this tuple by translation, one end may still be sending. */
+ * new association; also when policy has cut the old one, which closes unheard: the opener's if it was answered, the other
+ * end's in any case. Where the old one only has this tuple by translation, one end may still be sending. */
 inline_fn bool ct_reopens(const struct flow *f, const struct pkt *p)
 {
 	if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
@@ -333,7 +333,7 @@ inline_fn bool ct_reopens(const struct flow *f, const struct pkt *p)
 	if (f->e->role == CT_POST_NAT && !f->reply)
 		return ct_closed(f->e);
 	return f->e->closing_orig | f->e->closing_reply ||
-	       (!f->reply && f->e->seen_reply && f->e->opener.endpoint == CT_END_CUT);
+	       ((f->reply || f->e->seen_reply) && f->e->opener.endpoint == CT_END_CUT);
 }
 
 /* A SYN to a backend that is gone must not wait for the half-open entry to expire. The client's

@@ -291,7 +291,8 @@ global_fn int end_stays_outside(struct ct_end *end, __u32 endpoint, __u32 genera
  * @id: the endpoint that this program serves; 0: none
  * @opener: it is the flow's opener
  *
- * A flow that is cut keeps its entry, so that its other end cannot open it again from there.
+ * A flow that is cut keeps its entry, so that its other end cannot open it again from there: for as long as anybody sends,
+ * where that may be sent again (TCP, SCTP); else for a while, for the other end may have something to say of its own.
  *
  * Return: enum drop_reason.
  */
@@ -331,10 +332,12 @@ global_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id,
 		e->responder = responder_now;
 		return REASON_NONE;
 	}
+	if (e->opener.endpoint != CT_END_CUT || at->proto == IPPROTO_TCP || at->proto == IPPROTO_SCTP) {
+		near_elsewhere(at, e, now_seconds() + CT_CUT_LIFETIME);
+		e->expires = now_seconds() + CT_CUT_LIFETIME;
+	}
 	e->opener.endpoint = CT_END_CUT;
 	e->responder.endpoint = CT_END_CUT;
-	near_elsewhere(at, e, now_seconds() + CT_CUT_LIFETIME);
-	e->expires = now_seconds() + CT_CUT_LIFETIME;
 	return reason;
 }
 

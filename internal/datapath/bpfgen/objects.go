@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "604890b3b6ce2d527c9b70c0e6c38b4710fe0dc73a4f6732d93a6467b29f86c7"
+const ObjectsHash = "168aa5a629e63c6ba756cfa3b597c32f37fbd88244df36b5a7517ff43bc5917f"

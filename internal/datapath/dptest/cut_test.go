@@ -118,7 +118,7 @@ func TestACutFlowStaysCutWhileItsClientHasAnotherBackend(t *testing.T) {
 				for range 3 {
 					s.dropped(s.send(s.server, s.b, s.c, ack), bpfgen.ReasonPolicyIngress)
 					s.dropped(s.send(s.client, s.c, s.b, ack), bpfgen.ReasonPolicyIngress)
-					net.Age(t, 30)
+					net.Age(t, 25)
 					talk()
 				}
 				// Allowed again, it is a flow of its own, and not in the way of the new one.
@@ -151,6 +151,34 @@ func TestAFlowThatIsCutHalfOpenIsNotOpenedByItsAnswer(t *testing.T) {
 				s.dropped(s.send(s.server, s.b, s.c, syn|ack), bpfgen.ReasonPolicyIngress)
 				s.ingress(0)
 			}
+		}
+	})
+}
+
+// Both ends use one port, and who sent first is denied: what the other one begins is its own, at once where a packet says
+// that it begins, else soon after the cut, however often it tries.
+func TestTheOtherEndOfACutFlowBeginsItsOwn(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		for _, proto := range []uint8{oracle.TCP, oracle.UDP, oracle.SCTP} {
+			net.Reset(t, 4)
+			s := newScene(t, net, v6, proto)
+			a, b := end(s.client.IP(v6), 7946), end(s.server.IP(v6), 7946)
+			s.sees(s.send(s.client, a, b, syn), s.server, a, b)
+			s.sees(s.send(s.server, b, a, syn|ack), s.client, b, a)
+			s.sees(s.send(s.client, a, b, ack), s.server, a, b)
+			s.ingress(7)
+			s.dropped(s.send(s.client, a, b, ack), bpfgen.ReasonPolicyIngress)
+			if proto == oracle.UDP {
+				for range 4 {
+					s.dropped(s.send(s.server, b, a, 0), bpfgen.ReasonPolicyIngress)
+					net.Age(t, bpfgen.CTCutLifetime/4)
+				}
+				net.Age(t, 2)
+			}
+			s.sees(s.send(s.server, b, a, syn), s.client, b, a)
+			s.sees(s.send(s.client, a, b, syn|ack), s.server, a, b)
+			s.sees(s.send(s.server, b, a, ack), s.client, b, a)
+			s.ingress(0)
 		}
 	})
 }
