@@ -249,9 +249,9 @@ func (m *Model) namespaceLabels(name string) map[string]string {
 	said := m.namespaces[name]
 	labels, ok := said[state.OwnerKubernetes]
 	if !ok {
-		labels, ok = said[state.OwnerCLI]
+		labels = said[state.OwnerCLI]
 	}
-	if _, named := labels[NamespaceName]; ok && named {
+	if labels[NamespaceName] == name {
 		return labels
 	}
 	labels = maps.Clone(labels)

@@ -136,3 +136,16 @@ func TestAnInterfaceOutlivesItsPodClosed(t *testing.T) {
 		}
 	}
 }
+
+// A namespace is called what it is called, whatever its labels say: a file may be another one's copy.
+func TestANamespaceHasNoOthersName(t *testing.T) {
+	m := New(Limits{Peers: 1 << 10, Ports: 1 << 10, Identities: 1 << 10, Prefixes: 1 << 10})
+	shop := Selector{{Key: NamespaceName, Operator: In, Values: []string{"shop"}}}
+	m.SetNamespace(state.OwnerCLI, "shop-test", map[string]string{NamespaceName: "shop", "team": "x"})
+	if m.inNamespaces(shop, "shop-test") || !m.inNamespaces(shop, "shop") {
+		t.Errorf("shop-test has the labels %v", m.namespaceLabels("shop-test"))
+	}
+	if m.namespaceLabels("shop-test")["team"] != "x" {
+		t.Errorf("its own are gone: %v", m.namespaceLabels("shop-test"))
+	}
+}

@@ -37,11 +37,8 @@ func Policy(p *networkingv1.NetworkPolicy) (policy.Policy, error) {
 	if out.Namespace == "" {
 		out.Namespace = corev1.NamespaceDefault
 	}
-	var errs []error
-	if out.Name == "" {
-		errs = append(errs, invalid("metadata.name", "is missing; give the policy a name"))
-	}
-	if errs = append(errs, Spec(&out, &p.Spec)...); len(errs) > 0 {
+	errs := append(namedWrong(out.Key), Spec(&out, &p.Spec)...)
+	if errs = append(errs, selectsWrong(&p.Spec)...); len(errs) > 0 {
 		return out, fmt.Errorf("NetworkPolicy %s: %w", out.Key, errs[0])
 	}
 	return out, nil
@@ -53,7 +50,9 @@ func Policy(p *networkingv1.NetworkPolicy) (policy.Policy, error) {
 func Spec(out *policy.Policy, spec *networkingv1.NetworkPolicySpec) []error {
 	var errs []error
 	var err error
-	if out.Pods, err = selector("spec.podSelector", &spec.PodSelector); err != nil {
+	out.Pods, err = selector("spec.podSelector", &spec.PodSelector)
+	more := err != nil // pods are selected, which rules would open
+	if more {
 		errs = append(errs, err)
 	}
 	if out.IsolatesIngress, out.IsolatesEgress, err = types(spec); err != nil {
@@ -62,14 +61,20 @@ func Spec(out *policy.Policy, spec *networkingv1.NetworkPolicySpec) []error {
 	for i, r := range spec.Ingress {
 		made, err := rule(fmt.Sprintf("spec.ingress[%d]", i), "from", r.Ports, r.From)
 		if err != nil {
-			errs, made = append(errs, err), nothing
+			errs = append(errs, err)
+		}
+		if err != nil || more {
+			made = nothing
 		}
 		out.Ingress = append(out.Ingress, made)
 	}
 	for i, r := range spec.Egress {
 		made, err := rule(fmt.Sprintf("spec.egress[%d]", i), "to", r.Ports, r.To)
 		if err != nil {
-			errs, made = append(errs, err), nothing
+			errs = append(errs, err)
+		}
+		if err != nil || more {
+			made = nothing
 		}
 		out.Egress = append(out.Egress, made)
 	}
@@ -80,6 +85,9 @@ func Spec(out *policy.Policy, spec *networkingv1.NetworkPolicySpec) []error {
 var nothing = policy.Rule{Ports: []policy.Port{{Protocol: state.TCP, First: 1, Last: 0}}}
 
 func types(spec *networkingv1.NetworkPolicySpec) (ingress, egress bool, err error) {
+	if len(spec.PolicyTypes) > 2 {
+		err = invalid("spec.policyTypes", "has %d; there are two, Ingress and Egress", len(spec.PolicyTypes))
+	}
 	if len(spec.PolicyTypes) == 0 {
 		return true, len(spec.Egress) > 0, nil
 	}

@@ -38,7 +38,7 @@ func Read(r io.Reader) (File, error) {
 	}
 	var f File
 	for i, doc := range Documents(text) {
-		if len(bytes.TrimSpace(doc)) == 0 {
+		if saysNothing(doc) {
 			continue
 		}
 		if err := f.add(doc); err != nil {
@@ -54,10 +54,7 @@ func Read(r io.Reader) (File, error) {
 // One is the only document of a stream, beside those that say nothing: the reader of YAML
 // takes the first alone, be it nothing but comments. Without any it is nil.
 func One(text []byte) ([]byte, error) {
-	docs := slices.DeleteFunc(Documents(text), func(doc []byte) bool {
-		var v any
-		return yaml.Unmarshal(doc, &v) == nil && v == nil
-	})
+	docs := slices.DeleteFunc(Documents(text), saysNothing)
 	switch len(docs) {
 	case 0:
 		return nil, nil
@@ -65,6 +62,12 @@ func One(text []byte) ([]byte, error) {
 		return docs[0], nil
 	}
 	return nil, fmt.Errorf("it has %d documents", len(docs))
+}
+
+// saysNothing is true of a document that is empty, or comments alone.
+func saysNothing(doc []byte) bool {
+	var v any
+	return yaml.Unmarshal(doc, &v) == nil && v == nil
 }
 
 // Documents cuts a stream at its `---` lines. What follows there is the next one's.
@@ -100,6 +103,12 @@ func (y *yamlItem) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// policyObject may have the status that clusters once wrote: nobody reads it.
+type policyObject struct {
+	networkingv1.NetworkPolicy `json:",inline"`
+	Status                     map[string]any `json:"status"`
+}
+
 type namespaceObject struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -114,11 +123,11 @@ func (f *File) add(doc []byte) error {
 	}
 	switch {
 	case kind.APIVersion == "networking.k8s.io/v1" && kind.Kind == "NetworkPolicy":
-		var p networkingv1.NetworkPolicy
+		var p policyObject
 		if err := yaml.UnmarshalStrict(doc, &p); err != nil {
 			return fmt.Errorf("NetworkPolicy: %w", err)
 		}
-		made, err := Policy(&p)
+		made, err := Policy(&p.NetworkPolicy)
 		f.Policies = append(f.Policies, made)
 		return err
 	case kind.APIVersion == "v1" && kind.Kind == "Namespace":
@@ -126,8 +135,8 @@ func (f *File) add(doc []byte) error {
 		if err := yaml.UnmarshalStrict(doc, &n); err != nil {
 			return fmt.Errorf("Namespace: %w", err)
 		}
-		if n.Name == "" {
-			return errors.New("Namespace: metadata.name is missing; give the namespace a name")
+		if err := n.wrong(); err != nil {
+			return fmt.Errorf("Namespace: %w", err)
 		}
 		f.Namespaces = append(f.Namespaces, Namespace{n.Name, n.Labels})
 		return nil
