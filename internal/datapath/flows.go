@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -51,6 +52,7 @@ type Departures struct {
 	pairs  map[pairKey]bool // true: established TCP is reset too
 	fronts map[endKey]bool  // of pairs
 	gone   map[endKey]bool
+	pods   []Addr // of this node, that are gone
 }
 
 // Left adds a backend that left one Service. Its established TCP goes on,
@@ -71,6 +73,13 @@ func (d *Departures) Gone(b state.Backend) {
 	}
 	k := endKey{endOf(b.AddrPort), uint8(b.Protocol)}
 	d.gone[k] = true
+}
+
+// PodGone adds an address of a pod of this node that is gone: all its flows end. They would
+// be the next pod's that has the address, with what was judged of this one.
+func (d *Departures) PodGone(a netip.Addr) {
+	d.Gone(state.Backend{AddrPort: netip.AddrPortFrom(a, 0)})
+	d.pods = append(d.pods, FromAddr(a))
 }
 
 // Empty says that there is nothing to look for.
@@ -108,6 +117,7 @@ const (
 	stays  fate = iota
 	leaves      // established TCP goes on; a half-open one picks another backend
 	ends
+	orphaned // of a pod that is gone: nobody need be told
 )
 
 // anyAddress is the unspecified address of a's family.
@@ -152,14 +162,23 @@ func ctEnds(k *ctKey, e *ctEntry) (client, front, back end) {
 
 func (d *Departures) fateOf(k *ctKey, e *ctEntry) fate {
 	if e.Role == bpfgen.CTDirect {
+		if d.podGone(k.Lo) || d.podGone(k.Hi) {
+			return orphaned
+		}
 		return d.fateOfAnswer(k, e)
 	}
-	if e.Backend == bpfgen.BackendNone {
-		return stays
+	client, front, back := ctEnds(k, e)
+	f := stays
+	if e.Backend != bpfgen.BackendNone {
+		f = d.fate(front, back, k.Proto)
 	}
-	_, front, back := ctEnds(k, e)
-	return d.fate(front, back, k.Proto)
+	if f != ends && (d.podGone(client.addr) || d.podGone(back.addr)) {
+		return orphaned
+	}
+	return f
 }
+
+func (d *Departures) podGone(a Addr) bool { return slices.Contains(d.pods, a) }
 
 // fateOfAnswer is of what looks like a flow that a frontend has opened: an answer that was
 // under way when its client's half and the Service went. While the client goes on, what it
@@ -213,7 +232,8 @@ func (d *Datapath) Clients(dep *Departures) (map[Connection]bool, error) {
 // backend anew, and makes half-open TCP do so. At first only the client's half
 // of UDP and SCTP goes, which is enough to move it, or to have its next packet
 // refused: the other one still translates the reply that is under way, as both
-// do for a TCP client's reset. Late, both go.
+// do for a TCP client's reset. Late, both go. All other flows of a pod that is gone
+// go at once, and do not count.
 func (d *Datapath) ForgetFlows(dep *Departures, late bool) (forgotten int, err error) {
 	for _, name := range ctTables {
 		n, err := forget(bindTable[ctKey, ctEntry](d, name), dep, late)
@@ -238,6 +258,9 @@ func forget(t *Table[ctKey, ctEntry], dep *Departures, late bool) (forgotten int
 			k, e := &keys[i], values[i]
 			client := e.Role == bpfgen.CTPreNAT
 			switch dep.fateOf(k, &e) {
+			case orphaned:
+				dead = append(dead, *k)
+				forgotten--
 			case ends:
 				if late || client && k.Proto != uint8(state.TCP) {
 					dead = append(dead, *k)

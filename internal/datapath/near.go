@@ -53,6 +53,8 @@ func (d *Datapath) forgetNear(dep *Departures, late bool) (forgotten int, err er
 	now := programSecond()
 	err = d.eachNear(func(n *nearFlow, was nearFlow) {
 		switch dep.fateOf(&was.Key, &was.E) {
+		case orphaned:
+			atomic.CompareAndSwapUint32(&n.E.Expires, was.E.Expires, now-1)
 		case ends:
 			// Only the flow that was looked at: one that has come since has another expiry.
 			if late && atomic.CompareAndSwapUint32(&n.E.Expires, was.E.Expires, now-1) {

@@ -5,7 +5,6 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -27,7 +26,8 @@ func (e *Engine) RemoveEndpoint(id uint32) error {
 }
 
 // RemovePod is RemoveEndpoint for a pod that is gone, or about to be: the
-// connections through Services to its addresses end, too.
+// connections through Services to its addresses end, too, and no flow of its own
+// is left to the next pod that has them.
 func (e *Engine) RemovePod(id uint32) error {
 	if err := e.loadEndpoints(); err != nil {
 		return err
@@ -44,9 +44,7 @@ func (e *Engine) remove(ep state.Endpoint, gone bool) error {
 	e.moved = time.Now()
 	op := operation{Kind: opRemoveEndpoint, Endpoint: &ep}
 	if gone || !e.alive(ep) {
-		for _, a := range ep.Addrs() {
-			op.Departures.Gone = append(op.Departures.Gone, state.Backend{AddrPort: netip.AddrPortFrom(a, 0)})
-		}
+		op.Departures.Pods = ep.Addrs()
 	}
 	if err := e.begin(op); err != nil {
 		return err

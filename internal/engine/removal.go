@@ -23,6 +23,7 @@ import (
 type departures struct {
 	Left  []departure     `json:",omitempty"`
 	Gone  []state.Backend `json:",omitempty"` // their flows through any Service end
+	Pods  []netip.Addr    `json:",omitempty"` // of this node: all their flows end
 	Reset bool            `json:",omitempty"` // established TCP of Left ends, too
 }
 
@@ -41,6 +42,9 @@ func (d departures) set() *datapath.Departures {
 	}
 	for _, b := range d.Gone {
 		s.Gone(b)
+	}
+	for _, a := range d.Pods {
+		s.PodGone(a)
 	}
 	return &s
 }

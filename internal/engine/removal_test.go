@@ -382,6 +382,45 @@ func TestRemovalAmongManyFlows(t *testing.T) {
 	}
 }
 
+// The next pod that has the address of one that is gone gets none of its flows, with what was judged of it: neither those it
+// opened, by a Service or under the node's address too, nor those to it.
+func TestAPodThatIsGoneLeavesNoFlow(t *testing.T) {
+	n := newNode(t)
+	ep, err := n.add(n.pod(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	near := []flow{{state.TCP, "10.9.0.2:4000", "", "10.9.0.3:80", answered}, {state.TCP, "10.9.0.2:4001", "10.96.0.1:80", "10.9.0.3:80", inPlace}}
+	its := []flow{
+		{state.UDP, "10.9.0.2:4000", "", "10.9.0.3:80", answered}, {state.UDP, "10.1.0.9:4000", "", "10.9.0.2:80", opening},
+		{state.SCTP, "10.9.0.2:4000", "10.96.0.1:80", "10.9.0.3:80", answered}, {state.TCP, "10.9.0.2:4002", "192.0.2.1:443", "192.0.2.1:443", answered},
+	}
+	other := flow{state.UDP, "10.9.0.3:4000", "10.96.0.1:80", "10.9.0.4:80", answered}
+	n.enterNear(near...)
+	n.enter(append(its, other)...)
+	n.must(func(e *Engine) error { return e.RemovePod(ep.ID) })
+	for _, f := range its {
+		if got, _ := n.left(f); got != 0 {
+			t.Errorf("%v: %d entries are left", f, got)
+		}
+	}
+	if got, _ := n.left(other); got != 2 {
+		t.Errorf("%v: %d halves are left", other, got)
+	}
+	n.must(func(e *Engine) error {
+		for place := range uint32(3) {
+			var p bpfgen.PodNearPlace
+			if err := e.dp.Map(bpfgen.PodMapMstCtNearV1).Lookup(place+1, &p); err != nil {
+				return err
+			}
+			if p.Flows[1].E.Expires == 1<<30 {
+				t.Errorf("near, the entry at place %d is left", place+1)
+			}
+		}
+		return nil
+	})
+}
+
 // To an idle pod nothing goes, so its removal waits for no grace period, and keeps the lock for none.
 func TestAnIdlePodHasNothingToSettle(t *testing.T) {
 	n := newNode(t)
@@ -394,10 +433,7 @@ func TestAnIdlePodHasNothingToSettle(t *testing.T) {
 		if err := e.loadEndpoints(); err != nil {
 			return err
 		}
-		var gone departures
-		for _, a := range ep.Addrs() {
-			gone.Gone = append(gone.Gone, state.Backend{AddrPort: netip.AddrPortFrom(a, 0)})
-		}
+		gone := departures{Pods: ep.Addrs()}
 		found, err := e.settleOnce(gone.set(), false)
 		if found {
 			t.Error("something was found that must move or end")
