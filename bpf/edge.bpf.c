@@ -204,6 +204,8 @@ int edge_in(struct __sk_buff *skb)
 	ct_find_whole(&f, &p, CT_SCOPE_FLOW);
 	if (!from_door && f.e && !f.reply && f.e->role == CT_PRE_NAT && f.e->flags & CT_MASQUERADE) /* a pod's here, which sends elsewhere */
 		return edge_done(skb, &p, edge_drop(skb, REASON_WIRE_SPOOFED));
+	if (f.e && asks_back(&f, &p)) /* the node's to answer */
+		return NEXT;
 	if (address && f.e && (begins_anew(&f, &p) || (!f.reply && edge_worn_out(f.e, &p.t))))
 		ct_forget(&f);
 	if (!f.e)

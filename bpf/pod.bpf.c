@@ -129,15 +129,19 @@ int from_pod(struct __sk_buff *skb)
 	return to_send_out(verdict) ? sent_out(skb, &p, self) : edge_sent(skb, &p, self, verdict);
 }
 
-/* Whether a packet is another pod's: a bridge that does not know yet where that is sends it to all, and its own hook judges it. */
+/* Whether a packet is somebody else's: a bridge that does not know yet where that is sends it to all, and if it is a pod, its
+ * own hook judges it. Taken for this pod's, it would lead the flow here. */
 inline_fn bool of_another(const struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self)
 {
+	static const __u8 none[ETH_ALEN] = {}; /* netkit's, which has no link header */
 	__u32 id;
 
 	if (in_pod || from_wire || from_edge || p->kind == PKT_CONTROL)
 		return false;
 	if (likely(addr_equal(&p->t.dst, &self->ip4) || addr_equal(&p->t.dst, &self->ip6)))
 		return false;
+	if (!mac_equal(self->mac, none) && !addressed_to(skb, self->mac))
+		return true;
 	id = endpoint_of(&p->t.dst);
 	return id && id != skb->cb[CB_ENDPOINT];
 }

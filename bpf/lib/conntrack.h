@@ -200,7 +200,7 @@ inline_fn bool ct_lasts(const struct ct_entry *e, __u8 proto)
 inline_fn void ct_touch(struct flow *f, struct pkt *p)
 {
 	struct ct_entry *e = f->e;
-	__u32 expires;
+	__u32 expires, slack;
 
 	if (p->tcp_flags & (TCP_FIN | TCP_RST)) {
 		__u8 how = p->tcp_flags & TCP_RST ? CT_RST : CT_FIN;
@@ -221,9 +221,11 @@ inline_fn void ct_touch(struct flow *f, struct pkt *p)
 			fast_forget_flow(&f->key, e);
 	}
 	expires = f->now + ct_lifetime(e, p->proto, !e->opening || ct_lasts(e, p->proto));
-	/* Of one that closes it says to the second when: by that its room is left to others (near_leaves). */
+	slack = e->closing_orig | e->closing_reply ? 0 : CT_REFRESH - 1;
+	/* Of one that closes, or goes on after a RST that was not its own, it says to the second when: by that its room is
+	 * left to others (near_leaves). */
 	if (e->opener.endpoint != CT_END_CUT && /* which lives as long as policy said (judge_again) */
-	    (p->tcp_flags & (TCP_FIN | TCP_RST) || expires - e->expires + CT_REFRESH - 1 >= 2 * CT_REFRESH - 1)) {
+	    expires - e->expires + slack >= 2 * slack + 1) {
 		near_elsewhere(&f->key, e, expires);
 		e->expires = expires;
 		if (e->role != CT_DIRECT)
@@ -343,8 +345,17 @@ slow_fn bool backend_gone(const struct ct_entry *e)
 	return e->role == CT_PRE_NAT && e->backend && !grown_find(&mst_backends_v1_now, &e->backend);
 }
 
+/* Whether an echo is asked for by who is asked: in the flow it looks like an answer, and is none. */
+inline_fn bool asks_back(const struct flow *f, const struct pkt *p)
+{
+	return f->reply && ((p->proto == IPPROTO_ICMP && p->icmp_type == ICMP_ECHO) ||
+			    (p->proto == IPPROTO_ICMPV6 && p->icmp_type == ICMPV6_ECHO_REQUEST));
+}
+
 inline_fn bool begins_anew(const struct flow *f, const struct pkt *p)
 {
+	if (asks_back(f, p))
+		return true;
 	if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
 		return false;
 	return ct_reopens(f, p) || backend_gone(f->e);

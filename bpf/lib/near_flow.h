@@ -203,6 +203,11 @@ slow_fn int near_close(struct near_flow *n, struct near_flow *half, const struct
 	near_closing(&n->e, how, reply, now);
 	if (half)
 		near_closing(&half->e, how, reply, now);
+	if (how == CT_RST) { /* whose number nobody looks at: what comes behind it is to be seen */
+		near_void(n);
+		if (half)
+			near_void(half);
+	}
 	if (!closed && ct_closed(&n->e) && observed(now))
 		event_closed(&n->key, &n->e, IPPROTO_TCP, p->tcp_flags, now);
 	return 0;

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "168aa5a629e63c6ba756cfa3b597c32f37fbd88244df36b5a7517ff43bc5917f"
+const ObjectsHash = "13177b0ecdf40362d5bd8401edcd597837dd5ccb7a7c97c296b7d3b73724b62c"

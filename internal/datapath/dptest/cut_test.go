@@ -201,3 +201,43 @@ func TestACutFlowInTheShadowIsNotOpenedFromItsOtherEnd(t *testing.T) {
 		s.dropped(s.send(s.server, s.b, shadow, ack), bpfgen.ReasonPolicyIngress)
 	})
 }
+
+// Who is asked by an echo does not ask by it: an echo request under the identifier of the other end's own is judged as any.
+func TestAnEchoRequestIsNoAnswer(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		proto := uint8(oracle.ICMP)
+		if v6 {
+			proto = oracle.ICMPv6
+		}
+		s := newScene(t, net, v6, proto)
+		a, b := end(s.client.IP(v6), 5), end(s.server.IP(v6), 5)
+		s.ingress(7)
+		for range 2 {
+			s.dropped(s.send(s.client, a, b, syn), bpfgen.ReasonPolicyIngress)
+			s.sees(s.send(s.server, b, a, syn), s.client, b, a)
+			s.sees(s.send(s.client, a, b, ack), s.server, a, b)
+			s.dropped(s.send(s.client, a, b, syn), bpfgen.ReasonPolicyIngress)
+		}
+		s.ingress(0)
+		for range 2 { // each asks the other under one identifier
+			s.sees(s.send(s.client, a, b, syn), s.server, a, b)
+			s.sees(s.send(s.server, b, a, syn), s.client, b, a)
+			s.sees(s.send(s.server, b, a, ack), s.client, b, a)
+			s.sees(s.send(s.client, a, b, ack), s.server, a, b)
+		}
+	})
+}
+
+// The same of who is asked by a masqueraded pod: what it asks, the node answers.
+func TestAnEchoRequestToAWornIdentifierIsTheNodes(t *testing.T) {
+	eachMasqueraded(t, func(m masqueraded) {
+		if !m.echo() {
+			return
+		}
+		worn, far := m.open(m.pod, m.from, m.to)
+		if a := m.arrive(far, worn, syn); a.Dropped != "" || a.Direct || a.Tuple().Dst != worn {
+			m.t.Errorf("%v", a)
+		}
+		m.want("answer", m.arrive(far, worn, ack), m.pod.ID, end(m.to.Addr(), m.from.Port()), m.from)
+	})
+}

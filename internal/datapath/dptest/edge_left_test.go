@@ -227,3 +227,26 @@ func TestWhatABridgeFloodsIsNoFlowOfOthers(t *testing.T) {
 		}
 	})
 }
+
+// The same of what a pod sends to somebody else on the bridge: its flow goes on to there.
+func TestAFloodedFrameDivertsNoFlow(t *testing.T) {
+	eachFamily(t, func(t *testing.T, v6 bool) {
+		for _, proto := range []uint8{oracle.TCP, oracle.UDP} {
+			net := usualNetwork(t, way{})
+			s := newScene(t, net, v6, proto)
+			far, lan := end(External(1, v6), 80), [6]byte{2, 9, 9, 9, 9, 9}
+			s.left(s.send(s.client, s.c, far, syn), s.c, far)
+			s.sees(s.receive(s.client, far, s.c, syn|ack), s.client, far, s.c)
+			s.left(s.send(s.client, s.c, far, ack), s.c, far)
+			copied := Eth(s.client.MAC, lan).IP(s.c.Addr(), far.Addr()).L4(proto, s.c.Port(), far.Port(), ack).Payload(24).Frame()
+			if r, err := net.ToPod(s.second, copied); err != nil || r.Verdict != Drop {
+				t.Errorf("at another pod's hook: %v, %v", r, err)
+			}
+			net.VoidFlows(t)
+			s.left(s.send(s.client, s.c, far, ack), s.c, far)
+			if f := net.Flow(t, Tuple{proto, s.c, far}, bpfgen.CTScopeFlow); f == nil || f.Entry.Responder.Endpoint != 0 {
+				t.Errorf("its flow: %+v", f)
+			}
+		}
+	})
+}

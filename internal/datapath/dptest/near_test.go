@@ -246,6 +246,33 @@ func TestAClosedFlowLeavesItsRoomAfterAMoment(t *testing.T) {
 	})
 }
 
+// Anybody may send a RST of some number, which the ends do not heed: while they go on, their flow keeps its room.
+func TestAFlowThatGoesOnAfterAResetKeepsItsRoom(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		s := newScene(t, net, v6, oracle.TCP)
+		for i := range uint16(2) {
+			from, to := s.neighbour(i)
+			s.sees(s.send(s.client, from, to, syn), s.server, from, to)
+			s.sees(s.send(s.server, to, from, syn|ack), s.client, to, from)
+			s.sees(s.send(s.client, from, to, ack), s.server, from, to)
+			s.sees(s.send(s.server, to, from, rst), s.client, to, from)
+		}
+		for range bpfgen.CTNearClosed + 1 {
+			net.Age(t, 1)
+			for i := range uint16(2) {
+				from, to := s.neighbour(i)
+				s.sees(s.send(s.client, from, to, ack), s.server, from, to)
+				s.sees(s.send(s.server, to, from, ack), s.client, to, from)
+			}
+		}
+		from, to := s.neighbour(2)
+		s.sees(s.send(s.client, from, to, syn), s.server, from, to)
+		if s.lies(from, to) {
+			t.Error("a flow took the room of one that goes on")
+		}
+	})
+}
+
 // It is a moment since its end, not since its last packet but that.
 func TestAFlowThatClosesLateKeepsItsRoomForAMoment(t *testing.T) {
 	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
