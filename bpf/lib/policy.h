@@ -13,6 +13,7 @@
 
 #include "common.h"
 #include "conntrack.h"
+#include "fib.h"
 #include "remote.h"
 #include "source.h"
 
@@ -182,6 +183,16 @@ inline_fn struct identity *identity_of(const struct addr *a)
 	return grown_find(&mst_identities_v1_now, &key);
 }
 
+/* Whether an address is the node's own by its routing table, which is right also where nobody has told the policy's tables
+ * yet. Of what has no route the answer is the same, but who sent that could get no answer. */
+slow_fn bool local_address(struct __sk_buff *skb, const struct addr *a)
+{
+	struct bpf_fib_lookup fib = { .ifindex = skb->ifindex };
+
+	fib_addrs(&fib, a, a);
+	return bpf_fib_lookup(skb, &fib, sizeof(fib), 0) == BPF_FIB_LKUP_RET_NOT_FWDED;
+}
+
 /**
  * from_node - whether a packet to a pod is of the node itself, not merely from its address
  * @self: the endpoint it came to
@@ -196,10 +207,14 @@ slow_fn bool from_node(struct __sk_buff *skb, const struct addr *src, const stru
 	struct parent *link;
 	struct ethhdr eth;
 
-	if (from_wire || !who || who->pod != IDENTITY_NODE)
+	if (from_wire || (who && who->pod != IDENTITY_NODE))
 		return false;
+	if (!in_pod && skb->ingress_ifindex)
+		return false;
+	if (!who) /* netkit's redirects between pods look as if the host had sent them */
+		return !in_pod && !deliver_egress && local_address(skb, src);
 	if (!in_pod)
-		return !skb->ingress_ifindex;
+		return true;
 	if (!parent)
 		return true;
 	if (bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)))

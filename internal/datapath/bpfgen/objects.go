@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "13177b0ecdf40362d5bd8401edcd597837dd5ccb7a7c97c296b7d3b73724b62c"
+const ObjectsHash = "5080d4211fd3f11e464f3af8ee223b8722f25f57acdc82420a33f288a43e1823"
