@@ -153,7 +153,8 @@ func policyViews(e *engine.Engine) ([]policyView, error) {
 		return views, err
 	}
 	isolated := map[policy.Key]map[uint32]bool{}
-	for _, id := range m.Endpoints() {
+	endpoints, conditions := m.Endpoints(), m.Conditions()
+	for _, id := range endpoints {
 		for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
 			keys, _ := m.Selecting(id, d)
 			for _, k := range keys {
@@ -173,12 +174,12 @@ func policyViews(e *engine.Engine) ([]policyView, error) {
 		if p.IsolatesEgress {
 			v.Types = append(v.Types, "Egress")
 		}
-		for _, id := range m.Endpoints() {
+		for _, id := range endpoints {
 			if isolated[p.Key][id] {
 				v.Endpoints = append(v.Endpoints, id)
 			}
 		}
-		for _, c := range m.Conditions() {
+		for _, c := range conditions {
 			if c.Rule.Policy == p.Key {
 				v.Missing = append(v.Missing, fmt.Sprintf("%s[%d] does not fit into table mst_%s_v1", c.Rule.Direction, c.Rule.Index, c.Table))
 			}

@@ -47,8 +47,8 @@ func (a *Agent) followUntilLost(ctx context.Context) (lost, err error) {
 	}
 	a.policies.addressesMoved() // whatever was missed
 	for u := range updates {
-		// Each pod's host end has one of its own, from which nobody calls.
-		if !u.LinkAddress.IP.IsLinkLocalUnicast() {
+		// Each pod's host end has one of IPv6's, from which nobody calls.
+		if ip := u.LinkAddress.IP; ip.To4() != nil || !ip.IsLinkLocalUnicast() {
 			a.policies.addressesMoved()
 		}
 	}

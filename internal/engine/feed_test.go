@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/mustang-net/mustang/internal/policy"
@@ -97,10 +98,14 @@ func TestAnAgentsPolicyOutlivesIt(t *testing.T) {
 	tell := func(m *policy.Model) {
 		m.SetPod(kubePod("b"))
 		m.SetPolicy(kubePolicy("p", "b"))
+		m.SetPolicy(kubePolicy("its", "b"))
 	}
 	n.asAgent(func(e *Engine) error {
 		if err := e.FeedPolicies(tell); err != nil {
 			return err
+		}
+		if err := e.RemovePolicies([]policy.Key{{Namespace: "ns", Name: "its"}}, nil); err == nil || !strings.Contains(err.Error(), "kubectl -n ns delete networkpolicy its") {
+			t.Errorf("removing Kubernetes's: %v", err)
 		}
 		_, err := e.AddEndpoint(context.Background(), labelled(b, state.OwnerCNI, named("b")))
 		return err

@@ -85,7 +85,11 @@ func (e *Engine) loadPolicies() error {
 		}
 		e.feedEndpoint(ep)
 	}
-	return e.feedNode()
+	if err := e.feedNode(); err != nil {
+		e.policies = nil // without the node's addresses it is not filled
+		return err
+	}
+	return nil
 }
 
 // keptPolicies is what the tables hold that is to have its room again.
@@ -296,7 +300,7 @@ func (e *Engine) RemovePolicies(keys []policy.Key, namespaces []string) error {
 			k.Owner = state.OwnerCLI
 			at := now.index(k)
 			if at < 0 {
-				return fmt.Errorf("policy %s: %w; `mustang policy ls` lists those that exist", k, ErrNotFound)
+				return e.noSuchPolicy(k)
 			}
 			now.Policies = slices.Delete(now.Policies, at, at+1)
 		}
@@ -305,6 +309,16 @@ func (e *Engine) RemovePolicies(keys []policy.Key, namespaces []string) error {
 		}
 		return nil
 	})
+}
+
+func (e *Engine) noSuchPolicy(k policy.Key) error {
+	if m, err := e.Policies(); err == nil && m != nil {
+		k.Owner = state.OwnerKubernetes
+		if slices.ContainsFunc(m.Policies(), func(p policy.Policy) bool { return p.Key == k }) {
+			return fmt.Errorf("policy %s is Kubernetes's; delete it there: `kubectl -n %s delete networkpolicy %s`", k, k.Namespace, k.Name)
+		}
+	}
+	return fmt.Errorf("policy %s: %w; `mustang policy ls` lists those that exist", k, ErrNotFound)
 }
 
 func (p *storedPolicies) index(k policy.Key) int {

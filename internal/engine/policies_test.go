@@ -71,6 +71,10 @@ func TestPoliciesOutliveTheTool(t *testing.T) {
 	n.hold(a, "fd09::2", false)
 	n.hold(b, "10.9.0.1", true)
 	n.run("ping -c 1 -W 30 10.9.0.2") // the node itself
+	// Also from an address that it got since, of which nobody has told the tables.
+	n.run("sysctl -qw net.ipv6.conf.all.forwarding=1 && ip addr add 10.9.255.2/32 dev lo && ip addr add fd09::255:2/128 dev h2 nodad")
+	n.run("ip route add fd09::2/128 dev h2 && ip -n %s-p2 route add fd09::255:2/128 dev eth0", n.name)
+	n.run("ping -c 1 -W 3 -I 10.9.255.2 10.9.0.2 && ping -c 1 -W 3 -I fd09::255:2 fd09::2")
 	open := closedTo("p", "b")
 	open.Ingress = []policy.Rule{{Peers: []policy.Peer{{Pods: &policy.Selector{app("a")[0]}}}}}
 	n.must(func(e *Engine) error { return e.ApplyPolicyFile([]policy.Policy{open}, nil) })
