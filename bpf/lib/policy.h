@@ -212,7 +212,7 @@ slow_fn bool from_node(struct __sk_buff *skb, const struct addr *src, const stru
 	if (!in_pod && skb->ingress_ifindex)
 		return false;
 	if (!who) /* netkit's redirects between pods look as if the host had sent them */
-		return !in_pod && !deliver_egress && local_address(skb, src);
+		return !in_pod && !deliver_egress && !link_local(src) && local_address(skb, src);
 	if (!in_pod)
 		return true;
 	if (!parent)

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "5080d4211fd3f11e464f3af8ee223b8722f25f57acdc82420a33f288a43e1823"
+const ObjectsHash = "e32545b4b638f9961cd2094307be15b9d83e4ec721137670bd271b51b69b0425"
