@@ -34,6 +34,9 @@ func (r *Report) values(contestant, cell string) (add, del []float64, medians ma
 	return add, del, medians
 }
 
+// Empty says whether no round is finished.
+func (r *Report) Empty() bool { return r.Rounds == 0 }
+
 // Render prints the table.
 func (r *Report) Render(w io.Writer) {
 	fmt.Fprintf(w, "CNI plugins, milliseconds. Linux %s, %d CPUs, load average before: %s, after: %s; %d rounds, interleaved.\n\n", r.Kernel, r.CPUs, r.Load[0], r.Load[1], r.Rounds)

@@ -103,6 +103,9 @@ var bars = []struct {
 	{edgeName + fromOutside + "other node", proxyName + fromOutside + "other node", "CRR", 1.20, 1.30},
 }
 
+// Empty says whether no round is finished.
+func (r *Report) Empty() bool { return len(r.Samples) == 0 }
+
 // Render prints the tables.
 func (r *Report) Render(w io.Writer) {
 	family := "IPv4"

@@ -210,8 +210,8 @@ func benchMeasure(cmd *cobra.Command, plan run.Plan, file string) (*report.Docum
 	}
 	defer stop()
 	doc, err := run.Run(ctx, plan, run.Log{W: cmd.ErrOrStderr(), Terminal: benchTerminal(os.Stderr)})
-	if doc != nil && file != "" {
-		err = errors.Join(err, doc.Write(file))
+	if doc != nil {
+		err = errors.Join(err, benchWrite(file, doc.Empty(), doc.Write))
 	}
 	return doc, err
 }

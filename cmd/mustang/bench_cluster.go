@@ -40,10 +40,7 @@ when the run ends. Pods are privileged, and some are in the nodes' network.`,
 			if doc == nil {
 				return err
 			}
-			if file != "" {
-				err = errors.Join(err, doc.Write(file))
-			}
-			return errors.Join(benchPrint(cmd, g.Output, doc), err)
+			return errors.Join(benchPrint(cmd, g.Output, doc), err, benchWrite(file, doc.Empty(), doc.Write))
 		},
 	}
 	fl := cmd.Flags()

@@ -45,6 +45,7 @@ func benchStart(cmd *cobra.Command) (context.Context, context.CancelFunc, error)
 type benchRender[R any] interface {
 	*R
 	Render(io.Writer)
+	Empty() bool // nothing of it is finished
 }
 
 // benchReport runs a bench, and writes and prints its report, also that of a run that
@@ -68,14 +69,24 @@ func benchReport[R any, P benchRender[R]](cmd *cobra.Command, g *globals, file s
 	}
 	text, encodeErr := json.MarshalIndent(report, "", "  ")
 	err = errors.Join(err, encodeErr)
-	if file != "" {
-		err = errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o644))
-	}
+	err = errors.Join(err, benchWrite(file, P(report).Empty(), func(file string) error { return os.WriteFile(file, append(text, '\n'), 0o644) }))
 	if g.structured() {
 		return errors.Join(err, g.print(cmd.OutOrStdout(), report, nil))
 	}
 	report.Render(cmd.OutOrStdout())
 	return err
+}
+
+// benchWrite writes a run's file, "" for none. A run of which nothing is finished leaves
+// there what an earlier one has written.
+func benchWrite(file string, empty bool, write func(file string) error) error {
+	switch {
+	case file == "":
+		return nil
+	case empty:
+		return fmt.Errorf("no round was finished: %s stays as it was", file)
+	}
+	return write(file)
 }
 
 // benchWritable says before a run whether its file can be written.

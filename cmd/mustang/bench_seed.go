@@ -77,7 +77,7 @@ func (f seedFlags) run(cmd *cobra.Command, g *globals, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := benchWritable(f.file()); err != nil {
+	if err := errors.Join(benchWritable(f.file()), f.others(list)); err != nil {
 		return err
 	}
 	b := &report.Bundle{}
@@ -99,6 +99,24 @@ func (f seedFlags) run(cmd *cobra.Command, g *globals, name string) error {
 	return errors.Join(err, f.write(b), f.print(cmd, g, b, list))
 }
 
+// others refuses to write over rounds of articles that are not measured now.
+func (f seedFlags) others(list []seed.Article) error {
+	if f.json == "" {
+		return nil
+	}
+	there, err := report.ReadAny(f.json)
+	if err != nil {
+		return nil // no file yet, or none of ours
+	}
+	for _, d := range there.Runs {
+		name := d.Settings.Article
+		if name != "" && !d.Empty() && !slices.ContainsFunc(list, func(a seed.Article) bool { return a.Name == name }) {
+			return usagef("--json %s has rounds of seed %s, which would be lost: use --resume %[1]s to add to them, or another file", f.json, name)
+		}
+	}
+	return nil
+}
+
 // file is where the rounds are kept.
 func (f seedFlags) file() string { return f.json + f.resume }
 
@@ -107,11 +125,9 @@ func (f seedFlags) write(b *report.Bundle) (err error) {
 	if len(b.Runs) == 0 {
 		return nil
 	}
-	if f.file() != "" {
-		err = b.Write(f.file())
-	}
+	err = benchWrite(f.file(), b.Empty(), b.Write)
 	if f.html != "" {
-		err = errors.Join(err, benchFile(f.html, b.WriteHTML))
+		err = errors.Join(err, benchWrite(f.html, b.Empty(), func(file string) error { return benchFile(file, b.WriteHTML) }))
 	}
 	return err
 }
@@ -167,9 +183,6 @@ func (f seedFlags) one(cmd *cobra.Command, b *report.Bundle, plan run.Plan) erro
 	doc, err := benchMeasure(cmd, plan, "")
 	if doc != nil {
 		b.Put(doc)
-		if doc.Samples != nil && f.file() != "" {
-			err = errors.Join(err, b.Write(f.file()))
-		}
 	}
 	return err
 }
