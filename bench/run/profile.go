@@ -52,6 +52,7 @@ func (s *session) profiles(ctx context.Context) error {
 				continue
 			}
 			s.doc.Profiles = append(s.doc.Profiles, p)
+			delete(s.doc.Failures, "profile of "+c.Subject+", "+scenario)
 		}
 	}
 	return nil

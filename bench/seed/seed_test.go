@@ -101,6 +101,26 @@ func TestVerdictsSayWhy(t *testing.T) {
 	}
 }
 
+// A sample that was lost takes nothing from a claim that has its rounds; a claim without any says why.
+func TestALostSampleLeavesTheOthers(t *testing.T) {
+	d := article()
+	const of = "veth mustang-tc pod-ip "
+	lost := runner.Case{Subject: of, Scenario: "crr", Cores: "same"}
+	d.Failures[of] = lost.String() + ": no end by its deadline"
+	d.Samples = append(d.Samples, runner.Sample{Case: lost, Round: 16, Error: d.Failures[of]})
+	for _, c := range claimsOf(d) {
+		if c.Verdict != report.Confirmed {
+			t.Errorf("%s: %s (%s)", c.Text, c.Verdict, c.Why)
+		}
+	}
+	d.Samples = slices.DeleteFunc(d.Samples, func(s runner.Sample) bool { return s.Subject == of })
+	for _, c := range claimsOf(d) {
+		if strings.HasPrefix(c.Text, "veth + eBPF carries") && (c.Verdict != report.NotTestable || c.Why != d.Failures[of]) {
+			t.Errorf("%s: %s (%s)", c.Text, c.Verdict, c.Why)
+		}
+	}
+}
+
 func TestAllArticlesFitTheirTimes(t *testing.T) {
 	var full, quick time.Duration
 	for _, a := range Articles {
