@@ -5,6 +5,7 @@ package seed
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -150,20 +151,39 @@ func TestClaimsAreAboutContestantsOfTheirRun(t *testing.T) {
 				t.Errorf("%s: the base or its control is missing: %v", a.Name, names)
 			}
 			for _, s := range subjectsOf(a.claims) {
-				if !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(string(s), name) }) {
-					t.Errorf("%s: nobody is %q", a.Name, s)
+				is := func(name string) bool { return s == name || strings.HasPrefix(s, name+", ") }
+				if !slices.ContainsFunc(names, is) {
+					t.Errorf("%s, quick %t: nobody is %q", a.Name, quick, s)
 				}
 			}
 		}
 	}
 }
 
-// subjectsOf are those that claims name.
-func subjectsOf(claims []claim) (out []id) {
+// contestant is the name of who is measured on a path.
+func (p path) contestant() string {
+	name := p.mode
+	if p.by != "none" {
+		name += " " + p.by
+	}
+	if p.pods > 0 {
+		name += fmt.Sprintf(" (%d pods)", p.pods)
+	}
+	if p.services > 1 {
+		name += fmt.Sprintf(" (%d Services)", p.services)
+	}
+	return name
+}
+
+// subjectsOf are those that claims name; of what is selected by what it is, its contestant.
+func subjectsOf(claims []claim) (out []string) {
 	add := func(list ...subject) {
 		for _, s := range list {
-			if name, ok := s.(id); ok {
-				out = append(out, name)
+			switch s := s.(type) {
+			case id:
+				out = append(out, string(s))
+			case path:
+				out = append(out, s.contestant())
 			}
 		}
 	}
