@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/mustang-net/mustang/bench/leftover"
 )
 
 // Scenarios by nginx and ab: a connection for each request, or kept open.
@@ -71,7 +73,7 @@ func (l Launcher) ab(ctx context.Context, t Target, scenario string) (Load, erro
 	if err := ABTools(); err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "mustang-bench-nginx")
+	dir, err := leftover.TempDir("nginx")
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/bench/leftover"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/lab"
 )
 
@@ -34,7 +36,11 @@ func benchLoad(self string) []string { return []string{self, "bench-load"} }
 // benchStart removes what a killed bench left, and returns a context that ends with
 // Ctrl-C: the run then keeps its finished rounds.
 func benchStart(cmd *cobra.Command) (context.Context, context.CancelFunc, error) {
-	if _, err := lab.GC(); err != nil {
+	if err := run.NeedsRoot(); err != nil {
+		return nil, nil, err
+	}
+	_, err := lab.GC()
+	if err = errors.Join(err, leftover.Sweep()); err != nil {
 		return nil, nil, err
 	}
 	ctx, stop := interruptible(cmd.Context())

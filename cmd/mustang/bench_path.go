@@ -8,13 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/mustang-net/mustang/bench/path"
-	"github.com/mustang-net/mustang/lab"
 )
 
 // benchPathFlags are path's own flags.
@@ -48,18 +46,18 @@ transactions too. See docs/bench-path.md.`,
 }
 
 func (f *benchPathFlags) run(cmd *cobra.Command, g *globals) error {
-	self, err := os.Executable()
+	self, err := benchSelf()
 	if err != nil {
-		return fmt.Errorf("find the mustang binary: %w", err)
+		return err
 	}
 	if err := benchWritable(f.json); err != nil {
 		return err
 	}
-	f.o.Binary, f.o.Self, f.o.Log = self, []string{self, "bench-load"}, cmd.ErrOrStderr()
-	if _, err := lab.GC(); err != nil { // a killed bench's
+	f.o.Binary, f.o.Self, f.o.Log = self, benchLoad(self), cmd.ErrOrStderr()
+	ctx, stop, err := benchStart(cmd)
+	if err != nil {
 		return err
 	}
-	ctx, stop := interruptible(cmd.Context())
 	defer stop()
 	began := time.Now()
 	doc, err := path.Run(ctx, f.o)
