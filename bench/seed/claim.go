@@ -91,8 +91,8 @@ func (c ratioClaim) judge(d *report.Document, f *report.Figures) report.Claim {
 	out := report.Claim{Text: c.text, Article: c.article, Limit: c.limit, AtMost: c.atMost, Verdict: report.NotTestable}
 	a, err := c.of.find(d)
 	b, err2 := c.to.find(d)
-	if err = cmp.Or(err, err2); err != nil {
-		out.Why = err.Error()
+	if err != nil || err2 != nil {
+		out.Why = strings.ReplaceAll(errors.Join(err, err2).Error(), "\n", "; ")
 		return out
 	}
 	out.Ratio = f.Ratio(a, b, c.metric, "same").Ratio
@@ -177,20 +177,6 @@ func (c profileClaim) judge(d *report.Document, _ *report.Figures) report.Claim 
 	out.Verdict, out.Why = report.Confirmed, fmt.Sprintf("%.2f times as much CPU time %s, by the profiles", ratio, c.what)
 	if ratio < c.limit {
 		out.Verdict = report.NotConfirmed
-	}
-	return out
-}
-
-// needs is a claim that takes what this machine may lack: why says so, "" when it has it.
-type needs struct {
-	claim
-	why func() string
-}
-
-func (n needs) judge(d *report.Document, f *report.Figures) report.Claim {
-	out := n.claim.judge(d, f)
-	if out.Verdict == report.NotTestable && n.why() != "" {
-		out.Why = n.why()
 	}
 	return out
 }

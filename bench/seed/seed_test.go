@@ -197,8 +197,6 @@ func subjectsOf(claims []claim) (out []string) {
 			add(c.of, c.to)
 		case profileClaim:
 			add(c.of, c.to)
-		case needs:
-			out = append(out, subjectsOf([]claim{c.claim})...)
 		}
 	}
 	return out
@@ -230,6 +228,21 @@ func TestClaimsByProfilesSayWhatIsMissing(t *testing.T) {
 		i := slices.IndexFunc(d.Claims, func(c report.Claim) bool { return strings.Contains(c.Text, "flame graph") })
 		if got := d.Claims[i]; got.Verdict != want || got.Why == "" {
 			t.Errorf("%s (%s), want %s", got.Verdict, got.Why, want)
+		}
+	}
+}
+
+// A run is judged by what its own machine lacked, not by what that of its reader does.
+func TestWhatTheRunLackedIsSaid(t *testing.T) {
+	b, err := Find("B")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &report.Document{Failures: map[string]string{wireGuard: "no wg: install the package wireguard-tools (unsupported operation)", ipsec: "try IPsec: not today"}}
+	b.Judge(d)
+	for _, c := range d.Claims {
+		if strings.Contains(c.Text, ipsec) && (!strings.Contains(c.Why, "no wg: install the package wireguard-tools") || !strings.Contains(c.Why, "; ") || !strings.Contains(c.Why, "try IPsec: not today")) {
+			t.Errorf("%s: %s", c.Text, c.Why)
 		}
 	}
 }
