@@ -61,7 +61,7 @@ func benchReport[R any, P benchRender[R]](cmd *cobra.Command, g *globals, file s
 	if err != nil {
 		return err
 	}
-	if err := benchWritable(file); err != nil {
+	if err := benchWritable("--json", file); err != nil {
 		return err
 	}
 	ctx, stop, err := benchStart(cmd)
@@ -95,8 +95,8 @@ func benchWrite(file string, empty bool, write func(file string) error) error {
 	return write(file)
 }
 
-// benchWritable says before a run whether its file can be written.
-func benchWritable(file string) error {
+// benchWritable says before a run whether the file of a flag can be written.
+func benchWritable(flag, file string) error {
 	if st, err := os.Stat(file); file == "" || err == nil && !st.Mode().IsRegular() && !st.IsDir() {
 		return nil // a pipe, a terminal
 	}
@@ -108,7 +108,7 @@ func benchWritable(file string) error {
 		err = errors.New("is a directory")
 	}
 	if err != nil {
-		return usagef("--json %s: %w; give a file in a directory that can be written to", file, err)
+		return usagef("%s %s: %w; give a file in a directory that can be written to", flag, file, err)
 	}
 	return nil
 }

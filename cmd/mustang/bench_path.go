@@ -42,6 +42,7 @@ transactions too. See docs/bench-path.md.`,
 	fl.StringVar(&f.json, "json", "", "write the run to this file")
 	fl.StringVar(&f.check, "check", "", "fail when a figure is worse than in this record")
 	fl.StringVar(&f.update, "update", "", "write the run to this record; it keeps the parts that were not run")
+	cmd.MarkFlagsMutuallyExclusive("check", "update")
 	return cmd
 }
 
@@ -50,7 +51,7 @@ func (f *benchPathFlags) run(cmd *cobra.Command, g *globals) error {
 	if err != nil {
 		return err
 	}
-	if err := benchWritable(f.json); err != nil {
+	if err := benchWritable("--json", f.json); err != nil {
 		return err
 	}
 	f.o.Binary, f.o.Self, f.o.Log = self, benchLoad(self), cmd.ErrOrStderr()

@@ -52,6 +52,7 @@ func newBenchSeedCmd(g *globals) *cobra.Command {
 	fl.StringVar(&f.resume, "resume", "", "go on with the run of this file, or add an article to it; with --budget, also more rounds to what is whole")
 	cmd.MarkFlagsMutuallyExclusive("from", "resume", "json")
 	cmd.MarkFlagsMutuallyExclusive("from", "quick")
+	cmd.MarkFlagsMutuallyExclusive("from", "budget")
 	cmd.MarkFlagsMutuallyExclusive("from", "resume", "only")
 	return cmd
 }
@@ -77,7 +78,7 @@ func (f seedFlags) run(cmd *cobra.Command, g *globals, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(benchWritable(f.file()), f.others(list)); err != nil {
+	if err := errors.Join(benchWritable("--json", f.json), benchWritable("--resume", f.resume), benchWritable("--html", f.html), f.others(list)); err != nil {
 		return err
 	}
 	b := &report.Bundle{}
@@ -117,6 +118,14 @@ func (f seedFlags) others(list []seed.Article) error {
 	return nil
 }
 
+// as refuses to go on with a whole run as a quick one.
+func (f seedFlags) as(old *report.Document) error {
+	if !f.quick || old.Settings.Quick {
+		return nil
+	}
+	return usagef("--quick: the run of seed %s in %s is a whole one, and goes on as that: leave --quick out, or use another file", old.Settings.Article, f.resume)
+}
+
 // file is where the rounds are kept.
 func (f seedFlags) file() string { return f.json + f.resume }
 
@@ -152,6 +161,9 @@ func (f seedFlags) measure(cmd *cobra.Command, b *report.Bundle, list []seed.Art
 		ask := seed.Ask{Quick: f.quick, Budget: time.Duration(float64(f.budget) * float64(a.Full) / float64(whole)), Only: f.only, Binary: self, Self: benchLoad(self)}
 		plan, err := a.Plan(ask)
 		if old := b.Article(a.Name); old != nil {
+			if err := f.as(old); err != nil {
+				return err
+			}
 			if old.Complete && f.budget == 0 {
 				continue
 			}

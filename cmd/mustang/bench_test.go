@@ -87,3 +87,28 @@ func TestSeedDoesNotWriteOverOtherArticles(t *testing.T) {
 		}
 	}
 }
+
+// What would be passed over is refused, before anything runs.
+func TestBenchRefusesFlagsThatItWouldIgnore(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "seeds.json")
+	d := &report.Document{Schema: report.Schema, Settings: report.Settings{Article: "B"}, Samples: []runner.Sample{{Round: 1}}}
+	if err := d.Write(file); err != nil {
+		t.Fatal(err)
+	}
+	for line, want := range map[string]string{
+		"seed B --from " + file + " --budget 5m": "budget from",
+		"advise --from " + file + " --budget 5m": "budget from",
+		"advise --from " + file + " --json x":    "from json",
+		"path --check a --update b":              "check update",
+		"seed B --html /nowhere/page.html":       "--html /nowhere/page.html",
+		"seed B --resume " + file + " --quick":   "--quick: the run of seed B in " + file,
+	} {
+		root := newRootCmd()
+		root.SetArgs(append([]string{"bench"}, strings.Fields(line)...))
+		root.SetOut(io.Discard)
+		root.SetErr(io.Discard)
+		if err := root.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) || exitCode(err) != 2 {
+			t.Errorf("bench %s: %v, want %q", line, err, want)
+		}
+	}
+}
