@@ -397,3 +397,25 @@ func TestALateAnswerLeavesOneRequestUnderWay(t *testing.T) {
 		t.Errorf("an answer is left (%v), %d were sent again", err, c.r.Lost)
 	}
 }
+
+// Programs that are not ours get the congestion control of ours.
+func TestOtherProgramsRunWithTheLoadsCongestionControl(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	runtime.LockOSThread() // it ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	ns, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	place := Place{Netns: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.Fd()), CPU: -1}
+	args := place.ExecArgs("reno", "cat", "/proc/sys/net/ipv4/tcp_congestion_control")
+	out, err := exec.Command(os.Args[0], append([]string{"bench-load"}, args...)...).CombinedOutput()
+	if got := strings.TrimSpace(string(out)); err != nil || got != "reno" {
+		t.Errorf("%q: %v", got, err)
+	}
+}
