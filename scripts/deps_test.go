@@ -13,7 +13,12 @@ import (
 
 // An old Go is told from one that go.mod takes, before anything is installed or built.
 func TestDepsSaysWhichGoIsNeeded(t *testing.T) {
-	for version, enough := range map[string]bool{"go1.19.8": false, "go1.26rc1": false, "": false, "go1.26.0": true, "go1.100.1": true} {
+	mod, err := os.ReadFile("../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	needed := strings.Fields(string(mod[strings.Index(string(mod), "\ngo "):]))[1]
+	for version, enough := range map[string]bool{"go1.19.8": false, "": false, "go" + needed: true, "go1.100.1": true} {
 		dir := t.TempDir()
 		script := "#!/bin/sh\n[ -n '" + version + "' ] && echo " + version + "\n"
 		for _, name := range []string{"go", "iperf3", "iptables-nft", "nft"} { // nothing is missing
@@ -24,7 +29,7 @@ func TestDepsSaysWhichGoIsNeeded(t *testing.T) {
 		cmd := exec.Command("./deps", "run")
 		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 		out, err := cmd.CombinedOutput()
-		if (err == nil) != enough || !enough && !strings.Contains(string(out), "needs Go 1.26.0 or newer") {
+		if (err == nil) != enough || !enough && !strings.Contains(string(out), "needs Go "+needed+" or newer") {
 			t.Errorf("%q: %v: %s", version, err, out)
 		}
 	}
