@@ -5,6 +5,9 @@ SHELL := /bin/bash
 GO    ?= go
 BIN   := bin/mustang
 
+# Where go.dev's instructions put Go; sudo's own PATH lacks it.
+export PATH := $(PATH):/usr/local/go/bin
+
 .PHONY: all
 all: build
 

@@ -54,6 +54,7 @@ func Options(n Need) (samehost.Options, error) {
 
 // Choice is one way, reached by ClusterIP.
 type Choice struct {
+	subject string         // its ID in the run
 	Name    string         `json:"name"`
 	Mode    string         `json:"mode"`
 	By      string         `json:"services_by"`
@@ -88,7 +89,7 @@ func Of(d *report.Document, need Need, hostFirewall bool) Advice {
 			continue
 		}
 		// One that may be as fast as that, and stands before in preference, is better.
-		against := f.Ratio(subjectID(d, c), subjectID(d, all[fastest]), need.metric(), "same").Ratio
+		against := f.Ratio(c.subject, all[fastest].subject, need.metric(), "same").Ratio
 		if against.High >= 1 && rank(c) < rank(all[best]) {
 			best = i
 		}
@@ -101,7 +102,7 @@ func Of(d *report.Document, need Need, hostFirewall bool) Advice {
 		}
 		c.Why = "slower"
 		if best >= 0 {
-			c.Against = f.Ratio(subjectID(d, c), subjectID(d, all[best]), need.metric(), "same").Ratio
+			c.Against = f.Ratio(c.subject, all[best].subject, need.metric(), "same").Ratio
 			switch {
 			case hostFirewall && (c.Firewall == nil || !*c.Firewall):
 				c.Why = "the host's firewall does not see it"
@@ -116,17 +117,16 @@ func Of(d *report.Document, need Need, hostFirewall bool) Advice {
 	return a
 }
 
+// rank is a way's place among those that are as fast; modes that are not listed come last.
 func rank(c Choice) int {
 	at := slices.Index(preference, c.Mode)
+	if at < 0 {
+		at = 2 * len(preference)
+	}
 	if c.By != "mustang" {
 		at += len(preference) // Services by the kernel come after
 	}
 	return at
-}
-
-func subjectID(d *report.Document, c Choice) string {
-	i := slices.IndexFunc(d.Subjects, func(s report.Subject) bool { return s.Mode == c.Mode && s.By == c.By && s.Via == report.ClusterIP })
-	return d.Subjects[i].ID
 }
 
 // choices are the ways that the run measured, the fastest first.
@@ -136,7 +136,7 @@ func choices(d *report.Document, f *report.Figures, need Need) (out []Choice) {
 		if s.Via != report.ClusterIP || e.N == 0 {
 			continue
 		}
-		c := Choice{Name: s.Contestant, Mode: s.Mode, By: s.By, Ratio: e}
+		c := Choice{subject: s.ID, Name: s.Contestant, Mode: s.Mode, By: s.By, Ratio: e}
 		if stops, ok := d.Facts[samehost.FirewallFact(s.Mode, s.By)]; ok {
 			c.Firewall = &stops
 		}

@@ -47,6 +47,7 @@ func TestAdvice(t *testing.T) {
 		"as fast: the stronger boundary":     {[]way{{"macvlan", "mustang", .9, false}, {"veth", "mustang", .9, false}}, false, "veth mustang"},
 		"as fast: mustang before the kernel": {[]way{{"veth", "nft", .9, true}, {"macvlan", "mustang", .9, false}}, false, "macvlan mustang"},
 		"the firewall must see it":           {[]way{{"macvlan", "mustang", .95, false}, {"veth", "nft", .7, true}, {"bridge", "nft", .6, true}}, true, "veth nft"},
+		"as fast: one that is not listed":    {[]way{{"ipvlan-l3", "mustang", .9, false}, {"macvlan", "mustang", .9, false}}, false, "macvlan mustang"},
 		"nothing fits":                       {[]way{{"macvlan", "mustang", .95, false}}, true, ""},
 	} {
 		a := Of(run(c.ways...), Latency, c.firewall)
@@ -99,5 +100,20 @@ func TestWhatIsSlowerThanTheFastestIsNotAdvised(t *testing.T) {
 	}
 	if a := Of(d, Latency, false); a.Advised.Name != "bridge mustang" {
 		t.Errorf("advised %s", a.Advised.Name)
+	}
+}
+
+// Two ways may differ in nothing but their number of Services.
+func TestWaysOfOneModeAreToldApart(t *testing.T) {
+	d := run(way{"veth", "mustang", 1, false}, way{"macvlan", "mustang", .9, false}, way{"other", "mustang", .5, false})
+	for i := range d.Subjects {
+		if s := &d.Subjects[i]; s.Mode == "other" {
+			s.Mode, s.Services = "veth", 5000
+		}
+	}
+	for _, c := range Of(d, Latency, false).Others {
+		if want := map[string]float64{"macvlan mustang": .9, "other mustang": .5}[c.Name]; c.Against.Median < want-.01 || c.Against.Median > want+.01 {
+			t.Errorf("%s: %+v of the advised one, want %v", c.Name, c.Against, want)
+		}
 	}
 }

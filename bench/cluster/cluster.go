@@ -56,6 +56,13 @@ func (o Options) validate() error {
 	return nil
 }
 
+// longest is more than a run can take: that of all its samples, were each to begin as
+// slowly as pods may, or its budget; and an hour.
+func (o Options) longest() time.Duration {
+	const each, samples = 10 * time.Second, 18 // of a round, by all ways
+	return time.Hour + o.Budget + time.Duration(o.Rounds+1)*samples*(o.Duration+each)
+}
+
 // Run measures. The document is worth keeping whenever it is not nil. What was made in the
 // cluster is gone on return.
 func Run(ctx context.Context, o Options, log run.Log) (d *report.Document, err error) {

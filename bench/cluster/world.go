@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/mustang-net/mustang/bench/runner"
 )
@@ -147,7 +148,8 @@ func (w *world) pod(m member) object {
 	container := object{"name": "bench", "image": w.o.Image, "imagePullPolicy": "IfNotPresent", "command": command,
 		"env": []object{{"name": SecretVariable, "value": w.secret}}, "securityContext": object{"privileged": true}}
 	spec := object{"nodeName": m.node, "hostNetwork": m.host, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0,
-		"tolerations": []object{{"operator": "Exists"}}, "automountServiceAccountToken": false}
+		"activeDeadlineSeconds": int64(w.o.longest().Seconds()), // a bench that is killed leaves them: they are privileged
+		"tolerations":           []object{{"operator": "Exists"}}, "automountServiceAccountToken": false}
 	if w.o.HostBinary != "" {
 		command[0] = "/mustang"
 		container["volumeMounts"] = []object{{"name": "mustang", "mountPath": command[0], "readOnly": true}}
@@ -201,10 +203,15 @@ func (w *world) clusterIP(ctx context.Context, name string) (netip.Addr, error) 
 	return netip.ParseAddr(s.Spec.ClusterIP)
 }
 
+// closeWithin is how long the API server may take to remove the namespace.
+var closeWithin = 30 * time.Second
+
 // close removes the namespace with all that is in it, whatever became of the run.
 func (w *world) close() error {
-	if err := w.api.do(context.Background(), http.MethodDelete, "/api/v1/namespaces/"+w.namespace, nil, nil); err != nil {
-		return fmt.Errorf("remove namespace %s: %w", w.namespace, err)
+	ctx, cancel := context.WithTimeout(context.Background(), closeWithin)
+	defer cancel()
+	if err := w.api.do(ctx, http.MethodDelete, "/api/v1/namespaces/"+w.namespace, nil, nil); err != nil {
+		return fmt.Errorf("remove namespace %s: %w; its pods are privileged: kubectl delete ns %[1]s", w.namespace, err)
 	}
 	return nil
 }

@@ -100,3 +100,36 @@ func TestAPodWaitsForTheServiceAccount(t *testing.T) {
 		t.Errorf("asked %d times: %v", asked, err)
 	}
 }
+
+// A run that is killed leaves no pod for ever.
+func TestPodsEndByThemselves(t *testing.T) {
+	for _, c := range []struct {
+		o    Options
+		more time.Duration
+	}{{Defaults(), 20 * time.Minute}, {Options{Budget: 10 * time.Hour}, 10 * time.Hour}, {Options{Rounds: 1000, Duration: time.Second}, 5 * time.Hour}} {
+		w := &world{o: c.o}
+		got, _ := w.pod(member{name: client})["spec"].(object)["activeDeadlineSeconds"].(int64)
+		if got := time.Duration(got) * time.Second; got <= c.more || got > c.more+100*time.Hour {
+			t.Errorf("%+v: pods end after %v, a run takes up to %v", c.o, got, c.more)
+		}
+	}
+}
+
+func TestCloseSaysWhatIsLeft(t *testing.T) {
+	closeWithin = 50 * time.Millisecond
+	defer func() { closeWithin = 30 * time.Second }()
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	defer s.Close()
+	w := &world{api: &api{s.URL, s.Client()}, namespace: "mustang-bench-x"}
+	ended := make(chan error, 1)
+	go func() { ended <- w.close() }()
+	select {
+	case err := <-ended:
+		if err == nil || !strings.Contains(err.Error(), "kubectl delete ns mustang-bench-x") {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		s.CloseClientConnections()
+		t.Error("an API server that does not answer is waited for")
+	}
+}

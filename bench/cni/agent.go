@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/mustang-net/mustang/bench/leftover"
 	"github.com/mustang-net/mustang/lab"
 	"github.com/mustang-net/mustang/test/kube"
 )
@@ -25,7 +26,7 @@ func startAgent(ctx context.Context, l *lab.Lab) (stop func() error, err error) 
 	if missing, err := kube.MissingAPIServer(); err != nil || missing != "" {
 		return nil, fmt.Errorf("no API server for the agent: run test/kube/kube build (%w)", errors.ErrUnsupported)
 	}
-	dir, err := os.MkdirTemp("", "mustang-bench-cni-")
+	dir, err := leftover.TempDir("cni")
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,9 @@ package cni
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/mustang-net/mustang/bench/stats"
@@ -22,17 +24,29 @@ var bars = map[string]struct {
 // Base is the contestant that ratios are to.
 const Base = "bridge + host-local"
 
-// values pools a contestant's latencies, and per-round medians for the ratio.
-func (r *Report) values(contestant, cell string) (add, del []float64, medians map[int]float64) {
-	medians = make(map[int]float64)
+// values pools a contestant's latencies, and has those of ADD by round.
+func (r *Report) values(contestant, cell string) (add, del []float64, rounds map[int][]float64) {
+	rounds = make(map[int][]float64)
 	for _, s := range r.Samples {
 		if s.Contestant == contestant && s.Cell == cell {
 			add, del = append(add, s.Add...), append(del, s.Del...)
-			medians[s.Round] = stats.Median(s.Add)
+			rounds[s.Round] = append(rounds[s.Round], s.Add...)
 		}
 	}
-	return add, del, medians
+	return add, del, rounds
 }
+
+// ratios are of the medians of each round.
+func ratios(rounds, base map[int][]float64) stats.Estimate {
+	var pairs []stats.Pair
+	for _, round := range slices.Sorted(maps.Keys(rounds)) { // in order: the bootstrap depends on it
+		pairs = append(pairs, stats.Pair{Value: stats.Median(rounds[round]), Base: stats.Median(base[round])})
+	}
+	return stats.OfRatios(pairs, 1)
+}
+
+// Empty says whether no round is finished.
+func (r *Report) Empty() bool { return r.Rounds == 0 }
 
 // Render prints the table.
 func (r *Report) Render(w io.Writer) {
@@ -48,14 +62,10 @@ func (r *Report) Render(w io.Writer) {
 			if !slices.ContainsFunc(r.Samples, func(s Sample) bool { return s.Contestant == name }) {
 				continue
 			}
-			add, del, medians := r.values(name, cell.Name)
-			var pairs []stats.Pair
-			for round, m := range medians {
-				pairs = append(pairs, stats.Pair{Value: m, Base: base[round]})
-			}
-			e := stats.OfRatios(pairs, 1)
+			add, del, rounds := r.values(name, cell.Name)
+			e := ratios(rounds, base)
 			fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t%.0f %%\t%.1f\t%.1f\t%.2f\t%.2f–%.2f\t%s\t\n", name, stats.Median(add), stats.Quantile(add, .99), stats.Quantile(add, 1),
-				100*stats.Spread(add), stats.Median(del), stats.Quantile(del, .99), e.Median, e.Low, e.High, r.verdict(name, cell.Name, add))
+				100*stats.Spread(add), stats.Median(del), stats.Quantile(del, .99), e.Median, e.Low, e.High, verdict(name, cell.Name, rounds))
 		}
 		fmt.Fprintln(t, "\t\t\t\t\t\t\t\t\t\t")
 	}
@@ -63,16 +73,17 @@ func (r *Report) Render(w io.Writer) {
 	fmt.Fprintln(w, "Bars are for an idle machine; on a busy one, trust the ratios.")
 }
 
-func (r *Report) verdict(name, cell string, add []float64) string {
+// verdict judges a bar by its quantile in each round: by the whole interval, and as many
+// rounds of this cell as a claim needs.
+func verdict(name, cell string, rounds map[int][]float64) string {
 	bar, ok := bars[cell]
-	if !ok || len(name) < 7 || name[:7] != "mustang" {
+	if !ok || !strings.HasPrefix(name, "mustang") {
 		return ""
 	}
-	word := "missed"
-	if r.Rounds < stats.MinRounds {
-		word = "not shown"
-	} else if stats.Quantile(add, bar.quantile) <= bar.limit {
-		word = "passed"
+	var quantiles []float64
+	for _, round := range slices.Sorted(maps.Keys(rounds)) {
+		quantiles = append(quantiles, stats.Quantile(rounds[round], bar.quantile))
 	}
+	word := map[stats.Verdict]string{stats.Pass: "passed", stats.Fail: "missed", stats.NotShown: "not shown"}[stats.AtMost(stats.Of(quantiles, 1), bar.limit)]
 	return fmt.Sprintf("p%.0f ≤ %.0f %s", 100*bar.quantile, bar.limit, word)
 }

@@ -87,6 +87,35 @@ func TestFewRoundsShowNoBar(t *testing.T) {
 	}
 }
 
+// A bar is judged by the interval, and by the rounds of its own cell.
+func TestABarIsPassedByItsWholeInterval(t *testing.T) {
+	for name, c := range map[string]struct {
+		rounds, slow int // of the cell
+		want         string
+	}{
+		"all below":                 {15, 0, "passed"},
+		"the median below":          {15, 7, "not shown"},
+		"all above":                 {15, 15, "missed"},
+		"of two rounds of the cell": {2, 0, "not shown"},
+	} {
+		rounds := map[int][]float64{}
+		for i := range c.rounds {
+			rounds[i] = []float64{9}
+			if i < c.slow {
+				rounds[i] = []float64{50}
+			}
+		}
+		if got := verdict("mustang veth", "one", rounds); got != "p50 ≤ 10 "+c.want {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	r := &Report{Rounds: 15, Samples: []Sample{{Contestant: "mustang veth", Cell: Cells[3].Name, Add: []float64{1}}, {Contestant: Base, Cell: Cells[3].Name, Add: []float64{1}}}}
+	var out strings.Builder
+	if r.Render(&out); !strings.Contains(out.String(), "p99 ≤ 250 not shown") {
+		t.Errorf("fifteen rounds, one of which fills the node:\n%s", out.String())
+	}
+}
+
 func makeNamed(t *testing.T, name string) {
 	t.Helper()
 	runtime.LockOSThread()

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -149,17 +150,44 @@ func Name() string { return namePrefix + strconv.Itoa(os.Getpid()) }
 
 const namePrefix = "mustang-bench-"
 
-// removeDead removes the groups of killed runs from a hierarchy. A load of theirs ends by
-// itself; one that has not yet leaves its group to the next run.
+// removeDead removes the groups of killed runs from a hierarchy, with what still runs in
+// them: a server of the load's own ends by itself, nginx never.
 func removeDead(hierarchy string) {
 	if hierarchy == "" {
 		return
 	}
 	for _, dir := range leftover.Of(hierarchy, namePrefix) {
 		for _, each := range append(children(dir), dir) {
+			endAll(each)
 			_ = removeGroup(each)
 		}
 	}
+}
+
+// endAll kills a group's processes. Each is held by a descriptor before it is seen in the
+// group, so that a reused number cannot put another in its place.
+func endAll(dir string) {
+	for _, pid := range members(dir) {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue // gone
+		}
+		if slices.Contains(members(dir), pid) {
+			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+		}
+		unix.Close(fd)
+	}
+}
+
+// members are the processes of a group, as far as they are seen from here.
+func members(dir string) (pids []int) {
+	text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	for line := range strings.Lines(string(text)) {
+		if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil && pid > 0 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // children are the groups in a group.

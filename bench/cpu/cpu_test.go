@@ -77,8 +77,25 @@ func TestGroupsOfKilledRunsGo(t *testing.T) {
 		t.Skip("no control groups")
 	}
 	dirs := left.Joins(left.Env("e0"))
+	server := exec.Command("sleep", "60") // as nginx, whose bench was killed
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range dirs {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, server.Process.Pid), 0); err != nil {
+			t.Error(err)
+		}
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Wait() }()
 	mine := NewGroup(Name(), []int{0})
 	other := NewGroup("mustang-cputest", []int{0})
+	select {
+	case <-ended:
+	case <-time.After(5 * time.Second):
+		t.Error("a killed run's server goes on")
+		_ = server.Process.Kill()
+	}
 	for _, dir := range dirs {
 		if _, err := os.Stat(dir); !os.IsNotExist(err) {
 			t.Errorf("%s is still there", dir)

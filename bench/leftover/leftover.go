@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package leftover finds what killed runs have left, by its name.
+// Package leftover finds what killed runs have left, by its name: that of a process is in it.
 package leftover
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -23,4 +25,21 @@ func Of(dir, prefix string) (dead []string) {
 		}
 	}
 	return dead
+}
+
+const tempPrefix = "mustang-bench-"
+
+// TempDir makes a directory for temporary files of a kind. It is its maker's to remove; after a
+// killed one, Sweep does.
+func TempDir(kind string) (string, error) {
+	return os.MkdirTemp("", fmt.Sprintf("%s%d-%s-", tempPrefix, os.Getpid(), kind))
+}
+
+// Sweep removes the temporary directories of killed runs.
+func Sweep() error {
+	var errs []error
+	for _, dir := range Of(os.TempDir(), tempPrefix) {
+		errs = append(errs, os.RemoveAll(dir))
+	}
+	return errors.Join(errs...)
 }

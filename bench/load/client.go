@@ -38,6 +38,7 @@ type client struct {
 	buf     []byte                // of one message
 	request func(last byte) error // one transaction
 	turn    func() (Turn, error)
+	number  byte // of the last datagram
 }
 
 func newClient(o Options) (*client, error) {
@@ -194,12 +195,29 @@ const udpRetry = 200 * time.Millisecond
 
 func (c *client) resend(last byte) error {
 	for tries := int(c.o.Timeout/udpRetry) + 1; ; tries-- {
-		err := c.exchange(last)
+		err := c.datagram(last)
 		if err == nil || tries <= 1 {
 			return err
 		}
 		c.r.Lost++
 	}
+}
+
+// datagram sends a message with a number of its own and waits for its answer. One to a
+// message that was given up, and was but late, is passed over: taken for this one's, it
+// would leave two under way from then on.
+func (c *client) datagram(last byte) error {
+	c.number++
+	c.buf[0] = c.number
+	if err := c.exchange(last); err != nil {
+		return err
+	}
+	for c.buf[0] != c.number {
+		if err := c.await(c.fd, c.buf); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func connectUDP(o Options) (int, error) {

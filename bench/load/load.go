@@ -38,7 +38,7 @@ const (
 	Stream Mode = "stream" // one connection, 128 KiB writes; what the receiver has read counts
 	RR     Mode = "rr"     // 1-byte request and response on one connection
 	CRR    Mode = "crr"    // a new connection for each request; the client closes first
-	UDPRR  Mode = "udp-rr" // 1-byte request and response on a connected UDP socket
+	UDPRR  Mode = "udp-rr" // 2-byte request and response on a connected UDP socket
 	Tail   Mode = "tail"   // as rr, but requests at a fixed rate: latency counts from when each was due
 )
 

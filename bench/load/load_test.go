@@ -14,11 +14,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/bench/cpu"
 )
@@ -353,5 +356,66 @@ func TestParseRefusesWhatItDoesNotKnow(t *testing.T) {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q was accepted", args)
 		}
+	}
+}
+
+// An answer that comes after its message was sent again is not taken for another's.
+func TestALateAnswerLeavesOneRequestUnderWay(t *testing.T) {
+	server, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	go func() {
+		buf := make([]byte, 64)
+		for late := udpRetry + udpRetry/2; ; late = 0 {
+			n, from, err := server.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			time.Sleep(late)
+			_, _ = server.WriteTo(buf[:n], from)
+		}
+	}()
+	c, err := newClient(Options{Scenario: Scenario{Mode: UDPRR}, Addr: netip.MustParseAddrPort(server.LocalAddr().String()), Timeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rawClose(c.fd)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3)) // raw calls hold one
+	runtime.LockOSThread()                          // it ends with the test
+	if err := holdOffPreemption(); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := c.request(more); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(50 * time.Millisecond) // for an answer that nobody waits for
+	if _, _, err := unix.Recvfrom(c.fd, make([]byte, 64), unix.MSG_DONTWAIT); err != unix.EAGAIN || c.r.Lost != 1 {
+		t.Errorf("an answer is left (%v), %d were sent again", err, c.r.Lost)
+	}
+}
+
+// Programs that are not ours get the congestion control of ours.
+func TestOtherProgramsRunWithTheLoadsCongestionControl(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	runtime.LockOSThread() // it ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	ns, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	place := Place{Netns: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.Fd()), CPU: -1}
+	args := place.ExecArgs("reno", "cat", "/proc/sys/net/ipv4/tcp_congestion_control")
+	out, err := exec.Command(os.Args[0], append([]string{"bench-load"}, args...)...).CombinedOutput()
+	if got := strings.TrimSpace(string(out)); err != nil || got != "reno" {
+		t.Errorf("%q: %v", got, err)
 	}
 }

@@ -135,11 +135,13 @@ func (p Place) tune(cc string) {
 	}
 }
 
-// mainExec enters a place and becomes another program there (iperf3).
+// mainExec enters a place, tunes it as for the load program, and becomes another program
+// there (iperf3, nginx, ab).
 func mainExec(args []string) error {
 	var p Place
 	fs := flag.NewFlagSet("bench-load exec", flag.ContinueOnError)
 	p.flags(fs)
+	cc := fs.String("cc", "", "TCP congestion control")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -153,10 +155,12 @@ func mainExec(args []string) error {
 	if err := p.Enter(); err != nil {
 		return err
 	}
+	p.tune(*cc)
 	return fmt.Errorf("exec %s: %w", path, unix.Exec(path, fs.Args(), os.Environ()))
 }
 
-// ExecArgs is the command line that runs argv at a place.
-func (p Place) ExecArgs(argv ...string) []string {
-	return append(append(append([]string{"exec"}, p.args()...), "--"), argv...)
+// ExecArgs is the command line that runs argv at a place, with a congestion control; ""
+// leaves the default.
+func (p Place) ExecArgs(cc string, argv ...string) []string {
+	return append(append(append([]string{"exec"}, p.args()...), "--cc", cc, "--"), argv...)
 }

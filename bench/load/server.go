@@ -27,6 +27,8 @@ func (o Options) messageSize() int {
 		return o.Size
 	case o.Mode == Stream:
 		return streamBuffer
+	case o.Mode == UDPRR:
+		return 2 // a number, and what a request's last byte says
 	}
 	return 1
 }
@@ -208,7 +210,7 @@ func (s server) udp() error {
 	if err := s.rest(s.fd); err != nil {
 		return err
 	}
-	buf := make([]byte, 1)
+	buf := make([]byte, s.o.messageSize())
 	_, from, err := unix.Recvfrom(s.fd, buf, 0)
 	if err != nil {
 		return fmt.Errorf("server: no datagram came: %w", err)
@@ -220,7 +222,7 @@ func (s server) udp() error {
 		if _, e := rawWrite(s.fd, buf); e != 0 && e != unix.ECONNREFUSED {
 			return fmt.Errorf("server: answer: %w", errno(e))
 		}
-		if buf[0] == rest {
+		if buf[len(buf)-1] == rest {
 			if err := s.rest(s.fd); err != nil {
 				return err
 			}

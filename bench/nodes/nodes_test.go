@@ -58,6 +58,17 @@ func TestLargerBundlesAreSaidAndNotJudged(t *testing.T) {
 	}
 }
 
+// Bars are for one core: across two, the wake-up between them is in each figure.
+func TestAcrossCoresNoBarIsJudged(t *testing.T) {
+	r := made(map[string]float64{Base: 1, BaseAgain: 1, "mustang direct, pod IP": 0.97}, 15)
+	r.Options.Cores = "cross"
+	var out bytes.Buffer
+	r.Render(&out)
+	if s := out.String(); !strings.Contains(s, "\nBars are for client and server on the same core,") || strings.Contains(s, "PASS") {
+		t.Error(s)
+	}
+}
+
 func TestAControlThatFailsIsSaid(t *testing.T) {
 	var out bytes.Buffer
 	made(map[string]float64{Base: 1, BaseAgain: 0.9}, 15).Render(&out)

@@ -103,6 +103,9 @@ var bars = []struct {
 	{edgeName + fromOutside + "other node", proxyName + fromOutside + "other node", "CRR", 1.20, 1.30},
 }
 
+// Empty says whether no round is finished.
+func (r *Report) Empty() bool { return len(r.Samples) == 0 }
+
 // Render prints the tables.
 func (r *Report) Render(w io.Writer) {
 	family := "IPv4"
@@ -136,10 +139,10 @@ func (r *Report) Render(w io.Writer) {
 		fmt.Fprintln(t)
 	}
 	t.Flush()
-	if r.Options.BigTCP == 0 && slices.ContainsFunc(figures, func(f figure) bool { return f.name == titles[load.RR] }) {
+	if r.Options.Cores == "same" && r.Options.BigTCP == 0 && slices.ContainsFunc(figures, func(f figure) bool { return f.name == titles[load.RR] }) {
 		renderBars(w, r, figures)
 	} else {
-		fmt.Fprintln(w, "\nBars are for one connection, the loads' own sizes and the kernel's own bundles.")
+		fmt.Fprintln(w, "\nBars are for client and server on the same core, one connection, the loads' own sizes and the kernel's own bundles.")
 	}
 	fmt.Fprintln(w)
 	for _, f := range figures {

@@ -16,6 +16,7 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -38,9 +39,9 @@ type Encrypted struct {
 
 // Up implements run.Contestant.
 func (e Encrypted) Up(ctx context.Context, cgroup string) (_ run.Env, err error) {
-	missing, join := WireGuardMissing, joinWireGuard
+	missing, join := wireGuardMissing, joinWireGuard
 	if e.With == IPsec {
-		missing, join = IPsecMissing, joinIPsec
+		missing, join = ipsecMissing, joinIPsec
 	}
 	if err := missing(); err != nil {
 		return nil, err
@@ -76,8 +77,8 @@ func addWireGuard() error {
 	return netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs})
 }
 
-// WireGuardMissing says what this machine lacks for it, nil when nothing.
-func WireGuardMissing() error {
+// wireGuardMissing says what this machine lacks for it, nil when nothing.
+func wireGuardMissing() error {
 	if err := inScratch(addWireGuard); errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("this kernel has no WireGuard (%w)", errors.ErrUnsupported)
 	} else if err != nil {
@@ -89,13 +90,23 @@ func WireGuardMissing() error {
 	return nil
 }
 
-// IPsecMissing says what this machine lacks for it, nil when nothing.
-func IPsecMissing() error {
+// ipsecMissing says what this machine lacks for it, nil when nothing.
+func ipsecMissing() error {
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
-	if err := inScratch(func() error { return netlink.XfrmStateAdd(espState(a, b, 1, make([]byte, gcmKey))) }); err != nil {
+	return ipsecError(inScratch(func() error { return netlink.XfrmStateAdd(espState(a, b, 1, make([]byte, gcmKey))) }))
+}
+
+// ipsecError tells a kernel that lacks a part of it (xfrm_user, ESP, the mode, the cipher)
+// from what else can go wrong.
+func ipsecError(err error) error {
+	lacks := func(e unix.Errno) bool { return errors.Is(err, e) }
+	switch {
+	case err == nil:
+		return nil
+	case slices.ContainsFunc([]unix.Errno{unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.ENOPROTOOPT, unix.ENOSYS, unix.ENOENT}, lacks):
 		return fmt.Errorf("this kernel has no ESP with AES-GCM (%w)", errors.ErrUnsupported)
 	}
-	return nil
+	return fmt.Errorf("try IPsec: %w", err)
 }
 
 // joinWireGuard gives each node a key and leads the other's pods through the tunnel.

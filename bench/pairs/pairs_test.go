@@ -3,10 +3,13 @@
 package pairs
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/bench/run"
@@ -101,5 +104,17 @@ func TestPodsOnTheWire(t *testing.T) {
 	works, err := ServiceWorks(plain).Find(t.Context(), runner.Launcher{}, "")
 	if err != nil || works {
 		t.Errorf("a Service of the node's iptables works for a pod on the wire: %v, %v", works, err)
+	}
+}
+
+// Only a kernel without IPsec is no failure of the run.
+func TestAKernelWithoutIPsecIsToldFromOtherErrors(t *testing.T) {
+	for err, lacks := range map[error]bool{unix.EPROTONOSUPPORT: true, unix.ENOENT: true, unix.ENOSYS: true, unix.EPERM: false, unix.ENOMEM: false} {
+		if got := ipsecError(fmt.Errorf("add: %w", err)); errors.Is(got, errors.ErrUnsupported) != lacks || !lacks && !errors.Is(got, err) {
+			t.Errorf("%v: %v", err, got)
+		}
+	}
+	if err := ipsecError(nil); err != nil {
+		t.Error(err)
 	}
 }

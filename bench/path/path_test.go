@@ -172,7 +172,10 @@ func TestRecordFailsOnWhatGrewOrWent(t *testing.T) {
 	if err := record.Check(other, &bytes.Buffer{}); err == nil {
 		t.Error("instructions of another kernel were compared")
 	}
-	other.Emulated = false
+	other.Emulated, other.Kernel = false, record.Kernel
+	if err := record.Check(other, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), "nanoseconds") {
+		t.Errorf("nanoseconds were compared with instructions: %v", err)
+	}
 	if _, err := NewRecord(other); err == nil {
 		t.Error("nanoseconds were recorded")
 	}

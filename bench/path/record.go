@@ -104,6 +104,9 @@ func (r *Record) Write(file string) error {
 // Check holds the parts that were run to the record, prints what changed to w,
 // and fails when a figure grew by more than the limit, or is not there any more.
 func (r *Record) Check(d *Document, w io.Writer) error {
+	if !d.Emulated {
+		return errors.New("a record holds instructions, this run has nanoseconds: run it by test/vm/run --icount")
+	}
 	if r.Kernel != d.Kernel {
 		return fmt.Errorf("the record is of kernel %s, this run of kernel %s: they count differently; make check-path UPDATE=1 makes a new one", r.Kernel, d.Kernel)
 	}

@@ -138,6 +138,9 @@ func (o opener) Open(ctx context.Context, c runner.Case) (runner.Load, error) {
 
 func (o opener) Watch(runner.Case) func() float64 { return o.l.Watch() }
 
+// Empty says whether no round is finished.
+func (r *Report) Empty() bool { return len(r.Samples) == 0 }
+
 func (r *Report) failed() error {
 	var errs []error
 	for name, text := range r.Failures {

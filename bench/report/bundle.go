@@ -50,6 +50,11 @@ func (b *Bundle) Compute() {
 	}
 }
 
+// Empty says whether no round of any run is finished.
+func (b *Bundle) Empty() bool {
+	return !slices.ContainsFunc(b.Runs, func(d *Document) bool { return !d.Empty() })
+}
+
 // Took is how long the runs took together.
 func (b *Bundle) Took() (sum time.Duration) {
 	for _, d := range b.Runs {

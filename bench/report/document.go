@@ -177,6 +177,9 @@ func (d *Document) FinishedRounds() int {
 	return n
 }
 
+// Empty says whether no round is finished.
+func (d *Document) Empty() bool { return len(d.Samples) == 0 }
+
 // Write writes the document beside path and renames it, so that an
 // interruption never leaves half a file.
 func (d *Document) Write(path string) error {

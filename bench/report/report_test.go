@@ -269,6 +269,17 @@ func TestRenderNamesAnUncleanRun(t *testing.T) {
 			t.Errorf("the report lacks %q", want)
 		}
 	}
+	for _, c := range []struct {
+		command string
+		resumes bool
+	}{{"", true}, {"cluster", false}, {"advise", false}} {
+		d.Settings.Command = c.command
+		b.Reset()
+		d.Render(&b, false)
+		if strings.Contains(b.String(), "--resume") != c.resumes {
+			t.Errorf("%q resumes: %v\n%s", c.command, !c.resumes, b.String())
+		}
+	}
 }
 
 func TestTableAlignsWhatIsSeen(t *testing.T) {

@@ -75,7 +75,11 @@ func (d *Document) renderHead(w io.Writer) {
 		fmt.Fprintln(w, "EMULATED, without counting instructions: these figures mean nothing (test/vm/run --icount)")
 	}
 	if !d.Complete {
-		fmt.Fprintf(w, "INTERRUPTED after %d rounds; --resume goes on\n", d.FinishedRounds())
+		more := ""
+		if s.Command == "" && s.Calibrate == 0 {
+			more = "; --resume goes on"
+		}
+		fmt.Fprintf(w, "INTERRUPTED after %d rounds%s\n", d.FinishedRounds(), more)
 	}
 	if n := d.NoisyShare(); n > tooNoisy {
 		fmt.Fprintf(w, "NOISY: others used the load's CPUs in %.0f %% of the samples\n", n*100)

@@ -16,10 +16,18 @@ import (
 // lockFile keeps two benches from measuring each other.
 const lockFile = "/run/mustang-bench.lock"
 
+// NeedsRoot refuses another user's process.
+func NeedsRoot() error {
+	if os.Geteuid() != 0 {
+		return errors.New("the bench makes network namespaces: run it as root")
+	}
+	return nil
+}
+
 // Lock makes this process the only bench on the machine until unlock.
 func Lock() (unlock func(), err error) {
-	if os.Getuid() != 0 {
-		return nil, errors.New("the bench makes network namespaces: run it as root")
+	if err := NeedsRoot(); err != nil {
+		return nil, err
 	}
 	f, err := os.OpenFile(lockFile, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

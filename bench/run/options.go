@@ -96,6 +96,8 @@ func (o Options) Validate() error {
 		return errors.New("--duration: want at least 30ms, CPU time is not exact below")
 	case o.Turns < 1 || o.Duration/time.Duration(o.Turns) < 5*time.Millisecond:
 		return fmt.Errorf("--turns: want 1 to %d, so that a turn of a sample of %s has 5ms", o.Duration/(5*time.Millisecond), o.Duration)
+	case o.TailRate > 0 && o.Duration/time.Duration(o.Turns) < time.Second/time.Duration(o.TailRate):
+		return fmt.Errorf("--tails: a turn of %s has no request at %d a second: use %d or more, or fewer --turns", o.Duration/time.Duration(o.Turns), o.TailRate, time.Second*time.Duration(o.Turns)/o.Duration+1)
 	case o.AllCores() == nil:
 		return fmt.Errorf("--cores %q is unknown: use same, cross or both", o.Cores)
 	case o.StreamBy != StreamIperf3 && o.StreamBy != StreamOwn:

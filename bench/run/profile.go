@@ -19,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mustang-net/mustang/bench/leftover"
 	"github.com/mustang-net/mustang/bench/load"
 	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/bench/runner"
@@ -52,6 +53,7 @@ func (s *session) profiles(ctx context.Context) error {
 				continue
 			}
 			s.doc.Profiles = append(s.doc.Profiles, p)
+			delete(s.doc.Failures, "profile of "+c.Subject+", "+scenario)
 		}
 	}
 	return nil
@@ -147,7 +149,7 @@ const perfPatience = 20 * time.Second
 
 // record starts sampling a CPU. Whose samples count is seen afterwards.
 func record(ctx context.Context, cpu int) (_ *recorder, err error) {
-	dir, err := os.MkdirTemp("", "mustang-bench-perf")
+	dir, err := leftover.TempDir("perf")
 	if err != nil {
 		return nil, err
 	}

@@ -7,8 +7,10 @@ package run
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/mustang-net/mustang/bench/report"
+	"github.com/mustang-net/mustang/bench/runner"
 )
 
 // sameMachine says why rounds of now cannot stand beside those of an earlier run.
@@ -39,4 +41,27 @@ func sameSubjects(then, now []report.Subject) error {
 		}
 	}
 	return nil
+}
+
+// stillFailed are an earlier run's failures that are true yet: not of a contestant that is
+// up now, nor of a case that has given a sample since.
+func stillFailed(then *report.Document, now []report.Subject) map[string]string {
+	out := map[string]string{}
+	for name, text := range then.Failures {
+		up := slices.ContainsFunc(now, func(s report.Subject) bool { return s.Contestant == name }) && !strings.HasPrefix(text, name+", ") // a case's begins with its subject
+		if !up && !recovered(text, then.Samples) {
+			out[name] = text
+		}
+	}
+	return out
+}
+
+// recovered says whether the last sample of the case that a failure tells of is one.
+func recovered(failure string, samples []runner.Sample) (is bool) {
+	for _, s := range samples {
+		if strings.HasPrefix(failure, s.Case.String()+": ") {
+			is = s.Usable()
+		}
+	}
+	return is
 }

@@ -29,6 +29,8 @@ type session struct {
 	// lacking are contestants that this kernel cannot have, of those that were
 	// asked for where there are.
 	lacking int
+	// earlier are failures of the run that this one goes on from.
+	earlier map[string]string
 }
 
 // Run measures and returns the document, which is worth keeping whenever it is
@@ -175,7 +177,8 @@ func (s *session) resume() error {
 	if err := sameSubjects(old.Subjects, s.doc.Subjects); err != nil {
 		return err
 	}
-	for name, text := range old.Failures {
+	s.earlier = stillFailed(old, s.doc.Subjects)
+	for name, text := range s.earlier {
 		if s.doc.Failures[name] == "" {
 			s.doc.Failures[name] = text
 		}
@@ -199,7 +202,11 @@ func (s *session) facts(ctx context.Context) {
 		is, err := f.Find(ctx, l, s.group.Env(fmt.Sprintf("f%d", i)))
 		if err == nil {
 			s.doc.Facts[f.Name] = is
+			delete(s.doc.Failures, f.Name)
 			continue
+		}
+		if ctx.Err() != nil {
+			return // it was cut short: what comes next says so
 		}
 		if errors.Is(err, errors.ErrUnsupported) {
 			s.lacking++
@@ -234,6 +241,11 @@ func (s *session) measure(ctx context.Context, began time.Time) error {
 // kept adds a round to the document.
 func (s *session) kept(_ int, samples []runner.Sample) error {
 	s.doc.Samples = append(s.doc.Samples, samples...)
+	for name, text := range s.earlier {
+		if s.doc.Failures[name] == text && recovered(text, samples) {
+			delete(s.doc.Failures, name)
+		}
+	}
 	for _, sample := range samples {
 		if sample.Error != "" && s.doc.Failures[sample.Subject] == "" {
 			s.doc.Failures[sample.Subject] = sample.Error

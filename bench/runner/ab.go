@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/mustang-net/mustang/bench/leftover"
 )
 
 // Scenarios by nginx and ab: a connection for each request, or kept open.
@@ -71,7 +73,7 @@ func (l Launcher) ab(ctx context.Context, t Target, scenario string) (Load, erro
 	if err := ABTools(); err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "mustang-bench-nginx")
+	dir, err := leftover.TempDir("nginx")
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +83,7 @@ func (l Launcher) ab(ctx context.Context, t Target, scenario string) (Load, erro
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	_, place := l.places(t)
-	if a.server, err = l.start(ctx, place.ExecArgs("nginx", "-p", dir, "-c", conf)); err != nil {
+	if a.server, err = l.start(ctx, place.ExecArgs(l.CC, "nginx", "-p", dir, "-c", conf)); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	// It says nothing when it listens: ask until it answers.
@@ -111,7 +113,7 @@ func (a *abLoad) ask(ctx context.Context, n int) (Turn, error) {
 	if err != nil {
 		return Turn{}, err
 	}
-	p, err := a.l.start(ctx, place.ExecArgs(append(args, "http://"+a.t.Dial.String()+"/")...))
+	p, err := a.l.start(ctx, place.ExecArgs(a.l.CC, append(args, "http://"+a.t.Dial.String()+"/")...))
 	if err != nil {
 		return Turn{}, err
 	}

@@ -82,14 +82,14 @@ func (l Launcher) iperf3(ctx context.Context, t Target, flows int, s *Sample) er
 	seconds := strconv.Itoa(max(1, int(math.Round(l.Duration.Seconds()))))
 	port := strconv.Itoa(int(t.Listen.Port()))
 	clientPlace, serverPlace := l.places(t)
-	server := serverPlace.ExecArgs("iperf3", "-s", "-1", "--forceflush",
+	server := serverPlace.ExecArgs(l.CC, "iperf3", "-s", "-1", "--forceflush",
 		"-B", t.Listen.Addr().String(), "-p", port)
 	args := []string{"iperf3", "-c", t.Dial.Addr().String(), "-p", strconv.Itoa(int(t.Dial.Port())),
 		"-t", seconds, "-P", strconv.Itoa(flows), "-J", "--connect-timeout", strconv.FormatInt(socketDeadline.Milliseconds(), 10)}
 	if l.CC != "" {
 		args = append(args, "-C", l.CC)
 	}
-	client := clientPlace.ExecArgs(args...)
+	client := clientPlace.ExecArgs(l.CC, args...)
 	usage, out, err := l.pair(ctx, server, client, "Server listening")
 	if err != nil {
 		return err

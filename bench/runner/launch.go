@@ -273,7 +273,8 @@ func (l Launcher) start(ctx context.Context, args []string) (*process, error) {
 	p.cmd.Stderr = &p.stderr
 	// A process group of its own: the terminal's SIGINT ends the run in order,
 	// not the loads under it. No PDEATHSIG: it follows the thread, not the
-	// process; a bench that is killed leaves loads that end by their deadlines.
+	// process; a bench that is killed leaves loads that end by their deadlines,
+	// and nginx, which the next one ends with the control group.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p.cmd.Env = append(os.Environ(), "LC_ALL=C")
 	out, err := p.cmd.StdoutPipe()

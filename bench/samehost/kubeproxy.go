@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/mustang-net/mustang/bench/kubeproxy"
+	"github.com/mustang-net/mustang/bench/leftover"
 	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/bench/runner"
 	"github.com/mustang-net/mustang/lab"
@@ -39,7 +40,7 @@ func addByKubeProxy(ctx context.Context, n *lab.Node, p pods, services []lab.Ser
 	if missing, err := kube.MissingAPIServer(); err != nil || missing != "" {
 		return fmt.Errorf("the real kube-proxy is not built: run test/kube/kube build (%w)", errors.ErrUnsupported)
 	}
-	dir, err := os.MkdirTemp("", "mustang-bench-kube-proxy-")
+	dir, err := leftover.TempDir("kube-proxy")
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,8 @@ import (
 
 // subject selects one of a run.
 type subject interface {
-	// find returns its name, or why there is none.
+	// find returns its name, or why there is none. What it failed in is not asked: it may
+	// have done the rest.
 	find(*report.Document) (string, error)
 }
 
@@ -33,9 +34,6 @@ type path struct {
 func (p path) find(d *report.Document) (string, error) {
 	for _, s := range d.Subjects {
 		if s.Mode == p.mode && s.By == p.by && s.Services == p.services && s.Via == p.via && s.Position == p.position && s.Pods == p.pods && s.Tune == "" {
-			if why := d.Failures[s.ID]; why != "" {
-				return s.ID, errors.New(sentence(why))
-			}
 			return s.ID, nil
 		}
 	}
@@ -46,9 +44,6 @@ func (p path) find(d *report.Document) (string, error) {
 type id string
 
 func (i id) find(d *report.Document) (string, error) {
-	if why := d.Failures[string(i)]; why != "" {
-		return string(i), errors.New(sentence(why))
-	}
 	if slices.ContainsFunc(d.Subjects, func(s report.Subject) bool { return s.ID == string(i) }) {
 		return string(i), nil
 	}
@@ -96,8 +91,8 @@ func (c ratioClaim) judge(d *report.Document, f *report.Figures) report.Claim {
 	out := report.Claim{Text: c.text, Article: c.article, Limit: c.limit, AtMost: c.atMost, Verdict: report.NotTestable}
 	a, err := c.of.find(d)
 	b, err2 := c.to.find(d)
-	if err = cmp.Or(err, err2); err != nil {
-		out.Why = err.Error()
+	if err != nil || err2 != nil {
+		out.Why = strings.ReplaceAll(errors.Join(err, err2).Error(), "\n", "; ")
 		return out
 	}
 	out.Ratio = f.Ratio(a, b, c.metric, "same").Ratio
@@ -114,7 +109,7 @@ func (c ratioClaim) judge(d *report.Document, f *report.Figures) report.Claim {
 		out.Verdict, out.Why = report.ClaimUnclear, "the interval straddles the limit"
 		switch {
 		case out.Ratio.N == 0:
-			out.Verdict, out.Why = report.NotTestable, "not measured"
+			out.Verdict, out.Why = report.NotTestable, cmp.Or(sentence(d.Failures[a]), sentence(d.Failures[b]), "not measured")
 		case out.Ratio.N < stats.MinRounds:
 			out.Why = fmt.Sprintf("%s, a claim needs %d", count(out.Ratio.N, "round"), stats.MinRounds)
 		}
@@ -165,7 +160,7 @@ func (c profileClaim) judge(d *report.Document, _ *report.Figures) report.Claim 
 		}
 		at := slices.IndexFunc(d.Profiles, func(p report.Profile) bool { return p.Subject == name && p.Scenario == c.scenario })
 		if at < 0 || d.Profiles[at].Work == 0 {
-			out.Why = cmp.Or(sentence(d.Failures["profile of "+name+", "+c.scenario]), "the run sampled no profile of "+name)
+			out.Why = cmp.Or(sentence(d.Failures["profile of "+name+", "+c.scenario]), sentence(d.Failures[name]), "the run sampled no profile of "+name)
 			return out
 		}
 		if c.stacks && d.Profiles[at].Stack == nil {
@@ -182,20 +177,6 @@ func (c profileClaim) judge(d *report.Document, _ *report.Figures) report.Claim 
 	out.Verdict, out.Why = report.Confirmed, fmt.Sprintf("%.2f times as much CPU time %s, by the profiles", ratio, c.what)
 	if ratio < c.limit {
 		out.Verdict = report.NotConfirmed
-	}
-	return out
-}
-
-// needs is a claim that takes what this machine may lack: why says so, "" when it has it.
-type needs struct {
-	claim
-	why func() string
-}
-
-func (n needs) judge(d *report.Document, f *report.Figures) report.Claim {
-	out := n.claim.judge(d, f)
-	if out.Verdict == report.NotTestable && n.why() != "" {
-		out.Why = n.why()
 	}
 	return out
 }

@@ -60,7 +60,7 @@ func planD(ask Ask) (run.Plan, error) {
 	for _, n := range []int{fewPods, manyPods} {
 		o.Extra = append(o.Extra, samehost.Extra{Mode: report.Veth, By: ebpf, Services: 1, Pods: n}, samehost.Extra{Mode: report.PolicyRouting, By: "none", Services: 1, Pods: n})
 	}
-	o.Extra = append(o.Extra, samehost.Extra{Mode: ipvlan, By: ebpf, Services: 1})
+	o.Extra = append(o.Extra, samehost.Extra{Mode: ipvlan, By: ebpf, Services: 1}, samehost.Extra{Mode: ipvlan, By: "none", Services: 1})
 	p, err := o.Plan()
 	if err != nil {
 		return p, err

@@ -5,6 +5,7 @@ package seed
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -101,6 +102,26 @@ func TestVerdictsSayWhy(t *testing.T) {
 	}
 }
 
+// A sample that was lost takes nothing from a claim that has its rounds; a claim without any says why.
+func TestALostSampleLeavesTheOthers(t *testing.T) {
+	d := article()
+	const of = "veth mustang-tc pod-ip "
+	lost := runner.Case{Subject: of, Scenario: "crr", Cores: "same"}
+	d.Failures[of] = lost.String() + ": no end by its deadline"
+	d.Samples = append(d.Samples, runner.Sample{Case: lost, Round: 16, Error: d.Failures[of]})
+	for _, c := range claimsOf(d) {
+		if c.Verdict != report.Confirmed {
+			t.Errorf("%s: %s (%s)", c.Text, c.Verdict, c.Why)
+		}
+	}
+	d.Samples = slices.DeleteFunc(d.Samples, func(s runner.Sample) bool { return s.Subject == of })
+	for _, c := range claimsOf(d) {
+		if strings.HasPrefix(c.Text, "veth + eBPF carries") && (c.Verdict != report.NotTestable || c.Why != d.Failures[of]) {
+			t.Errorf("%s: %s (%s)", c.Text, c.Verdict, c.Why)
+		}
+	}
+}
+
 func TestAllArticlesFitTheirTimes(t *testing.T) {
 	var full, quick time.Duration
 	for _, a := range Articles {
@@ -130,20 +151,39 @@ func TestClaimsAreAboutContestantsOfTheirRun(t *testing.T) {
 				t.Errorf("%s: the base or its control is missing: %v", a.Name, names)
 			}
 			for _, s := range subjectsOf(a.claims) {
-				if !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(string(s), name) }) {
-					t.Errorf("%s: nobody is %q", a.Name, s)
+				is := func(name string) bool { return s == name || strings.HasPrefix(s, name+", ") }
+				if !slices.ContainsFunc(names, is) {
+					t.Errorf("%s, quick %t: nobody is %q", a.Name, quick, s)
 				}
 			}
 		}
 	}
 }
 
-// subjectsOf are those that claims name.
-func subjectsOf(claims []claim) (out []id) {
+// contestant is the name of who is measured on a path.
+func (p path) contestant() string {
+	name := p.mode
+	if p.by != "none" {
+		name += " " + p.by
+	}
+	if p.pods > 0 {
+		name += fmt.Sprintf(" (%d pods)", p.pods)
+	}
+	if p.services > 1 {
+		name += fmt.Sprintf(" (%d Services)", p.services)
+	}
+	return name
+}
+
+// subjectsOf are those that claims name; of what is selected by what it is, its contestant.
+func subjectsOf(claims []claim) (out []string) {
 	add := func(list ...subject) {
 		for _, s := range list {
-			if name, ok := s.(id); ok {
-				out = append(out, name)
+			switch s := s.(type) {
+			case id:
+				out = append(out, string(s))
+			case path:
+				out = append(out, s.contestant())
 			}
 		}
 	}
@@ -157,8 +197,6 @@ func subjectsOf(claims []claim) (out []id) {
 			add(c.of, c.to)
 		case profileClaim:
 			add(c.of, c.to)
-		case needs:
-			out = append(out, subjectsOf([]claim{c.claim})...)
 		}
 	}
 	return out
@@ -190,6 +228,21 @@ func TestClaimsByProfilesSayWhatIsMissing(t *testing.T) {
 		i := slices.IndexFunc(d.Claims, func(c report.Claim) bool { return strings.Contains(c.Text, "flame graph") })
 		if got := d.Claims[i]; got.Verdict != want || got.Why == "" {
 			t.Errorf("%s (%s), want %s", got.Verdict, got.Why, want)
+		}
+	}
+}
+
+// A run is judged by what its own machine lacked, not by what that of its reader does.
+func TestWhatTheRunLackedIsSaid(t *testing.T) {
+	b, err := Find("B")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &report.Document{Failures: map[string]string{wireGuard: "no wg: install the package wireguard-tools (unsupported operation)", ipsec: "try IPsec: not today"}}
+	b.Judge(d)
+	for _, c := range d.Claims {
+		if strings.Contains(c.Text, ipsec) && (!strings.Contains(c.Why, "no wg: install the package wireguard-tools") || !strings.Contains(c.Why, "; ") || !strings.Contains(c.Why, "try IPsec: not today")) {
+			t.Errorf("%s: %s", c.Text, c.Why)
 		}
 	}
 }

@@ -10,6 +10,9 @@ import (
 	"github.com/mustang-net/mustang/bench/stats"
 )
 
+// Empty says whether no contestant has been measured.
+func (r *Report) Empty() bool { return len(r.Cells) == 0 }
+
 // Render prints the table.
 func (r *Report) Render(w io.Writer) {
 	fmt.Fprintf(w, "Services by a real API server. Linux %s; load average before: %s, after: %s.\n", r.Kernel, r.Load[0], r.Load[len(r.Load)-1])

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/mustang-net/mustang/bench/kubeproxy"
+	"github.com/mustang-net/mustang/bench/leftover"
 	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/lab"
 	"github.com/mustang-net/mustang/test/kube"
@@ -150,7 +151,7 @@ func patience(services, endpoints int) time.Duration {
 
 func measure(ctx context.Context, o Options, name string, n int) (cell Cell, err error) {
 	cell = Cell{Contestant: name, Services: n, Endpoints: o.Endpoints}
-	dir, err := os.MkdirTemp("", "mustang-bench-services-")
+	dir, err := leftover.TempDir("services")
 	if err != nil {
 		return cell, err
 	}

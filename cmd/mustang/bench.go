@@ -6,6 +6,7 @@ package main
 // hidden load program that it runs.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -158,8 +159,8 @@ func (f *benchFlags) resumed(cmd *cobra.Command) (samehost.Options, error) {
 	if err != nil {
 		return samehost.Options{}, err
 	}
-	if doc.Settings.Calibrate > 0 {
-		return samehost.Options{}, fmt.Errorf("resume: %s is of mustang bench calibrate: run that again", f.resume)
+	if command := doc.Settings.Command; command != "" || doc.Settings.Calibrate > 0 {
+		return samehost.Options{}, fmt.Errorf("resume: %s is of mustang bench %s: run that again", f.resume, cmp.Or(command, "calibrate"))
 	}
 	o := samehost.Resumed(doc)
 	o.CNIPath = f.o.CNIPath
@@ -189,6 +190,9 @@ func benchRun(cmd *cobra.Command, g *globals, o samehost.Options, file string) (
 	if err != nil {
 		return nil, usageError{err}
 	}
+	if plan.Settings.Command = cmd.Name(); plan.Settings.Command == "samehost" {
+		plan.Settings.Command = "" // as its files have always had it
+	}
 	doc, err := benchMeasure(cmd, plan, file)
 	if doc == nil {
 		return nil, err
@@ -198,7 +202,7 @@ func benchRun(cmd *cobra.Command, g *globals, o samehost.Options, file string) (
 
 // benchMeasure runs a plan, and writes the file after each round and at the end.
 func benchMeasure(cmd *cobra.Command, plan run.Plan, file string) (*report.Document, error) {
-	if err := benchWritable(file); err != nil {
+	if err := benchWritable("--json", file); err != nil {
 		return nil, err
 	}
 	if file != "" {
@@ -210,8 +214,8 @@ func benchMeasure(cmd *cobra.Command, plan run.Plan, file string) (*report.Docum
 	}
 	defer stop()
 	doc, err := run.Run(ctx, plan, run.Log{W: cmd.ErrOrStderr(), Terminal: benchTerminal(os.Stderr)})
-	if doc != nil && file != "" {
-		err = errors.Join(err, doc.Write(file))
+	if doc != nil {
+		err = errors.Join(err, benchWrite(file, doc.Empty(), doc.Write))
 	}
 	return doc, err
 }

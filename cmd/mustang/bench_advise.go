@@ -57,5 +57,7 @@ func newBenchAdviseCmd(g *globals) *cobra.Command {
 	fl.DurationVar(&budget, "budget", 3*time.Minute, "as many rounds as fit into this time; a claim needs 15")
 	fl.StringVar(&file, "json", "", "write every raw round to this file, after each round")
 	fl.StringVar(&from, "from", "", "advise by this file of an earlier run instead of running")
+	cmd.MarkFlagsMutuallyExclusive("from", "budget")
+	cmd.MarkFlagsMutuallyExclusive("from", "json")
 	return cmd
 }

@@ -28,7 +28,7 @@ to node, by pod IP and by ClusterIP, as ratios to node to node. The namespace go
 when the run ends. Pods are privileged, and some are in the nodes' network.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := benchWritable(file); err != nil {
+			if err := benchWritable("--json", file); err != nil {
 				return err
 			}
 			if file != "" {
@@ -40,10 +40,7 @@ when the run ends. Pods are privileged, and some are in the nodes' network.`,
 			if doc == nil {
 				return err
 			}
-			if file != "" {
-				err = errors.Join(err, doc.Write(file))
-			}
-			return errors.Join(benchPrint(cmd, g.Output, doc), err)
+			return errors.Join(benchPrint(cmd, g.Output, doc), err, benchWrite(file, doc.Empty(), doc.Write))
 		},
 	}
 	fl := cmd.Flags()

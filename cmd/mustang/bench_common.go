@@ -16,6 +16,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/bench/leftover"
+	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/lab"
 )
 
@@ -34,7 +36,11 @@ func benchLoad(self string) []string { return []string{self, "bench-load"} }
 // benchStart removes what a killed bench left, and returns a context that ends with
 // Ctrl-C: the run then keeps its finished rounds.
 func benchStart(cmd *cobra.Command) (context.Context, context.CancelFunc, error) {
-	if _, err := lab.GC(); err != nil {
+	if err := run.NeedsRoot(); err != nil {
+		return nil, nil, err
+	}
+	_, err := lab.GC()
+	if err = errors.Join(err, leftover.Sweep()); err != nil {
 		return nil, nil, err
 	}
 	ctx, stop := interruptible(cmd.Context())
@@ -45,6 +51,7 @@ func benchStart(cmd *cobra.Command) (context.Context, context.CancelFunc, error)
 type benchRender[R any] interface {
 	*R
 	Render(io.Writer)
+	Empty() bool // nothing of it is finished
 }
 
 // benchReport runs a bench, and writes and prints its report, also that of a run that
@@ -54,7 +61,7 @@ func benchReport[R any, P benchRender[R]](cmd *cobra.Command, g *globals, file s
 	if err != nil {
 		return err
 	}
-	if err := benchWritable(file); err != nil {
+	if err := benchWritable("--json", file); err != nil {
 		return err
 	}
 	ctx, stop, err := benchStart(cmd)
@@ -68,9 +75,7 @@ func benchReport[R any, P benchRender[R]](cmd *cobra.Command, g *globals, file s
 	}
 	text, encodeErr := json.MarshalIndent(report, "", "  ")
 	err = errors.Join(err, encodeErr)
-	if file != "" {
-		err = errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o644))
-	}
+	err = errors.Join(err, benchWrite(file, P(report).Empty(), func(file string) error { return os.WriteFile(file, append(text, '\n'), 0o644) }))
 	if g.structured() {
 		return errors.Join(err, g.print(cmd.OutOrStdout(), report, nil))
 	}
@@ -78,8 +83,20 @@ func benchReport[R any, P benchRender[R]](cmd *cobra.Command, g *globals, file s
 	return err
 }
 
-// benchWritable says before a run whether its file can be written.
-func benchWritable(file string) error {
+// benchWrite writes a run's file, "" for none. A run of which nothing is finished leaves
+// there what an earlier one has written.
+func benchWrite(file string, empty bool, write func(file string) error) error {
+	switch {
+	case file == "":
+		return nil
+	case empty:
+		return fmt.Errorf("no round was finished: %s stays as it was", file)
+	}
+	return write(file)
+}
+
+// benchWritable says before a run whether the file of a flag can be written.
+func benchWritable(flag, file string) error {
 	if st, err := os.Stat(file); file == "" || err == nil && !st.Mode().IsRegular() && !st.IsDir() {
 		return nil // a pipe, a terminal
 	}
@@ -91,7 +108,7 @@ func benchWritable(file string) error {
 		err = errors.New("is a directory")
 	}
 	if err != nil {
-		return usagef("--json %s: %w; give a file in a directory that can be written to", file, err)
+		return usagef("%s %s: %w; give a file in a directory that can be written to", flag, file, err)
 	}
 	return nil
 }

@@ -8,13 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/mustang-net/mustang/bench/path"
-	"github.com/mustang-net/mustang/lab"
 )
 
 // benchPathFlags are path's own flags.
@@ -44,22 +42,23 @@ transactions too. See docs/bench-path.md.`,
 	fl.StringVar(&f.json, "json", "", "write the run to this file")
 	fl.StringVar(&f.check, "check", "", "fail when a figure is worse than in this record")
 	fl.StringVar(&f.update, "update", "", "write the run to this record; it keeps the parts that were not run")
+	cmd.MarkFlagsMutuallyExclusive("check", "update")
 	return cmd
 }
 
 func (f *benchPathFlags) run(cmd *cobra.Command, g *globals) error {
-	self, err := os.Executable()
+	self, err := benchSelf()
 	if err != nil {
-		return fmt.Errorf("find the mustang binary: %w", err)
-	}
-	if err := benchWritable(f.json); err != nil {
 		return err
 	}
-	f.o.Binary, f.o.Self, f.o.Log = self, []string{self, "bench-load"}, cmd.ErrOrStderr()
-	if _, err := lab.GC(); err != nil { // a killed bench's
+	if err := benchWritable("--json", f.json); err != nil {
 		return err
 	}
-	ctx, stop := interruptible(cmd.Context())
+	f.o.Binary, f.o.Self, f.o.Log = self, benchLoad(self), cmd.ErrOrStderr()
+	ctx, stop, err := benchStart(cmd)
+	if err != nil {
+		return err
+	}
 	defer stop()
 	began := time.Now()
 	doc, err := path.Run(ctx, f.o)

@@ -52,6 +52,7 @@ func newBenchSeedCmd(g *globals) *cobra.Command {
 	fl.StringVar(&f.resume, "resume", "", "go on with the run of this file, or add an article to it; with --budget, also more rounds to what is whole")
 	cmd.MarkFlagsMutuallyExclusive("from", "resume", "json")
 	cmd.MarkFlagsMutuallyExclusive("from", "quick")
+	cmd.MarkFlagsMutuallyExclusive("from", "budget")
 	cmd.MarkFlagsMutuallyExclusive("from", "resume", "only")
 	return cmd
 }
@@ -77,7 +78,7 @@ func (f seedFlags) run(cmd *cobra.Command, g *globals, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := benchWritable(f.file()); err != nil {
+	if err := errors.Join(benchWritable("--json", f.json), benchWritable("--resume", f.resume), benchWritable("--html", f.html), f.others(list)); err != nil {
 		return err
 	}
 	b := &report.Bundle{}
@@ -99,6 +100,32 @@ func (f seedFlags) run(cmd *cobra.Command, g *globals, name string) error {
 	return errors.Join(err, f.write(b), f.print(cmd, g, b, list))
 }
 
+// others refuses to write over rounds of articles that are not measured now.
+func (f seedFlags) others(list []seed.Article) error {
+	if f.json == "" {
+		return nil
+	}
+	there, err := report.ReadAny(f.json)
+	if err != nil {
+		return nil // no file yet, or none of ours
+	}
+	for _, d := range there.Runs {
+		name := d.Settings.Article
+		if name != "" && !d.Empty() && !slices.ContainsFunc(list, func(a seed.Article) bool { return a.Name == name }) {
+			return usagef("--json %s has rounds of seed %s, which would be lost: use --resume %[1]s to add to them, or another file", f.json, name)
+		}
+	}
+	return nil
+}
+
+// as refuses to go on with a whole run as a quick one.
+func (f seedFlags) as(old *report.Document) error {
+	if !f.quick || old.Settings.Quick {
+		return nil
+	}
+	return usagef("--quick: the run of seed %s in %s is a whole one, and goes on as that: leave --quick out, or use another file", old.Settings.Article, f.resume)
+}
+
 // file is where the rounds are kept.
 func (f seedFlags) file() string { return f.json + f.resume }
 
@@ -107,11 +134,9 @@ func (f seedFlags) write(b *report.Bundle) (err error) {
 	if len(b.Runs) == 0 {
 		return nil
 	}
-	if f.file() != "" {
-		err = b.Write(f.file())
-	}
+	err = benchWrite(f.file(), b.Empty(), b.Write)
 	if f.html != "" {
-		err = errors.Join(err, benchFile(f.html, b.WriteHTML))
+		err = errors.Join(err, benchWrite(f.html, b.Empty(), func(file string) error { return benchFile(file, b.WriteHTML) }))
 	}
 	return err
 }
@@ -136,6 +161,9 @@ func (f seedFlags) measure(cmd *cobra.Command, b *report.Bundle, list []seed.Art
 		ask := seed.Ask{Quick: f.quick, Budget: time.Duration(float64(f.budget) * float64(a.Full) / float64(whole)), Only: f.only, Binary: self, Self: benchLoad(self)}
 		plan, err := a.Plan(ask)
 		if old := b.Article(a.Name); old != nil {
+			if err := f.as(old); err != nil {
+				return err
+			}
 			if old.Complete && f.budget == 0 {
 				continue
 			}
@@ -167,9 +195,6 @@ func (f seedFlags) one(cmd *cobra.Command, b *report.Bundle, plan run.Plan) erro
 	doc, err := benchMeasure(cmd, plan, "")
 	if doc != nil {
 		b.Put(doc)
-		if doc.Samples != nil && f.file() != "" {
-			err = errors.Join(err, b.Write(f.file()))
-		}
 	}
 	return err
 }

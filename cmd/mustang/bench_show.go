@@ -94,8 +94,8 @@ func newBenchCompareCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "compare OLD NEW",
 		Short: "What became faster or slower between two files that --json wrote",
-		Long: `Compare every ratio that two runs have: faster, slower, the same within 3 %, or
-not shown. Exit status is not 0 when anything became slower.`,
+		Long: `Compare every ratio that the old run has: faster, slower, the same within 3 %, not
+shown, or gone. Exit status is not 0 when anything became slower or is gone.`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var files [2]*report.Bundle
@@ -113,8 +113,8 @@ not shown. Exit status is not 0 when anything became slower.`,
 			} else {
 				c.Render(cmd.OutOrStdout(), benchTerminal(os.Stdout))
 			}
-			if n := c.Count(report.Slower); n > 0 {
-				return fmt.Errorf("%d figures became slower", n)
+			if slower, gone := c.Count(report.Slower), c.Count(report.Gone); slower+gone > 0 {
+				return fmt.Errorf("%d figures became slower, %d are gone", slower, gone)
 			}
 			return nil
 		},

@@ -37,7 +37,7 @@ func newBenchCNICmd(g *globals) *cobra.Command {
 	f.StringVar(&o.Reference, "reference", "/usr/lib/cni", "directory of the reference plugins")
 	f.StringSliceVar(&o.Contestants, "contestants", nil, "some of: "+strings.Join(cni.Names(), ", ")+" (default: all; "+cni.Base+" always)")
 	f.IntVar(&o.Rounds, "rounds", 15, "a claim needs 15")
-	f.IntVar(&o.Full, "full-rounds", 2, "rounds that fill a node with 110 pods")
+	f.IntVar(&o.Full, "full-rounds", 2, "rounds that fill a node with 110 pods; a claim about these needs 15")
 	f.Uint64Var(&o.Seed, "seed", 1, "of the order of contestants")
 	f.StringVar(&file, "json", "", "write every latency to this file")
 	return cmd
