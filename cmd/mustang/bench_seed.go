@@ -195,6 +195,9 @@ func (f seedFlags) one(cmd *cobra.Command, b *report.Bundle, plan run.Plan) erro
 	doc, err := benchMeasure(cmd, plan, "")
 	if doc != nil {
 		b.Put(doc)
+		if !doc.Empty() { // with profiles and facts, before the next article
+			err = errors.Join(err, benchWrite(f.file(), b.Empty(), b.Write))
+		}
 	}
 	return err
 }
