@@ -313,6 +313,15 @@ struct {
 	__type(value, __u32);
 } mst_masquerade_v1 SEC(".maps");
 
+/* Endpoint id → the link-local address of its pod's IPv6 router, which it may not speak for, or zero. Written by the engine
+ * before the endpoint's own slot; read by the tc programs. Size: that of mst_endpoints. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct addr);
+} mst_routers_v1 SEC(".maps");
+
 /* (Group, destination) → 1: no masquerade. Written by the engine before the first endpoint of its group, and
  * emptied after the last; INSIDE_ALL's when the nodes of the cluster change. Read as the tables above. Size: some
  * networks for each network of pods, and those of all nodes. */

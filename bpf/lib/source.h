@@ -45,8 +45,15 @@ inline_fn bool speaks_for(__u8 type)
 	return type == ND_ADVERTISEMENT || type == ND_ROUTER || type == ND_REDIRECT;
 }
 
-/* The address that a neighbour advertisement speaks of, as ARP's sender. Nobody knows a pod's link-local ones, which lead
- * to nobody beyond its link. And no pod is a router: who believed it would send it what it may not pass on. */
+/* Whether a link-local address may be a pod's: nobody knows which it has, but its router's is another's. */
+slow_fn bool link_local_of(const struct addr *a, __u32 id)
+{
+	struct addr *router = bpf_map_lookup_elem(&mst_routers_v1, &id);
+
+	return link_local(a) && !(router && addr_equal(router, a));
+}
+
+/* The address that a neighbour advertisement speaks of, as ARP's sender. And no pod is a router: who believed it would send it what it may not pass on. */
 slow_fn int advertised_check(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id)
 {
 	struct addr target;
@@ -55,7 +62,7 @@ slow_fn int advertised_check(struct __sk_buff *skb, const struct pkt *p, const s
 		return REASON_SPOOFED_ADDRESS;
 	if (bpf_skb_load_bytes(skb, p->l4_off + ND_TARGET, &target, sizeof(target)))
 		return REASON_TRUNCATED;
-	return link_local(&target) || address_of(&target, self, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
+	return link_local_of(&target, id) || address_of(&target, self, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
 }
 
 /**
@@ -83,7 +90,7 @@ inline_fn int source_check(struct __sk_buff *skb, const struct pkt *p, const str
 	if (p->kind == PKT_CONTROL && addr_is_none(&p->t.src)) /* it has none yet */
 		return REASON_NONE;
 	if (link_local(&p->t.src)) /* never leaves the link */
-		return REASON_NONE;
+		return link_local_of(&p->t.src, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
 	return address_of(&p->t.src, self, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
 }
 

@@ -61,6 +61,7 @@ var sharedTables = []string{
 	bpfgen.PodMapMstIdentitiesV1Now,
 	bpfgen.PodMapMstInsideV1,
 	bpfgen.PodMapMstMasqueradeV1,
+	bpfgen.PodMapMstRoutersV1,
 	bpfgen.PodMapMstMetaV1,
 	bpfgen.PodMapMstNetnsV1,
 	bpfgen.NetdevMapMstNodeProgramsV1,

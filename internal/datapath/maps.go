@@ -70,6 +70,7 @@ type Datapath struct {
 	Edge       *Table[uint32, EdgeConfig]
 	Wear       *Table[uint32, Wear]
 	Masquerade *Table[uint32, uint32]
+	Routers    *Table[uint32, Addr]
 	Inside     *Table[InsideKey, uint8]
 	Endpoints  EndpointTable
 	Addrs      AddrTable
@@ -349,6 +350,7 @@ func (d *Datapath) bind() {
 	d.Edge = bindTable[uint32, EdgeConfig](d, bpfgen.EdgeMapMstEdgeV2)
 	d.Wear = bindTable[uint32, Wear](d, bpfgen.PodMapMstWearV1)
 	d.Masquerade = bindTable[uint32, uint32](d, bpfgen.PodMapMstMasqueradeV1)
+	d.Routers = bindTable[uint32, Addr](d, bpfgen.PodMapMstRoutersV1)
 	d.Inside = bindTable[InsideKey, uint8](d, bpfgen.PodMapMstInsideV1)
 	d.Endpoints = EndpointTable{bindTable[uint32, EndpointSlot](d, bpfgen.PodMapMstEndpointsV1)}
 	d.Addrs = addrTable(d)

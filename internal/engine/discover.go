@@ -118,6 +118,7 @@ func examine(ep *state.Endpoint) (netlink.Link, error) {
 	if mac := gatewayMAC(l); mac != nil {
 		ep.NodeMAC = mac
 	}
+	ep.Router6 = linkLocalRouter(l)
 	ep.NetnsCookie, err = netns.Cookie()
 	return l, err
 }
@@ -166,6 +167,17 @@ func gatewayMAC(l netlink.Link) net.HardwareAddr {
 		}
 	}
 	return nil
+}
+
+// linkLocalRouter is the next hop of l's default route of IPv6, where that is link-local.
+func linkLocalRouter(l netlink.Link) netip.Addr {
+	routes, _ := netns.RoutesBy(l)
+	for _, r := range routes {
+		if gw, ok := netip.AddrFromSlice(r.Gw); ok && isDefault(r.Dst) && gw.Is6() && gw.IsLinkLocalUnicast() {
+			return gw
+		}
+	}
+	return netip.Addr{}
 }
 
 // isDefault is true for a route to everywhere.

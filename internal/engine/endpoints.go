@@ -378,6 +378,9 @@ func (e *Engine) install(ep state.Endpoint) error {
 	if err := e.dp.Counters.Zero(ep.ID); err != nil {
 		return err
 	}
+	if err := e.dp.Routers.Put([]uint32{ep.ID}, []datapath.Addr{datapath.FromAddr(ep.Router6)}); err != nil {
+		return err
+	}
 	if err := e.isolate(ep); err != nil {
 		return err
 	}

@@ -126,6 +126,7 @@ type Endpoint struct {
 	IP4, IP6    netip.Addr       // invalid when it has none
 	MAC         net.HardwareAddr // the pod's interface
 	NodeMAC     net.HardwareAddr // what the pod sees as its gateway; zeros when unknown
+	Router6     netip.Addr       `json:",omitzero"` // its next hop to everywhere, where that is link-local; told at ADD alone
 	Placement   Placement
 	NodeRoutes  bool // what the pod sends meets the node's stack, and none of its ingresses, as by ipvlan in l3 mode
 	ServicePath ServicePath

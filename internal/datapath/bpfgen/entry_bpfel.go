@@ -63,6 +63,7 @@ const (
 	EntryMapMstRefusalsV1         = "mst_refusals_v1"
 	EntryMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	EntryMapMstRemotesV1          = "mst_remotes_v1"
+	EntryMapMstRoutersV1          = "mst_routers_v1"
 	EntryMapMstServicesV2         = "mst_services_v2"
 	EntryMapMstServicesV2Now      = "mst_services_v2_now"
 	EntryMapMstSlotsV1            = "mst_slots_v1"
@@ -188,6 +189,7 @@ type EntryMapSpecs struct {
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
+	MstRoutersV1          *ebpf.MapSpec `ebpf:"mst_routers_v1"`
 	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
@@ -287,6 +289,7 @@ type EntryMaps struct {
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
+	MstRoutersV1          *ebpf.Map `ebpf:"mst_routers_v1"`
 	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
@@ -351,6 +354,7 @@ func (m *EntryMaps) Close() error {
 		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
+		m.MstRoutersV1,
 		m.MstServicesV2,
 		m.MstServicesV2Now,
 		m.MstSlotsV1,

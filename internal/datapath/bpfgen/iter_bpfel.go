@@ -100,6 +100,7 @@ const (
 	IterMapMstRefusalsV1         = "mst_refusals_v1"
 	IterMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	IterMapMstRemotesV1          = "mst_remotes_v1"
+	IterMapMstRoutersV1          = "mst_routers_v1"
 	IterMapMstServicesV2         = "mst_services_v2"
 	IterMapMstServicesV2Now      = "mst_services_v2_now"
 	IterMapMstSlotsV1            = "mst_slots_v1"
@@ -223,6 +224,7 @@ type IterMapSpecs struct {
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
+	MstRoutersV1          *ebpf.MapSpec `ebpf:"mst_routers_v1"`
 	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
@@ -322,6 +324,7 @@ type IterMaps struct {
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
+	MstRoutersV1          *ebpf.Map `ebpf:"mst_routers_v1"`
 	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
@@ -386,6 +389,7 @@ func (m *IterMaps) Close() error {
 		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
+		m.MstRoutersV1,
 		m.MstServicesV2,
 		m.MstServicesV2Now,
 		m.MstSlotsV1,

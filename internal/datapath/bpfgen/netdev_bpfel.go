@@ -63,6 +63,7 @@ const (
 	NetdevMapMstRefusalsV1         = "mst_refusals_v1"
 	NetdevMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	NetdevMapMstRemotesV1          = "mst_remotes_v1"
+	NetdevMapMstRoutersV1          = "mst_routers_v1"
 	NetdevMapMstServicesV2         = "mst_services_v2"
 	NetdevMapMstServicesV2Now      = "mst_services_v2_now"
 	NetdevMapMstSlotsV1            = "mst_slots_v1"
@@ -188,6 +189,7 @@ type NetdevMapSpecs struct {
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
+	MstRoutersV1          *ebpf.MapSpec `ebpf:"mst_routers_v1"`
 	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
@@ -287,6 +289,7 @@ type NetdevMaps struct {
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
+	MstRoutersV1          *ebpf.Map `ebpf:"mst_routers_v1"`
 	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
@@ -351,6 +354,7 @@ func (m *NetdevMaps) Close() error {
 		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
+		m.MstRoutersV1,
 		m.MstServicesV2,
 		m.MstServicesV2Now,
 		m.MstSlotsV1,

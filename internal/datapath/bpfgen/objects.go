@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "e32545b4b638f9961cd2094307be15b9d83e4ec721137670bd271b51b69b0425"
+const ObjectsHash = "745784a41a0b5799eb4441efa29b248b9f7dd63068dcf7abaea020c8b5ef2b77"

@@ -577,6 +577,7 @@ const (
 	PodMapMstRefusalsV1         = "mst_refusals_v1"
 	PodMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	PodMapMstRemotesV1          = "mst_remotes_v1"
+	PodMapMstRoutersV1          = "mst_routers_v1"
 	PodMapMstServicesV2         = "mst_services_v2"
 	PodMapMstServicesV2Now      = "mst_services_v2_now"
 	PodMapMstSlotsV1            = "mst_slots_v1"
@@ -702,6 +703,7 @@ type PodMapSpecs struct {
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
+	MstRoutersV1          *ebpf.MapSpec `ebpf:"mst_routers_v1"`
 	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
@@ -801,6 +803,7 @@ type PodMaps struct {
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
+	MstRoutersV1          *ebpf.Map `ebpf:"mst_routers_v1"`
 	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
@@ -865,6 +868,7 @@ func (m *PodMaps) Close() error {
 		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
+		m.MstRoutersV1,
 		m.MstServicesV2,
 		m.MstServicesV2Now,
 		m.MstSlotsV1,

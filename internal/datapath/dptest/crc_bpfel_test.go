@@ -63,6 +63,7 @@ const (
 	crcMapMstRefusalsV1         = "mst_refusals_v1"
 	crcMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	crcMapMstRemotesV1          = "mst_remotes_v1"
+	crcMapMstRoutersV1          = "mst_routers_v1"
 	crcMapMstServicesV2         = "mst_services_v2"
 	crcMapMstServicesV2Now      = "mst_services_v2_now"
 	crcMapMstSlotsV1            = "mst_slots_v1"
@@ -186,6 +187,7 @@ type crcMapSpecs struct {
 	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
+	MstRoutersV1          *ebpf.MapSpec `ebpf:"mst_routers_v1"`
 	MstServicesV2         *ebpf.MapSpec `ebpf:"mst_services_v2"`
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
@@ -285,6 +287,7 @@ type crcMaps struct {
 	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
+	MstRoutersV1          *ebpf.Map `ebpf:"mst_routers_v1"`
 	MstServicesV2         *ebpf.Map `ebpf:"mst_services_v2"`
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
@@ -349,6 +352,7 @@ func (m *crcMaps) Close() error {
 		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
+		m.MstRoutersV1,
 		m.MstServicesV2,
 		m.MstServicesV2Now,
 		m.MstSlotsV1,

@@ -440,3 +440,34 @@ func TestAPodIsNoRouter(t *testing.T) {
 		}
 	}
 }
+
+// A pod speaks for link-local addresses that may be its own, and not for its router's: it would be sent what leaves the link.
+func TestAPodIsNotItsRouter(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		p, victim := net.Pods[1], net.Pods[2]
+		router, other := netip.MustParseAddr("fe80::1"), netip.MustParseAddr("fe80::2")
+		check(t, net.MstRoutersV1.Put(p.ID, toAddr(router)))
+		for what, frame := range map[string]func(as netip.Addr) []byte{
+			"an advertisement": func(as netip.Addr) []byte {
+				return Eth(p.MAC, victim.MAC).IP(as, victim.IP6).ICMP(136, 0, 0x60000000).Data(as.AsSlice()).Byte(hopLimitAt, 255).Frame()
+			},
+			"one from its own address": func(as netip.Addr) []byte {
+				return Eth(p.MAC, victim.MAC).IP(p.IP6, victim.IP6).ICMP(136, 0, 0x60000000).Data(as.AsSlice()).Byte(hopLimitAt, 255).Frame()
+			},
+			"a solicitation": func(as netip.Addr) []byte {
+				return Eth(p.MAC, victim.MAC).IP(as, victim.IP6).ICMP(135, 0, 0).Data(victim.IP6.AsSlice()).Byte(hopLimitAt, 255).Frame()
+			},
+			"a router's solicitation": func(as netip.Addr) []byte {
+				return Eth(p.MAC, victim.MAC).IP(as, victim.IP6).ICMP(133, 0, 0).Byte(hopLimitAt, 255).Frame()
+			},
+		} {
+			r, err := net.FromPod(p, frame(router))
+			if check(t, err); r.Verdict != Drop || r.Reason != bpfgen.ReasonSpoofedAddress {
+				t.Errorf("%s as its router: %v", what, r)
+			}
+			if r, err = net.FromPod(p, frame(other)); err != nil || r.Verdict != Next {
+				t.Errorf("%s as another: %v, %v", what, r, err)
+			}
+		}
+	})
+}
