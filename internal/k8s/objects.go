@@ -88,6 +88,7 @@ type Hints struct{ Zones, Nodes []string }
 
 // Node is what is kept of a Node.
 type Node struct {
+	Created  int64 // in Unix's seconds
 	Labels   map[string]string
 	Addrs    []netip.Addr // InternalIP, in the order given; without any, ExternalIP
 	External []netip.Addr // ExternalIP
@@ -345,7 +346,7 @@ func addressesOf(o *corev1.Node, kind corev1.NodeAddressType) (out []string) {
 }
 
 func readNode(o *corev1.Node) *Node {
-	n := &Node{Labels: o.Labels, Leaving: o.DeletionTimestamp != nil}
+	n := &Node{Created: o.CreationTimestamp.Unix(), Labels: o.Labels, Leaving: o.DeletionTimestamp != nil}
 	for _, t := range o.Spec.Taints {
 		n.Leaving = n.Leaving || t.Key == "ToBeDeletedByClusterAutoscaler"
 		n.Taints = append(n.Taints, t.Key)
@@ -442,7 +443,7 @@ func (e Endpoint) same(o Endpoint) bool {
 }
 
 func (n *Node) same(o *Node) bool {
-	return maps.Equal(n.Labels, o.Labels) && slices.Equal(n.Addrs, o.Addrs) && slices.Equal(n.External, o.External) && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
+	return n.Created == o.Created && maps.Equal(n.Labels, o.Labels) && slices.Equal(n.Addrs, o.Addrs) && slices.Equal(n.External, o.External) && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
 		n.Leaving == o.Leaving && slices.Equal(n.Taints, o.Taints) && slices.Equal(n.Problems, o.Problems)
 }
 
