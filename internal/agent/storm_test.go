@@ -14,31 +14,32 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mustang-net/mustang/internal/k8s"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // draining is a syncer of a cluster in which so many pods drain, and what it is to tell
-// apart: their addresses, one of them twice, and one more.
-func draining(tb testing.TB, count int) (s *syncer, list, pods []netip.Addr, gone netip.Addr) {
+// apart: backends at their addresses, one of them twice, and one more.
+func draining(tb testing.TB, count int) (s *syncer, list, pods []state.Backend, gone state.Backend) {
 	tb.Helper()
 	a := &Agent{watch: (&k8s.Client{}).NewWatch(slog.New(slog.DiscardHandler), k8s.Pods)}
 	var objects []any
 	now := metav1.Now()
 	for i := range count {
 		addr := netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
-		pods = append(pods, addr)
+		pods = append(pods, state.Backend{AddrPort: netip.AddrPortFrom(addr, 80), Protocol: state.TCP})
 		objects = append(objects, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprint(i), DeletionTimestamp: &now},
 			Status: corev1.PodStatus{PodIP: addr.String(), PodIPs: []corev1.PodIP{{IP: addr.String()}}}})
 	}
 	if err := a.watch.Pods.Replace(objects, ""); err != nil {
 		tb.Fatal(err)
 	}
-	gone = netip.MustParseAddr("10.2.0.1")
+	gone = state.Backend{AddrPort: netip.MustParseAddrPort("10.2.0.1:80"), Protocol: state.TCP}
 	return &syncer{a: a}, append(slices.Clone(pods), gone, pods[0]), pods, gone
 }
 
 func TestEndpointsThatDrainAreTakenOnce(t *testing.T) {
 	s, list, pods, gone := draining(t, 300)
-	if others, drain := s.withoutDraining(list); !slices.Equal(others, []netip.Addr{gone}) || !slices.Equal(drain, pods) {
+	if others, drain := s.withoutDraining(list); !slices.Equal(others, []state.Backend{gone}) || !slices.Equal(drain, pods) {
 		t.Errorf("%d others, %d that drain", len(others), len(drain))
 	}
 }

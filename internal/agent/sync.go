@@ -36,8 +36,8 @@ type syncer struct {
 	whole      bool // the next step replaces everything
 	unpruned   bool // Services that could not be brought into force may have left something
 	retry      map[k8s.Key]kept
-	retrying                // of Services
-	gone       []netip.Addr // may be gone: nobody has told the engine yet
+	retrying                   // of Services
+	gone       []state.Backend // may be gone: nobody has told the engine yet
 
 	nodeList     []state.Node // in force
 	nodeProblems []string
@@ -373,7 +373,7 @@ func (s *syncer) end(ctx context.Context) {
 	if len(s.gone) == 0 || s.whole {
 		return
 	}
-	var draining []netip.Addr // the Service went, or does not select the pod any more
+	var draining []state.Backend // the Service went, or does not select the pod any more
 	s.gone, draining = s.withoutDraining(s.gone)
 	gone := s.inNoSlice(s.gone)
 	if len(gone) > 0 {
@@ -387,9 +387,9 @@ func (s *syncer) end(ctx context.Context) {
 	s.gone = draining
 }
 
-// withoutDraining tells addresses apart by whether a pod drains there. Of those that
-// drain, each is answered once: they are looked at again at every step.
-func (s *syncer) withoutDraining(list []netip.Addr) (others, draining []netip.Addr) {
+// withoutDraining tells backends apart by whether a pod drains at their address. Of those
+// where one does, each is answered once: they are looked at again at every step.
+func (s *syncer) withoutDraining(list []state.Backend) (others, draining []state.Backend) {
 	drains := map[netip.Addr]bool{}
 	for _, p := range s.a.watch.Pods.All() {
 		if p.Draining() {
@@ -398,38 +398,45 @@ func (s *syncer) withoutDraining(list []netip.Addr) (others, draining []netip.Ad
 			}
 		}
 	}
-	for _, a := range list {
-		first, there := drains[a]
-		if !there {
-			others = append(others, a)
-		} else if first {
-			drains[a] = false
-			draining = append(draining, a)
+	seen := make(map[state.Backend]bool, len(list))
+	for _, b := range list {
+		if !drains[b.AddrPort.Addr()] {
+			others = append(others, b)
+		} else if !seen[b] {
+			seen[b] = true
+			draining = append(draining, b)
 		}
 	}
 	return others, draining
 }
 
-// inNoSlice are the addresses that no slice has now, as backends.
-func (s *syncer) inNoSlice(list []netip.Addr) (gone []state.Backend) {
+// inNoSlice are those of list that no slice has now. With a pod's address all its ports are
+// gone; a node's has pods of the node's network beside, whose ports are not concerned.
+func (s *syncer) inNoSlice(list []state.Backend) []state.Backend {
 	if len(list) == 0 {
 		return nil
 	}
-	still := make(map[netip.Addr]bool, len(list))
-	for _, a := range list {
-		still[a] = false
+	shared := map[netip.Addr]bool{}
+	for _, n := range s.a.watch.Nodes.All() {
+		for _, a := range slices.Concat(n.Addrs, n.External) {
+			shared[a] = true
+		}
+	}
+	whole := func(a netip.Addr) state.Backend { return state.Backend{AddrPort: netip.AddrPortFrom(a, 0)} }
+	gone := make(map[state.Backend]bool, len(list))
+	for _, b := range list {
+		if a := b.AddrPort.Addr(); !shared[a] {
+			b = whole(a)
+		}
+		gone[b] = true
 	}
 	for _, slice := range s.a.watch.Slices.All() {
 		for _, e := range slice.Endpoints {
-			if _, asked := still[e.Addr]; asked {
-				still[e.Addr] = true
+			delete(gone, whole(e.Addr))
+			for _, p := range slice.Ports {
+				delete(gone, state.Backend{AddrPort: netip.AddrPortFrom(e.Addr, p.Port), Protocol: p.Protocol})
 			}
 		}
 	}
-	for a, there := range still {
-		if !there {
-			gone = append(gone, state.Backend{AddrPort: netip.AddrPortFrom(a, 0)})
-		}
-	}
-	return gone
+	return slices.Collect(maps.Keys(gone))
 }

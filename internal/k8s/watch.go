@@ -26,6 +26,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // Kind is a kind of object that can be watched.
@@ -67,7 +69,7 @@ type Watch struct {
 	changes []Change
 	synced  map[Kind]bool
 	down    map[Kind]outage
-	gone    []netip.Addr
+	gone    []state.Backend
 	signal  chan struct{}
 }
 
@@ -149,9 +151,9 @@ func (w *Watch) Take() []Change {
 	return out
 }
 
-// TakeGone answers the addresses of endpoints that were terminating and then
-// left their slice. They may be in another one.
-func (w *Watch) TakeGone() []netip.Addr {
+// TakeGone answers the endpoints that were terminating and then left their slice, with
+// each port that they had there. They may be in another one.
+func (w *Watch) TakeGone() []state.Backend {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := w.gone
@@ -164,7 +166,9 @@ func (w *Watch) sliceReplaced(old, now *Slice) {
 	for _, e := range old.Endpoints {
 		still := func(n Endpoint) bool { return n.Addr == e.Addr }
 		if e.Terminating && (now == nil || !slices.ContainsFunc(now.Endpoints, still)) {
-			w.gone = append(w.gone, e.Addr)
+			for _, p := range old.Ports {
+				w.gone = append(w.gone, state.Backend{AddrPort: netip.AddrPortFrom(e.Addr, p.Port), Protocol: p.Protocol})
+			}
 		}
 	}
 }
