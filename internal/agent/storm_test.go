@@ -44,8 +44,27 @@ func TestEndpointsThatDrainAreTakenOnce(t *testing.T) {
 	}
 }
 
-// Services with 30,000 endpoints go, and the pods take their time: every change of anything
-// looks at them again.
+// While pods drain, nothing is looked at again for what is told of others.
+func TestPodsThatDrainAreLookedAtWhenTheyChange(t *testing.T) {
+	s, _, pods, _ := draining(t, 3)
+	s.gone = pods[:1]
+	changed := func(name string) []k8s.Change {
+		return []k8s.Change{{Kind: k8s.Pods, Key: k8s.Key{Namespace: "shop", Name: name}}}
+	}
+	for _, c := range []struct {
+		changes []k8s.Change
+		gone    []state.Backend
+		looks   bool
+	}{{nil, nil, false}, {changed("1"), nil, false}, {changed("0"), nil, true}, {nil, pods[2:], true}, {changed("1"), nil, false}, {changed("2"), nil, true}} {
+		s.end(t.Context()) // no engine: nothing of it ends
+		s.ending(c.changes, c.gone)
+		if looks := s.drain == nil; looks != c.looks {
+			t.Errorf("%v change, %v are gone: it looks: %v", c.changes, c.gone, looks)
+		}
+	}
+}
+
+// Services with 30,000 endpoints go, and the pods take their time.
 func BenchmarkEndpointsThatDrain(b *testing.B) {
 	s, list, _, _ := draining(b, 30000)
 	for b.Loop() {

@@ -363,11 +363,14 @@ func (t *Table[T]) Len() int {
 	return len(t.objects)
 }
 
-// All are all objects at the moment of the call, in no order.
+// All are all objects, in no order. Nothing changes during the loop, which must be short, and
+// must not ask the Watch for anything: it would wait for itself.
 func (t *Table[T]) All() iter.Seq2[Key, *T] {
-	t.w.mu.RLock()
-	defer t.w.mu.RUnlock()
-	return maps.All(maps.Clone(t.objects))
+	return func(yield func(Key, *T) bool) {
+		t.w.mu.RLock()
+		defer t.w.mu.RUnlock()
+		maps.All(t.objects)(yield)
+	}
 }
 
 func (t *Table[T]) watched() Kind { return t.kind }

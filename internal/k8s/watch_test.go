@@ -96,6 +96,24 @@ func TestWhatIsListedAnewIsBehind(t *testing.T) {
 	want(false, "a watch went on, and ended")
 }
 
+// To look at all objects copies none.
+func TestAllObjectsAreNotCopied(t *testing.T) {
+	w := (&Client{}).NewWatch(slog.New(slog.DiscardHandler), Pods)
+	for i := range 1000 {
+		if err := w.Pods.Add(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := 0
+	if allocs := testing.AllocsPerRun(3, func() {
+		for range w.Pods.All() {
+			n++
+		}
+	}); n != 4000 || allocs > 5 {
+		t.Errorf("%d objects, %v allocations", n/4, allocs)
+	}
+}
+
 // What comes of a Service's slices does not depend on which of them was heard of first, as
 // after a restart.
 func TestSlicesCountInTheOrderOfTheirNames(t *testing.T) {
