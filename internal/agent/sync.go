@@ -123,6 +123,7 @@ func (s *syncer) step(ctx context.Context) {
 	affected := s.translator.Affected(changes)
 	s.ending(changes, s.a.watch.TakeGone())
 	s.a.policies.step(ctx, changes)
+	s.lives() // the first of each is long in a large cluster
 	s.place(ctx, changes)
 	s.members(ctx, changes)
 	s.edge(ctx, changes)
@@ -170,6 +171,7 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 			list = append(list, k8s.Affected{Key: k, At: start})
 		}
 		s.attempt(ctx, list)
+		s.lives()
 	}
 	err := s.prune(ctx)
 	if ctx.Err() != nil {

@@ -324,3 +324,26 @@ func TestAtANodesAddressOnePortIsGone(t *testing.T) {
 		t.Errorf("%v are gone, want %v", got, want)
 	}
 }
+
+// At the start of an agent in a large cluster its first turn is long, and no reason to end it.
+func TestALongFirstTurnIsAlive(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer w.close()
+		var services []any
+		for i := range together + 1 {
+			services = append(services, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint(i)}, Spec: corev1.ServiceSpec{
+				ClusterIP: fmt.Sprintf("10.96.%d.%d", i>>8, i&255), Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}}})
+		}
+		w.tellObjects(services, nil)
+		signs := map[*time.Time]bool{w.agent.sync.alive.Load(): true}
+		w.faults.puts = func() { signs[w.agent.sync.alive.Load()] = true }
+		w.turn()
+		if len(signs) != 3 {
+			t.Errorf("%d signs of life until the last write, want one before, one after policy, one between two parts of the Services", len(signs))
+		}
+	})
+}
