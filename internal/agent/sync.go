@@ -89,6 +89,7 @@ func (s *syncer) run(ctx context.Context) error {
 		case <-s.a.policies.wake:
 		case <-beat.C:
 			s.recheck()
+			s.a.lookAtConfig()
 		case <-again.C:
 		}
 		s.lives()
