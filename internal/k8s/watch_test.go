@@ -59,7 +59,7 @@ func TestWhatIsListedAnewIsBehind(t *testing.T) {
 	for _, kind := range []Kind{Pods, Namespaces, Policies} {
 		w.connected(kind, nil)
 	}
-	src := source{w, Policies, client.networking, "networkpolicies", "", &networkingv1.NetworkPolicyList{}}
+	src := source{w, Policies, client.networking, "networkpolicies", "", &networkingv1.NetworkPolicyList{}, w.Policies.Transformer()}
 	follow := func(o metav1.ListOptions) {
 		t.Helper()
 		in, err := src.WatchWithContext(t.Context(), o)
