@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/mustang-net/mustang/internal/cni"
 	"github.com/mustang-net/mustang/internal/engine"
@@ -34,6 +35,8 @@ type Agent struct {
 	policies *policies
 	sync     *syncer
 	command  Command
+
+	configChanged atomic.Bool // on disk, since the agent's start
 }
 
 // everything is what the agent follows.
@@ -102,6 +105,18 @@ func (a *Agent) with(ctx context.Context, fn func(*engine.Engine) error) error {
 		return err
 	}
 	return fn(a.engine)
+}
+
+// anotherConfig is what is wrong then, and the mend.
+const anotherConfig = "it has changed since the agent started, which goes on with what it read then: kubectl -n kube-system rollout restart ds/mustang"
+
+// lookAtConfig says once when the configuration on disk is not the one in force any more: of a ConfigMap that
+// changes, agents that run hear nothing, and those that happen to restart would be the only ones that follow it.
+func (a *Agent) lookAtConfig() {
+	changed := a.config.changed()
+	if before := a.configChanged.Swap(changed); changed && !before {
+		a.log.Warn("the configuration is not in force: "+anotherConfig, "file", a.config.file)
+	}
 }
 
 // Run works until ctx ends or something that the agent cannot be without fails.

@@ -6,6 +6,7 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -81,6 +82,9 @@ type Config struct {
 
 	// LogLevel is debug, info, warn or error.
 	LogLevel string `json:"log-level,omitempty"`
+
+	file string // that was read
+	text []byte // what it said
 }
 
 // None is an address that is not listened on, a NodeMode, and no Devices.
@@ -107,6 +111,7 @@ func (c Config) Read(path string) (Config, error) {
 	if err != nil {
 		return c, fmt.Errorf("read the configuration: %w", err)
 	}
+	c.file, c.text = path, text
 	if text, err = manifest.One(text); err != nil {
 		return c, fmt.Errorf("configuration %s: %w: put all settings into one", path, err)
 	}
@@ -114,6 +119,15 @@ func (c Config) Read(path string) (Config, error) {
 		return c, fmt.Errorf("configuration %s: %w", path, err)
 	}
 	return c, nil
+}
+
+// changed says that the file is not what was read. One that cannot be read says nothing.
+func (c Config) changed() bool {
+	if c.file == "" {
+		return false
+	}
+	text, err := os.ReadFile(c.file)
+	return err == nil && !bytes.Equal(text, c.text)
 }
 
 // Check answers every wrong setting by a sentence.

@@ -3,6 +3,8 @@
 package agent
 
 import (
+	"bytes"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -63,7 +65,7 @@ func TestConfigFileKeepsTheRest(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Defaults()
-	want.LogLevel = "warn"
+	want.LogLevel, want.file, want.text = "warn", path, []byte("log-level: warn")
 	if got, err := Defaults().Read(path); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
@@ -80,4 +82,41 @@ func TestConfigIsOneDocument(t *testing.T) {
 			t.Errorf("%q: node %q, %v", text, c.Node, err)
 		}
 	}
+}
+
+// A ConfigMap that is changed reaches no agent that runs: each says so, once, with the mend.
+func TestAnotherConfigurationOnDiskIsNamed(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	w := newScripted(t)
+	defer w.close()
+	var told bytes.Buffer
+	w.agent.log = slog.New(slog.NewTextHandler(&told, nil))
+	path := filepath.Join(t.TempDir(), "agent.yaml")
+	looks := func(when, text string, named bool, warned int) {
+		t.Helper()
+		if text != "" {
+			must(t, os.WriteFile(path, []byte(text), 0o600))
+		}
+		w.agent.lookAtConfig()
+		sentences := w.agent.healthy().Problems["configuration "+path]
+		if got := strings.Contains(strings.Join(sentences, ""), "rollout restart ds/mustang"); got != named {
+			t.Errorf("%s: /healthz says %q, want it named: %v", when, sentences, named)
+		}
+		if got := strings.Count(told.String(), "rollout restart ds/mustang"); got != warned {
+			t.Errorf("%s: told %q, want %d warnings", when, told.String(), warned)
+		}
+	}
+	looks("without a file", "", false, 0)
+	must(t, os.WriteFile(path, []byte("log-level: warn"), 0o600))
+	config, err := w.config.Read(path)
+	must(t, err)
+	w.agent.config = config
+	looks("as it was read", "", false, 0)
+	looks("changed", "log-level: info", true, 1)
+	looks("later", "", true, 1)
+	looks("changed back", "log-level: warn", false, 1)
+	must(t, os.Remove(path))
+	looks("away", "", false, 1)
 }

@@ -28,8 +28,8 @@ type Health struct {
 	CurrentTime  time.Time `json:"currentTime"`
 	NodeEligible *bool     `json:"nodeEligible,omitempty"`
 	Because      []string  `json:"because,omitempty"` // why it is not well
-	// Problems are objects that are not in force in whole. They are no reason
-	// to call the agent ill.
+	// Problems are objects that are not in force in whole, and a configuration that is
+	// not. They are no reason to call the agent ill.
 	Problems map[string][]string `json:"problems,omitempty"`
 	// SyncAge is for how many seconds the API server has not been followed.
 	SyncAge  float64 `json:"syncAge"`
@@ -89,11 +89,12 @@ func (a *Agent) healthy() Health {
 		h.Because = append(h.Because, "the node is being deleted")
 	}
 	h.NodeEligible = &eligible
+	h.Problems = map[string][]string{}
 	for o, list := range a.problems.list() {
-		if h.Problems == nil {
-			h.Problems = map[string][]string{}
-		}
 		h.Problems[o.String()] = list
+	}
+	if a.configChanged.Load() {
+		h.Problems["configuration "+a.config.file] = []string{anotherConfig}
 	}
 	return h
 }

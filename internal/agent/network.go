@@ -174,7 +174,8 @@ func (s *syncer) writeList() error {
 	if err != nil {
 		return err
 	}
-	if len(others) > 0 && !s.a.config.CNIDisplace {
+	alone := len(others) == 0 || s.a.config.CNIDisplace
+	if !alone && !place.HasOurs() {
 		return fmt.Errorf("another network is installed: %s; remove it, or set cni-displace (the runtime takes the first list by name)", strings.Join(others, ", "))
 	}
 	if !place.HasList(list) {
@@ -185,6 +186,9 @@ func (s *syncer) writeList() error {
 		s.a.log.Info("the network list is in place", "path", path)
 	}
 	s.network.list = list
+	if !alone { // it came later, and takes nothing from pods that run
+		s.a.log.Warn("another network is installed beside this one's list; new pods are of the first by name: remove the other, or set cni-displace if it is meant", "others", others)
+	}
 	s.warnOfStrays(self.PodCIDRs)
 	return nil
 }

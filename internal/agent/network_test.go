@@ -97,6 +97,54 @@ func TestChartsConfiguration(t *testing.T) {
 	}
 }
 
+// Another network's list keeps ours from being written. One that comes later, as of what calls ours, is named once, and
+// no reason to call the node ill after the agent's next start.
+func TestAListBesideOurs(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	w := newScripted(t)
+	defer w.close()
+	dir := t.TempDir()
+	w.agent.config.CNIConfDir = dir
+	var told bytes.Buffer
+	w.agent.log = slog.New(slog.NewTextHandler(&told, nil))
+	other := filepath.Join(dir, "00-other.conflist")
+	const theirs = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "other"}]}`
+	node := func(cidr string) {
+		check(t, w.agent.watch.Nodes.Replace([]any{clusterNode("n1", "192.0.2.1", cidr)}, ""))
+	}
+	list := func(when, refused string, warned int) {
+		t.Helper()
+		told.Reset()
+		err := w.agent.sync.writeList()
+		if (err == nil) != (refused == "") || err != nil && !strings.Contains(err.Error(), refused) {
+			t.Errorf("%s: %v, want %q", when, err, refused)
+		}
+		if got := strings.Count(told.String(), other); got != warned {
+			t.Errorf("%s: told %q, want the other named %d times", when, told.String(), warned)
+		}
+	}
+	node("10.1.0.0/24")
+	check(t, os.WriteFile(other, []byte(theirs), 0o600))
+	list("before ours", "another network is installed: "+other, 0)
+	check(t, os.Remove(other))
+	list("alone", "", 0)
+	check(t, os.WriteFile(other, []byte(theirs), 0o600))
+	list("it comes", "", 0)
+	w.agent.sync.network = network{}
+	list("another agent", "", 1)
+	list("again", "", 0)
+	node("10.2.0.0/24")
+	list("another pod CIDR", "", 1)
+	want, err := w.agent.config.cniList([]netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")})
+	if err != nil || !w.agent.config.place().HasList(want) {
+		t.Errorf("the list is not the one of the new pod CIDR: %v", err)
+	}
+	check(t, os.Remove(filepath.Join(dir, install.DefaultConfName)))
+	list("ours goes", "another network is installed", 0)
+}
+
 // A Node that was removed and added again may have other pod CIDRs: its pods that live on are named, once.
 func TestPodsThatOutliveTheirNodesNetworksAreNamed(t *testing.T) {
 	if os.Geteuid() != 0 {

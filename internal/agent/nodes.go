@@ -6,9 +6,11 @@ package agent
 // reached.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -231,7 +233,9 @@ func byName(a, b state.Node) int { return strings.Compare(a.Name, b.Name) }
 // nodes are the cluster's nodes that can be used beside these, by name, and what is
 // wrong with the others.
 func (a *Agent) nodes(beside []state.Node) (list []state.Node, wrong []string) {
+	born := map[string]int64{}
 	for key, n := range a.watch.Nodes.All() {
+		born[key.Name] = n.Created
 		spec := node.Spec{Name: key.Name, Mode: a.config.NodeMode}
 		for _, addr := range oneOfEach(n.Addrs) {
 			spec.Address = append(spec.Address, addr.String())
@@ -254,12 +258,11 @@ func (a *Agent) nodes(beside []state.Node) (list []state.Node, wrong []string) {
 		one.Owner = state.OwnerKubernetes
 		list = append(list, one)
 	}
-	slices.SortFunc(list, byName)
-	// Who else claims what this node has is a Node from before, of the same machine.
-	if i := slices.IndexFunc(list, func(n state.Node) bool { return n.Name == a.config.Node }); i > 0 {
-		self := list[i]
-		list = slices.Insert(slices.Delete(list, i, i+1), 0, self)
-	}
+	born[a.config.Node] = math.MaxInt64
+	// Who claims what this node has, or a younger one, is a Node from before, of the same machine.
+	slices.SortFunc(list, func(x, y state.Node) int {
+		return cmp.Or(cmp.Compare(born[y.Name], born[x.Name]), byName(x, y))
+	})
 	used := list[:0]
 	for _, n := range list {
 		if err := node.Conflict(n, beside); err != nil {

@@ -154,15 +154,20 @@ func TestThisNodeIsWhatItSays(t *testing.T) {
 	w := newScripted(t)
 	defer w.close()
 	w.agent.config.NodeMode = "direct"
-	check(t, w.agent.watch.Nodes.Replace([]any{clusterNode("a", "192.0.2.1", "10.1.9.0/24"), clusterNode("n1", "192.0.2.1", "10.1.1.0/24"),
-		clusterNode("b", "192.0.2.2", "10.1.2.0/24"), clusterNode("c", "192.0.2.2", "10.1.8.0/24")}, ""))
+	born := func(n *corev1.Node, when int64) *corev1.Node {
+		n.CreationTimestamp = metav1.Unix(when, 0)
+		return n
+	}
+	check(t, w.agent.watch.Nodes.Replace([]any{born(clusterNode("a", "192.0.2.1", "10.1.9.0/24"), 9), born(clusterNode("n1", "192.0.2.1", "10.1.1.0/24"), 1),
+		born(clusterNode("b", "192.0.2.2", "10.1.2.0/24"), 2), born(clusterNode("c", "192.0.2.2", "10.1.8.0/24"), 3),
+		clusterNode("d", "192.0.2.3", "10.1.3.0/24"), clusterNode("e", "192.0.2.3", "10.1.4.0/24")}, ""))
 	list, wrong := w.agent.nodes(nil)
 	var names []string
 	for _, n := range list {
 		names = append(names, n.Name)
 	}
-	if !slices.Equal(names, []string{"b", "n1"}) || len(wrong) != 2 {
-		t.Errorf("nodes %v, want b and n1; wrong: %q", names, wrong)
+	if want := []string{"c", "d", "n1"}; !slices.Equal(names, want) || len(wrong) != 3 {
+		t.Errorf("nodes %v, want %v: this one, the youngest, the first by name; wrong: %q", names, want, wrong)
 	}
 }
 

@@ -28,6 +28,7 @@ type policies struct {
 	a       *Agent
 	pending []k8s.Change // not told to the model yet; at first, everything
 	retrying
+	said  string        // why the last try failed; "": it did not
 	wake  chan struct{} // an address of the node came or went
 	moved atomic.Bool   // so it is
 
@@ -66,10 +67,13 @@ func (p *policies) step(ctx context.Context, changes []k8s.Change) {
 			p.pending = append(p.pending, c)
 		}
 	}
+	if p.rests() {
+		return // what is pending waits, too
+	}
 	whole := !p.ready()
 	retry := p.again()
 	moved := p.moved.Swap(false)
-	if whole && p.rests() || !whole && !retry && !moved && len(p.pending) == 0 {
+	if !whole && !retry && !moved && len(p.pending) == 0 {
 		return
 	}
 	start := time.Now()
@@ -81,10 +85,14 @@ func (p *policies) step(ctx context.Context, changes []k8s.Change) {
 	if err != nil {
 		p.a.metrics.failures.Inc()
 		p.wait(start)
-		p.a.log.Error("policy could not be brought into force; no pod may more than before, and it is tried again", "error", err)
+		if p.said != err.Error() {
+			p.said = err.Error()
+			p.a.log.Error("policy could not be brought into force; no pod may more than before, and it is tried again", "error", err)
+		}
 		return
 	}
 	p.succeeded()
+	p.said = ""
 	p.publish()
 	if whole {
 		p.a.log.Info("policy is in force", "policies", p.a.watch.Policies.Len(), "pods", p.a.watch.Pods.Len(), "took", time.Since(start).Round(time.Millisecond))
@@ -98,15 +106,13 @@ func (p *policies) step(ctx context.Context, changes []k8s.Change) {
 // apply tells the model what is pending, once, and writes the tables.
 func (p *policies) apply(ctx context.Context, refresh bool) error {
 	return p.a.with(ctx, func(e *engine.Engine) error {
-		if refresh {
-			if err := e.RefreshNode(); err != nil {
-				return err
-			}
-		}
-		err := e.FeedPolicies(func(m *policy.Model) {
+		err := e.FeedPolicies(func(m *policy.Model) { // first: what is pending may be what mends a failure
 			p.tell(m, p.pending)
 			p.pending = nil
 		})
+		if err == nil && refresh {
+			err = e.RefreshNode()
+		}
 		if err != nil {
 			return err
 		}

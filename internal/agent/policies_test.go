@@ -3,8 +3,10 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -66,6 +68,59 @@ func TestWhatGoesWhileTheFirstPolicyFailsIsGone(t *testing.T) {
 			}
 			return nil
 		}))
+	})
+}
+
+// While policy cannot be written, what changes waits for the next try, is not lost, and is not told of each time.
+func TestWhilePolicyFailsChangesWait(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	named := func(name string) *networkingv1.NetworkPolicy {
+		return &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer w.close()
+		var told bytes.Buffer
+		w.agent.log = slog.New(slog.NewTextHandler(&told, nil))
+		p := w.agent.policies
+		turn := func(when string, due bool, pause time.Duration) {
+			t.Helper()
+			if due {
+				p.due = time.Now()
+			}
+			w.turn()
+			if p.pause != pause || p.fails() != (pause > 0) {
+				t.Errorf("%s: the next try is after %v, want %v", when, p.pause, pause)
+			}
+		}
+		w.tellObjects(nil, nil)
+		turn("at first", false, 0)
+		check(t, os.Remove(filepath.Join(w.config.StateDir, "policy-names.json")))
+		full := filepath.Join(w.config.StateDir, ".new-policy-names.json") // it cannot be written, as on a full /run
+		check(t, os.MkdirAll(filepath.Join(full, "x"), 0o700))
+		check(t, w.agent.watch.Policies.Add(named("goes")))
+		turn("it fails", false, retryFirst)
+		p.due = time.Now().Add(time.Hour)
+		check(t, w.agent.watch.Policies.Add(named("stays")))
+		turn("something changes", false, retryFirst)
+		turn("it fails again", true, 2*retryFirst)
+		p.due = time.Now().Add(time.Hour)
+		check(t, w.agent.watch.Policies.Delete(named("goes")))
+		turn("something goes", false, 2*retryFirst)
+		check(t, os.RemoveAll(full))
+		turn("it works", true, 0)
+		check(t, w.agent.with(t.Context(), func(e *engine.Engine) error {
+			m, err := e.Policies()
+			if err == nil && (len(m.Policies()) != 1 || m.Policies()[0].Name != "stays") {
+				t.Errorf("policies in force are %v, want the one that stays", m.Policies())
+			}
+			return err
+		}))
+		if n := strings.Count(told.String(), "level=ERROR"); n != 1 {
+			t.Errorf("%d sentences about one failure:\n%s", n, told.String())
+		}
 	})
 }
 

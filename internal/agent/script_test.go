@@ -363,6 +363,7 @@ type fault struct {
 	hit     bool
 	about   netip.Prefix // no frontend in it can be written
 	unfit   netip.Prefix // no frontend in it has room
+	puts    func()       // is told of each Put, when given
 }
 
 func (f *faults) begin(n int, forEver bool) { *f.fault = fault{left: n, forEver: forEver} }
@@ -390,7 +391,7 @@ func (f *fault) write() error {
 
 func (f *faults) stand(t reconcile.ServiceTables) reconcile.ServiceTables {
 	if !f.forEver {
-		f.fault = &fault{about: f.about, unfit: f.unfit}
+		f.fault = &fault{about: f.about, unfit: f.unfit, puts: f.puts}
 	}
 	return reconcile.ServiceTables{
 		Frontends: faulty[datapath.FrontendKey, datapath.Frontend]{t.Frontends, f.fault},
@@ -408,6 +409,9 @@ type faulty[K, V comparable] struct {
 }
 
 func (t faulty[K, V]) Put(keys []K, values []V) error {
+	if t.f.puts != nil {
+		t.f.puts()
+	}
 	if len(keys) > 0 {
 		if err := t.f.write(); err != nil {
 			return err

@@ -14,37 +14,57 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mustang-net/mustang/internal/k8s"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // draining is a syncer of a cluster in which so many pods drain, and what it is to tell
-// apart: their addresses, one of them twice, and one more.
-func draining(tb testing.TB, count int) (s *syncer, list, pods []netip.Addr, gone netip.Addr) {
+// apart: backends at their addresses, one of them twice, and one more.
+func draining(tb testing.TB, count int) (s *syncer, list, pods []state.Backend, gone state.Backend) {
 	tb.Helper()
 	a := &Agent{watch: (&k8s.Client{}).NewWatch(slog.New(slog.DiscardHandler), k8s.Pods)}
 	var objects []any
 	now := metav1.Now()
 	for i := range count {
 		addr := netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
-		pods = append(pods, addr)
+		pods = append(pods, state.Backend{AddrPort: netip.AddrPortFrom(addr, 80), Protocol: state.TCP})
 		objects = append(objects, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprint(i), DeletionTimestamp: &now},
 			Status: corev1.PodStatus{PodIP: addr.String(), PodIPs: []corev1.PodIP{{IP: addr.String()}}}})
 	}
 	if err := a.watch.Pods.Replace(objects, ""); err != nil {
 		tb.Fatal(err)
 	}
-	gone = netip.MustParseAddr("10.2.0.1")
+	gone = state.Backend{AddrPort: netip.MustParseAddrPort("10.2.0.1:80"), Protocol: state.TCP}
 	return &syncer{a: a}, append(slices.Clone(pods), gone, pods[0]), pods, gone
 }
 
 func TestEndpointsThatDrainAreTakenOnce(t *testing.T) {
 	s, list, pods, gone := draining(t, 300)
-	if others, drain := s.withoutDraining(list); !slices.Equal(others, []netip.Addr{gone}) || !slices.Equal(drain, pods) {
+	if others, drain := s.withoutDraining(list); !slices.Equal(others, []state.Backend{gone}) || !slices.Equal(drain, pods) {
 		t.Errorf("%d others, %d that drain", len(others), len(drain))
 	}
 }
 
-// Services with 30,000 endpoints go, and the pods take their time: every change of anything
-// looks at them again.
+// While pods drain, nothing is looked at again for what is told of others.
+func TestPodsThatDrainAreLookedAtWhenTheyChange(t *testing.T) {
+	s, _, pods, _ := draining(t, 3)
+	s.gone = pods[:1]
+	changed := func(name string) []k8s.Change {
+		return []k8s.Change{{Kind: k8s.Pods, Key: k8s.Key{Namespace: "shop", Name: name}}}
+	}
+	for _, c := range []struct {
+		changes []k8s.Change
+		gone    []state.Backend
+		looks   bool
+	}{{nil, nil, false}, {changed("1"), nil, false}, {changed("0"), nil, true}, {nil, pods[2:], true}, {changed("1"), nil, false}, {changed("2"), nil, true}} {
+		s.end(t.Context()) // no engine: nothing of it ends
+		s.ending(c.changes, c.gone)
+		if looks := s.drain == nil; looks != c.looks {
+			t.Errorf("%v change, %v are gone: it looks: %v", c.changes, c.gone, looks)
+		}
+	}
+}
+
+// Services with 30,000 endpoints go, and the pods take their time.
 func BenchmarkEndpointsThatDrain(b *testing.B) {
 	s, list, _, _ := draining(b, 30000)
 	for b.Loop() {

@@ -36,8 +36,9 @@ type syncer struct {
 	whole      bool // the next step replaces everything
 	unpruned   bool // Services that could not be brought into force may have left something
 	retry      map[k8s.Key]kept
-	retrying                // of Services
-	gone       []netip.Addr // may be gone: nobody has told the engine yet
+	retrying                    // of Services
+	gone       []state.Backend  // may be gone: nobody has told the engine yet
+	drain      map[k8s.Key]bool // the pods that gone waits for; nil: not looked at yet
 
 	nodeList     []state.Node // in force
 	nodeProblems []string
@@ -88,6 +89,7 @@ func (s *syncer) run(ctx context.Context) error {
 		case <-s.a.policies.wake:
 		case <-beat.C:
 			s.recheck()
+			s.a.lookAtConfig()
 		case <-again.C:
 		}
 		s.lives()
@@ -120,8 +122,9 @@ func (s *syncer) step(ctx context.Context) {
 	}
 	changes := s.a.watch.Take()
 	affected := s.translator.Affected(changes)
-	s.gone = append(s.gone, s.a.watch.TakeGone()...)
+	s.ending(changes, s.a.watch.TakeGone())
 	s.a.policies.step(ctx, changes)
+	s.lives() // the first of each is long in a large cluster
 	s.place(ctx, changes)
 	s.members(ctx, changes)
 	s.edge(ctx, changes)
@@ -169,6 +172,7 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 			list = append(list, k8s.Affected{Key: k, At: start})
 		}
 		s.attempt(ctx, list)
+		s.lives()
 	}
 	err := s.prune(ctx)
 	if ctx.Err() != nil {
@@ -366,20 +370,27 @@ func (s *syncer) applied(start time.Time, affected []k8s.Affected) {
 	}
 }
 
+// ending notes what may have gone, and whether it is to be looked at: while pods drain, only
+// what is told of one of them says anything new.
+func (s *syncer) ending(changes []k8s.Change, gone []state.Backend) {
+	s.gone = append(s.gone, gone...)
+	if len(gone) > 0 || slices.ContainsFunc(changes, func(c k8s.Change) bool { return c.Kind == k8s.Pods && s.drain[c.Key] }) {
+		s.drain = nil
+	}
+}
+
 // end ends the connections to endpoints that are gone: they were terminating, are
 // in no slice any more, and no pod drains there. One that left a slice without having
 // been terminating may live on, and what goes there goes on.
 func (s *syncer) end(ctx context.Context) {
-	if len(s.gone) == 0 || s.whole {
+	if len(s.gone) == 0 || s.whole || s.drain != nil {
 		return
 	}
-	var draining []netip.Addr // the Service went, or does not select the pod any more
-	s.gone, draining = s.withoutDraining(s.gone)
-	gone := s.inNoSlice(s.gone)
-	if len(gone) > 0 {
+	others, draining := s.withoutDraining(s.gone) // the Service went, or does not select the pod any more
+	if gone := s.inNoSlice(others); len(gone) > 0 {
 		err := s.a.with(ctx, func(e *engine.Engine) error { return e.BackendsGone(gone...) })
 		if err != nil {
-			s.gone = append(s.gone, draining...)
+			s.drain = nil
 			s.a.log.Error("connections to endpoints that are gone could not be ended; it is tried again", "endpoints", len(gone), "error", err)
 			return
 		}
@@ -387,49 +398,63 @@ func (s *syncer) end(ctx context.Context) {
 	s.gone = draining
 }
 
-// withoutDraining tells addresses apart by whether a pod drains there. Of those that
-// drain, each is answered once: they are looked at again at every step.
-func (s *syncer) withoutDraining(list []netip.Addr) (others, draining []netip.Addr) {
-	drains := map[netip.Addr]bool{}
-	for _, p := range s.a.watch.Pods.All() {
-		if p.Draining() {
-			for _, a := range p.IPs {
-				drains[a] = true
+// withoutDraining tells backends apart by whether a pod drains at their address, and notes
+// which pods do. Of those where one does, each is answered once.
+func (s *syncer) withoutDraining(list []state.Backend) (others, draining []state.Backend) {
+	asked := make(map[netip.Addr]bool, len(list))
+	for _, b := range list {
+		asked[b.AddrPort.Addr()] = false
+	}
+	s.drain = map[k8s.Key]bool{}
+	for k, p := range s.a.watch.Pods.All() {
+		if !p.Draining() {
+			continue
+		}
+		for _, a := range p.IPs {
+			if _, yes := asked[a]; yes {
+				asked[a], s.drain[k] = true, true
 			}
 		}
 	}
-	for _, a := range list {
-		first, there := drains[a]
-		if !there {
-			others = append(others, a)
-		} else if first {
-			drains[a] = false
-			draining = append(draining, a)
+	seen := make(map[state.Backend]bool, len(list))
+	for _, b := range list {
+		if !asked[b.AddrPort.Addr()] {
+			others = append(others, b)
+		} else if !seen[b] {
+			seen[b] = true
+			draining = append(draining, b)
 		}
 	}
 	return others, draining
 }
 
-// inNoSlice are the addresses that no slice has now, as backends.
-func (s *syncer) inNoSlice(list []netip.Addr) (gone []state.Backend) {
+// inNoSlice are those of list that no slice has now. With a pod's address all its ports are
+// gone; a node's has pods of the node's network beside, whose ports are not concerned.
+func (s *syncer) inNoSlice(list []state.Backend) []state.Backend {
 	if len(list) == 0 {
 		return nil
 	}
-	still := make(map[netip.Addr]bool, len(list))
-	for _, a := range list {
-		still[a] = false
+	shared := map[netip.Addr]bool{}
+	for _, n := range s.a.watch.Nodes.All() {
+		for _, a := range slices.Concat(n.Addrs, n.External) {
+			shared[a] = true
+		}
+	}
+	whole := func(a netip.Addr) state.Backend { return state.Backend{AddrPort: netip.AddrPortFrom(a, 0)} }
+	gone := make(map[state.Backend]bool, len(list))
+	for _, b := range list {
+		if a := b.AddrPort.Addr(); !shared[a] {
+			b = whole(a)
+		}
+		gone[b] = true
 	}
 	for _, slice := range s.a.watch.Slices.All() {
 		for _, e := range slice.Endpoints {
-			if _, asked := still[e.Addr]; asked {
-				still[e.Addr] = true
+			delete(gone, whole(e.Addr))
+			for _, p := range slice.Ports {
+				delete(gone, state.Backend{AddrPort: netip.AddrPortFrom(e.Addr, p.Port), Protocol: p.Protocol})
 			}
 		}
 	}
-	for a, there := range still {
-		if !there {
-			gone = append(gone, state.Backend{AddrPort: netip.AddrPortFrom(a, 0)})
-		}
-	}
-	return gone
+	return slices.Collect(maps.Keys(gone))
 }

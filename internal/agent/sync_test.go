@@ -4,6 +4,7 @@ package agent
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -22,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mustang-net/mustang/internal/k8s"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // checked is a Service with a health check, and with a source range that is none.
@@ -290,6 +292,58 @@ func TestWhatIsGoneIsToldUntilItIsKnown(t *testing.T) {
 		w.turn()
 		if gone := w.agent.sync.gone; len(gone) != 0 {
 			t.Errorf("%v are still to be told of", gone)
+		}
+	})
+}
+
+// Pods of the node's network share an address: of one that ends, its own port is told.
+func TestAtANodesAddressOnePortIsGone(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	w := newScripted(t)
+	defer w.close()
+	yes, tcp := true, corev1.ProtocolTCP
+	slice := func(name, address string, port int32) *discoveryv1.EndpointSlice {
+		return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Protocol: &tcp, Port: &port}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Terminating: &yes}}}}
+	}
+	ends := []any{slice("host", "192.0.2.1", 80), slice("pod", "10.1.0.1", 80), slice("moves", "192.0.2.1", 82)}
+	w.tellObjects(nil, append(slices.Clone(ends), slice("beside", "192.0.2.1", 81), slice("other", "192.0.2.1", 82)))
+	check(t, w.agent.watch.Nodes.Replace([]any{clusterNode("n1", "192.0.2.1", "10.1.0.0/24")}, ""))
+	for _, s := range ends {
+		check(t, w.agent.watch.Slices.Delete(s))
+	}
+	got := map[state.Backend]bool{}
+	for _, b := range w.agent.sync.inNoSlice(w.agent.watch.TakeGone()) {
+		got[b] = true
+	}
+	want := map[state.Backend]bool{{AddrPort: netip.MustParseAddrPort("192.0.2.1:80"), Protocol: state.TCP}: true, {AddrPort: netip.MustParseAddrPort("10.1.0.1:0")}: true}
+	if !maps.Equal(got, want) {
+		t.Errorf("%v are gone, want %v", got, want)
+	}
+}
+
+// At the start of an agent in a large cluster its first turn is long, and no reason to end it.
+func TestALongFirstTurnIsAlive(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer w.close()
+		var services []any
+		for i := range together + 1 {
+			services = append(services, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint(i)}, Spec: corev1.ServiceSpec{
+				ClusterIP: fmt.Sprintf("10.96.%d.%d", i>>8, i&255), Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}}})
+		}
+		w.tellObjects(services, nil)
+		signs := map[*time.Time]bool{w.agent.sync.alive.Load(): true}
+		w.faults.puts = func() { signs[w.agent.sync.alive.Load()] = true }
+		w.turn()
+		if len(signs) != 3 {
+			t.Errorf("%d signs of life until the last write, want one before, one after policy, one between two parts of the Services", len(signs))
 		}
 	})
 }

@@ -54,6 +54,9 @@ func (p Place) HasList(text []byte) bool {
 	return err == nil && bytes.Equal(have, text)
 }
 
+// HasOurs says whether a list with mustang in it is installed, this or an earlier one.
+func (p Place) HasOurs() bool { return isOurs(p.list()) }
+
 // Others are lists of other networks: the runtime takes the first by name, so
 // ours would displace one, or be displaced.
 func (p Place) Others() ([]string, error) {

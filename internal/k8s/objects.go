@@ -88,6 +88,7 @@ type Hints struct{ Zones, Nodes []string }
 
 // Node is what is kept of a Node.
 type Node struct {
+	Created  int64 // in Unix's seconds
 	Labels   map[string]string
 	Addrs    []netip.Addr // InternalIP, in the order given; without any, ExternalIP
 	External []netip.Addr // ExternalIP
@@ -134,6 +135,15 @@ type Policy struct {
 
 // intern makes equal strings of many objects one.
 func intern(s string) string { return unique.Make(s).Value() }
+
+// internLabels is labels with each key and value interned: most objects share them.
+func internLabels(labels map[string]string) map[string]string {
+	out := make(map[string]string, len(labels))
+	for k, v := range labels {
+		out[intern(k)] = intern(v)
+	}
+	return out
+}
 
 // problems collects sentences about one object.
 type problems []string
@@ -345,7 +355,7 @@ func addressesOf(o *corev1.Node, kind corev1.NodeAddressType) (out []string) {
 }
 
 func readNode(o *corev1.Node) *Node {
-	n := &Node{Labels: o.Labels, Leaving: o.DeletionTimestamp != nil}
+	n := &Node{Created: o.CreationTimestamp.Unix(), Labels: internLabels(o.Labels), Leaving: o.DeletionTimestamp != nil}
 	for _, t := range o.Spec.Taints {
 		n.Leaving = n.Leaving || t.Key == "ToBeDeletedByClusterAutoscaler"
 		n.Taints = append(n.Taints, t.Key)
@@ -378,7 +388,7 @@ func (p *Pod) Ended() bool {
 
 func readPod(o *corev1.Pod) *Pod {
 	p := &Pod{
-		UID: string(o.UID), Created: o.CreationTimestamp.Unix(), StaticUID: o.Annotations[staticUID], Labels: o.Labels, Node: intern(o.Spec.NodeName), Phase: intern(string(o.Status.Phase)),
+		UID: string(o.UID), Created: o.CreationTimestamp.Unix(), StaticUID: o.Annotations[staticUID], Labels: internLabels(o.Labels), Node: intern(o.Spec.NodeName), Phase: intern(string(o.Status.Phase)),
 		HostNetwork: o.Spec.HostNetwork, Terminating: o.DeletionTimestamp != nil,
 	}
 	ips := make([]string, 0, len(o.Status.PodIPs))
@@ -442,7 +452,7 @@ func (e Endpoint) same(o Endpoint) bool {
 }
 
 func (n *Node) same(o *Node) bool {
-	return maps.Equal(n.Labels, o.Labels) && slices.Equal(n.Addrs, o.Addrs) && slices.Equal(n.External, o.External) && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
+	return n.Created == o.Created && maps.Equal(n.Labels, o.Labels) && slices.Equal(n.Addrs, o.Addrs) && slices.Equal(n.External, o.External) && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
 		n.Leaving == o.Leaving && slices.Equal(n.Taints, o.Taints) && slices.Equal(n.Problems, o.Problems)
 }
 

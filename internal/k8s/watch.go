@@ -18,14 +18,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/rest"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // Kind is a kind of object that can be watched.
@@ -67,7 +66,7 @@ type Watch struct {
 	changes []Change
 	synced  map[Kind]bool
 	down    map[Kind]outage
-	gone    []netip.Addr
+	gone    []state.Backend
 	signal  chan struct{}
 }
 
@@ -111,7 +110,7 @@ func (c *Client) NewWatch(log *slog.Logger, kinds ...Kind) *Watch {
 			w.Pods = newTable(w, kind, readPod, (*Pod).same)
 			w.follow(w.Pods, c.core, "pods", "", &corev1.Pod{}, &corev1.PodList{})
 		case Namespaces:
-			read := func(o *corev1.Namespace) *Namespace { return &Namespace{o.Labels} }
+			read := func(o *corev1.Namespace) *Namespace { return &Namespace{internLabels(o.Labels)} }
 			w.Namespaces = newTable(w, kind, read, (*Namespace).same)
 			w.follow(w.Namespaces, c.core, "namespaces", "", &corev1.Namespace{}, &corev1.NamespaceList{})
 		case Policies:
@@ -149,9 +148,9 @@ func (w *Watch) Take() []Change {
 	return out
 }
 
-// TakeGone answers the addresses of endpoints that were terminating and then
-// left their slice. They may be in another one.
-func (w *Watch) TakeGone() []netip.Addr {
+// TakeGone answers the endpoints that were terminating and then left their slice, with
+// each port that they had there. They may be in another one.
+func (w *Watch) TakeGone() []state.Backend {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := w.gone
@@ -164,7 +163,9 @@ func (w *Watch) sliceReplaced(old, now *Slice) {
 	for _, e := range old.Endpoints {
 		still := func(n Endpoint) bool { return n.Addr == e.Addr }
 		if e.Terminating && (now == nil || !slices.ContainsFunc(now.Endpoints, still)) {
-			w.gone = append(w.gone, e.Addr)
+			for _, p := range old.Ports {
+				w.gone = append(w.gone, state.Backend{AddrPort: netip.AddrPortFrom(e.Addr, p.Port), Protocol: p.Protocol})
+			}
 		}
 	}
 }
@@ -238,91 +239,6 @@ func (w *Watch) connected(kind Kind, err error) {
 	}
 }
 
-// source lists and watches one resource.
-type source struct {
-	w        *Watch
-	kind     Kind
-	client   rest.Interface
-	resource string
-	selector string
-	list     runtime.Object
-}
-
-func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	o.LabelSelector = s.selector
-	out := s.list.DeepCopyObject()
-	err := s.client.Get().Resource(s.resource).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Into(out)
-	if ctx.Err() == nil && err != nil { // else Replace says so: until then the table is of before
-		s.w.connected(s.kind, err)
-	}
-	return out, err
-}
-
-func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	o.LabelSelector, o.Watch = s.selector, true
-	in, err := s.client.Get().Resource(s.resource).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
-	whole := o.SendInitialEvents != nil && *o.SendInitialEvents // it is a list, too
-	if ctx.Err() == nil && (err != nil || !whole) {
-		s.w.connected(s.kind, err)
-	}
-	if err != nil {
-		return in, err
-	}
-	return s.heard(ctx, in), nil
-}
-
-// heard passes events on. After one that is an error a watch does not go on from where
-// it was, and until there is another list the table is of before.
-func (s source) heard(ctx context.Context, in watch.Interface) watch.Interface {
-	events := make(chan watch.Event)
-	out := watch.NewProxyWatcher(events)
-	go func() {
-		defer close(events)
-		defer in.Stop()
-		for {
-			select {
-			case <-out.StopChan():
-				return
-			case e, more := <-in.ResultChan():
-				if !more {
-					return
-				}
-				if e.Type == watch.Error && ctx.Err() == nil {
-					s.w.connected(s.kind, apierrors.FromObject(e.Object))
-				}
-				select {
-				case <-out.StopChan():
-					return
-				case events <- e:
-				}
-			}
-		}
-	}()
-	return out
-}
-
-// List and Watch are the same for callers without a context, of which there are none.
-func (s source) List(o metav1.ListOptions) (runtime.Object, error) {
-	return s.ListWithContext(context.Background(), o)
-}
-
-func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
-	return s.WatchWithContext(context.Background(), o)
-}
-
-func (w *Watch) follow(t follower, client rest.Interface, resource, selector string, one, list runtime.Object) {
-	src := source{w, t.watched(), client, resource, selector, list}
-	w.runs = append(w.runs, func(ctx context.Context) {
-		r := cache.NewReflectorWithOptions(src, one, t, cache.ReflectorOptions{
-			Name: "mustang/" + resource,
-			Backoff: &wait.Backoff{
-				Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 5 * time.Second,
-			},
-		})
-		r.RunWithContext(ctx)
-	})
-}
-
 // follower is a table as a reflector fills it.
 type follower interface {
 	cache.TransformingStore
@@ -359,11 +275,14 @@ func (t *Table[T]) Len() int {
 	return len(t.objects)
 }
 
-// All are all objects at the moment of the call, in no order.
+// All are all objects, in no order. Nothing changes during the loop, which must be short, and
+// must not ask the Watch for anything: it would wait for itself.
 func (t *Table[T]) All() iter.Seq2[Key, *T] {
-	t.w.mu.RLock()
-	defer t.w.mu.RUnlock()
-	return maps.All(maps.Clone(t.objects))
+	return func(yield func(Key, *T) bool) {
+		t.w.mu.RLock()
+		defer t.w.mu.RUnlock()
+		maps.All(t.objects)(yield)
+	}
 }
 
 func (t *Table[T]) watched() Kind { return t.kind }
@@ -385,6 +304,12 @@ type entry[T any] struct {
 	key   Key
 	value *T
 }
+
+// GetObjectKind implements runtime.Object: so client-go carries entries in its lists.
+func (e entry[T]) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+
+// DeepCopyObject implements runtime.Object; entries are shared.
+func (e entry[T]) DeepCopyObject() runtime.Object { return e }
 
 // read makes an entry of an object of the API. What is one already stays.
 func (t *Table[T]) read(o any) (entry[T], error) {

@@ -59,7 +59,7 @@ func TestWhatIsListedAnewIsBehind(t *testing.T) {
 	for _, kind := range []Kind{Pods, Namespaces, Policies} {
 		w.connected(kind, nil)
 	}
-	src := source{w, Policies, client.networking, "networkpolicies", "", &networkingv1.NetworkPolicyList{}}
+	src := source{w, Policies, client.networking, "networkpolicies", "", &networkingv1.NetworkPolicyList{}, w.Policies.Transformer()}
 	follow := func(o metav1.ListOptions) {
 		t.Helper()
 		in, err := src.WatchWithContext(t.Context(), o)
@@ -94,6 +94,24 @@ func TestWhatIsListedAnewIsBehind(t *testing.T) {
 	want(false, "the list is in the table")
 	follow(metav1.ListOptions{ResourceVersion: "9"})
 	want(false, "a watch went on, and ended")
+}
+
+// To look at all objects copies none.
+func TestAllObjectsAreNotCopied(t *testing.T) {
+	w := (&Client{}).NewWatch(slog.New(slog.DiscardHandler), Pods)
+	for i := range 1000 {
+		if err := w.Pods.Add(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := 0
+	if allocs := testing.AllocsPerRun(3, func() {
+		for range w.Pods.All() {
+			n++
+		}
+	}); n != 4000 || allocs > 5 {
+		t.Errorf("%d objects, %v allocations", n/4, allocs)
+	}
 }
 
 // What comes of a Service's slices does not depend on which of them was heard of first, as

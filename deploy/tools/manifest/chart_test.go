@@ -159,6 +159,7 @@ func TestUninstallHasTheAgentsScope(t *testing.T) {
 		{"host.bpffs=/bpf", "--bpffs=/bpf/mustang"},
 		{"host.run=/run/other", "--state-dir=/run/other"},
 		{"agent.cgroup-root=/sys/fs/cgroup/unified", "--cgroup-root=/sys/fs/cgroup/unified"},
+		{"host.cgroup=/run/cgroup2", "--cgroup-root=/run/cgroup2"},
 	} {
 		if args := workers(t, podOf(t, "uninstall=true", c.set))[0].Args; !slices.Contains(args, c.want) {
 			t.Errorf("%s: uninstall %v, want %s", c.set, args, c.want)
@@ -184,6 +185,32 @@ func TestTheContainerNamesTheScope(t *testing.T) {
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %q, want %q", name, got[name], want)
+		}
+	}
+}
+
+// Where the cgroups are mounted from elsewhere, the agent looks there, unless it is told otherwise.
+func TestTheAgentLooksWhereCgroupsAreMounted(t *testing.T) {
+	for set, want := range map[string]string{
+		"host.cgroup=/sys/fs/cgroup": "", "host.cgroup=/run/cgroup2": "/run/cgroup2",
+		"host.cgroup=/run/cgroup2,agent.cgroup-root=/run/cgroup2/unified": "/run/cgroup2/unified",
+	} {
+		var config corev1.ConfigMap
+		objectOf(t, "ConfigMap", &config, set)
+		var agent struct {
+			Root string `json:"cgroup-root"`
+		}
+		if err := yaml.Unmarshal([]byte(config.Data["agent.yaml"]), &agent); err != nil || agent.Root != want {
+			t.Errorf("%s: the agent looks at %q (%v), want %q", set, agent.Root, err, want)
+		}
+		env := ""
+		for _, e := range podOf(t, set).Containers[0].Env {
+			if e.Name == "MUSTANG_CGROUP_ROOT" {
+				env = e.Value
+			}
+		}
+		if env != want {
+			t.Errorf("%s: commands in the container look at %q, want %q", set, env, want)
 		}
 	}
 }

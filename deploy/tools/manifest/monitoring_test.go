@@ -22,7 +22,7 @@ import (
 func objects(t *testing.T) map[string][]byte {
 	t.Helper()
 	on := map[string]any{"enabled": true}
-	text, err := render("../..", "kube-system", map[string]any{"podMonitor": on, "alerts": on, "dashboard": on})
+	text, err := render("../..", "kube-system", map[string]any{"podMonitor": on, "alerts": on, "dashboard": on, "agent": map[string]any{"metrics-address": "[::]:10249"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,6 +38,20 @@ func objects(t *testing.T) map[string][]byte {
 		found[o.Kind+" "+o.Metadata.Name] = doc
 	}
 	return found
+}
+
+// Of metrics that Prometheus does not reach alerts would be silent for ever.
+func TestMonitoringNeedsMetrics(t *testing.T) {
+	on := map[string]any{"enabled": true}
+	for _, what := range []string{"podMonitor", "alerts", "dashboard"} {
+		for address, reached := range map[any]bool{nil: false, "none": false, "127.0.0.1:10249": false, "[::1]:10249": false, "[::ffff:127.0.0.1]:10249": false,
+			"[::]:10249": true, "0.0.0.0:10249": true, "192.0.2.7:10249": true, "[2001:db8::1]:10249": true} {
+			_, err := render("../..", "kube-system", map[string]any{what: on, "agent": map[string]any{"metrics-address": address}})
+			if ok := reached || what == "dashboard"; ok != (err == nil) || err != nil && !strings.Contains(err.Error(), "set agent.metrics-address=") {
+				t.Errorf("%s.enabled with metrics at %v: %v", what, address, err)
+			}
+		}
+	}
 }
 
 // TestMonitoring reads what the chart gives to Prometheus' operator with the

@@ -12,9 +12,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
        it is told nothing of how. */ -}}
 {{- define "mustang.config" -}}
 {{- $own := dict "bpffs" (printf "%s/mustang" .Values.host.bpffs) "state-dir" .Values.host.run "api-server" .Values.apiServer -}}
+{{- with include "mustang.cgroup" . }}{{ $own = set $own "cgroup-root" . }}{{ end -}}
 {{- $agent := .Values.agent -}}
 {{- if not (include "mustang.cni" .) }}{{ $agent = omit $agent "cni" }}{{ end -}}
 {{- toYaml (merge $own $agent) }}
+{{- end }}
+
+{{- /* The root of the node's cgroups, for Services at sockets; empty: as the agent finds it. What is mounted elsewhere
+       is where it looks. */ -}}
+{{- define "mustang.cgroup" -}}
+{{- $mounted := ternary "" .Values.host.cgroup (eq .Values.host.cgroup "/sys/fs/cgroup") -}}
+{{- index .Values.agent "cgroup-root" | default $mounted }}
 {{- end }}
 
 {{- /* The port of a listen address; empty for none. */ -}}
