@@ -204,14 +204,20 @@ func (s scene) neighbour(i uint16) (from, to netip.AddrPort) {
 	return end(s.c.Addr(), s.c.Port()^i<<8), end(s.b.Addr(), s.b.Port()^i<<8)
 }
 
+// connect opens a connection of the client's to the server.
+func (s scene) connect(from, to netip.AddrPort) {
+	s.t.Helper()
+	s.sees(s.send(s.client, from, to, syn), s.server, from, to)
+	s.sees(s.send(s.server, to, from, syn|ack), s.client, to, from)
+	s.sees(s.send(s.client, from, to, ack), s.server, from, to)
+}
+
 func TestWhereThereIsNoRoomAFlowLiesElsewhere(t *testing.T) {
 	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
 		s := newScene(t, net, v6, oracle.TCP)
 		for i := range uint16(4) {
 			from, to := s.neighbour(i)
-			s.sees(s.send(s.client, from, to, syn), s.server, from, to)
-			s.sees(s.send(s.server, to, from, syn|ack), s.client, to, from)
-			s.sees(s.send(s.client, from, to, ack), s.server, from, to)
+			s.connect(from, to)
 			if near := s.lies(from, to); near != (i < 2) {
 				t.Errorf("flow %d lies near: %v", i, near)
 			}
@@ -252,9 +258,7 @@ func TestAFlowThatGoesOnAfterAResetKeepsItsRoom(t *testing.T) {
 		s := newScene(t, net, v6, oracle.TCP)
 		for i := range uint16(2) {
 			from, to := s.neighbour(i)
-			s.sees(s.send(s.client, from, to, syn), s.server, from, to)
-			s.sees(s.send(s.server, to, from, syn|ack), s.client, to, from)
-			s.sees(s.send(s.client, from, to, ack), s.server, from, to)
+			s.connect(from, to)
 			s.sees(s.send(s.server, to, from, rst), s.client, to, from)
 		}
 		for range bpfgen.CTNearClosed + 1 {
