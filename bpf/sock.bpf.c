@@ -216,7 +216,7 @@ inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 	name_loopback(d);
 	s = service_find(&d->addr, d->port, ctx->protocol, scope_of(ns, &d->addr), &address);
 	if (!s) {
-		if (!(address & SVC_REFUSE))
+		if (!(address & SVC_REFUSE) || endpoint_of(&d->addr)) /* a pod's own port */
 			return keep(ctx, d);
 		refuse(ctx, ns, d, REASON_SERVICE_PORT);
 		return REFUSED;
@@ -299,7 +299,7 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 		return REWRITE;
 	s = service_find(&d->addr, d->port, ctx->protocol, scope_of(ns, &d->addr), &address);
 	if (!s) {
-		if (!(address & SVC_REFUSE))
+		if (!(address & SVC_REFUSE) || endpoint_of(&d->addr))
 			return straight(ctx, d);
 		refuse(ctx, ns, d, REASON_SERVICE_PORT);
 		return REFUSED;

@@ -135,6 +135,9 @@ func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool
 	}
 	if err == nil && !opts.ReadOnly && !datapath.Exists(scope.BPFFS) {
 		e.made, err = true, e.store.Make() // where nothing can be kept, nothing is pinned
+		if err == nil {
+			err = e.lostServices()
+		}
 		if err == nil && !pending {
 			op, pending, err = e.lostNodes()
 		}
@@ -146,6 +149,9 @@ func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool
 		e.dp.NoTCX = opts.NoTCX
 		if pending {
 			err = e.recover(op)
+		}
+		if err == nil && e.made {
+			err = e.loadEndpoints() // which restores those that went with the last tables
 		}
 	}
 	if err != nil {

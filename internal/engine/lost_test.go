@@ -12,12 +12,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf/link"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/policy"
+	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -215,4 +217,50 @@ func (n *node) detachLinks() {
 			n.t.Fatal(err)
 		}
 	}
+}
+
+// What was recorded of Services that went with the tables is not in the way of those that are given again. Until somebody
+// writes, status says that pods are held to nothing; whoever writes restores them, whatever it is about.
+func TestServicesWhoseTablesAreLostCanBeGivenAgain(t *testing.T) {
+	n := newNode(t)
+	var said []string
+	n.opts.Notify = func(s string) { said = append(said, s) }
+	one := svc("10.96.0.1:80", "10.9.0.2:80")
+	one.Affinity = time.Minute
+	if service.Plain(one) {
+		t.Fatal("it has no record, and shows nothing")
+	}
+	ep, err := n.add(n.pod(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.must(func(e *Engine) error { return e.AddServices(one) })
+	if err := datapath.Remove(n.scope.BPFFS); err != nil {
+		t.Fatal(err)
+	}
+	warned := func() (open int) {
+		n.opts.ReadOnly = true
+		defer func() { n.opts.ReadOnly = false }()
+		n.must(func(e *Engine) error {
+			s, err := e.Status()
+			for _, w := range s.Warnings {
+				if strings.Contains(w, "was lost with the tables") {
+					open++
+				}
+			}
+			return err
+		})
+		return open
+	}
+	if warned() != 1 {
+		t.Error("status does not say that a pod is held to nothing")
+	}
+	n.must(func(e *Engine) error { return e.AddServices(one) })
+	if got := strings.Join(said, "\n"); !strings.Contains(got, "service tcp 10.96.0.1:80 was lost") || !strings.Contains(got, fmt.Sprintf("endpoint %d ", ep.ID)) {
+		t.Errorf("said: %s", got)
+	}
+	if warned() != 0 || len(n.services()) != 1 {
+		t.Errorf("Services are %v", n.services())
+	}
+	n.must(func(e *Engine) error { return e.CheckEndpoint(ep.ID) })
 }

@@ -71,6 +71,22 @@ func (e *Engine) lostNodes() (op operation, lost bool, err error) {
 	return op, true, e.store.WriteJournal(op)
 }
 
+// lostServices forgets what was recorded of Services that went with the tables: without their
+// frontends they would be in the way of those that are given again.
+func (e *Engine) lostServices() error {
+	list, err := e.store.Services()
+	if err != nil {
+		return err
+	}
+	for _, s := range list {
+		if s.Owner == state.OwnerCLI {
+			e.opts.Notify(fmt.Sprintf("service %s was lost with the tables; give it again", s.Name))
+		}
+		err = errors.Join(err, e.store.DeleteService(s.ServiceID))
+	}
+	return err
+}
+
 // restoreOne attaches the programs first, which drop what the tables do not know: who is
 // killed in between leaves an endpoint that is closed, and restored by the next opening.
 func (e *Engine) restoreOne(ep state.Endpoint) error {

@@ -94,6 +94,24 @@ func TestTheUnspecifiedAddressIsThePodsOwn(t *testing.T) {
 	})
 }
 
+// A Service at a pod's own address has its port alone: the others are the pod's.
+func TestAServiceAtAPodsAddressLeavesItItsPorts(t *testing.T) {
+	bothUDP(t, state.PathBoth, func(w *udpWorld) {
+		front := netip.AddrPortFrom(w.backend.Addr(), w.backend.Port()^1)
+		w.n.must(func(e *Engine) error { return e.AddServices(udp(front.String(), w.backend.String())) })
+		for name, say := range map[string]func(c *net.UDPConn){
+			"connected": func(c *net.UDPConn) { w.connect(c, sockaddr(w.backend)); w.write(c) },
+			"named":     func(c *net.UDPConn) { w.send(c, w.backend) },
+		} {
+			c := w.socket()
+			say(c)
+			if got := w.answered(c, w.receive(w.server)); got != w.backend {
+				w.Errorf("%s: the answer comes from %v, want %v", name, got, w.backend)
+			}
+		}
+	})
+}
+
 // send names the address, whether the socket is connected or not.
 func (w *udpWorld) send(c *net.UDPConn, to netip.AddrPort) {
 	w.Helper()

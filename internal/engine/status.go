@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -69,7 +70,7 @@ func (e *Engine) Status() (Status, error) {
 		s.Warnings = append(s.Warnings, err.Error())
 	}
 	if e.dp == nil {
-		return s, nil
+		return s, e.lostStatus(&s)
 	}
 	s.Attach = e.dp.AttachKind()
 	services, err := e.Services()
@@ -137,10 +138,26 @@ func (e *Engine) endpointsStatus(s *Status) error {
 	if err != nil {
 		s.Warnings = append(s.Warnings, err.Error())
 	}
+	for _, ep := range endpoints {
+		if !isLost(ep) && !e.alive(ep) {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("endpoint %d (%s in %s): its interface is gone, and nothing reaches it; `mustang pod rm` or `mustang ep rm %[1]d` removes what is left", ep.ID, ep.IfName, ep.Netns))
+		}
+	}
 	for _, ep := range unheld {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("the programs of endpoint %d (%s in %s) are off its interface: neither Services nor policies hold there; an agent puts them back, or `mustang ep rm` and `mustang ep add`", ep.ID, ep.IfName, ep.Netns))
 	}
 	return nil
+}
+
+// lostStatus warns of pods that are there, when there are no tables any more.
+func (e *Engine) lostStatus(s *Status) error {
+	records, err := e.store.LookEndpoints()
+	for _, id := range slices.Sorted(maps.Keys(records)) {
+		if r := records[id]; e.isAsRecorded(r) {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("endpoint %d (%s in %s) was lost with the tables: neither Services nor policies hold there; the next command that writes restores it (`mustang node sync`)", id, r.IfName, r.Netns))
+		}
+	}
+	return err
 }
 
 // deviceWarnings say what is wrong with the devices that the node's own programs are at.

@@ -87,6 +87,11 @@ func Parse(s Spec) (state.Node, error) {
 		if err != nil || p != p.Masked() || p.Bits() == 0 || p.Addr().Is4In6() {
 			return n, fmt.Errorf("node %s: pod CIDR %q is not a network: write ADDRESS/LENGTH without bits after the length, which is not 0", s.Name, text)
 		}
+		for _, special := range noPods {
+			if p.Overlaps(special) {
+				return n, fmt.Errorf("node %s: pod CIDR %s has addresses of %s, which are no pod's: give the network of the node's pods", s.Name, p, special)
+			}
+		}
 		if n.Mode == state.NodeDirect && !n.Addr(p.Addr().Is4()).IsValid() {
 			return n, fmt.Errorf("node %s: pod CIDR %s has no address of its family beside it: add one, or use mode vxlan", s.Name, p)
 		}
@@ -98,6 +103,12 @@ func Parse(s Spec) (state.Node, error) {
 		n.PodCIDRs = append(n.PodCIDRs, p)
 	}
 	return n, nil
+}
+
+// noPods are networks of this host (RFC 1122 3.2.1.3), of links (RFC 3927, RFC 4291 2.5.6) and of groups.
+var noPods = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("224.0.0.0/4"),
+	netip.MustParsePrefix("::1/128"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
 }
 
 func parseAddrs(s Spec, n *state.Node) error {

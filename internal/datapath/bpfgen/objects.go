@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "745784a41a0b5799eb4441efa29b248b9f7dd63068dcf7abaea020c8b5ef2b77"
+const ObjectsHash = "31a0b90003709d22a5501f231b11051a28d54ac164e6058b3cc0c28d85a878d0"
