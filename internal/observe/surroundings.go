@@ -8,6 +8,7 @@ package observe
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"time"
@@ -127,6 +128,24 @@ func inPod(ep state.Endpoint, fn func() error) error {
 		return fmt.Errorf("in the namespace of %s: %w", describe(ep), err)
 	}
 	return nil
+}
+
+// gone says whether ep's interface is not there any more, although the tables have it.
+func gone(ep state.Endpoint) bool {
+	if ep.Netns == "" {
+		return false // nobody knows
+	}
+	there := false
+	err := netns.Do(ep.Netns, func() error {
+		cookie, err := netns.Cookie()
+		if err != nil {
+			return err
+		}
+		l, err := netlink.LinkByIndex(ep.PodIndex)
+		there = err == nil && cookie == ep.NetnsCookie && l.Attrs().Name == ep.IfName
+		return err
+	})
+	return !there && (err == nil || errors.Is(err, fs.ErrNotExist) || errors.As(err, new(netlink.LinkNotFoundError)))
 }
 
 // unattached ends the way where ep's programs are not at work.

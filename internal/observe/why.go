@@ -89,6 +89,11 @@ func (q *question) answer() (Answer, error) {
 	if !current {
 		a.Warnings = append(a.Warnings, "the node's programs are another build's; this is what the programs of this mustang would decide")
 	}
+	for _, p := range []place{q.from, q.to} {
+		if p.ep != nil && gone(*p.ep) {
+			a.Warnings = append(a.Warnings, fmt.Sprintf("the interface of %s (%s in %s) is gone: whatever the programs decide, nothing comes from there, and nothing arrives", describe(*p.ep), p.ep.IfName, p.ep.Netns))
+		}
+	}
 	svc, err := q.service()
 	if err != nil {
 		return a, err

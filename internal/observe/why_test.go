@@ -16,11 +16,13 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -99,6 +101,30 @@ func TestWhyNamesBackendsHooksAndTheMend(t *testing.T) {
 				t.Errorf("the mend does not name the port that there is: %q", a.Mend)
 			}
 		})
+	}
+}
+
+// The programs let a packet pass to a pod whose interface is gone.
+func TestWhyBesideAnInterfaceThatIsGone(t *testing.T) {
+	w := newWorld(t)
+	w.veth(1, state.PathTC)
+	two := w.veth(2, state.PathTC)
+	w.open()
+	warned := func() bool {
+		return slices.ContainsFunc(w.why("shop/pod-1", "10.9.0.2:80").Warnings, func(s string) bool { return strings.Contains(s, "is gone") })
+	}
+	if warned() {
+		t.Error("it is there")
+	}
+	w.check(netns.Do(two.Netns, func() error {
+		l, err := netlink.LinkByName(two.IfName)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(l)
+	}))
+	if !warned() {
+		t.Errorf("nothing is said of it")
 	}
 }
 
