@@ -60,6 +60,7 @@ Services for the node's own sockets with --host.`,
 	f.StringSliceVar(&prefixes, "addresses", nil, "CIDR: only these of the NICs' addresses take node ports (default: all)")
 	f.StringVar(&ports, "ports", "", "source ports that flows from outside wear (default: 61000-65535)")
 	f.BoolVar(&want.Host, "host", false, "the node's own sockets get Services, too")
+	refuseEmpty(f)
 	return cmd
 }
 

@@ -92,9 +92,7 @@ func newRoot(g *globals) *cobra.Command {
 	root.AddCommand(newSvcCmd(g), newEdgeCmd(g), newPolicyCmd(g), newEpCmd(g), newStatusCmd(g), newObserveCmd(g), newWhyCmd(g), newResetCmd(g), newPodCmd(g), newNodeCmd(g), newLabCmd(g),
 		newBenchCmd(g), newBenchLoadCmd(), newInstallCNICmd(g), newUninstallCNICmd(g), newAgentCmd(g), newConnectivityCmd(g), newSysdumpCmd(g), newUninstallCmd(g))
 	refuseUnknown(root)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usagef("%w; `%s --help` lists the flags", err, cmd.CommandPath())
-	})
+	root.SetFlagErrorFunc(flagError)
 	return root
 }
 

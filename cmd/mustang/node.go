@@ -56,6 +56,7 @@ func newNodeAddCmd(g *globals) *cobra.Command {
 	fl.StringSliceVar(&s.Address, "address", nil, "where it is on the wire between nodes: an address, or one of each family")
 	fl.StringSliceVar(&s.PodCIDRs, "pod-cidr", nil, "where its pods are; may be given several times")
 	fl.StringVar(&s.Mode, "mode", string(state.NodeDirect), "how its pods are reached: direct or vxlan")
+	refuseEmpty(fl)
 	cobra.CheckErr(cmd.MarkFlagRequired("address"))
 	return cmd
 }
@@ -144,7 +145,7 @@ removed, others' stay. Everything is checked before the first change.`,
 			})
 		},
 	}
-	cmd.Flags().StringVarP(&file, "file", "f", "", "file to read, - for standard input")
+	fileFlag(cmd, &file, "file", "file to read, - for standard input")
 	cobra.CheckErr(cmd.MarkFlagRequired("file"))
 	return cmd
 }
@@ -192,6 +193,7 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 	fl.StringSliceVar(&s.Devices, "devices", nil, "the links to other nodes; auto: those with a default route, this node's addresses or the ways to others")
 	fl.IntVar(&s.VNI, "vni", 0, "vxlan: the network's number, the same on every node")
 	fl.IntVar(&s.Port, "port", 0, "vxlan: the UDP port, the same on every node")
+	refuseEmpty(fl)
 	return cmd
 }
 

@@ -64,6 +64,7 @@ the last are kept, and --last N shows them.`,
 	f.IntVar(&o.Last, "last", 0, "show the last so many packets that did not pass, and end")
 	f.BoolVar(&follow, "follow", false, "with --last: go on with what comes")
 	f.Uint32Var(&o.Sample, "sample", 1, "of the flows that pass, show one of so many")
+	refuseEmpty(f)
 	return cmd
 }
 

@@ -61,6 +61,7 @@ func newSvcAddCmd(g *globals) *cobra.Command {
 	f.StringVar(&spec.ExternalPolicy, "external-policy", "", "Local: from outside only to backends on this node, which see the client's address (default: Cluster)")
 	f.StringVar(&spec.Algorithm, "algorithm", "", "maglev: every node leads a flow to the same backend (default: random)")
 	f.BoolVar(&replace, "replace", false, "change an existing Service to this")
+	refuseEmpty(f)
 	resetFlag(cmd, &reset)
 	cobra.CheckErr(cmd.MarkFlagRequired("service"))
 	return cmd
@@ -306,7 +307,7 @@ effect or none.`,
 		},
 	}
 	resetFlag(cmd, &reset)
-	cmd.Flags().StringVarP(&file, "file", "f", "", "file to read, - for standard input")
+	fileFlag(cmd, &file, "file", "file to read, - for standard input")
 	cobra.CheckErr(cmd.MarkFlagRequired("file"))
 	return cmd
 }
