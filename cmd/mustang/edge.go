@@ -68,7 +68,7 @@ func portRange(text string) (r engine.PortRange, err error) {
 	first, last, _ := strings.Cut(text, "-")
 	a, errFirst := strconv.ParseUint(first, 10, 16)
 	b, errLast := strconv.ParseUint(last, 10, 16)
-	if errFirst != nil || errLast != nil {
+	if errFirst != nil || errLast != nil || a == 0 || b <= a {
 		return r, usagef("--ports %q is not FIRST-LAST, as 61000-65535", text)
 	}
 	return engine.PortRange{First: uint16(a), Last: uint16(b)}, nil

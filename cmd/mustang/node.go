@@ -156,13 +156,16 @@ func readNodes(g *globals, file string, stdin io.Reader) (f node.File, err error
 		return f, usagef("read nodes: %w", err)
 	}
 	if text, err = manifest.One(text); err != nil {
-		return f, usagef("%s: %w: put all nodes into one {settings, nodes}", file, err)
+		return f, usagef("%s: %w: put all nodes into one {settings, nodes}", fileName(file), err)
 	}
 	if err := yaml.UnmarshalStrict(text, &f); err != nil {
 		return f, usagef("%s is not {settings, nodes}: %w", file, err)
 	}
+	if _, err := f.Settings.Apply(node.DefaultSettings()); err != nil {
+		return f, usagef("%s: settings: %w", fileName(file), err)
+	}
 	if f.Nodes == nil {
-		return f, usagef("%s has no nodes, and those that it does not name would be removed; write nodes: [] where that is meant", file)
+		return f, usagef("%s has no nodes, and those that it does not name would be removed; write nodes: [] where that is meant", fileName(file))
 	}
 	return f, nil
 }

@@ -67,7 +67,7 @@ func (g *globals) readPolicies(stdin io.Reader, name string) (manifest.File, err
 	}
 	file, err := manifest.Read(bytes.NewReader(text))
 	if err != nil {
-		return file, usageError{fmt.Errorf("%s: %w", name, err)}
+		return file, usagef("%s: %w", fileName(name), err)
 	}
 	return file, nil
 }

@@ -53,3 +53,28 @@ func TestFlagsThatCannotBeReadSayWhatIsExpected(t *testing.T) {
 		{[]string{"observe", "--pod", ""}, 2, "--pod is empty"},
 	}.check(t, newTool(t), "")
 }
+
+func TestWrongUsageHasItsStatus(t *testing.T) {
+	w := newTool(t)
+	refused{
+		{[]string{"edge", "set", "--host", "--ports", "65000-61000"}, 2, "FIRST-LAST"},
+		{[]string{"lab", "up", "--mode", "foo"}, 2, `mode "foo" is unknown`},
+		{[]string{"lab", "up", "--name", "A b"}, 2, `name "A b"`},
+		{[]string{"lab", "up", "--nodes", "2", "--join", "foo"}, 2, `--join: "foo" is unknown: use direct or vxlan`},
+		{[]string{"lab", "up", "--nodes", "2", "--host-routing", "foo"}, 2, "--host-routing"},
+		{[]string{"ep", "add", "--ifname", "eth0", "--netns", "/nope"}, 2, "--netns: /nope is not a network namespace"},
+		{[]string{"help", "foo"}, 2, `unknown command "foo"`},
+		{[]string{"help", "svc", "foo"}, 2, "`mustang svc --help`"},
+		{[]string{"completion", "foo"}, 2, `unknown command "foo"`},
+		{[]string{"noode"}, 2, "`mustang node`"},
+		{[]string{"version"}, 2, "`mustang --version`"},
+	}.check(t, w, "")
+	refused{
+		{[]string{"node", "apply", "-f", "-"}, 2, `standard input: settings: host routing "foo" is unknown`},
+	}.check(t, w, "settings: {hostRouting: foo}\nnodes: []\n")
+	for _, args := range [][]string{nil, {"help"}, {"help", "svc", "add"}, {"svc"}, {"completion", "bash"}} {
+		if out := w.ok(args...); !strings.Contains(out, "mustang") {
+			t.Errorf("%v: %q", args, out)
+		}
+	}
+}

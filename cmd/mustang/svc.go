@@ -326,7 +326,7 @@ func readSpecs(g *globals, file string, stdin io.Reader) ([]service.Spec, error)
 		all = append(all, specs...)
 	}
 	if all == nil {
-		return nil, usagef("%s has no list of Services", file)
+		return nil, usagef("%s has no list of Services", fileName(file))
 	}
 	return all, nil
 }
