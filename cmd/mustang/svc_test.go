@@ -129,7 +129,7 @@ func TestWrongServicesNameFieldAndMend(t *testing.T) {
 	}
 	// Two Services cannot have one node port: nothing of the second takes effect.
 	w.ok("svc", "add", "--service", "10.96.0.2:80", "--protocol", "tcp", "--node-port", "30080")
-	if _, errs, code := w.run("", append(base, "--node-port", "30080")...); code != 1 || !strings.Contains(errs, "tcp 0.0.0.0:30080 belongs to cli's Service tcp 10.96.0.2:80") {
+	if _, errs, code := w.run("", append(base, "--node-port", "30080")...); code != 1 || !strings.Contains(errs, "tcp 0.0.0.0:30080 belongs to cli's Service tcp 10.96.0.2:80; choose another, or remove that Service") {
 		t.Errorf("status %d: %s", code, errs)
 	}
 	if out := w.ok("svc", "ls"); strings.Contains(out, "10.96.0.1") {
