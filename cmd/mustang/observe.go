@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -45,6 +46,12 @@ the last are kept, and --last N shows them.`,
 			}
 			if o.Last < 0 {
 				return usagef("--last: %d is not a number of packets", o.Last)
+			}
+			if o.Sample == 0 {
+				return usagef("--sample: 0 is none of the flows; 1 shows all")
+			}
+			if o.Last > 0 && !follow && len(o.Filter.Verdicts) > 0 && !slices.ContainsFunc(o.Filter.Verdicts, func(v string) bool { return v != "forwarded" }) {
+				return usagef("--last shows what did not pass, and --verdict asks for what is forwarded alone; leave one out")
 			}
 			o.Once = o.Last > 0 && !follow
 			o.Notify = g.notify
