@@ -108,7 +108,9 @@ func (g *globals) policyNames(stdin io.Reader, file string, args []string) (keys
 		if !ok {
 			namespace, name = "default", arg
 		}
-		keys = append(keys, policy.Key{Namespace: namespace, Name: name})
+		if key := (policy.Key{Namespace: namespace, Name: name}); !slices.Contains(keys, key) {
+			keys = append(keys, key)
+		}
 	}
 	return keys, nil, nil
 }

@@ -78,3 +78,15 @@ func TestWrongUsageHasItsStatus(t *testing.T) {
 		}
 	}
 }
+
+func TestAPolicyIsRemovedOnceThoughNamedTwice(t *testing.T) {
+	w := newTool(t)
+	const deny = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: deny, namespace: default}, spec: {podSelector: {}}}"
+	if _, errs, code := w.run(deny, "policy", "apply", "-f", "-"); code != 0 {
+		t.Fatal(errs)
+	}
+	w.ok("policy", "rm", "default/deny", "deny")
+	if out := w.ok("policy", "ls", "-o", "json"); strings.TrimSpace(out) != "[]" {
+		t.Error(out)
+	}
+}
