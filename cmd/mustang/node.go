@@ -5,6 +5,7 @@ package main
 // mustang node: the other nodes, without Kubernetes.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -159,7 +160,12 @@ func readNodes(g *globals, file string, stdin io.Reader) (f node.File, err error
 		return f, usagef("%s: %w: put all nodes into one {settings, nodes}", fileName(file), err)
 	}
 	if err := yaml.UnmarshalStrict(text, &f); err != nil {
-		return f, usagef("%s is not {settings, nodes}: %w", file, err)
+		var whole map[string]any
+		if yaml.Unmarshal(text, &whole) == nil {
+			list, _ := whole["nodes"].([]any)
+			err = cmp.Or(wrongEntry[node.Spec](list), within("settings", wrongFields[node.SettingsSpec](whole["settings"])), wrongFields[node.File](whole), err)
+		}
+		return f, usagef("%s is not {settings, nodes}: %w", fileName(file), err)
 	}
 	if _, err := f.Settings.Apply(node.DefaultSettings()); err != nil {
 		return f, usagef("%s: settings: %w", fileName(file), err)

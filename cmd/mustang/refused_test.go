@@ -90,3 +90,27 @@ func TestAPolicyIsRemovedOnceThoughNamedTwice(t *testing.T) {
 		t.Error(out)
 	}
 }
+
+func TestAFileIsWrongInItsOwnWords(t *testing.T) {
+	w := newTool(t)
+	good := `{service: "10.96.0.1:80", backends: []}`
+	for text, want := range map[string]string{
+		`[` + good + `, {service: "10.96.0.2:80", nodePort: 65536}]`: "entry 2: nodePort: there is the number 65536 where a number from 0 to 65535 belongs",
+		`[{service: "10.96.0.2:80", backends: "10.1.1.1:80"}]`:       "entry 1: backends: there is a word where a list, as [A, B], belongs",
+		`[{service: "10.96.0.2:80", bogus: 1}]`:                      `entry 1: unknown field "bogus"; the fields are service, protocol, backends`,
+		`["10.96.0.2:80"]`:                                           "entry 1: there is a word where {service, protocol",
+		`{service: "10.96.0.2:80"}`:                                  "standard input is not a list",
+	} {
+		refused{{[]string{"svc", "apply", "-f", "-"}, 2, want}}.check(t, w, text)
+	}
+	for text, want := range map[string]string{
+		`nodes: [{name: n1, addresses: 10.3.0.1}]`: "entry 1: addresses: there is a word where a list",
+		`nodes: [{name: n1, bogus: 1}]`:            `entry 1: unknown field "bogus"`,
+		`{settings: {port: x}, nodes: []}`:         "settings: port: there is a word where a whole number belongs",
+		`{settings: {bogus: x}, nodes: []}`:        `unknown field "bogus"; the fields are hostRouting`,
+		`{nodes: 1}`:                               "nodes: there is a number where a list",
+	} {
+		refused{{[]string{"node", "apply", "-f", "-"}, 2, want}}.check(t, w, text)
+	}
+	refused{{[]string{"svc", "apply", "-f", "-"}, 2, "standard input has no list"}}.check(t, w, "")
+}

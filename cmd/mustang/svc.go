@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -321,7 +322,11 @@ func readSpecs(g *globals, file string, stdin io.Reader) ([]service.Spec, error)
 	for _, doc := range manifest.Documents(text) { // the reader of YAML takes the first alone
 		var specs []service.Spec
 		if err := yaml.UnmarshalStrict(doc, &specs); err != nil {
-			return nil, usagef("%s is not a list of {service, protocol, backends, …}: %w", file, err)
+			var list []any
+			if yaml.Unmarshal(doc, &list) == nil {
+				err = cmp.Or(wrongEntry[service.Spec](list), err)
+			}
+			return nil, usagef("%s is not a list of {service, protocol, backends, …}: %w", fileName(file), err)
 		}
 		all = append(all, specs...)
 	}
