@@ -76,3 +76,35 @@ var expectedOf = map[string]string{
 	"bool": "true or false", "duration": "a time, as 30s or 3h", "int": "a whole number", "intSlice": "a list of whole numbers",
 	"uint16": "a number from 0 to 65535", "uint32": "a number from 0 to 4294967295", "uint64": "a number from 0", "uintSlice": "a list of numbers from 0",
 }
+
+// refuseArgs has a command say what arguments it takes, in place of how many.
+func refuseArgs(cmd *cobra.Command) {
+	check := cmd.Args
+	if check == nil {
+		return
+	}
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		err := check(cmd, args)
+		if err == nil || errors.As(err, new(usageError)) {
+			return err
+		}
+		if option := valueApart(cmd); option != nil && len(args) > 0 {
+			last := args[len(args)-1]
+			return usagef("%q is no argument of `%s`; a value of --%s follows an equals sign, --%s=%s", last, cmd.CommandPath(), option.Name, option.Name, last)
+		}
+		if len(args) > 0 && cmd.Flags().ShorthandLookup("f") != nil {
+			return usagef("%q is no argument of `%s`; give the file by -f %s", args[0], cmd.CommandPath(), args[0])
+		}
+		return usagef("wrong number of arguments, %d; write `%s`", len(args), cmd.UseLine())
+	}
+}
+
+// valueApart is a flag that was given, and takes a value only after an equals sign.
+func valueApart(cmd *cobra.Command) (found *pflag.Flag) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if f.NoOptDefVal != "" && f.Value.Type() != "bool" {
+			found = f
+		}
+	})
+	return found
+}

@@ -104,12 +104,13 @@ func newRoot(g *globals) *cobra.Command {
 }
 
 // refuseUnknown has groups of commands refuse a name that is none of theirs: cobra
-// tells what there is, with success.
+// tells what there is, with success. Commands say what they take.
 func refuseUnknown(root *cobra.Command) {
 	for _, group := range root.Commands() {
 		refuseUnknown(group)
 	}
 	if !root.HasSubCommands() || root.Runnable() {
+		refuseArgs(root)
 		return
 	}
 	root.DisableFlagsInUseLine = true
@@ -201,8 +202,8 @@ func exitCode(err error) int {
 			return code.ExitCode()
 		}
 	}
-	// cobra's own complaints about the command line have no type.
-	for _, prefix := range []string{"unknown command", "required flag", "accepts ", "requires ", "if any flags in the group"} {
+	// cobra's own complaints about flags have no type.
+	for _, prefix := range []string{"required flag", "if any flags in the group"} {
 		if strings.HasPrefix(err.Error(), prefix) {
 			return 2
 		}

@@ -133,7 +133,7 @@ func TestObserveAndWhyRefuseBadInput(t *testing.T) {
 		{"observe --sample 0", 2, "--sample"},
 		{"observe --pod a/b/c", 2, `--pod: "a/b/c" is no pod`},
 		{"observe --namespace A_b", 2, `--namespace: "A_b"`},
-		{"why 10.8.0.1", 2, "accepts 2 arg"},
+		{"why 10.8.0.1", 2, "write `mustang why SRC DST"},
 		{"why 10.8.0.1 10.8.0.2:x", 2, "between 1 and 65535"},
 		{"why 10.8.0.1 10.8.0.2:1/xyz", 2, "none of tcp, udp, sctp"},
 	} {

@@ -114,3 +114,15 @@ func TestAFileIsWrongInItsOwnWords(t *testing.T) {
 	}
 	refused{{[]string{"svc", "apply", "-f", "-"}, 2, "standard input has no list"}}.check(t, w, "")
 }
+
+func TestWrongArgumentsSayWhichAreMeant(t *testing.T) {
+	refused{
+		{[]string{"pod", "add"}, 2, "wrong number of arguments, 0; write `mustang pod add NAME [flags]`"},
+		{[]string{"pod", "add", "x", "--big-tcp", "524280"}, 2, "--big-tcp=524280"},
+		{[]string{"svc", "apply", "f.yaml"}, 2, "-f f.yaml"},
+		{[]string{"policy", "apply", "f.yaml"}, 2, "-f f.yaml"},
+		{[]string{"svc", "ls", "x"}, 2, "`mustang svc ls"},
+		{[]string{"lab", "run"}, 2, "COMMAND"},
+		{[]string{"node", "rm"}, 2, "`mustang node rm NAME"},
+	}.check(t, newTool(t), "")
+}
