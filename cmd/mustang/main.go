@@ -81,6 +81,9 @@ func newRoot(g *globals) *cobra.Command {
 			if err := g.checkOutput(); err != nil {
 				return err
 			}
+			if info, err := os.Stat(g.StateDir); errors.Is(err, unix.ENOTDIR) || err == nil && !info.IsDir() {
+				return usagef("--state-dir: %s is no directory; name one, or what is to be one", g.StateDir)
+			}
 			return g.delegate(cmd, args)
 		},
 	}
