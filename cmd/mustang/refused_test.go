@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/mustang-net/mustang/internal/agent"
+	"github.com/mustang-net/mustang/internal/engine"
 )
 
 // refused are commands that end with a sentence and a status, and change nothing.
@@ -125,4 +128,53 @@ func TestWrongArgumentsSayWhichAreMeant(t *testing.T) {
 		{[]string{"lab", "run"}, 2, "COMMAND"},
 		{[]string{"node", "rm"}, 2, "`mustang node rm NAME"},
 	}.check(t, newTool(t), "")
+}
+
+func TestASentenceNamesWhatWasGiven(t *testing.T) {
+	w := newTool(t)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("KUBECONFIG", "/none/such")
+	t.Setenv("HOME", "/none")
+	refused{
+		{[]string{"status", "--cluster"}, 1, "name one by --kubeconfig or $KUBECONFIG"},
+		{[]string{"svc", "ls", "--state-dir", file}, 2, "--state-dir: " + file + " is no directory"},
+		{[]string{"svc", "ls", "--state-dir", filepath.Join(file, "x")}, 2, "--state-dir"},
+		{[]string{"svc", "add", "--service", "10.96.0.1:80", "--external-ip", "127.0.0.1"}, 2, "external IP 127.0.0.1 of service 10.96.0.1:80: a loopback"},
+		{[]string{"pod", "add", "x", "--ip", "fe80::7"}, 2, "IP fe80::7 cannot be a pod's: with a link-local"},
+	}.check(t, w, "")
+}
+
+// As svc add has it.
+func TestIPv4WrittenAsIPv6IsIPv4(t *testing.T) {
+	for _, text := range []string{"::ffff:10.1.0.99", "::ffff:10.1.0.99/128"} {
+		if v4, v6, err := parsePair("--ip", text, false); err != nil || v4.String() != "10.1.0.99/32" || v6.IsValid() {
+			t.Errorf("%s: %s, %s, %v", text, v4, v6, err)
+		}
+	}
+	w := newTool(t)
+	w.ok("node", "add", "n2", "--address", "::ffff:10.3.0.2")
+	if out := w.ok("node", "ls"); !strings.Contains(out, " 10.3.0.2 ") {
+		t.Error(out)
+	}
+}
+
+// An agent has had its Services all along: nothing is restored when they are listed.
+func TestServicesAreRestoredByANewProcessAlone(t *testing.T) {
+	w := newTool(t)
+	w.ok("svc", "add", "--service", "10.96.0.1:80", "--backend", "10.0.0.1:80")
+	if _, errs, _ := w.run("", "svc", "ls"); errs != "Services restored from maps\n" {
+		t.Errorf("a new process says %q", errs)
+	}
+	e, err := engine.Open(t.Context(), engine.Scope{BPFFS: w.bpffs, StateDir: w.state}, engine.Options{Notify: func(string) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	args := []string{"--bpffs=" + w.bpffs, "--state-dir=" + w.state, "svc", "ls"}
+	if a := runCall(t.Context(), e, agent.Call{Args: args}); a.Code != 0 || len(a.Err) != 0 || !strings.Contains(string(a.Out), "10.96.0.1") {
+		t.Errorf("an agent says %q, %q", a.Out, a.Err)
+	}
 }

@@ -146,7 +146,7 @@ func newSvcLsCmd(g *globals) *cobra.Command {
 					return err
 				}
 				views := viewServices(list)
-				if (g.Output == "table" || g.Output == "wide") && len(list) > 0 {
+				if g.shared == nil && !g.structured() && len(list) > 0 { // an agent has had them all along
 					fmt.Fprintln(cmd.ErrOrStderr(), "Services restored from maps")
 				}
 				return g.print(cmd.OutOrStdout(), views, func(w io.Writer) { printServices(w, views, g.Output == "wide") })

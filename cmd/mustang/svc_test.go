@@ -163,6 +163,12 @@ func TestTheEdgeByCommand(t *testing.T) {
 	if out := w.ok("edge", "show"); !strings.Contains(out, "nic0") {
 		t.Error(out)
 	}
+	for ports, want := range map[string]string{"1-2": "lie below", "40000-41000": "of which the edge uses some", "62000-62999": ""} {
+		_, errs, code := w.run("", "edge", "set", "--dev", "nic0", "--ports", ports)
+		if code != 0 || !strings.Contains(errs, want) || (want == "") != (errs == "") {
+			t.Errorf("%s: status %d, %q", ports, code, errs)
+		}
+	}
 	w.ok("edge", "rm")
 	v = edgeView{}
 	if err := json.Unmarshal([]byte(w.ok("edge", "show", "-o", "json")), &v); err != nil || len(v.Devices)+len(v.Addresses) != 0 {
