@@ -102,7 +102,7 @@ func (c Config) complete() (Config, error) {
 		c.Nodes = 1
 	}
 	if err := c.validate(); err != nil {
-		return c, err
+		return c, configError{err}
 	}
 	if os.Getuid() != 0 {
 		return c, errors.New("a lab makes network namespaces: run it as root")

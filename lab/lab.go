@@ -82,6 +82,13 @@ type Service struct {
 // No dash: "mst-NAME-" must not be the beginning of another lab's names.
 var nameOK = regexp.MustCompile(`^[a-z0-9]{1,6}$`)
 
+// configError is a lab that nobody can build: the caller's mistake, so the tool exits with
+// the status of wrong usage.
+type configError struct{ error }
+
+func (configError) ExitCode() int   { return 2 }
+func (e configError) Unwrap() error { return e.error }
+
 func (c Config) validate() error {
 	if !nameOK.MatchString(c.Name) {
 		return fmt.Errorf("lab name %q is not usable: use 1 to 6 lower-case letters and digits", c.Name)

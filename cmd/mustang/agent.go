@@ -210,6 +210,14 @@ func (g *globals) readFile(name string, stdin io.Reader) ([]byte, error) {
 	return os.ReadFile(g.path(name))
 }
 
+// fileName is how a sentence calls a file of the command line.
+func fileName(name string) string {
+	if name == "-" {
+		return "standard input"
+	}
+	return name
+}
+
 // path is a path of the command line, which begins where the tool was called.
 func (g *globals) path(name string) string {
 	if g.dir == "" || name == "" || filepath.IsAbs(name) {

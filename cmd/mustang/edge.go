@@ -60,6 +60,7 @@ Services for the node's own sockets with --host.`,
 	f.StringSliceVar(&prefixes, "addresses", nil, "CIDR: only these of the NICs' addresses take node ports (default: all)")
 	f.StringVar(&ports, "ports", "", "source ports that flows from outside wear (default: 61000-65535)")
 	f.BoolVar(&want.Host, "host", false, "the node's own sockets get Services, too")
+	refuseEmpty(f)
 	return cmd
 }
 
@@ -67,7 +68,7 @@ func portRange(text string) (r engine.PortRange, err error) {
 	first, last, _ := strings.Cut(text, "-")
 	a, errFirst := strconv.ParseUint(first, 10, 16)
 	b, errLast := strconv.ParseUint(last, 10, 16)
-	if errFirst != nil || errLast != nil {
+	if errFirst != nil || errLast != nil || a == 0 || b <= a {
 		return r, usagef("--ports %q is not FIRST-LAST, as 61000-65535", text)
 	}
 	return engine.PortRange{First: uint16(a), Last: uint16(b)}, nil

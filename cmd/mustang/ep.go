@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
 
@@ -39,7 +40,9 @@ func newEpAddCmd(g *globals) *cobra.Command {
 			if !slices.Contains(servicePathValues, state.ServicePath(path)) {
 				return usagef("service-path %q is none of both, socket, tc, none", path)
 			}
-			spec.Netns = g.path(spec.Netns)
+			if spec.Netns = g.path(spec.Netns); !netns.Is(spec.Netns) {
+				return usagef("--netns: %s is not a network namespace; `ip netns` lists the named ones, and /proc/PID/ns/net is a process's", spec.Netns)
+			}
 			spec.Owner, spec.ServicePath = state.OwnerCLI, state.ServicePath(path)
 			pod, err := labels.spec("")
 			if err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/mustang-net/mustang/internal/state"
 	"github.com/mustang-net/mustang/lab"
 )
 
@@ -125,11 +126,11 @@ func newLabLsCmd(g *globals) *cobra.Command {
 			return g.print(cmd.OutOrStdout(), all, func(w io.Writer) {
 				row(w, "NAME", "MODE", "SERVICES", "OWNER", "NETNS", "STATE")
 				for _, i := range all {
-					state := "running"
+					how := "running"
 					if !i.Alive {
-						state = "dead: mustang lab gc removes it"
+						how = "dead: mustang lab gc removes it"
 					}
-					row(w, i.Name, i.Mode, i.Services, i.PID, len(i.NetNS), state)
+					row(w, i.Name, i.Mode, i.Services, i.PID, len(i.NetNS), how)
 				}
 			})
 		},
@@ -171,6 +172,12 @@ func (f *labFlags) withLab(cmd *cobra.Command, fn func(context.Context, *lab.Lab
 	}
 	if most := min(1000, lab.MaxPods(f.cfg.Nodes)); f.pods < 0 || f.pods > most {
 		return usagef("--pods: %d is out of range: use 0 to %d", f.pods, most)
+	}
+	if m := state.NodeMode(f.join.Mode); m != state.NodeDirect && m != state.NodeVXLAN {
+		return usagef("--join: %q is unknown: use direct or vxlan", f.join.Mode)
+	}
+	if r := state.HostRouting(f.join.HostRouting); r != state.RoutingEBPF && r != state.RoutingLegacy {
+		return usagef("--host-routing: %q is unknown: use ebpf or legacy", f.join.HostRouting)
 	}
 	f.cfg.Mode, f.cfg.Services = lab.Mode(f.mode), lab.ServiceBy(f.services)
 	l, err := lab.New(ctx, f.cfg)

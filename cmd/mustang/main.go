@@ -81,6 +81,9 @@ func newRoot(g *globals) *cobra.Command {
 			if err := g.checkOutput(); err != nil {
 				return err
 			}
+			if info, err := os.Stat(g.StateDir); errors.Is(err, unix.ENOTDIR) || err == nil && !info.IsDir() {
+				return usagef("--state-dir: %s is no directory; name one, or what is to be one", g.StateDir)
+			}
 			return g.delegate(cmd, args)
 		},
 	}
@@ -91,30 +94,47 @@ func newRoot(g *globals) *cobra.Command {
 	f.StringVarP(&g.Output, "output", "o", "table", "table, json or yaml; wide for more columns")
 	root.AddCommand(newSvcCmd(g), newEdgeCmd(g), newPolicyCmd(g), newEpCmd(g), newStatusCmd(g), newObserveCmd(g), newWhyCmd(g), newResetCmd(g), newPodCmd(g), newNodeCmd(g), newLabCmd(g),
 		newBenchCmd(g), newBenchLoadCmd(), newInstallCNICmd(g), newUninstallCNICmd(g), newAgentCmd(g), newConnectivityCmd(g), newSysdumpCmd(g), newUninstallCmd(g))
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
 	refuseUnknown(root)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usagef("%w; `%s --help` lists the flags", err, cmd.CommandPath())
-	})
+	help, _, _ := root.Find([]string{"help"})
+	help.Args = func(_ *cobra.Command, args []string) error {
+		about, rest, _ := root.Find(args)
+		return unknown(about, rest)
+	}
+	root.SetFlagErrorFunc(flagError)
 	return root
 }
 
 // refuseUnknown has groups of commands refuse a name that is none of theirs: cobra
-// tells what there is, with success.
+// tells what there is, with success. Commands say what they take.
 func refuseUnknown(root *cobra.Command) {
 	for _, group := range root.Commands() {
 		refuseUnknown(group)
-		if !group.HasSubCommands() || group.Runnable() {
-			continue
-		}
-		group.DisableFlagsInUseLine = true
-		group.Args = func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usagef("unknown command %q for %q; `%s --help` lists those that exist", args[0], cmd.CommandPath(), cmd.CommandPath())
-			}
-			return nil
-		}
-		group.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}
+	if !root.HasSubCommands() || root.Runnable() {
+		refuseArgs(root)
+		return
+	}
+	root.DisableFlagsInUseLine = true
+	root.Args = unknown
+	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+}
+
+// unknown refuses a name that is none of a group's.
+func unknown(group *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case args[0] == "version":
+		return usagef("`%s --version` tells the version", group.Root().Name())
+	}
+	group.SuggestionsMinimumDistance = 2
+	like := ""
+	for _, name := range group.SuggestionsFor(args[0]) {
+		like += fmt.Sprintf(", as `%s %s`", group.CommandPath(), name)
+	}
+	return usagef("unknown command %q for %q; `%s --help` lists those that exist%s", args[0], group.CommandPath(), group.CommandPath(), like)
 }
 
 // fromEnv is a flag's default: the environment's word, else ours. A container
@@ -185,8 +205,8 @@ func exitCode(err error) int {
 			return code.ExitCode()
 		}
 	}
-	// cobra's own complaints about the command line have no type.
-	for _, prefix := range []string{"unknown command", "required flag", "accepts ", "requires ", "if any flags in the group"} {
+	// cobra's own complaints about flags have no type.
+	for _, prefix := range []string{"required flag", "if any flags in the group"} {
 		if strings.HasPrefix(err.Error(), prefix) {
 			return 2
 		}

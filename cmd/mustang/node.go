@@ -5,6 +5,7 @@ package main
 // mustang node: the other nodes, without Kubernetes.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,6 +57,7 @@ func newNodeAddCmd(g *globals) *cobra.Command {
 	fl.StringSliceVar(&s.Address, "address", nil, "where it is on the wire between nodes: an address, or one of each family")
 	fl.StringSliceVar(&s.PodCIDRs, "pod-cidr", nil, "where its pods are; may be given several times")
 	fl.StringVar(&s.Mode, "mode", string(state.NodeDirect), "how its pods are reached: direct or vxlan")
+	refuseEmpty(fl)
 	cobra.CheckErr(cmd.MarkFlagRequired("address"))
 	return cmd
 }
@@ -144,7 +146,7 @@ removed, others' stay. Everything is checked before the first change.`,
 			})
 		},
 	}
-	cmd.Flags().StringVarP(&file, "file", "f", "", "file to read, - for standard input")
+	fileFlag(cmd, &file, "file", "file to read, - for standard input")
 	cobra.CheckErr(cmd.MarkFlagRequired("file"))
 	return cmd
 }
@@ -155,13 +157,21 @@ func readNodes(g *globals, file string, stdin io.Reader) (f node.File, err error
 		return f, usagef("read nodes: %w", err)
 	}
 	if text, err = manifest.One(text); err != nil {
-		return f, usagef("%s: %w: put all nodes into one {settings, nodes}", file, err)
+		return f, usagef("%s: %w: put all nodes into one {settings, nodes}", fileName(file), err)
 	}
 	if err := yaml.UnmarshalStrict(text, &f); err != nil {
-		return f, usagef("%s is not {settings, nodes}: %w", file, err)
+		var whole map[string]any
+		if yaml.Unmarshal(text, &whole) == nil {
+			list, _ := whole["nodes"].([]any)
+			err = cmp.Or(wrongEntry[node.Spec](list), within("settings", wrongFields[node.SettingsSpec](whole["settings"])), wrongFields[node.File](whole), err)
+		}
+		return f, usagef("%s is not {settings, nodes}: %w", fileName(file), err)
+	}
+	if _, err := f.Settings.Apply(node.DefaultSettings()); err != nil {
+		return f, usagef("%s: settings: %w", fileName(file), err)
 	}
 	if f.Nodes == nil {
-		return f, usagef("%s has no nodes, and those that it does not name would be removed; write nodes: [] where that is meant", file)
+		return f, usagef("%s has no nodes, and those that it does not name would be removed; write nodes: [] where that is meant", fileName(file))
 	}
 	return f, nil
 }
@@ -192,6 +202,7 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 	fl.StringSliceVar(&s.Devices, "devices", nil, "the links to other nodes; auto: those with a default route, this node's addresses or the ways to others")
 	fl.IntVar(&s.VNI, "vni", 0, "vxlan: the network's number, the same on every node")
 	fl.IntVar(&s.Port, "port", 0, "vxlan: the UDP port, the same on every node")
+	refuseEmpty(fl)
 	return cmd
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -46,6 +47,12 @@ the last are kept, and --last N shows them.`,
 			if o.Last < 0 {
 				return usagef("--last: %d is not a number of packets", o.Last)
 			}
+			if o.Sample == 0 {
+				return usagef("--sample: 0 is none of the flows; 1 shows all")
+			}
+			if o.Last > 0 && !follow && len(o.Filter.Verdicts) > 0 && !slices.ContainsFunc(o.Filter.Verdicts, func(v string) bool { return v != "forwarded" }) {
+				return usagef("--last shows what did not pass, and --verdict asks for what is forwarded alone; leave one out")
+			}
 			o.Once = o.Last > 0 && !follow
 			o.Notify = g.notify
 			return watch(cmd.Context(), g, cmd.OutOrStdout(), o)
@@ -64,6 +71,7 @@ the last are kept, and --last N shows them.`,
 	f.IntVar(&o.Last, "last", 0, "show the last so many packets that did not pass, and end")
 	f.BoolVar(&follow, "follow", false, "with --last: go on with what comes")
 	f.Uint32Var(&o.Sample, "sample", 1, "of the flows that pass, show one of so many")
+	refuseEmpty(f)
 	return cmd
 }
 

@@ -129,7 +129,11 @@ func TestObserveAndWhyRefuseBadInput(t *testing.T) {
 		{"observe --from fe80::1%eth0", 2, `--from: "fe80::1%eth0" has a zone`},
 		{"observe --port 70000", 2, "between 1 and 65535"},
 		{"observe --last -1", 2, "--last"},
-		{"why 10.8.0.1", 2, "accepts 2 arg"},
+		{"observe --last 5 --verdict forwarded", 2, "--last shows what did not pass"},
+		{"observe --sample 0", 2, "--sample"},
+		{"observe --pod a/b/c", 2, `--pod: "a/b/c" is no pod`},
+		{"observe --namespace A_b", 2, `--namespace: "A_b"`},
+		{"why 10.8.0.1", 2, "write `mustang why SRC DST"},
 		{"why 10.8.0.1 10.8.0.2:x", 2, "between 1 and 65535"},
 		{"why 10.8.0.1 10.8.0.2:1/xyz", 2, "none of tcp, udp, sctp"},
 	} {

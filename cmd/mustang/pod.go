@@ -400,15 +400,20 @@ func parsePair(flag, value string, segment bool) (v4, v6 netip.Prefix, err error
 	return v4, v6, nil
 }
 
-// parseAddr accepts A and A/LEN.
+// parseAddr accepts A and A/LEN. One of IPv4 that is written as IPv6 is IPv4.
 func parseAddr(s string, segment bool) (netip.Prefix, error) {
 	if strings.Contains(s, "/") {
-		return netip.ParsePrefix(s)
+		p, err := netip.ParsePrefix(s)
+		if p.Addr().Is4In6() && p.Bits() >= 96 {
+			p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+		}
+		return p, err
 	}
 	a, err := netip.ParseAddr(s)
 	if err != nil {
 		return netip.Prefix{}, err
 	}
+	a = a.Unmap()
 	if a.Zone() != "" {
 		return netip.Prefix{}, errors.New("zone")
 	}

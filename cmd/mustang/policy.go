@@ -55,13 +55,9 @@ The pods are this node's endpoints: --namespace and --labels of ` + "`pod add`" 
 			})
 		},
 	}
-	fileFlag(cmd, &file)
-	return cmd
-}
-
-func fileFlag(cmd *cobra.Command, to *string) {
-	cmd.Flags().StringVarP(to, "filename", "f", "", "file with NetworkPolicies; - is standard input")
+	fileFlag(cmd, &file, "filename", "file with NetworkPolicies; - is standard input")
 	cobra.CheckErr(cmd.MarkFlagRequired("filename"))
+	return cmd
 }
 
 func (g *globals) readPolicies(stdin io.Reader, name string) (manifest.File, error) {
@@ -71,7 +67,7 @@ func (g *globals) readPolicies(stdin io.Reader, name string) (manifest.File, err
 	}
 	file, err := manifest.Read(bytes.NewReader(text))
 	if err != nil {
-		return file, usageError{fmt.Errorf("%s: %w", name, err)}
+		return file, usagef("%s: %w", fileName(name), err)
 	}
 	return file, nil
 }
@@ -92,7 +88,7 @@ func newPolicyRmCmd(g *globals) *cobra.Command {
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error { return e.RemovePolicies(keys, namespaces) })
 		},
 	}
-	cmd.Flags().StringVarP(&file, "filename", "f", "", "file with the NetworkPolicies; - is standard input")
+	fileFlag(cmd, &file, "filename", "file with the NetworkPolicies; - is standard input")
 	return cmd
 }
 
@@ -112,7 +108,9 @@ func (g *globals) policyNames(stdin io.Reader, file string, args []string) (keys
 		if !ok {
 			namespace, name = "default", arg
 		}
-		keys = append(keys, policy.Key{Namespace: namespace, Name: name})
+		if key := (policy.Key{Namespace: namespace, Name: name}); !slices.Contains(keys, key) {
+			keys = append(keys, key)
+		}
 	}
 	return keys, nil, nil
 }
@@ -220,6 +218,7 @@ func (f *podLabelFlags) register(fl *pflag.FlagSet) {
 	fl.StringSliceVar(&f.ports, "ports", nil, "the pod's ports by name, for policies: name=number[/protocol],…")
 	fl.BoolVar(&f.masquerade, "masquerade", false, "towards the outside, the pod wears the node's address")
 	fl.StringSliceVar(&f.exclude, "masquerade-exclude", nil, "networks that are not outside: those of pods")
+	refuseEmpty(fl)
 }
 
 // podSpec is what an endpoint's pod is.

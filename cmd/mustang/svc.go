@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -61,6 +62,7 @@ func newSvcAddCmd(g *globals) *cobra.Command {
 	f.StringVar(&spec.ExternalPolicy, "external-policy", "", "Local: from outside only to backends on this node, which see the client's address (default: Cluster)")
 	f.StringVar(&spec.Algorithm, "algorithm", "", "maglev: every node leads a flow to the same backend (default: random)")
 	f.BoolVar(&replace, "replace", false, "change an existing Service to this")
+	refuseEmpty(f)
 	resetFlag(cmd, &reset)
 	cobra.CheckErr(cmd.MarkFlagRequired("service"))
 	return cmd
@@ -144,7 +146,7 @@ func newSvcLsCmd(g *globals) *cobra.Command {
 					return err
 				}
 				views := viewServices(list)
-				if (g.Output == "table" || g.Output == "wide") && len(list) > 0 {
+				if g.shared == nil && !g.structured() && len(list) > 0 { // an agent has had them all along
 					fmt.Fprintln(cmd.ErrOrStderr(), "Services restored from maps")
 				}
 				return g.print(cmd.OutOrStdout(), views, func(w io.Writer) { printServices(w, views, g.Output == "wide") })
@@ -306,7 +308,7 @@ effect or none.`,
 		},
 	}
 	resetFlag(cmd, &reset)
-	cmd.Flags().StringVarP(&file, "file", "f", "", "file to read, - for standard input")
+	fileFlag(cmd, &file, "file", "file to read, - for standard input")
 	cobra.CheckErr(cmd.MarkFlagRequired("file"))
 	return cmd
 }
@@ -320,12 +322,16 @@ func readSpecs(g *globals, file string, stdin io.Reader) ([]service.Spec, error)
 	for _, doc := range manifest.Documents(text) { // the reader of YAML takes the first alone
 		var specs []service.Spec
 		if err := yaml.UnmarshalStrict(doc, &specs); err != nil {
-			return nil, usagef("%s is not a list of {service, protocol, backends, …}: %w", file, err)
+			var list []any
+			if yaml.Unmarshal(doc, &list) == nil {
+				err = cmp.Or(wrongEntry[service.Spec](list), err)
+			}
+			return nil, usagef("%s is not a list of {service, protocol, backends, …}: %w", fileName(file), err)
 		}
 		all = append(all, specs...)
 	}
 	if all == nil {
-		return nil, usagef("%s has no list of Services", file)
+		return nil, usagef("%s has no list of Services", fileName(file))
 	}
 	return all, nil
 }

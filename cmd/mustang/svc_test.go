@@ -129,7 +129,7 @@ func TestWrongServicesNameFieldAndMend(t *testing.T) {
 	}
 	// Two Services cannot have one node port: nothing of the second takes effect.
 	w.ok("svc", "add", "--service", "10.96.0.2:80", "--protocol", "tcp", "--node-port", "30080")
-	if _, errs, code := w.run("", append(base, "--node-port", "30080")...); code != 1 || !strings.Contains(errs, "tcp 0.0.0.0:30080 belongs to cli's Service tcp 10.96.0.2:80") {
+	if _, errs, code := w.run("", append(base, "--node-port", "30080")...); code != 1 || !strings.Contains(errs, "tcp 0.0.0.0:30080 belongs to cli's Service tcp 10.96.0.2:80; choose another, or remove that Service") {
 		t.Errorf("status %d: %s", code, errs)
 	}
 	if out := w.ok("svc", "ls"); strings.Contains(out, "10.96.0.1") {
@@ -162,6 +162,12 @@ func TestTheEdgeByCommand(t *testing.T) {
 	}
 	if out := w.ok("edge", "show"); !strings.Contains(out, "nic0") {
 		t.Error(out)
+	}
+	for ports, want := range map[string]string{"1-2": "lie below", "40000-41000": "of which the edge uses some", "62000-62999": ""} {
+		_, errs, code := w.run("", "edge", "set", "--dev", "nic0", "--ports", ports)
+		if code != 0 || !strings.Contains(errs, want) || (want == "") != (errs == "") {
+			t.Errorf("%s: status %d, %q", ports, code, errs)
+		}
 	}
 	w.ok("edge", "rm")
 	v = edgeView{}

@@ -192,7 +192,7 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 		{"[]\n---\n{\n", []string{"svc", "apply", "-f", "-"}, 2, []string{"not a list"}},
 		{"# all\n---\nnodes: []\n---\nnodes: []\n", []string{"node", "apply", "-f", "-"}, 2, []string{"2 documents"}},
 		{"", []string{"svc", "apply", "-f", "/none/such"}, 2, []string{"/none/such"}},
-		{"", []string{"ep", "add", "--ifname=eth0", "--netns=/var/run/netns/none-such"}, 1, []string{"/var/run/netns/none-such", "ip netns"}},
+		{"", []string{"ep", "add", "--ifname=eth0", "--netns=/var/run/netns/none-such"}, 2, []string{"/var/run/netns/none-such", "ip netns"}},
 		{"", []string{"ep", "add", "--ifname=eth0", "--netns=/var/run/netns/" + w.netns, "--service-path=fast"}, 2, []string{"service-path", "both, socket, tc, none"}},
 		{"", []string{"ep", "rm"}, 2, []string{"--netns"}},
 		{"", []string{"ep", "rm", "9"}, 1, []string{"endpoint 9", "ep ls"}},

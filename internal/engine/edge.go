@@ -278,7 +278,8 @@ func edgeAddrs(l netlink.Link) (out []netlink.Addr, err error) {
 	return out, nil
 }
 
-// warnOfPorts says when the host's own sockets may be given ports of the edge.
+// warnOfPorts says when the edge's ports do not lie above those that the host's own
+// sockets are given: these may be the edge's, or servers listen there.
 // Each flow looks before it takes a port; a socket does not.
 func (e *Engine) warnOfPorts(want Edge) {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
@@ -286,7 +287,12 @@ func (e *Engine) warnOfPorts(want Edge) {
 	if err != nil || len(want.Devices) == 0 {
 		return
 	}
-	if _, err := fmt.Sscan(string(text), &first, &last); err != nil || last < want.Ports.First || first > want.Ports.Last {
+	if _, err := fmt.Sscan(string(text), &first, &last); err != nil || last < want.Ports.First {
+		return
+	}
+	if first > want.Ports.Last {
+		e.opts.Notify(fmt.Sprintf("the edge's ports %d-%d lie below those that the node's sockets are given (%d-%d), where servers listen; give it others",
+			want.Ports.First, want.Ports.Last, first, last))
 		return
 	}
 	e.opts.Notify(fmt.Sprintf("the node's sockets are given ports %d-%d, of which the edge uses some (%d-%d); give it others, or narrow net.ipv4.ip_local_port_range",

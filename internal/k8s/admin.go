@@ -34,6 +34,9 @@ func ConnectAdmin(kubeconfig string) (*Admin, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, errors.New("no kubeconfig says which cluster; name one by --kubeconfig or $KUBECONFIG")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("find the cluster: %w; name it by --kubeconfig or $KUBECONFIG", err)
 	}

@@ -269,6 +269,8 @@ func (s Spec) validateAddrs() error {
 			return fmt.Errorf("IP %s or gateway %s is not %s: give each family its own", a.ip, a.gw, a.family)
 		case a.ip.Addr().IsUnspecified() || a.ip.Addr().IsMulticast() || a.ip.Addr().IsLoopback():
 			return fmt.Errorf("IP %s cannot be a pod's: use a unicast address", a.ip.Addr())
+		case a.ip.Addr().Is6() && a.ip.Addr().IsLinkLocalUnicast():
+			return fmt.Errorf("IP %s cannot be a pod's: with a link-local address it reaches nobody; use a global or unique-local one", a.ip.Addr())
 		case !traitsOf[s.Mode].routed && a.ip.Addr() == broadcast(a.ip):
 			return fmt.Errorf("IP %s cannot be a pod's: it is the broadcast address of %s", a.ip.Addr(), a.ip.Masked())
 		case a.ip.Addr() == a.gw:

@@ -114,8 +114,9 @@ var noPods = []netip.Prefix{
 func parseAddrs(s Spec, n *state.Node) error {
 	for _, text := range s.Address {
 		a, err := netip.ParseAddr(text)
+		a = a.Unmap()
 		switch {
-		case err != nil || a.Zone() != "" || a.Is4In6():
+		case err != nil || a.Zone() != "":
 			return fmt.Errorf("node %s: address %q is not an IP address", s.Name, text)
 		case a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || a.IsLinkLocalUnicast():
 			return fmt.Errorf("node %s: address %s cannot be reached from other nodes: give the one on the wire", s.Name, a)

@@ -42,8 +42,22 @@ func (f Filter) Check() error {
 			return fmt.Errorf("--reason: %q is no drop reason; docs/reasons.md lists them", r)
 		}
 	}
+	for _, p := range f.Pods {
+		if err := checkPod("--pod", p); err != nil {
+			return err
+		}
+	}
+	for _, ns := range f.Namespaces {
+		if !namespaceName.MatchString(ns) {
+			return fmt.Errorf("--namespace: %q is no namespace's name: use lower-case letters, digits and '-'", ns)
+		}
+	}
 	for _, s := range f.Services {
-		if _, _, err := serviceFilter(s); err != nil {
+		_, _, err := serviceFilter(s)
+		if at, wrong := netip.ParseAddrPort(s); wrong == nil && at.Port() == 0 {
+			return fmt.Errorf("--service: %q has the port 0, which no Service has; give its port, or the address alone", s)
+		}
+		if err != nil {
 			return fmt.Errorf("--service: %q is no Service's number, address or address:port; `mustang svc ls` shows them", s)
 		}
 	}
@@ -58,7 +72,38 @@ func (f Filter) Check() error {
 	if err := checkEnds("--from", f.From); err != nil {
 		return err
 	}
-	return checkEnds("--to", f.To)
+	if err := checkEnds("--to", f.To); err != nil {
+		return err
+	}
+	from4, from6 := families(f.From)
+	to4, to6 := families(f.To)
+	if len(f.From) > 0 && len(f.To) > 0 && !(from4 && to4) && !(from6 && to6) {
+		return errors.New("--from and --to are of different families, which no flow joins; give both of one")
+	}
+	return nil
+}
+
+// families are those that one of list can have: a pod, both.
+func families(list []string) (v4, v6 bool) {
+	for _, s := range list {
+		p, ok := prefix(s)
+		v4 = v4 || !ok || p.Addr().Is4()
+		v6 = v6 || !ok || p.Addr().Is6()
+	}
+	return v4, v6
+}
+
+// namespaceName is what Kubernetes and `pod add --namespace` take.
+var namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// checkPod refuses what no pod is called. Outside Kubernetes that is its network
+// namespace's name, which may be anything but a path.
+func checkPod(flag, s string) error {
+	namespace, name, ok := strings.Cut(s, "/")
+	if ok && (!namespaceName.MatchString(namespace) || name == "" || strings.Contains(name, "/")) {
+		return fmt.Errorf("%s: %q is no pod; write NAMESPACE/NAME, or NAME", flag, s)
+	}
+	return nil
 }
 
 // otherProtocol is how protocol calls what has no name.
@@ -88,6 +133,9 @@ func checkEnds(flag string, list []string) error {
 			return fmt.Errorf("%s: %q is neither a pod nor an address; write addresses like 192.0.2.1, 192.0.2.0/24 or 2001:db8::1", flag, s)
 		}
 		if err != nil {
+			if err := checkPod(flag, s); err != nil {
+				return err
+			}
 			continue
 		}
 		if a.Zone() != "" {

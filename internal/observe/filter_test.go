@@ -60,7 +60,9 @@ func TestCheckLetsWhatCanMatchPass(t *testing.T) {
 	for _, f := range []Filter{
 		{Protocols: []string{"tcp", "UDP", "sctp", "icmpv6", "arp", "ipv6", "protocol 47", "ethertype 0x88cc"}},
 		{From: []string{"web", "shop/web", "10.0.0.1", "fd00::1", "10.0.0.1/8", "fd00::/8", "10.0.0.300"}},
-		{Services: []string{"1", "10.96.0.1", "10.96.0.1:80", "[fd00::1]:80"}},
+		{Services: []string{"1", "10.96.0.1", "10.96.0.1:80", "[fd00::1]:80", "fd00::0", "fd00:0:0:0:0:0:0:0"}},
+		{Pods: []string{"web", "shop/web", "Web_1"}, Namespaces: []string{"shop-1"}},
+		{From: []string{"1.2.3.4", "fd00::2"}, To: []string{"fd00::1"}}, {From: []string{"web"}, To: []string{"fd00::1"}},
 	} {
 		if err := f.Check(); err != nil {
 			t.Errorf("%+v: %v", f, err)
@@ -72,6 +74,9 @@ func TestCheckRefusesWhatCannotMatch(t *testing.T) {
 	for _, f := range []Filter{
 		{From: []string{"10.0.0/24"}}, {To: []string{"[fd00::1]"}}, {From: []string{"fd00:zz"}}, {To: []string{"10.0.0.0/99"}}, {From: []string{"10.0.0.1:80"}},
 		{Reasons: []string{"no_route"}, Verdicts: []string{"forwarded"}},
+		{Pods: []string{"a/b/c"}}, {Pods: []string{"shop/"}}, {From: []string{"a/b/c"}}, {Namespaces: []string{"A_b"}},
+		{Services: []string{"10.96.0.100:0"}}, {Services: []string{"[fd00::1]:0"}},
+		{From: []string{"1.2.3.4"}, To: []string{"fd00::1"}}, {From: []string{"fd00::/8"}, To: []string{"10.0.0.0/8", "1.2.3.4"}},
 	} {
 		if err := f.Check(); err == nil {
 			t.Errorf("%+v is taken", f)

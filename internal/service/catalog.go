@@ -89,10 +89,15 @@ func (p Problem) Unwrap() error { return p.Err }
 type ConflictError struct {
 	Frontend state.Frontend
 	Holder   state.ServiceID
+	Refused  bool // nothing is changed: who asks is to ask for something else
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("%s belongs to %s's Service %s; it takes effect when that one lets go of it", e.Frontend, e.Holder.Owner, e.Holder)
+	mend := "it takes effect when that one lets go of it"
+	if e.Refused {
+		mend = "choose another, or remove that Service"
+	}
+	return fmt.Sprintf("%s belongs to %s's Service %s; %s", e.Frontend, e.Holder.Owner, e.Holder, mend)
 }
 
 // NewCatalog is a catalog of what the tables and the records say. A binding that
@@ -372,7 +377,7 @@ func (c *Catalog) Problems(owner state.Owner) []Problem {
 		ids := c.claims[f]
 		for _, id := range ids[1:] {
 			if id.Owner == owner {
-				out = append(out, Problem{id, &ConflictError{f, ids[0]}})
+				out = append(out, Problem{id, &ConflictError{Frontend: f, Holder: ids[0]}})
 			}
 		}
 	}
@@ -425,7 +430,7 @@ func (ch Change) Refused() error {
 		}
 		for _, b := range o.bindings {
 			if holder := ch.claims[b.Frontend][0]; holder != id {
-				errs = append(errs, Problem{id, &ConflictError{b.Frontend, holder}})
+				errs = append(errs, Problem{id, &ConflictError{b.Frontend, holder, true}})
 			}
 		}
 	}

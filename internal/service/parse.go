@@ -178,9 +178,12 @@ func (p *parser) frontends(front netip.AddrPort) []state.ServiceFrontend {
 				p.note(invalid("%s %s of service %s is %s; add a Service of that family for it", what, a, p.spec.Service, familyName(a)))
 				continue
 			}
-			f := state.ServiceFrontend{Kind: kind, AddrPort: netip.AddrPortFrom(a, front.Port())}
-			if front.IsValid() && p.note(checkFrontend(f)) {
-				out = append(out, f)
+			if wrong := unusable(a); wrong != "" {
+				p.note(invalid("%s %s of service %s: %s", what, a, p.spec.Service, wrong))
+				continue
+			}
+			if front.IsValid() {
+				out = append(out, state.ServiceFrontend{Kind: kind, AddrPort: netip.AddrPortFrom(a, front.Port())})
 			}
 		}
 	}
@@ -259,18 +262,25 @@ func ParseAll(specs []Spec) ([]state.Service, error) {
 
 // CheckFrontend refuses addresses that cannot be a Service's.
 func CheckFrontend(f netip.AddrPort) error {
-	a := f.Addr()
-	switch {
-	case a.IsUnspecified():
-		return invalid("service %s: the unspecified address cannot be a Service's; choose an unused unicast address", f)
-	case a.IsLoopback():
-		return invalid("service %s: a loopback address never leaves its own namespace; choose an unused unicast address", f)
-	case a.IsMulticast() || isBroadcast(a):
-		return invalid("service %s: a multicast or broadcast address has no single backend; choose an unused unicast address", f)
-	case a.Is6() && a.IsLinkLocalUnicast():
-		return invalid("service %s: a link-local address needs a zone; choose a global or unique-local one", f)
+	if wrong := unusable(f.Addr()); wrong != "" {
+		return invalid("service %s: %s", f, wrong)
 	}
 	return nil
+}
+
+// unusable is why an address cannot be a Service's; "" when it can.
+func unusable(a netip.Addr) string {
+	switch {
+	case a.IsUnspecified():
+		return "the unspecified address cannot be a Service's; choose an unused unicast address"
+	case a.IsLoopback():
+		return "a loopback address never leaves its own namespace; choose an unused unicast address"
+	case a.IsMulticast() || isBroadcast(a):
+		return "a multicast or broadcast address has no single backend; choose an unused unicast address"
+	case a.Is6() && a.IsLinkLocalUnicast():
+		return "a link-local address needs a zone; choose a global or unique-local one"
+	}
+	return ""
 }
 
 // checkFrontend is CheckFrontend for a frontend of any kind.
