@@ -183,6 +183,14 @@ inline_fn struct identity *identity_of(const struct addr *a)
 	return grown_find(&mst_identities_v1_now, &key);
 }
 
+/* Whether a pod takes packets by policy alone. */
+inline_fn bool isolated(__u32 id)
+{
+	struct endpoint_policy *policy = policy_of(id);
+
+	return policy && policy->ingress;
+}
+
 /* Whether an address is the node's own by its routing table, which is right also where nobody has told the policy's tables
  * yet. Of what has no route the answer is the same, but who sent that could get no answer. */
 slow_fn bool local_address(struct __sk_buff *skb, const struct addr *a)
@@ -212,7 +220,7 @@ slow_fn bool from_node(struct __sk_buff *skb, const struct addr *src, const stru
 	if (!in_pod && skb->ingress_ifindex)
 		return false;
 	if (!who) /* netkit's redirects between pods look as if the host had sent them */
-		return !in_pod && !deliver_egress && !link_local(src) && local_address(skb, src);
+		return !in_pod && !deliver_egress && isolated(skb->cb[CB_ENDPOINT]) && !link_local(src) && local_address(skb, src);
 	if (!in_pod)
 		return true;
 	if (!parent)

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "31a0b90003709d22a5501f231b11051a28d54ac164e6058b3cc0c28d85a878d0"
+const ObjectsHash = "54b92c05b861a51296fe7084d1882a5bc28a03a9cc3c710786b80c5ebd60d980"
