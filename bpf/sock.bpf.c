@@ -196,6 +196,12 @@ inline_fn struct backend *balance(struct bpf_sock_addr *ctx, const struct netns_
 	return b;
 }
 
+/* Whether a port that is no Service's is refused, by what its address is. A pod has its own ports. */
+inline_fn bool refused(const struct dest *d, __u16 address)
+{
+	return address & SVC_REFUSE && !endpoint_of(&d->addr);
+}
+
 /**
  * connect_to - choose where a connecting socket goes
  * @d: the destination; a backend's on REWRITE
@@ -216,7 +222,7 @@ inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 	name_loopback(d);
 	s = service_find(&d->addr, d->port, ctx->protocol, scope_of(ns, &d->addr), &address);
 	if (!s) {
-		if (!(address & SVC_REFUSE) || endpoint_of(&d->addr)) /* a pod's own port */
+		if (!refused(d, address))
 			return keep(ctx, d);
 		refuse(ctx, ns, d, REASON_SERVICE_PORT);
 		return REFUSED;
@@ -299,7 +305,7 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 		return REWRITE;
 	s = service_find(&d->addr, d->port, ctx->protocol, scope_of(ns, &d->addr), &address);
 	if (!s) {
-		if (!(address & SVC_REFUSE) || endpoint_of(&d->addr))
+		if (!refused(d, address))
 			return straight(ctx, d);
 		refuse(ctx, ns, d, REASON_SERVICE_PORT);
 		return REFUSED;

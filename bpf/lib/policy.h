@@ -217,12 +217,10 @@ slow_fn bool from_node(struct __sk_buff *skb, const struct addr *src, const stru
 
 	if (from_wire || (who && who->pod != IDENTITY_NODE))
 		return false;
-	if (!in_pod && skb->ingress_ifindex)
-		return false;
+	if (!in_pod && (skb->ingress_ifindex || who))
+		return !skb->ingress_ifindex;
 	if (!who) /* netkit's redirects between pods look as if the host had sent them */
 		return !in_pod && !deliver_egress && isolated(skb->cb[CB_ENDPOINT]) && !link_local(src) && local_address(skb, src);
-	if (!in_pod)
-		return true;
 	if (!parent)
 		return true;
 	if (bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)))

@@ -45,15 +45,16 @@ inline_fn bool speaks_for(__u8 type)
 	return type == ND_ADVERTISEMENT || type == ND_ROUTER || type == ND_REDIRECT;
 }
 
-/* Whether a link-local address may be a pod's: nobody knows which it has, but its router's is another's. */
-slow_fn bool link_local_of(const struct addr *a, __u32 id)
+/* Whether a link-local address is that of an endpoint's router. All others may be the pod's own: nobody knows which it has. */
+slow_fn bool of_router(const struct addr *a, __u32 id)
 {
 	struct addr *router = bpf_map_lookup_elem(&mst_routers_v1, &id);
 
-	return link_local(a) && !(router && addr_equal(router, a));
+	return router && addr_equal(router, a);
 }
 
-/* The address that a neighbour advertisement speaks of, as ARP's sender. And no pod is a router: who believed it would send it what it may not pass on. */
+/* The address that a neighbour advertisement speaks of, as ARP's sender. And no pod is a router: who believed it would send
+ * it what it may not pass on. */
 slow_fn int advertised_check(struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self, __u32 id)
 {
 	struct addr target;
@@ -62,7 +63,9 @@ slow_fn int advertised_check(struct __sk_buff *skb, const struct pkt *p, const s
 		return REASON_SPOOFED_ADDRESS;
 	if (bpf_skb_load_bytes(skb, p->l4_off + ND_TARGET, &target, sizeof(target)))
 		return REASON_TRUNCATED;
-	return link_local_of(&target, id) || address_of(&target, self, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
+	if (link_local(&target))
+		return of_router(&target, id) ? REASON_SPOOFED_ADDRESS : REASON_NONE;
+	return address_of(&target, self, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
 }
 
 /**
@@ -90,7 +93,7 @@ inline_fn int source_check(struct __sk_buff *skb, const struct pkt *p, const str
 	if (p->kind == PKT_CONTROL && addr_is_none(&p->t.src)) /* it has none yet */
 		return REASON_NONE;
 	if (link_local(&p->t.src)) /* never leaves the link */
-		return link_local_of(&p->t.src, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
+		return of_router(&p->t.src, id) ? REASON_SPOOFED_ADDRESS : REASON_NONE;
 	return address_of(&p->t.src, self, id) ? REASON_NONE : REASON_SPOOFED_ADDRESS;
 }
 

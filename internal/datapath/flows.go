@@ -260,10 +260,10 @@ func forget(t *Table[ctKey, ctEntry], dep *Departures, late bool) (forgotten int
 			switch dep.fateOf(k, &e) {
 			case orphaned:
 				dead = append(dead, *k)
-				forgotten--
 			case ends:
 				if late || client && k.Proto != uint8(state.TCP) {
 					dead = append(dead, *k)
+					forgotten++
 				}
 			case leaves:
 				if e.Opening != bpfgen.CTAnswered && client && e.Backend != bpfgen.BackendLeft {
@@ -274,7 +274,6 @@ func forget(t *Table[ctKey, ctEntry], dep *Departures, late bool) (forgotten int
 				}
 			}
 		}
-		forgotten += len(dead)
 		return t.Delete(dead)
 	})
 	return forgotten, err

@@ -60,18 +60,7 @@ func TestFiltersBecomeLinks(t *testing.T) {
 		n.opts.NoTCX = false
 		n.must(func(e *Engine) error { return killed(t, e) })
 		n.ping(a, "10.9.0.2")
-		n.must(func(e *Engine) error {
-			for {
-				s, err := e.Settle(0)
-				if err != nil || s == nil {
-					return err
-				}
-				s.Attach()
-				if err := e.Settled(s); err != nil {
-					return err
-				}
-			}
-		})
+		n.must(settleAll)
 		n.ping(a, "10.9.0.2")
 		for i, ep := range n.endpoints() {
 			if ep.Attach != datapath.AttachTCX || !ep.Qdisc {
@@ -96,6 +85,20 @@ func TestFiltersBecomeLinks(t *testing.T) {
 			if q := n.run("tc qdisc show dev %s", host); strings.Contains(q, "clsact") {
 				t.Errorf("left behind: %s", q)
 			}
+		}
+	}
+}
+
+// settleAll gives all endpoints their links.
+func settleAll(e *Engine) error {
+	for {
+		s, err := e.Settle(0)
+		if err != nil || s == nil {
+			return err
+		}
+		s.Attach()
+		if err := e.Settled(s); err != nil {
+			return err
 		}
 	}
 }

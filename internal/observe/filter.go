@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 )
 
@@ -48,7 +50,7 @@ func (f Filter) Check() error {
 		}
 	}
 	for _, ns := range f.Namespaces {
-		if !namespaceName.MatchString(ns) {
+		if !isNamespace(ns) {
 			return fmt.Errorf("--namespace: %q is no namespace's name: use lower-case letters, digits and '-'", ns)
 		}
 	}
@@ -93,14 +95,14 @@ func families(list []string) (v4, v6 bool) {
 	return v4, v6
 }
 
-// namespaceName is what Kubernetes and `pod add --namespace` take.
-var namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+// isNamespace is what Kubernetes and `pod add --namespace` take.
+func isNamespace(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
 
 // checkPod refuses what no pod is called. Outside Kubernetes that is its network
 // namespace's name, which may be anything but a path.
 func checkPod(flag, s string) error {
 	namespace, name, ok := strings.Cut(s, "/")
-	if ok && (!namespaceName.MatchString(namespace) || name == "" || strings.Contains(name, "/")) {
+	if ok && (!isNamespace(namespace) || name == "" || strings.Contains(name, "/")) {
 		return fmt.Errorf("%s: %q is no pod; write NAMESPACE/NAME, or NAME", flag, s)
 	}
 	return nil

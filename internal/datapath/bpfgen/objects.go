@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "54b92c05b861a51296fe7084d1882a5bc28a03a9cc3c710786b80c5ebd60d980"
+const ObjectsHash = "ee52b498f7a5c5e1507710fa3603db9ae4af00f7271476ee3e62a5ce7a9104cc"

@@ -51,7 +51,7 @@ func Spec(out *policy.Policy, spec *networkingv1.NetworkPolicySpec) []error {
 	var errs []error
 	var err error
 	out.Pods, err = selector("spec.podSelector", &spec.PodSelector)
-	more := err != nil // pods are selected, which rules would open
+	more := err != nil // pods are selected
 	if more {
 		errs = append(errs, err)
 	}
@@ -61,22 +61,23 @@ func Spec(out *policy.Policy, spec *networkingv1.NetworkPolicySpec) []error {
 	for i, r := range spec.Ingress {
 		made, err := rule(fmt.Sprintf("spec.ingress[%d]", i), "from", r.Ports, r.From)
 		if err != nil {
-			errs = append(errs, err)
-		}
-		if err != nil || more {
-			made = nothing
+			errs, made = append(errs, err), nothing
 		}
 		out.Ingress = append(out.Ingress, made)
 	}
 	for i, r := range spec.Egress {
 		made, err := rule(fmt.Sprintf("spec.egress[%d]", i), "to", r.Ports, r.To)
 		if err != nil {
-			errs = append(errs, err)
-		}
-		if err != nil || more {
-			made = nothing
+			errs, made = append(errs, err), nothing
 		}
 		out.Egress = append(out.Egress, made)
+	}
+	for _, rules := range [][]policy.Rule{out.Ingress, out.Egress} {
+		for i := range rules {
+			if more { // whom they would open
+				rules[i] = nothing
+			}
+		}
 	}
 	return errs
 }
