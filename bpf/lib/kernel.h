@@ -39,7 +39,24 @@ struct sock {
 
 struct sk_buff {
 	struct sock *sk;
+	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));
+
+#define CHECKSUM_PARTIAL 3
+
+/* From Linux 6.2. No call: the verifier knows that it is the same pointer. */
+extern void *bpf_cast_to_kern_ctx(void *skb) __ksym __weak;
+
+/* Whether it is known of a packet that its checksum is the device's to fill in. */
+inline_fn bool csum_known_partial(struct __sk_buff *skb)
+{
+	struct sk_buff *kernel;
+
+	if (!bpf_cast_to_kern_ctx)
+		return false;
+	kernel = bpf_cast_to_kern_ctx(skb);
+	return BPF_CORE_READ_BITFIELD(kernel, ip_summed) == CHECKSUM_PARTIAL;
+}
 
 /**
  * sender_netns - cookie of the namespace whose socket sent the packet

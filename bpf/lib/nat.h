@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common.h"
+#include "kernel.h"
 #include "parse.h"
 #include "sctp.h"
 
@@ -155,6 +156,27 @@ inline_fn bool csum_is_partial(int before, int after, __u32 diff)
 	return diff && diff != 0xffff && after == (before & 0xffff) + (before >> 16);
 }
 
+/* Such a sum, more by @diff. */
+inline_fn __sum16 csum_fuller(__sum16 sum, __u32 diff)
+{
+	return ~csum_more(~sum, diff);
+}
+
+inline_fn bool csum_write(struct __sk_buff *skb, __u32 off, __sum16 sum)
+{
+	__sum16 *at;
+
+	if (in_pod)
+		return !bpf_skb_store_bytes(skb, off, &sum, sizeof(sum), 0);
+	opaque(off);
+	off &= L4_OFF_MASK;
+	at = packet(skb) + off;
+	if ((void *)(at + 1) > packet_end(skb))
+		return false;
+	*at = sum;
+	return true;
+}
+
 /* The checksum of TCP or UDP follows addresses and ports. Return: whether the packet has one. */
 slow_fn bool nat_csum(struct __sk_buff *skb, const struct pkt *p, __u32 diff, __be32 old, __be32 new)
 {
@@ -163,6 +185,8 @@ slow_fn bool nat_csum(struct __sk_buff *skb, const struct pkt *p, __u32 diff, __
 	__u64 zero_is_none = udp ? BPF_F_MARK_MANGLED_0 : 0;
 	int before = csum_read(skb, csum);
 
+	if (likely(before >= 0 && csum_known_partial(skb)))
+		return csum_write(skb, csum, csum_fuller(before, diff));
 	if (bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR | zero_is_none))
 		return false;
 	return old == new || csum_is_partial(before, csum_read(skb, csum), diff) ||
