@@ -206,7 +206,7 @@ int edge_in(struct __sk_buff *skb)
 		return edge_done(skb, &p, edge_drop(skb, REASON_WIRE_SPOOFED));
 	if (f.e && asks_back(&f, &p)) /* the node's to answer */
 		return NEXT;
-	if (address && f.e && (begins_anew(&f, &p) || (!f.reply && edge_worn_out(f.e, &p.t))))
+	if (address && f.e && f.e->flags & CT_EDGE && (begins_anew(&f, &p) || (!f.reply && edge_worn_out(f.e, &p.t))))
 		ct_forget(&f);
 	if (!f.e)
 		return address ? edge_done(skb, &p, edge_new(skb, &p, generation, f.now)) : NEXT;

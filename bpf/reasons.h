@@ -87,7 +87,7 @@ enum drop_reason {
 		* mend: let the pod, or the Service's backend, use another UDP port, give the tunnel another (`mustang node set --port`), or exclude a destination that is no node from masquerade */
 	REASON_HOP_LIMIT = 39, /* the hop limit of a client's packet ran out here, on its way to a backend elsewhere
 		* mend: where Services lead to each other's node ports in a circle, give one of them other backends; else let the client's packets have a larger hop limit */
-	REASON_TOO_LONG = 40, /* a packet of a client outside, or an answer to one, is longer than its way takes, which its sender is told
+	REASON_TOO_LONG = 40, /* a packet of a client outside, an answer to one, or a masqueraded pod's, is longer than its way takes, which its sender is told
 		* mend: nothing, where senders heed what they are told; else let ICMP errors reach them (type 3 code 4, ICMPv6 type 2), or give the way a larger MTU */
 	REASON_COUNT = 41,
 };

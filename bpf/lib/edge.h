@@ -85,34 +85,23 @@ global_fn int edge_forget(struct pkt *p)
 /**
  * edge_stuck - what a pod sent and has no way out, becomes again what the pod sent: the node's stack says why
  * @p: translated
- *
- * One that the stack might cut, and so send on, is answered as if it might not be.
  */
 global_fn int edge_stuck(struct __sk_buff *skb, struct pkt *p)
 {
 	struct tuple t = {};
-	__be16 old;
 
 	if (!p)
 		return TC_ACT_SHOT;
 	if (!edge_opened(p, &t))
 		return drop(skb, REASON_NO_ROUTE, DIR_EDGE);
-	if (translate(skb, p, &t))
-		return drop(skb, REASON_NAT_FAILED, DIR_EDGE);
-	if (p->ipv6 || bpf_skb_load_bytes(skb, ETH_HLEN + 6, &old, sizeof(old)) || old & bpf_htons(IP_DONT_FRAGMENT))
-		return NEXT;
-	t.pad = old | bpf_htons(IP_DONT_FRAGMENT);
-	if (bpf_l3_csum_replace(skb, ETH_HLEN + 10, old, t.pad, sizeof(old)) ||
-	    bpf_skb_store_bytes(skb, ETH_HLEN + 6, &t.pad, sizeof(old), 0))
-		return drop(skb, REASON_NAT_FAILED, DIR_EDGE);
-	return NEXT;
+	return translate(skb, p, &t) ? drop(skb, REASON_NAT_FAILED, DIR_EDGE) : NEXT;
 }
 
 /**
  * edge_too_long - what is longer than its way takes becomes again what its sender sent, who is to hear of it
- * @p: translated: a client's packet, or an answer to one
+ * @p: translated: a client's packet, an answer to one, or a masqueraded pod's
  *
- * The node's stack could not say it: to it, either is for the node.
+ * The node's stack could not say it: to it, either of the first two is for the node.
  *
  * Return: a tc verdict or EDGE_TOO_LONG.
  */
@@ -181,10 +170,9 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 	fib.dport = p->t.dport;
 	fib_addrs(&fib, &from.src, &p->t.dst);
 	if (!fib_route(skb, &fib, &way)) {
-		if (p->masqueraded)
-			return EDGE_STUCK;
 		if (!fib.tot_len || fib.mtu_result >= length) /* which the lookup sets where that is why */
-			return drop(skb, REASON_NO_ROUTE, DIR_EDGE);
+			return p->masqueraded ? EDGE_STUCK : drop(skb, REASON_NO_ROUTE, DIR_EDGE);
+		/* Nor could the stack say it of a pod's: it forwards what is longer than a path that it has learned of. */
 		skb->cb[CB_REASON] = fib.mtu_result;
 		return EDGE_TOO_LONG;
 	}

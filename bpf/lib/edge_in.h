@@ -203,6 +203,15 @@ slow_fn bool edge_worn_out(const struct ct_entry *e, const struct tuple *t)
 	return !worn_at(EDGE_WIRE, worn) && !worn_at(EDGE_TUNNEL, worn) && !(address_flags(worn) & SVC_NODE);
 }
 
+/* Whether a packet to a port of the node's, of no known flow, may be an answer to the node's own socket: what opens no
+ * connection, and of UDP, where nothing does, what a socket is connected for. */
+inline_fn bool answers_node(struct __sk_buff *skb, const struct pkt *p)
+{
+	if (p->proto != IPPROTO_UDP)
+		return !opens(p);
+	return host_connected(skb, &p->t, p);
+}
+
 /**
  * edge_new - a packet from outside that belongs to no known flow
  * @generation: nobody_generation(), as it was when the packet came
@@ -229,14 +238,14 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 generation, __u
 		return from_door ? EDGE_SEND : NEXT;
 	if (!from_door && of_host_end(&p->t.src)) /* it would have come by that */
 		return edge_drop(skb, REASON_WIRE_SPOOFED);
-	if (p->proto != IPPROTO_UDP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
-		/* To the node, it may be of a connection that the node opened from that very port. The node's own
-		 * stack would not take it, from itself. */
-		return address & SVC_NODE && !from_door ? NEXT : edge_refuse(skb, p, REASON_MIDSTREAM_NAT, now);
-	reason = service_closed(s, &p->t.src);
+	/* To the node, it may be of a connection that the node opened from that very port. The node's own stack would not
+	 * take it, from itself. */
+	if (address & SVC_NODE && !from_door && answers_node(skb, p))
+		return NEXT;
+	reason = service_refuses(s, p);
 	if (!reason)
 		reason = edge_plan_backend(skb, p, s, &plan);
-	if (reason == REASON_NO_BACKEND)
+	if (reason == REASON_NO_BACKEND || reason == REASON_MIDSTREAM_NAT)
 		return edge_refuse(skb, p, reason, now);
 	if (!reason)
 		reason = edge_source(skb, p, &plan, now);

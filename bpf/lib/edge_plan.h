@@ -50,7 +50,8 @@ global_fn int edge_source(struct __sk_buff *skb, struct pkt *p, struct edge_plan
 	if (!p || !plan || !c)
 		return REASON_NAT_PORTS;
 	if (!plan->wear) {
-		if (!plan->stand_in && !tuple_taken(&plan->post, p->proto, now, NULL, false))
+		if (!plan->stand_in && !tuple_taken(&plan->post, p->proto, now, NULL, false) &&
+		    !(plan->host && host_connected(skb, &plan->post, p))) /* the client's own to that port */
 			return REASON_NONE;
 	} else if (addr_is_zero(&plan->post.src)) {
 		return REASON_NAT_PORTS;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common.h"
+#include "parse.h"
 
 /* Whether some frontend has a port, or once had, or flows wear it, or once did. */
 inline_fn bool told_port(__u16 port)
@@ -93,6 +94,20 @@ inline_fn int service_closed(const struct service *s, const struct addr *client)
 	if (s->flags & SVC_DROP)
 		return REASON_NO_LOCAL_BACKEND;
 	return s->backends ? REASON_NONE : REASON_NO_BACKEND;
+}
+
+/* Whether a packet may be the first of its flow. */
+inline_fn bool opens(const struct pkt *p)
+{
+	return p->proto == IPPROTO_UDP || (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+}
+
+/* As service_closed, of a packet: who may not know of the Service hears nothing of it. */
+inline_fn int service_refuses(const struct service *s, const struct pkt *p)
+{
+	int reason = service_closed(s, &p->t.src);
+
+	return opens(p) || (reason && reason != REASON_NO_BACKEND) ? reason : REASON_MIDSTREAM_NAT;
 }
 
 /* Return: a number that is the same on every node for a flow's first packet. */

@@ -55,9 +55,7 @@ global_fn int plan_service(struct pkt *p, struct plan *plan)
 	if (!s)
 		return address & SVC_REFUSE ? REASON_SERVICE_PORT : REASON_NONE;
 	plan->found = false;
-	if (p->proto != IPPROTO_UDP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != TCP_SYN)
-		return REASON_MIDSTREAM_NAT;
-	reason = service_closed(s, &p->t.src);
+	reason = service_refuses(s, p);
 	if (reason)
 		return reason;
 	b = backend_pick(s, &p->t.src, flow_hash(&p->t, p->proto), &id);

@@ -21,36 +21,61 @@ inline_fn __u16 address_flags(const struct addr *a)
 	return mark ? mark->flags : 0;
 }
 
-/* Whether a socket of the host has the port, so that a flow on it would be taken for the socket's. */
-global_fn int host_has_port(struct __sk_buff *skb, const struct tuple *t, const struct pkt *p)
+/**
+ * host_socket - the host's socket that a packet reaches
+ * @t: its tuple; of what is answered, with @answer, the answer's is the other way round
+ *
+ * Return: its state (BPF_TCP_*), of UDP ESTABLISHED when it is connected, else CLOSE; 0: none, or SCTP's, which no helper finds.
+ */
+global_fn int host_socket(struct __sk_buff *skb, const struct tuple *t, const struct pkt *p, bool answer)
 {
 	struct bpf_sock_tuple to = {};
 	__u32 size = sizeof(to.ipv6);
+	const struct addr *from, *at;
 	struct bpf_sock *sk;
+	int state;
 
-	if (!t || !p || (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP)) /* whose sockets no helper finds */
-		return false;
-	/* As the answer will look: from the other end to the node. */
+	if (!t || !p || (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP))
+		return 0;
+	from = answer ? &t->dst : &t->src;
+	at = answer ? &t->src : &t->dst;
 	if (p->ipv6) {
-		__builtin_memcpy(to.ipv6.saddr, &t->dst, sizeof(to.ipv6.saddr));
-		__builtin_memcpy(to.ipv6.daddr, &t->src, sizeof(to.ipv6.daddr));
-		to.ipv6.sport = t->dport;
-		to.ipv6.dport = t->sport;
+		__builtin_memcpy(to.ipv6.saddr, from, sizeof(to.ipv6.saddr));
+		__builtin_memcpy(to.ipv6.daddr, at, sizeof(to.ipv6.daddr));
+		to.ipv6.sport = answer ? t->dport : t->sport;
+		to.ipv6.dport = answer ? t->sport : t->dport;
 	} else {
-		to.ipv4.saddr = t->dst.words[3];
-		to.ipv4.daddr = t->src.words[3];
-		to.ipv4.sport = t->dport;
-		to.ipv4.dport = t->sport;
+		to.ipv4.saddr = from->words[3];
+		to.ipv4.daddr = at->words[3];
+		to.ipv4.sport = answer ? t->dport : t->sport;
+		to.ipv4.dport = answer ? t->sport : t->dport;
 		size = sizeof(to.ipv4);
 	}
-	if (p->proto == IPPROTO_TCP)
+	if (p->proto == IPPROTO_TCP) {
 		sk = bpf_skc_lookup_tcp(skb, &to, size, BPF_F_CURRENT_NETNS, 0);
-	else
+		state = sk ? sk->state : 0;
+		opaque(state); /* to the verifier they are of two kinds, which no instruction reads both of */
+	} else {
 		sk = bpf_sk_lookup_udp(skb, &to, size, BPF_F_CURRENT_NETNS, 0);
-	if (!sk)
-		return false;
-	bpf_sk_release(sk);
-	return true;
+		state = sk ? sk->state : 0;
+	}
+	if (sk)
+		bpf_sk_release(sk);
+	return state;
+}
+
+/* Whether a socket of the host has the port, so that a flow on it would be taken for the socket's. */
+inline_fn bool host_has_port(struct __sk_buff *skb, const struct tuple *t, const struct pkt *p)
+{
+	return host_socket(skb, t, p, true);
+}
+
+/* Whether a tuple is a connection's that the host has. One that lingers gives way. */
+inline_fn bool host_connected(struct __sk_buff *skb, const struct tuple *t, const struct pkt *p)
+{
+	int state = host_socket(skb, t, p, false);
+
+	return state && state != BPF_TCP_LISTEN && state != BPF_TCP_TIME_WAIT && state != BPF_TCP_CLOSE;
 }
 
 /* The port that a flow wears when nobody else has it, as an offset: the same for a tuple that comes again, whose

@@ -301,7 +301,7 @@ const (
 	ReasonSctpFragment     = 37 // an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives
 	ReasonTunnelPort       = 38 // a pod that is masqueraded, any pod to a node, or a client outside by a Service, sends to the port of the nodes' tunnel, where under its node's address its packet would be the node's
 	ReasonHopLimit         = 39 // the hop limit of a client's packet ran out here, on its way to a backend elsewhere
-	ReasonTooLong          = 40 // a packet of a client outside, or an answer to one, is longer than its way takes, which its sender is told
+	ReasonTooLong          = 40 // a packet of a client outside, an answer to one, or a masqueraded pod's, is longer than its way takes, which its sender is told
 	ReasonCount            = 41
 )
 
@@ -347,7 +347,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonSctpFragment:     {37, "sctp_fragment", "an SCTP packet in fragments needs another port, and with it a checksum that only the whole packet gives", "let the sender keep to the path's MTU, as it does unless told otherwise (`SCTP_PEER_ADDR_PARAMS`: SPP_PMTUD_ENABLE), or give the Service the port that its backends have"},
 	ReasonTunnelPort:       {38, "tunnel_port", "a pod that is masqueraded, any pod to a node, or a client outside by a Service, sends to the port of the nodes' tunnel, where under its node's address its packet would be the node's", "let the pod, or the Service's backend, use another UDP port, give the tunnel another (`mustang node set --port`), or exclude a destination that is no node from masquerade"},
 	ReasonHopLimit:         {39, "hop_limit", "the hop limit of a client's packet ran out here, on its way to a backend elsewhere", "where Services lead to each other's node ports in a circle, give one of them other backends; else let the client's packets have a larger hop limit"},
-	ReasonTooLong:          {40, "too_long", "a packet of a client outside, or an answer to one, is longer than its way takes, which its sender is told", "nothing, where senders heed what they are told; else let ICMP errors reach them (type 3 code 4, ICMPv6 type 2), or give the way a larger MTU"},
+	ReasonTooLong:          {40, "too_long", "a packet of a client outside, an answer to one, or a masqueraded pod's, is longer than its way takes, which its sender is told", "nothing, where senders heed what they are told; else let ICMP errors reach them (type 3 code 4, ICMPv6 type 2), or give the way a larger MTU"},
 }
 
 // #define

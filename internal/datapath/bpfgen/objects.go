@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "ee52b498f7a5c5e1507710fa3603db9ae4af00f7271476ee3e62a5ce7a9104cc"
+const ObjectsHash = "8ab00d5f3008ed8f22f92d86568a9b4c706600e2e8f9937a66a2b04454eb0ad8"

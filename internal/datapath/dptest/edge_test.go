@@ -311,6 +311,10 @@ func TestEdgeRefusesOrDrops(t *testing.T) {
 				o.t.Errorf("%s: %v, %v", name, r, err)
 			}
 			if !c.refused {
+				// Nor do they hear of it who scan by what opens nothing.
+				if a := o.arrive(o.c, end(o.f.Addr(), c.port), ack); a.Refused || a.Dropped != ReasonName(c.reason) {
+					o.t.Errorf("%s, in the middle of a connection: %v", name, a)
+				}
 				continue
 			}
 			a := arrived(r, 0)
