@@ -294,6 +294,8 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 		return FAST_NO;
 	if (!from_mac(skb, fast->mac))
 		return FAST_NO;
+	if (!in_pod && peer && fast->flags & FAST_TRANSLATE && dir == DIR_FROM_POD && unlikely(too_long(skb, peer->mtu)))
+		return FAST_NO; /* an answer's sender is to be told (forward_known) */
 	if (!fast_seen(fast, p))
 		return FAST_NO;
 

@@ -109,6 +109,8 @@ global_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct endpoin
 		tuple_reverse(&t, &e->other);
 		translated = true;
 	}
+	if (!in_pod && translated && reply && to && too_long(skb, to->mtu)) /* as its sender sent it, whom the stack tells */
+		return leave(skb, self);
 	remote = to || (reply && to_edge(e)) ? 0 : next_remote(e, reply);
 	if (reply && to && left_to_client(e, self, to)) {
 		verdict = deliver(skb, p, self, to, id, NULL);

@@ -272,7 +272,7 @@ inline_fn int near_turn(struct __sk_buff *skb, struct pkt *p, struct near_flow *
 
 	if (!self || !to || reply != (n->e.role == CT_POST_NAT) || (!other->endpoint && (in_pod || reply)))
 		return FAST_NO;
-	if (!from_mac(skb, self->mac) || !near_passes(n, p, reply))
+	if (!from_mac(skb, self->mac) || (!in_pod && reply && unlikely(too_long(skb, to->mtu))) || !near_passes(n, p, reply))
 		return FAST_NO;
 	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);
 	if (!other->endpoint)

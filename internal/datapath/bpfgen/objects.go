@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "8ab00d5f3008ed8f22f92d86568a9b4c706600e2e8f9937a66a2b04454eb0ad8"
+const ObjectsHash = "7d7e55eac9809f70c56b62ede076470925d699b6d650ceda27e819013abb554c"
