@@ -49,9 +49,9 @@ inline_fn __be16 plain_port(struct __sk_buff *skb, bool *udp)
 }
 
 /* Whether a packet is for somebody here, as its link says. */
-inline_fn bool for_this_host(const struct __sk_buff *skb)
+inline_fn bool for_this_host(struct __sk_buff *skb)
 {
-	return skb->pkt_type == PACKET_HOST && !skb->vlan_present;
+	return skb->pkt_type == PACKET_HOST && !of_vlan(skb);
 }
 
 /* What an address that a packet is for means here. Answers come to the one that flows wear, whether it takes node ports or

@@ -18,7 +18,7 @@ int from_netdev(struct __sk_buff *skb)
 	int proto;
 	bool tunnel;
 
-	if (unlikely(skb->pkt_type != PACKET_HOST || skb->vlan_present))
+	if (unlikely(skb->pkt_type != PACKET_HOST || of_vlan(skb)))
 		return NEXT;
 	proto = destination(skb, &dst);
 	if (unlikely(proto == NO_DESTINATION))

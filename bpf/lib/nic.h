@@ -10,6 +10,14 @@
 #include "remote.h"
 
 #define NO_DESTINATION -1
+#define VLAN_ID_MASK 0xfff
+
+/* Whether a frame is a VLAN's, whose device has it next. A tag of VLAN 0 is but a priority: the stack takes it off and the
+ * frame for this device's, but only behind the programs. */
+inline_fn bool of_vlan(struct __sk_buff *skb)
+{
+	return unlikely(skb->vlan_present) && (skb->vlan_tci & VLAN_ID_MASK || bpf_skb_vlan_pop(skb));
+}
 
 /* The network destination of a frame. Return: the protocol behind, or NO_DESTINATION: none that pods or Services could have. */
 inline_fn int destination(struct __sk_buff *skb, struct addr *dst)

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "7d7e55eac9809f70c56b62ede076470925d699b6d650ceda27e819013abb554c"
+const ObjectsHash = "dfdae23be2d629f71c6e95d60b15f1241a5dc2a570f218131477ff53389d1dee"

@@ -60,6 +60,25 @@ func TestAnswersToTheNodesSocketAreNoServices(t *testing.T) {
 	})
 }
 
+// A tag of VLAN 0 says how urgent a frame is, and nothing else. One of another VLAN is for the device of that.
+func TestAPriorityIsNoVLAN(t *testing.T) {
+	eitherEdge(t, func(o outside) {
+		b := end(External(2, o.v6), 8080)
+		o.nodePort(0, b)
+		tagged := func(tci uint16) Arrival {
+			o.t.Helper()
+			r, err := o.edge.RunTagged(o.edge.FromOutside, o.frame(o.c, o.f, syn).Frame(), tci, Context{Ifindex: o.edge.Ifindex})
+			check(o.t, err)
+			return arrived(r, 0)
+		}
+		o.isTheStacks("of VLAN 5", tagged(5<<13|5), o.f)
+		if a := tagged(5 << 13); a.Dropped != "" || a.Tuple().Dst != b {
+			o.t.Errorf("of priority 5: %v", a)
+		}
+		o.edge.ClearFlows(o.t)
+	})
+}
+
 // A client may use the same port for a node port and for the very port of the node that this leads to.
 func TestAFlowToTheNodeTakesNoConnectionsPlace(t *testing.T) {
 	eitherEdge(t, func(o outside) {

@@ -284,10 +284,10 @@ func (w *World) balance(p Packet, c *Conn, want *Tuple, got Outcome) (reason str
 		return "", nil
 	case !ok:
 		reason = "service_port"
-	case !p.opens():
-		reason = "midstream_nat"
 	case len(backends) == 0 && w.Silent[s]:
 		reason = "no_local_backend"
+	case !p.opens():
+		reason = "midstream_nat"
 	case len(backends) == 0:
 		reason = "no_backend"
 	}
