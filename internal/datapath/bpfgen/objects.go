@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "dfdae23be2d629f71c6e95d60b15f1241a5dc2a570f218131477ff53389d1dee"
+const ObjectsHash = "b2270e134de2ab24817da7da64249d903d7d71b2c1682720f2762f7c736dea7d"
