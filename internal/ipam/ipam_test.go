@@ -3,6 +3,7 @@
 package ipam
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -192,6 +193,28 @@ func TestBadPoolsFailByName(t *testing.T) {
 	} {
 		if err := Normalize(list); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("got %v, want something with %q", err, text)
+		}
+	}
+}
+
+// What cannot be read is told by its own text, and what is not read by its name.
+func TestAPoolIsItsSubnetOrAnObject(t *testing.T) {
+	for text, want := range map[string]string{
+		`"10.1.0.0/24"`: "10.1.0.0/24 []",
+		`{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.9", "Gateway": "10.1.0.8"}`: "10.1.0.0/24 [Gateway rangeStart]",
+		`"10.1.0.0"`: `pool "10.1.0.0" is not a network: write one such as 10.1.0.0/24 or fd00::/64`,
+		`7`:          "pool 7 is neither a network in quotes nor an object with subnet",
+		`{"subnet": "10.1.0.0/24", "start": "ten"}`: `start of a pool: ParseAddr("ten"): unable to parse IP`,
+	} {
+		var p Pool
+		got := ""
+		if err := json.Unmarshal([]byte(text), &p); err != nil {
+			got = err.Error()
+		} else {
+			got = fmt.Sprint(p.Subnet, p.Unknown())
+		}
+		if got != want {
+			t.Errorf("%s: got %s, want %s", text, got, want)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 )
@@ -22,17 +23,39 @@ type Pool struct {
 	Exclude []string     `json:"exclude,omitempty"`
 
 	exclude []netip.Prefix
+	unknown []string
 }
+
+// Unknown are the fields of p's object in JSON that a pool does not have.
+func (p Pool) Unknown() []string { return p.unknown }
 
 // UnmarshalJSON takes a pool's object or its subnet alone.
 func (p *Pool) UnmarshalJSON(text []byte) error {
-	type object Pool
-	var subnet netip.Prefix
+	*p = Pool{}
+	var subnet string
 	if json.Unmarshal(text, &subnet) == nil {
-		*p = Pool{Subnet: subnet}
+		var err error
+		if p.Subnet, err = netip.ParsePrefix(subnet); err != nil {
+			return fmt.Errorf("pool %q is not a network: write one such as 10.1.0.0/24 or fd00::/64", subnet)
+		}
 		return nil
 	}
-	return json.Unmarshal(text, (*object)(p))
+	var given map[string]json.RawMessage
+	if err := json.Unmarshal(text, &given); err != nil {
+		return fmt.Errorf("pool %s is neither a network in quotes nor an object with subnet", text)
+	}
+	known := map[string]any{"subnet": &p.Subnet, "start": &p.Start, "end": &p.End, "gateway": &p.Gateway, "exclude": &p.Exclude}
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		place, ok := known[name]
+		if !ok {
+			p.unknown = append(p.unknown, name)
+			continue
+		}
+		if err := json.Unmarshal(given[name], place); err != nil {
+			return fmt.Errorf("%s of a pool: %w", name, err)
+		}
+	}
+	return nil
 }
 
 // Normalize checks p and fills its defaults.
