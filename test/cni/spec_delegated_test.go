@@ -7,6 +7,7 @@ package cni_test
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -148,21 +149,34 @@ func TestDelegated_HostLocalAndStaticOfDebianWork(t *testing.T) {
 
 // The list may have changed since ADD: who gave an address takes it back, by the
 // configuration that it gave it by.
-func TestDelegated_ReleasesAlsoWhenTheListNamesAnotherIPAM(t *testing.T) {
-	n := newNode(t)
-	dir := filepath.Join(n.dir, "host-local")
-	older := n.config("veth").with("ipam", map[string]any{"type": "host-local", "dataDir": dir, "ranges": []any{[]any{map[string]any{"subnet": "10.6.0.0/24"}}}})
-	reserved := func() []string {
-		list, _ := filepath.Glob(filepath.Join(dir, "*", "10.6*"))
-		return list
-	}
-	c := n.container()
-	c.add(older)
-	if len(reserved()) != 1 {
-		t.Fatalf("allocations: %v", reserved())
-	}
-	c.del(n.config("veth").with("name", older["name"]))
-	if left := reserved(); len(left) > 0 {
-		t.Errorf("allocations left: %v", left)
+func TestDelegated_ReleasesAlsoWhenTheListHasChanged(t *testing.T) {
+	for name, changed := range map[string]func(n *node, c config, ipam map[string]any) config{
+		"another IPAM": func(n *node, c config, _ map[string]any) config { return c.with("ipam", n.config("veth")["ipam"]) },
+		"another name": func(_ *node, c config, _ map[string]any) config { return c.with("name", "renamed") },
+		"another directory": func(n *node, c config, ipam map[string]any) config {
+			ipam = maps.Clone(ipam)
+			ipam["dataDir"] = filepath.Join(n.dir, "elsewhere")
+			return c.with("ipam", ipam)
+		},
+		"nothing": func(_ *node, c config, _ map[string]any) config { return c },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			dir := filepath.Join(n.dir, "host-local")
+			ipam := map[string]any{"type": "host-local", "dataDir": dir, "ranges": []any{[]any{map[string]any{"subnet": "10.6.0.0/24"}}}}
+			reserved := func() []string {
+				list, _ := filepath.Glob(filepath.Join(dir, "*", "10.6*"))
+				return list
+			}
+			c, older := n.container(), n.config("veth").with("ipam", ipam)
+			c.add(older)
+			if len(reserved()) != 1 {
+				t.Fatalf("allocations: %v", reserved())
+			}
+			c.del(changed(n, older, ipam))
+			if left := reserved(); len(left) > 0 {
+				t.Errorf("allocations left: %v", left)
+			}
+		})
 	}
 }
