@@ -6,12 +6,15 @@ package cni_test
 // sentence's words: delegated plugins (section 4).
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -145,6 +148,41 @@ func TestDelegated_HostLocalAndStaticOfDebianWork(t *testing.T) {
 			})
 		}
 	}
+}
+
+// One that lived on would give an address when the DEL of the killed ADD is done.
+func TestDelegated_AKilledADDsIPAMPluginEndsWithIt(t *testing.T) {
+	n := newNode(t)
+	dir := filepath.Join(n.dir, "plugins")
+	began := filepath.Join(n.dir, "began")
+	script := fmt.Sprintf("#!/bin/sh\n[ $CNI_COMMAND = ADD ] || exit 0\necho $$ >%s-new\nmv %[1]s-new %[1]s\nexec sleep infinity\n", began)
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "slow-ipam"), []byte(script), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	c, conf := n.container(), n.config("veth").with("ipam", map[string]any{"type": "slow-ipam"})
+	cmd := c.command(binary, "ADD", conf, c.env()...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	n.eventually("IPAM is asked", func() bool {
+		text, _ := os.ReadFile(began)
+		pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+		return pid > 0
+	})
+	lives := func() bool { // nobody may have waited for it yet
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		return strings.Contains(string(text), "infinity") || strings.Contains(string(text), "slow-ipam")
+	}
+	t.Cleanup(func() {
+		if lives() {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	cmd.Process.Kill() // nsenter has become the plugin
+	cmd.Wait()
+	n.eventually("IPAM's plugin has ended", func() bool { return !lives() })
+	c.del(conf)
 }
 
 // The list may have changed since ADD: who gave an address takes it back, by the
