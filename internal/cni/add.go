@@ -184,7 +184,7 @@ func (g addresses) of(v4 bool) ipam.Allocation {
 func (p *plugin) gateway(g addresses, v4 bool) netip.Addr {
 	if p.IPAM.Type != OwnIPAM && link.OnSegment(p.Mode) && g.of(v4).Prefix.IsValid() {
 		for _, r := range g.routes {
-			if dst := prefixOf(r.Dst); dst.Addr().Is4() == v4 && dst.Bits() == 0 && r.Table == nil && hopOf(r).IsValid() {
+			if prefixOf(r.Dst).Addr().Is4() == v4 && isDefault(r) && hopOf(r).IsValid() {
 				return hopOf(r)
 			}
 		}

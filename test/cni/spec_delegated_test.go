@@ -150,6 +150,37 @@ func TestDelegated_HostLocalAndStaticOfDebianWork(t *testing.T) {
 	}
 }
 
+// A table of its own is asked by rules, which are the user's: a default route there is one
+// like others. By the main table's, its number said or not, the pod's own is made.
+func TestDelegated_ADefaultRouteInATableOfItsOwnIsMade(t *testing.T) {
+	for mode, hop := range map[string][2]string{"veth": {"169.254.10.24", "169.254.10.24"}, "bridge": {"10.8.0.9", "10.8.0.1"}} {
+		t.Run(mode, func(t *testing.T) {
+			n := newNode(t)
+			n.ipamThatGives(`"ips":[{"address":"10.8.0.2/24","gateway":"10.8.0.1"},{"address":"fd00:8::2/64","gateway":"fd00:8::1"}],
+				"routes":[{"dst":"0.0.0.0/0","gw":"10.8.0.9","table":254,"mtu":1400},{"dst":"0.0.0.0/0","gw":"10.8.0.1","table":100,"mtu":1300},{"dst":"::/0","table":100}]`)
+			c, conf := n.container(), n.config(mode).with("ipam", map[string]any{"type": "fake-ipam"})
+			a := c.add(conf)
+			for args, want := range map[string]string{
+				"-4 route show default":           "default via " + hop[0] + " dev eth0",
+				"-4 route show default table 100": "default via " + hop[1] + " dev eth0",
+				"-6 route show default table 100": "default via f",
+			} {
+				if out := run(t, "ip", append([]string{"-n", c.ns}, strings.Fields(args)...)...); !strings.HasPrefix(out, want) || strings.Contains(out, "mtu 1300") != strings.Contains(args, "-4 route show default table") {
+					t.Errorf("ip %s: %q, want %q", args, out, want)
+				}
+			}
+			if strings.Count(a.stdout, `"table":100`) != 2 || len(a.Routes) != 4 {
+				t.Errorf("the result: %s", a.stdout)
+			}
+			if !strings.Contains(a.stderr, "mtu, advmss and priority of the default route to 0.0.0.0/0 are not obeyed") {
+				t.Errorf("standard error: %q", a.stderr)
+			}
+			c.ok(c.call("CHECK", conf.prev(a)))
+			c.del(conf)
+		})
+	}
+}
+
 // One that lived on would give an address when the DEL of the killed ADD is done.
 func TestDelegated_AKilledADDsIPAMPluginEndsWithIt(t *testing.T) {
 	n := newNode(t)
