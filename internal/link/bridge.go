@@ -86,13 +86,17 @@ func (b *builder) ensureBridge() (netlink.Link, error) {
 	if br.Type() != "bridge" {
 		return nil, fmt.Errorf("%s is a %s, not a bridge: choose another bridge name", b.BridgeName, br.Type())
 	}
-	return br, b.holdGateway(br)
+	whose := endRouted
+	if br.Attrs().Group != linkGroup {
+		whose = endTheirs // it may be what the node itself lives by
+	}
+	return br, b.holdGateway(br, whose)
 }
 
 // holdGateway makes a node's interface the pods' gateway: the bridge, or the
 // shim.
-func (b *builder) holdGateway(l netlink.Link) error {
-	if err := b.ifSysctls(l.Attrs().Name, b.IPv6.IsValid() || hasIPv6(b.node, l), endRouted); err != nil {
+func (b *builder) holdGateway(l netlink.Link, e end) error {
+	if err := b.ifSysctls(l.Attrs().Name, b.IPv6.IsValid() || hasIPv6(b.node, l), e); err != nil {
 		return err
 	}
 	if err := up(b.node, l); err != nil {
