@@ -67,8 +67,12 @@ func (p *plugin) supported() error {
 	return nil
 }
 
-// undoFailed takes back what a failed ADD made; its error stays the answer.
+// undoFailed takes back what a failed ADD made; its error stays the answer. Whoever has the
+// addresses of an endpoint that was never made keeps what leads to them.
 func (p *plugin) undoFailed(a attachment, err error) error {
+	if a.Endpoint == 0 && a.Mode != Chained {
+		a.Addrs = nil
+	}
 	undo := p.undo(a, true)
 	if undo == nil {
 		undo = p.store.Forget(a.file())

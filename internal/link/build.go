@@ -39,6 +39,7 @@ type builder struct {
 	pending       []pendingAddr
 	defaults      map[int]bool       // families whose default route in the pod is ours
 	lan           map[int]netip.Addr // families whose network the node is on, by its uplink: its address there
+	met           bool               // what leads the node to the pod's addresses may be this pod's
 }
 
 // pendingAddr is an IPv6 address that was added, and does not receive yet.
@@ -151,7 +152,10 @@ func (b *builder) remove() error {
 			return a.Group == linkGroup && (a.Alias == "" || a.Alias == aliasPrefix+b.Name)
 		}))
 	}
-	return errors.Join(append(errs, b.leaveNode(), b.removeHost())...)
+	if b.met {
+		errs = append(errs, b.leaveNode())
+	}
+	return errors.Join(append(errs, b.removeHost())...)
 }
 
 // removeHost deletes the host's end. A mode without one has nothing of the
