@@ -116,7 +116,27 @@ func (b *builder) unused(dev netlink.Link) error {
 			return fmt.Errorf("uplink %s has the node's address %s: name an interface that the node does not use, or take the address off it", b.Uplink, x.IPNet)
 		}
 	}
+	all, err := list(b.node)
+	if err != nil {
+		return err
+	}
+	for _, l := range all {
+		if buildsOn(l, dev) {
+			return fmt.Errorf("uplink %s carries %s (%s), which would be cut off: name an interface that nothing else uses, or remove that", b.Uplink, l.Attrs().Name, l.Type())
+		}
+	}
 	return nil
+}
+
+// buildsOn says whether l, of the same namespace, is a VLAN, a sub-interface or a tunnel
+// upon dev: one that names it, and is not the other end of a pair.
+func buildsOn(l, dev netlink.Link) bool {
+	a, d := l.Attrs(), dev.Attrs()
+	if vx, ok := l.(*netlink.Vxlan); ok {
+		return vx.VtepDevIndex == d.Index
+	}
+	pair := d.ParentIndex == a.Index && d.NetNsID < 0
+	return a.ParentIndex == d.Index && a.NetNsID < 0 && !pair
 }
 
 // giveBack undoes takeDevice, from wherever it stopped.
