@@ -11,9 +11,11 @@ package link
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -142,14 +144,11 @@ func buildsOn(l, dev netlink.Link) bool {
 // giveBack undoes takeDevice, from wherever it stopped.
 func (b *builder) giveBack() error {
 	if b.pod != nil {
-		for _, name := range []string{b.IfName, b.Uplink} { // killed before renaming, it has its own name
-			dev, err := find(b.pod, name)
-			if err != nil {
-				return err
-			}
-			if dev == nil || dev.Attrs().Group != linkGroup || !b.isDevice(dev) || b.others(dev) {
-				continue
-			}
+		inPod, err := b.marked()
+		if err != nil {
+			return err
+		}
+		for _, dev := range inPod {
 			// One that cannot be moved never was: the pod made it, and its marks. So
 			// it did with a second one.
 			dev, err = b.moveBack(dev)
@@ -166,6 +165,26 @@ func (b *builder) giveBack() error {
 		}
 	}
 	return b.reclaim()
+}
+
+// marked are the pod's interfaces with the marks of its device: first the one that has the
+// name that it was given, then its own, as after an Add that was killed before renaming it,
+// then any, for the pod may have renamed it. Another with its marks was made by the pod.
+func (b *builder) marked() ([]netlink.Link, error) {
+	all, err := list(b.pod)
+	if err != nil {
+		return nil, fmt.Errorf("in the pod: %w", err)
+	}
+	names := []string{b.IfName, b.Uplink}
+	rank := func(l netlink.Link) int {
+		if i := slices.Index(names, l.Attrs().Name); i >= 0 {
+			return i
+		}
+		return len(names)
+	}
+	all = slices.DeleteFunc(all, func(l netlink.Link) bool { return l.Attrs().Group != linkGroup || !b.isDevice(l) || b.others(l) })
+	slices.SortStableFunc(all, func(x, y netlink.Link) int { return cmp.Compare(rank(x), rank(y)) })
+	return all, nil
 }
 
 // reclaim undoes takeDevice where the device is on the node: a killed Add did not
