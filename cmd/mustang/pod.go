@@ -177,6 +177,9 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	}
 	res, err := podMake(ctx, g, att, spec, &rec, pod)
 	if err != nil {
+		if rec.Endpoint == 0 { // the addresses may be another's, who keeps what leads to them
+			rec.IPv4, rec.IPv6 = netip.Prefix{}, netip.Prefix{}
+		}
 		if undoErr := podUndo(ctx, g, att, rec); undoErr != nil {
 			return errors.Join(err, undoErr) // the record stays, for pod rm
 		}

@@ -67,8 +67,12 @@ func (p *plugin) supported() error {
 	return nil
 }
 
-// undoFailed takes back what a failed ADD made; its error stays the answer.
+// undoFailed takes back what a failed ADD made; its error stays the answer. Whoever has the
+// addresses of an endpoint that was never made keeps what leads to them.
 func (p *plugin) undoFailed(a attachment, err error) error {
+	if a.Endpoint == 0 && a.Mode != Chained {
+		a.Addrs = nil
+	}
 	undo := p.undo(a, true)
 	if undo == nil {
 		undo = p.store.Forget(a.file())
@@ -184,7 +188,7 @@ func (g addresses) of(v4 bool) ipam.Allocation {
 func (p *plugin) gateway(g addresses, v4 bool) netip.Addr {
 	if p.IPAM.Type != OwnIPAM && link.OnSegment(p.Mode) && g.of(v4).Prefix.IsValid() {
 		for _, r := range g.routes {
-			if dst := prefixOf(r.Dst); dst.Addr().Is4() == v4 && dst.Bits() == 0 && r.Table == nil && hopOf(r).IsValid() {
+			if prefixOf(r.Dst).Addr().Is4() == v4 && isDefault(r) && hopOf(r).IsValid() {
 				return hopOf(r)
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -96,7 +97,7 @@ func (p *plugin) checkInterfaces(prev *types100.Result, f *faults) {
 		}
 		if addr = addr.Unmap(); !pd.prefix(addr).IsValid() {
 			f.add("address %s is missing from %s", addr, p.env.ifname)
-		} else if p.Mode == "veth" {
+		} else if link.Routed(p.Mode) {
 			checkHostRoute(addr, f)
 		}
 	}

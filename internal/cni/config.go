@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"net"
 	"net/netip"
@@ -166,10 +167,13 @@ func (c *Config) fields() map[string]any {
 	}
 }
 
-// Parse reads a configuration and refuses what cannot work. Unknown fields go
-// to unknown, one call each.
+// Parse reads a configuration and refuses what cannot work. Unknown fields, also of a
+// pool, go to unknown, one call each.
 func Parse(text []byte, unknown func(field string)) (*Config, error) {
 	c := &Config{raw: text}
+	if unknown == nil {
+		unknown = func(string) {}
+	}
 	var given map[string]json.RawMessage
 	if err := json.Unmarshal(text, &given); err != nil {
 		return nil, codedf(types.ErrDecodingFailure, "read the network configuration: %v", err)
@@ -177,7 +181,7 @@ func Parse(text []byte, unknown func(field string)) (*Config, error) {
 	known := c.fields()
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		place, ok := known[name]
-		if !ok && unknown != nil {
+		if !ok {
 			unknown(name)
 		}
 		if place == nil {
@@ -185,6 +189,11 @@ func Parse(text []byte, unknown func(field string)) (*Config, error) {
 		}
 		if err := json.Unmarshal(given[name], place); err != nil {
 			return nil, codedf(types.ErrDecodingFailure, "read the network configuration: %s: %v", name, err)
+		}
+	}
+	for i, p := range c.IPAM.Pools {
+		for _, name := range p.Unknown() {
+			unknown(fmt.Sprintf("ipam.pools[%d].%s", i, name))
 		}
 	}
 	// libcni writes null for no attachment at all.

@@ -3,9 +3,11 @@
 package cni
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -169,7 +171,7 @@ func hostIndex(a attachment) int {
 }
 
 // release gives the addresses back, to who gave them: by the configuration of then
-// when this call's is of another, or of none.
+// when this call's would have them looked for elsewhere.
 func (p *plugin) release(a attachment) error {
 	switch a.IPAM {
 	case "":
@@ -178,7 +180,7 @@ func (p *plugin) release(a attachment) error {
 		return p.store.ipam().Release(a.owner())
 	}
 	config := p.raw
-	if (p.env.command == "GC" || a.IPAM != p.IPAM.Type) && len(a.Config) > 0 {
+	if len(a.Config) > 0 && (p.env.command == "GC" || !sameIPAM(a.Config, p.raw)) {
 		config = a.Config
 	}
 	c := call{"DEL", a.ContainerID, a.NetNS, a.IfName, a.Args, p.env.path}
@@ -186,4 +188,15 @@ func (p *plugin) release(a attachment) error {
 		return fmt.Errorf("release the addresses of %s by %s: %w", a.key(), a.IPAM, err)
 	}
 	return nil
+}
+
+// sameIPAM says whether two configurations are one to an IPAM plugin, which keeps what it
+// gives by the network's name and as its own object says.
+func sameIPAM(a, b []byte) bool {
+	var of [2]struct {
+		Name string `json:"name"`
+		IPAM any    `json:"ipam"`
+	}
+	err := errors.Join(json.Unmarshal(a, &of[0]), json.Unmarshal(b, &of[1]))
+	return err == nil && reflect.DeepEqual(of[0], of[1])
 }

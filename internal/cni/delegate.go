@@ -14,7 +14,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"syscall"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -60,9 +62,14 @@ func findPlugin(plugin, path string) (string, error) {
 	return "", fmt.Errorf("find IPAM plugin %q in CNI_PATH %q: %w", plugin, path, fs.ErrNotExist)
 }
 
+// execPlugin runs a plugin, which ends with this process: one that lived on would give an
+// address after the DEL of who was killed.
 func execPlugin(file string, config []byte, c call) ([]byte, error) {
 	var out bytes.Buffer
 	cmd := exec.Command(file)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread() // whose end is what the kernel tells by that signal
+	defer runtime.UnlockOSThread()
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.env(), bytes.NewReader(config), &out, os.Stderr
 	err := cmd.Run()
 	if err == nil {

@@ -24,12 +24,17 @@ const (
 	errPortTaken     uint = 103 // ADD: a host port is taken
 )
 
+// coded is err as a runtime is told it: all that it says, with the code that something in
+// it has, else with code.
 func coded(code uint, err error) *types.Error {
 	var e *types.Error
-	if errors.As(err, &e) {
-		return e
+	if !errors.As(err, &e) {
+		return types.NewError(code, err.Error(), "")
 	}
-	return types.NewError(code, err.Error(), "")
+	if err != error(e) {
+		e = types.NewError(e.Code, err.Error(), "")
+	}
+	return e
 }
 
 func codedf(code uint, format string, args ...any) *types.Error {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -78,10 +79,13 @@ func (p *plugin) finishPod(a attachment, spec link.Spec, made link.Result, g add
 	r.Interfaces = append(hostInterfaces(spec, made), &types100.Interface{
 		Name: a.IfName, Mac: made.PodMAC.String(), Mtu: made.PodMTU, Sandbox: p.env.netns,
 	})
+	if i := slices.IndexFunc(g.routes, func(w *types.Route) bool { return isDefault(w) && (w.MTU != 0 || w.AdvMSS != 0 || w.Priority != 0) }); i >= 0 {
+		p.warn("ipam.routes: mtu, advmss and priority of the default route to %s are not obeyed: give mtu in the network's configuration, and the route a table where rules ask for it", &g.routes[i].Dst)
+	}
 	for _, x := range g.ips {
-		gw, isDefault := made.Gateway6, made.Default6
+		gw, first := made.Gateway6, made.Default6
 		if x.Prefix.Addr().Is4() {
-			gw, isDefault = made.Gateway4, made.Default4
+			gw, first = made.Gateway4, made.Default4
 		}
 		// The default route may lead by another than what IPAM names beside the address.
 		has, hop := x.Prefix, cmp.Or(x.Gateway, gw)
@@ -89,11 +93,11 @@ func (p *plugin) finishPod(a attachment, spec link.Spec, made link.Result, g add
 			has, hop = netip.PrefixFrom(has.Addr(), has.Addr().BitLen()), gw
 		}
 		r.IPs = append(r.IPs, &types100.IPConfig{Interface: types100.Int(len(r.Interfaces) - 1), Address: ipNet(has), Gateway: hop.AsSlice()})
-		if isDefault {
+		if first {
 			all := netip.PrefixFrom(gw, 0).Masked()
 			r.Routes = append(r.Routes, &types.Route{Dst: ipNet(all), GW: gw.AsSlice()})
 		}
-		routes, err := p.addRoutes(routesOf(x.Prefix, has, hop, isDefault, g.routes))
+		routes, err := p.addRoutes(routesOf(x.Prefix, has, hop, first, g.routes))
 		if err != nil {
 			return nil, err
 		}
@@ -114,15 +118,15 @@ func hostInterfaces(spec link.Spec, made link.Result) (out []*types100.Interface
 }
 
 // routesOf are the routes of one family that the pod is to have besides its
-// default: those of IPAM, and for a second interface, which has no default
+// default: those of IPAM, and for a second interface (not first), which has no default
 // route, its own network. has is the address as the interface has it. One without a next
 // hop leads by gw, and where there is none either to neighbours.
-func routesOf(network, has netip.Prefix, gw netip.Addr, isDefault bool, wanted []*types.Route) (out []*types.Route) {
-	if !isDefault && has.IsSingleIP() && !network.IsSingleIP() {
+func routesOf(network, has netip.Prefix, gw netip.Addr, first bool, wanted []*types.Route) (out []*types.Route) {
+	if !first && has.IsSingleIP() && !network.IsSingleIP() {
 		out = append(out, &types.Route{Dst: ipNet(network.Masked()), GW: gw.AsSlice()})
 	}
 	for _, w := range wanted {
-		if dst := prefixOf(w.Dst); dst.Addr().Is4() != network.Addr().Is4() || dst.Bits() == 0 {
+		if prefixOf(w.Dst).Addr().Is4() != network.Addr().Is4() || isDefault(w) {
 			continue // the other family's, or the default, which stays with the first interface
 		}
 		w = w.Copy()
@@ -141,6 +145,12 @@ func prefixOf(n net.IPNet) netip.Prefix {
 	a, _ := netip.AddrFromSlice(n.IP)
 	ones, _ := n.Mask.Size()
 	return netip.PrefixFrom(a.Unmap(), ones)
+}
+
+// isDefault says whether a route is what the pod's default route is made of. In a table of
+// its own it is one like others: a rule asks for it.
+func isDefault(r *types.Route) bool {
+	return prefixOf(r.Dst).Bits() == 0 && (r.Table == nil || *r.Table == unix.RT_TABLE_UNSPEC || *r.Table == unix.RT_TABLE_MAIN)
 }
 
 // hopOf is a route's own next hop. 0.0.0.0, which DHCP has (RFC 3442), is none.

@@ -3,6 +3,7 @@
 package ipam
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -82,6 +83,51 @@ func TestExhaustionNamesThePoolAndTakesNothing(t *testing.T) {
 	}
 }
 
+// An exclusion may be larger than any search, and lie where the search begins.
+func TestALargeExclusionIsPassedAtOnce(t *testing.T) {
+	for _, c := range []struct{ subnet, except, want string }{
+		{"fd00:1::/64", "fd00:1::/96", "fd00:1::1:0:0"},
+		{"10.0.0.0/8", "10.0.0.0/11", "10.32.0.0"},
+		{"10.0.0.0/8", "10.16.0.0/12 10.0.0.0/11", "10.32.0.0"},
+	} {
+		s, p := At(t.TempDir()), pools(t, Pool{Subnet: netip.MustParsePrefix(c.subnet), Exclude: strings.Fields(c.except)})
+		if err := s.Room(p); err != nil {
+			t.Errorf("%s without %s: Room: %v", c.subnet, c.except, err)
+		}
+		list, err := s.Allocate("a", p, nil)
+		if err != nil || list[0].Prefix.Addr().String() != c.want {
+			t.Errorf("%s without %s: got %v, %v, want %s", c.subnet, c.except, list, err, c.want)
+		}
+	}
+}
+
+func TestAPoolWithExclusionsIsGivenToItsLastAddress(t *testing.T) {
+	for _, c := range []struct{ subnet, except, want string }{
+		{"10.1.0.0/29", "10.1.0.4/30", "10.1.0.2 10.1.0.3"},
+		{"10.1.0.0/29", "10.1.0.2 10.1.0.5", "10.1.0.3 10.1.0.4 10.1.0.6"},
+		{"255.255.255.248/29", "255.255.255.252/30", "255.255.255.250 255.255.255.251"},
+		{"10.1.0.0/24", "10.1.0.0/25 10.1.0.128/25", ""},
+	} {
+		s, p := At(t.TempDir()), pools(t, Pool{Subnet: netip.MustParsePrefix(c.subnet), Exclude: strings.Fields(c.except)})
+		if err := s.Room(p); (err == nil) != (c.want != "") {
+			t.Errorf("%s without %s: Room: %v", c.subnet, c.except, err)
+		}
+		for range 2 { // what is freed is given again, from the start
+			var got []string
+			list, err := s.Allocate("a", p, nil)
+			for ; err == nil; list, err = s.Allocate("a", p, nil) {
+				got = append(got, list[0].Prefix.Addr().String())
+			}
+			if !errors.Is(err, ErrExhausted) || strings.Join(got, " ") != c.want {
+				t.Errorf("%s without %s: got %v, then %v, want %s", c.subnet, c.except, got, err, c.want)
+			}
+			if err := s.Release("a"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 func TestNamedAddresses(t *testing.T) {
 	s := At(t.TempDir())
 	p := pools(t, Pool{Subnet: netip.MustParsePrefix("10.1.0.0/24"), Exclude: []string{"10.1.0.64/26"}})
@@ -147,6 +193,28 @@ func TestBadPoolsFailByName(t *testing.T) {
 	} {
 		if err := Normalize(list); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("got %v, want something with %q", err, text)
+		}
+	}
+}
+
+// What cannot be read is told by its own text, and what is not read by its name.
+func TestAPoolIsItsSubnetOrAnObject(t *testing.T) {
+	for text, want := range map[string]string{
+		`"10.1.0.0/24"`: "10.1.0.0/24 []",
+		`{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.9", "Gateway": "10.1.0.8"}`: "10.1.0.0/24 [Gateway rangeStart]",
+		`"10.1.0.0"`: `pool "10.1.0.0" is not a network: write one such as 10.1.0.0/24 or fd00::/64`,
+		`7`:          "pool 7 is neither a network in quotes nor an object with subnet",
+		`{"subnet": "10.1.0.0/24", "start": "ten"}`: `start of a pool: ParseAddr("ten"): unable to parse IP`,
+	} {
+		var p Pool
+		got := ""
+		if err := json.Unmarshal([]byte(text), &p); err != nil {
+			got = err.Error()
+		} else {
+			got = fmt.Sprint(p.Subnet, p.Unknown())
+		}
+		if got != want {
+			t.Errorf("%s: got %s, want %s", text, got, want)
 		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 )
@@ -21,17 +23,39 @@ type Pool struct {
 	Exclude []string     `json:"exclude,omitempty"`
 
 	exclude []netip.Prefix
+	unknown []string
 }
+
+// Unknown are the fields of p's object in JSON that a pool does not have.
+func (p Pool) Unknown() []string { return p.unknown }
 
 // UnmarshalJSON takes a pool's object or its subnet alone.
 func (p *Pool) UnmarshalJSON(text []byte) error {
-	type object Pool
-	var subnet netip.Prefix
+	*p = Pool{}
+	var subnet string
 	if json.Unmarshal(text, &subnet) == nil {
-		*p = Pool{Subnet: subnet}
+		var err error
+		if p.Subnet, err = netip.ParsePrefix(subnet); err != nil {
+			return fmt.Errorf("pool %q is not a network: write one such as 10.1.0.0/24 or fd00::/64", subnet)
+		}
 		return nil
 	}
-	return json.Unmarshal(text, (*object)(p))
+	var given map[string]json.RawMessage
+	if err := json.Unmarshal(text, &given); err != nil {
+		return fmt.Errorf("pool %s is neither a network in quotes nor an object with subnet", text)
+	}
+	known := map[string]any{"subnet": &p.Subnet, "start": &p.Start, "end": &p.End, "gateway": &p.Gateway, "exclude": &p.Exclude}
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		place, ok := known[name]
+		if !ok {
+			p.unknown = append(p.unknown, name)
+			continue
+		}
+		if err := json.Unmarshal(given[name], place); err != nil {
+			return fmt.Errorf("%s of a pool: %w", name, err)
+		}
+	}
+	return nil
 }
 
 // Normalize checks p and fills its defaults.
@@ -104,22 +128,43 @@ func (p Pool) Whole() bool {
 	return whole.Normalize() == nil && p.Start == whole.Start && p.End == whole.End && len(p.Exclude) == 0
 }
 
-// gives says whether p hands a out of itself.
-func (p Pool) gives(a netip.Addr) bool {
-	return p.Subnet.Contains(a) && p.allowed(a) && !a.Less(p.Start) && !p.End.Less(a)
-}
-
 // allowed says whether a may be a pod's at all.
 func (p Pool) allowed(a netip.Addr) bool {
-	return a != p.Gateway && !slices.ContainsFunc(p.exclude, func(x netip.Prefix) bool { return x.Contains(a) })
+	return a != p.Gateway && p.exclusion(a) < 0
 }
 
-// next is the address to try after a: around the end to the start.
-func (p Pool) next(a netip.Addr) netip.Addr {
-	if !a.IsValid() || a.Less(p.Start) || !a.Less(p.End) {
-		return p.Start
+// exclusion is which one has a; -1: none.
+func (p Pool) exclusion(a netip.Addr) int {
+	return slices.IndexFunc(p.exclude, func(x netip.Prefix) bool { return x.Contains(a) })
+}
+
+// maxTries bounds the search in one pool; no node has as many pods.
+const maxTries = 1 << 20
+
+// after are the addresses that p gives, from the one behind last around the end, up to maxTries.
+// What is excluded is passed at once: it may be larger than any search.
+func (p Pool) after(last netip.Addr) iter.Seq[netip.Addr] {
+	first := p.Start
+	if !last.Less(p.Start) && last.Less(p.End) { // one that is none is less than all
+		first = last.Next()
 	}
-	return a.Next()
+	return func(yield func(netip.Addr) bool) {
+		tries := 0
+		for _, part := range [][2]netip.Addr{{first, p.End}, {p.Start, first.Prev()}} {
+			for a := part[0]; a.IsValid() && !part[1].Less(a); a = a.Next() {
+				if i := p.exclusion(a); i >= 0 {
+					a = lastOf(p.exclude[i])
+					continue
+				}
+				if a == p.Gateway {
+					continue
+				}
+				if tries++; tries > maxTries || !yield(a) {
+					return
+				}
+			}
+		}
+	}
 }
 
 func (p Pool) prefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, p.Subnet.Bits()) }

@@ -28,9 +28,6 @@ var ErrTaken = errors.New("the address is taken")
 
 const cursorPrefix = "last-" // + the subnet: the address given out last
 
-// maxTries bounds the search in one pool; no node has as many pods.
-const maxTries = 1 << 20
-
 // Store is a directory of allocations.
 type Store struct{ dir string }
 
@@ -123,23 +120,16 @@ func (s Store) fromPool(owner string, p Pool) (netip.Addr, bool, error) {
 	if text, err := os.Readlink(cursor); err == nil {
 		last, _ = netip.ParseAddr(text) // a damaged cursor only starts anew
 	}
-	first := p.next(last)
-	a := first
-	for range maxTries {
-		if p.gives(a) {
-			ok, err := s.take(owner, a)
-			if err != nil {
-				return a, false, err
-			}
-			if ok {
-				return a, true, replaceLink(a.String(), cursor)
-			}
+	for a := range p.after(last) {
+		ok, err := s.take(owner, a)
+		if err != nil {
+			return a, false, err
 		}
-		if a = p.next(a); a == first {
-			break
+		if ok {
+			return a, true, replaceLink(a.String(), cursor)
 		}
 	}
-	return a, false, nil
+	return last, false, nil
 }
 
 func (s Store) file(a netip.Addr) string { return filepath.Join(s.dir, a.String()) }
@@ -252,13 +242,9 @@ func (s Store) Room(pools []Pool) error {
 }
 
 func (p Pool) room(taken map[netip.Addr]string) bool {
-	a := p.Start
-	for range maxTries {
-		if _, used := taken[a]; !used && p.gives(a) {
+	for a := range p.after(netip.Addr{}) {
+		if _, used := taken[a]; !used {
 			return true
-		}
-		if a = p.next(a); a == p.Start {
-			return false
 		}
 	}
 	return false

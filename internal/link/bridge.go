@@ -8,7 +8,9 @@ package link
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -86,13 +88,38 @@ func (b *builder) ensureBridge() (netlink.Link, error) {
 	if br.Type() != "bridge" {
 		return nil, fmt.Errorf("%s is a %s, not a bridge: choose another bridge name", b.BridgeName, br.Type())
 	}
-	return br, b.holdGateway(br)
+	if br.Attrs().Group == linkGroup {
+		return br, b.holdGateway(br, endRouted)
+	}
+	// It may be what the node itself lives by.
+	return br, errors.Join(b.keepMAC(br), b.holdGateway(br, endTheirs))
+}
+
+// keepMAC gives a bridge that was there, and has no ports yet, the address that it has: one
+// that nobody gave it was its own as long as that, and would be its lowest port's, which come
+// and go. Where it has ports, no pod's is the lowest (portMAC).
+func (b *builder) keepMAC(br netlink.Link) error {
+	all, err := list(b.node)
+	if err != nil || slices.ContainsFunc(all, func(l netlink.Link) bool { return l.Attrs().MasterIndex == br.Attrs().Index }) {
+		return err
+	}
+	if err := b.node.LinkSetHardwareAddr(br, br.Attrs().HardwareAddr); err != nil {
+		return fmt.Errorf("have %s keep its MAC address: %w", b.BridgeName, err)
+	}
+	return nil
+}
+
+// portMAC is an address that no bridge takes as its own beside a NIC's: it takes the lowest.
+func portMAC() net.HardwareAddr {
+	mac := randomMAC()
+	mac[0] = 0xfe // the highest of those that are locally administered, and one device's
+	return mac
 }
 
 // holdGateway makes a node's interface the pods' gateway: the bridge, or the
 // shim.
-func (b *builder) holdGateway(l netlink.Link) error {
-	if err := b.ifSysctls(l.Attrs().Name, b.IPv6.IsValid() || hasIPv6(b.node, l), endRouted); err != nil {
+func (b *builder) holdGateway(l netlink.Link, e end) error {
+	if err := b.ifSysctls(l.Attrs().Name, b.IPv6.IsValid() || hasIPv6(b.node, l), e); err != nil {
 		return err
 	}
 	if err := up(b.node, l); err != nil {

@@ -39,6 +39,7 @@ type builder struct {
 	pending       []pendingAddr
 	defaults      map[int]bool       // families whose default route in the pod is ours
 	lan           map[int]netip.Addr // families whose network the node is on, by its uplink: its address there
+	met           bool               // what leads the node to the pod's addresses may be this pod's
 }
 
 // pendingAddr is an IPv6 address that was added, and does not receive yet.
@@ -151,7 +152,10 @@ func (b *builder) remove() error {
 			return a.Group == linkGroup && (a.Alias == "" || a.Alias == aliasPrefix+b.Name)
 		}))
 	}
-	return errors.Join(append(errs, b.leaveNode(), b.removeHost())...)
+	if b.met {
+		errs = append(errs, b.leaveNode())
+	}
+	return errors.Join(append(errs, b.removeHost())...)
 }
 
 // removeHost deletes the host's end. A mode without one has nothing of the
@@ -267,14 +271,15 @@ const settleDeadline = 10 * time.Second
 // settle returns when a link transmits. The end of a pair that goes up first
 // has no carrier yet, and what it sends is dropped until the kernel's link
 // watch has run, some time after the other end went up. Asking for the link's
-// state makes it run (since 6.8), and shows that it has.
+// state makes it run (since 6.8), and shows that it has. A bridge transmits from the
+// start, and the link watch runs only once it has lost its ports, or its address.
 func settle(h *netlink.Handle, l netlink.Link) error {
 	for end := time.Now().Add(settleDeadline); ; time.Sleep(200 * time.Microsecond) {
 		now, err := h.LinkByIndex(l.Attrs().Index)
 		if err != nil {
 			return fmt.Errorf("look up %s: %w", l.Attrs().Name, err)
 		}
-		if now.Attrs().OperState == netlink.OperUp {
+		if state := now.Attrs().OperState; state == netlink.OperUp || state == netlink.OperUnknown && now.Type() == "bridge" {
 			return nil
 		}
 		if time.Now().After(end) {

@@ -11,9 +11,11 @@ package link
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -116,20 +118,37 @@ func (b *builder) unused(dev netlink.Link) error {
 			return fmt.Errorf("uplink %s has the node's address %s: name an interface that the node does not use, or take the address off it", b.Uplink, x.IPNet)
 		}
 	}
+	all, err := list(b.node)
+	if err != nil {
+		return err
+	}
+	for _, l := range all {
+		if buildsOn(l, dev) {
+			return fmt.Errorf("uplink %s carries %s (%s), which would be cut off: name an interface that nothing else uses, or remove that", b.Uplink, l.Attrs().Name, l.Type())
+		}
+	}
 	return nil
+}
+
+// buildsOn says whether l, of the same namespace, is a VLAN, a sub-interface or a tunnel
+// upon dev: one that names it, and is not the other end of a pair.
+func buildsOn(l, dev netlink.Link) bool {
+	a, d := l.Attrs(), dev.Attrs()
+	if vx, ok := l.(*netlink.Vxlan); ok {
+		return vx.VtepDevIndex == d.Index
+	}
+	pair := d.ParentIndex == a.Index && d.NetNsID < 0
+	return a.ParentIndex == d.Index && a.NetNsID < 0 && !pair
 }
 
 // giveBack undoes takeDevice, from wherever it stopped.
 func (b *builder) giveBack() error {
 	if b.pod != nil {
-		for _, name := range []string{b.IfName, b.Uplink} { // killed before renaming, it has its own name
-			dev, err := find(b.pod, name)
-			if err != nil {
-				return err
-			}
-			if dev == nil || dev.Attrs().Group != linkGroup || !b.isDevice(dev) || b.others(dev) {
-				continue
-			}
+		inPod, err := b.marked()
+		if err != nil {
+			return err
+		}
+		for _, dev := range inPod {
 			// One that cannot be moved never was: the pod made it, and its marks. So
 			// it did with a second one.
 			dev, err = b.moveBack(dev)
@@ -146,6 +165,26 @@ func (b *builder) giveBack() error {
 		}
 	}
 	return b.reclaim()
+}
+
+// marked are the pod's interfaces with the marks of its device: first the one that has the
+// name that it was given, then its own, as after an Add that was killed before renaming it,
+// then any, for the pod may have renamed it. Another with its marks was made by the pod.
+func (b *builder) marked() ([]netlink.Link, error) {
+	all, err := list(b.pod)
+	if err != nil {
+		return nil, fmt.Errorf("in the pod: %w", err)
+	}
+	names := []string{b.IfName, b.Uplink}
+	rank := func(l netlink.Link) int {
+		if i := slices.Index(names, l.Attrs().Name); i >= 0 {
+			return i
+		}
+		return len(names)
+	}
+	all = slices.DeleteFunc(all, func(l netlink.Link) bool { return l.Attrs().Group != linkGroup || !b.isDevice(l) || b.others(l) })
+	slices.SortStableFunc(all, func(x, y netlink.Link) int { return cmp.Compare(rank(x), rank(y)) })
+	return all, nil
 }
 
 // reclaim undoes takeDevice where the device is on the node: a killed Add did not

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -85,6 +87,36 @@ func TestHostDeviceOfAFailedAddIsAsItWas(t *testing.T) {
 			}
 			if d := cmp.Diff(before, w.deviceOf(s.Uplink)); d != "" {
 				t.Errorf("it is another now (-was +is):\n%s", d)
+			}
+		})
+	}
+}
+
+func TestAHostDeviceThatCarriesAnotherStaysWithIt(t *testing.T) {
+	for kind, args := range map[string]string{
+		"vlan":    "link nic0 name nic0.5 type vlan id 5",
+		"macvlan": "link nic0 name nic0.5 type macvlan mode bridge",
+		"ipvlan":  "link nic0 name nic0.5 type ipvlan mode l2",
+		"vxlan":   "nic0.5 type vxlan id 5 dev nic0 dstport 4789",
+		"gre":     "nic0.5 type gre local 10.3.0.1 remote 10.3.0.2 dev nic0",
+	} {
+		t.Run(kind, func(t *testing.T) {
+			w := newWorld(t)
+			s := w.spec(HostDevice, 0)
+			out, err := exec.Command("ip", append([]string{"-n", filepath.Base(w.node), "link", "add"}, strings.Fields(args)...)...).CombinedOutput()
+			if strings.Contains(string(out), "Unknown device type") {
+				t.Skip("not on this kernel")
+			}
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			before := w.links(w.node)
+			err = netns.Do(w.node, func() error { _, err := Add(s); return err })
+			if err == nil || !strings.Contains(err.Error(), "uplink nic0 carries nic0.5 ("+kind+")") {
+				t.Errorf("Add: %v", err)
+			}
+			if d := cmp.Diff(before, w.links(w.node)); d != "" {
+				t.Errorf("links on the node changed:\n%s", d)
 			}
 		})
 	}

@@ -35,12 +35,35 @@ func TestWhatAPodPutInItsInterfacesPlaceHoldsUpNoDelete(t *testing.T) {
 	}
 }
 
+// By any name the device is found, and what has its name then is the pod's.
+func TestADeviceThatThePodRenamedComesBack(t *testing.T) {
+	for name, script := range map[string]string{
+		"its name is free":      "ip link set eth0 down && ip link set eth0 name mine",
+		"its name is another's": "ip link set eth0 down && ip link set eth0 name mine && ip link add eth0 type veth peer name nic0",
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			s := w.spec(HostDevice, 0)
+			before := w.deviceOf(s.Uplink)
+			s.Taking = func(d Device) error { s.Device = &d; return nil }
+			w.add(s)
+			if out, err := exec.Command("nsenter", "--net="+s.NetNS, "sh", "-ec", script).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			w.onNode(func() error { return Delete(s) })
+			if d := cmp.Diff(before, w.deviceOf(s.Uplink)); d != "" {
+				t.Errorf("it comes back otherwise (-was +is):\n%s", d)
+			}
+		})
+	}
+}
+
 // What a pod marked so that it would come to the node as something else stays in the pod.
 func TestNothingComesToTheNodeButItsDevice(t *testing.T) {
 	w := newWorld(t)
 	s := w.spec(HostDevice, 0)
-	w.add(s)
 	before := w.links(w.node)
+	w.add(s)
 	script := "ip link set eth0 down && ip link set eth0 name mine && ip link add eth0 group $GROUP type veth peer name inside && ip link set eth0 alias \"$ALIAS\""
 	cmd := exec.Command("nsenter", "--net="+s.NetNS, "sh", "-ec", script)
 	cmd.Env = append(cmd.Environ(), "GROUP=0x6d7374", "ALIAS="+aliasPrefix+s.Name+deviceMark+"eth7")

@@ -56,8 +56,9 @@ func (b *builder) network(a netip.Addr) netip.Prefix {
 }
 
 // meetNode leads the node to a pod on its own network, and the pod to the node,
-// by the shim.
+// by the shim. Until then another pod may have the addresses.
 func (b *builder) meetNode(eth, shim netlink.Link) error {
+	b.met = true
 	for _, node := range b.lan {
 		pod := b.network(node).Addr()
 		if err := addNeigh(b.pod, eth, node, shim.Attrs().HardwareAddr); err != nil {

@@ -346,7 +346,8 @@ func Add(spec Spec) (Result, error) {
 // Delete takes a pod's connection away: by the pod's side, if its namespace is
 // still there, and by the host's. What is absent is success. The bridge and
 // the shim stay: they are the node's. A device that was moved into the pod
-// comes back, down and without addresses, as Device says.
+// comes back, down and without addresses, as Device says. What leads the node to spec's
+// addresses goes, too: they must be this pod's.
 func Delete(spec Spec) error {
 	spec = spec.withDefaults()
 	runtime.LockOSThread()
@@ -359,7 +360,7 @@ func Delete(spec Spec) error {
 		return fmt.Errorf("disconnect pod %s: %w", spec.Name, err)
 	}
 	defer b.close()
-	b.Spec = spec
+	b.Spec, b.met = spec, true
 	if err := b.remove(); err != nil {
 		return fmt.Errorf("disconnect pod %s: %w", spec.Name, err)
 	}

@@ -11,10 +11,9 @@ import (
 	"github.com/mustang-net/mustang/internal/netns"
 )
 
-// Shared are the links that were made for pods to share: bridges by their mark, since a
-// configured one may have been there before, or by the default name, as earlier versions made it; and shims, whose names are
-// nobody else's, by name and kind. Records of pods tell of neither once the node
-// is drained.
+// Shared are the links that were made for pods to share: bridges by their mark, since one of
+// any name may have been there before; and shims, whose names are nobody else's, by name and
+// kind. Records of pods tell of neither once the node is drained.
 func Shared() (out []netlink.Link, err error) {
 	all, err := netns.Links()
 	if err != nil {
@@ -26,11 +25,19 @@ func Shared() (out []netlink.Link, err error) {
 	}
 	for _, l := range all {
 		a, mode := l.Attrs(), subMode(l)
-		bridge := l.Type() == "bridge" && (a.Group == linkGroup || a.Name == DefaultBridge)
+		bridge := l.Type() == "bridge" && (a.Group == linkGroup || unmarked(l))
 		shim := HasShim(mode) && a.NetNsID < 0 && a.Name == ShimName(mode, names[a.ParentIndex])
 		if bridge || shim {
 			out = append(out, l)
 		}
 	}
 	return out, nil
+}
+
+// unmarked says whether a bridge is as earlier versions made theirs, before these had a mark.
+// One that somebody else made under that name watches who is in which group, as all do by
+// default.
+func unmarked(br netlink.Link) bool {
+	b, ok := br.(*netlink.Bridge)
+	return ok && b.Name == DefaultBridge && b.MulticastSnooping != nil && !*b.MulticastSnooping
 }

@@ -205,5 +205,5 @@ func (b *builder) ensureShim(parent netlink.Link) (netlink.Link, error) {
 	if err := ownARP(name); err != nil {
 		return nil, err
 	}
-	return shim, b.holdGateway(shim)
+	return shim, b.holdGateway(shim, endRouted)
 }

@@ -22,6 +22,7 @@ type end int
 const (
 	endOfPod    end = iota // in the pod
 	endRouted              // on the node, routes packets
+	endTheirs              // likewise, and somebody else's: all but that is for him to set
 	endSwitched            // on the node, a bridge's port: no addresses of its own
 )
 
@@ -52,23 +53,26 @@ func writeSysctl(path, value string) error {
 // ifSysctls sets what an interface needs before it goes up.
 func (s Spec) ifSysctls(name string, v6 bool, e end) error {
 	v6 = v6 && e != endSwitched
-	settings := map[string]string{
-		"ipv6/conf/" + name + "/disable_ipv6": "1",
+	settings := make(map[string]string)
+	switch {
+	case v6:
+		settings["ipv6/conf/"+name+"/disable_ipv6"] = "0"
+	case e != endTheirs:
+		settings["ipv6/conf/"+name+"/disable_ipv6"] = "1"
 	}
-	if v6 {
+	if v6 && e != endTheirs {
 		// No duplicate detection: the addresses come from whoever allocates
 		// them, and a second of waiting is a second of a pod's start.
-		settings = map[string]string{
-			"ipv6/conf/" + name + "/disable_ipv6":     "0",
-			"ipv6/conf/" + name + "/accept_dad":       "0",
-			"ipv6/conf/" + name + "/accept_ra":        "0",
-			"ipv6/conf/" + name + "/accept_redirects": "0",
-		}
+		settings["ipv6/conf/"+name+"/accept_dad"] = "0"
+		settings["ipv6/conf/"+name+"/accept_ra"] = "0"
+		settings["ipv6/conf/"+name+"/accept_redirects"] = "0"
+	}
+	if e == endRouted || e == endTheirs {
+		settings["ipv4/conf/"+name+"/forwarding"] = "1"
 	}
 	if e == endRouted {
 		// Strict: what a pod sends must come from the pod's own address.
 		settings["ipv4/conf/"+name+"/rp_filter"] = "1"
-		settings["ipv4/conf/"+name+"/forwarding"] = "1"
 		settings["ipv4/conf/"+name+"/send_redirects"] = "0"
 	}
 	for key, value := range settings {

@@ -46,11 +46,15 @@ func (b *builder) routedPair(eth, host netlink.Link) (Result, error) {
 func (b *builder) makePair() (eth, host netlink.Link, err error) {
 	attrs := b.attrs(b.IfName, b.podMAC())
 	attrs.Group = linkGroup
+	hostMAC := randomMAC()
+	if b.Mode == Bridge {
+		hostMAC = portMAC()
+	}
 	veth := &netlink.Veth{
 		LinkAttrs:        attrs,
 		PeerMTU:          uint32(b.LocalMTU), // 0: the pod's
 		PeerName:         b.HostIfName,
-		PeerHardwareAddr: randomMAC(),
+		PeerHardwareAddr: hostMAC,
 		PeerNamespace:    netlink.NsFd(b.nodeNS.Fd()),
 	}
 	if err := b.pod.LinkAdd(veth); err != nil {

@@ -44,9 +44,12 @@ func TestConfig_ContradictionsFailByName(t *testing.T) {
 func TestConfig_UnknownFieldsWarn(t *testing.T) {
 	n := newNode(t)
 	c := n.container()
-	a := c.add(n.config("veth").with("frobnicate", 1))
-	if !strings.Contains(a.stderr, `"frobnicate"`) {
-		t.Errorf("standard error: %q", a.stderr)
+	pool := map[string]any{"subnet": "10.9.0.0/24", "rangeStart": "10.9.0.100"} // as host-local has it
+	a := c.add(n.config("veth").with("frobnicate", 1).with("ipam", map[string]any{"type": "mustang", "pools": []any{"fd00:9::/64", pool}}))
+	for _, field := range []string{`"frobnicate"`, `"ipam.pools[1].rangeStart"`} {
+		if !strings.Contains(a.stderr, field) {
+			t.Errorf("standard error lacks %s: %q", field, a.stderr)
+		}
 	}
 	c.del(n.config("veth"))
 }

@@ -60,6 +60,44 @@ func TestLAN_TheGatewayIsTheRouterOutThere(t *testing.T) {
 	}
 }
 
+// Whoever is refused an address, since a pod has it, takes nothing of what leads to that pod.
+func TestLAN_AnAddressThatIsRefusedStaysReached(t *testing.T) {
+	for _, mode := range modesOnce(t) {
+		t.Run(mode, func(t *testing.T) {
+			if mode != "macvlan" && mode != "ipvlan" {
+				t.Skip("no route of the node's is by a pod's address alone and outlives its interface")
+			}
+			n := newNode(t)
+			conf := n.config(mode).with("ipam", map[string]any{"type": "fake-ipam"})
+			n.ipamThatGives(`"ips":[{"address":"192.168.7.100/24","gateway":"192.168.7.2"}]`)
+			tool := func(name string, c *container, ip string) (string, error) {
+				out, err := n.toolCommand("pod", "add", name, "--netns", c.path(), "--mode", mode, "--uplink", uplink, "--ip", ip+"/24", "--gateway", "192.168.7.2").CombinedOutput()
+				return string(out), err
+			}
+			a, b, refused := n.container(), n.container(), n.container()
+			a.add(conf)
+			if out, err := tool("b", b, "192.168.7.101"); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			before := n.traces()
+			n.refused(refused.call("ADD", conf), 999, "belongs to endpoint")
+			if out, err := tool("c", refused, "192.168.7.100"); err == nil || !strings.Contains(out, "belongs to endpoint") {
+				t.Errorf("%v: %s", err, out)
+			}
+			n.ipamThatGives(`"ips":[{"address":"192.168.7.101/24","gateway":"192.168.7.2"}]`)
+			n.refused(refused.call("ADD", conf), 999, "belongs to endpoint")
+			n.same(before, n.traces())
+			for _, address := range []string{"192.168.7.100", "192.168.7.101"} {
+				if !n.pings(n.name, address) {
+					t.Errorf("the node does not reach %s", address)
+				}
+			}
+			a.del(conf)
+			n.tool("pod", "rm", "b")
+		})
+	}
+}
+
 // nodeIsWhereItWas wants the neighbours out there to know the node by its
 // uplink's link address, and not by the shim's.
 func (n *node) nodeIsWhereItWas() {

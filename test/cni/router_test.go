@@ -95,6 +95,63 @@ func TestForward_TheNodeKeepsItsRouters(t *testing.T) {
 	}
 }
 
+// The node lives by a bridge of its administrator's: mustang sets there what it needs, that
+// it forwards, and nothing else.
+func TestForward_ABridgeThatWasThereKeepsItsSettings(t *testing.T) {
+	settings := []string{"ipv6/conf/br0/accept_ra", "ipv6/conf/br0/accept_dad", "ipv6/conf/br0/accept_redirects", "ipv6/conf/br0/disable_ipv6",
+		"ipv4/conf/br0/rp_filter", "ipv4/conf/br0/send_redirects"}
+	for name, c := range map[string]struct {
+		ipam any
+		node string // the node's own IPv6 on the bridge
+		want []string
+	}{
+		"IPv6 pods":                          {map[string]any{"type": "mustang", "pools": []string{"10.9.0.0/24", "fd00:9::/64"}}, "fd00:7::1/64", []string{"2", "1", "1", "0", "2", "1"}},
+		"IPv4 pods":                          {v4Pool, "fd00:7::1/64", []string{"1", "1", "1", "0", "2", "1"}},
+		"IPv4 pods, and a node without IPv6": {v4Pool, "", []string{"1", "1", "1", "0", "2", "1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.livesByABridge(c.node)
+			n.sysctl("ipv6/conf/br0/accept_ra", "1")
+			n.sysctl("ipv4/conf/br0/rp_filter", "2")
+			if c.node != "" && !n.learnsRouter(slow(patience)) {
+				t.Fatal("the kernel takes no router's advertisement")
+			}
+			pod, conf := n.container(), n.config("bridge").with("bridge", "br0").with("ipam", c.ipam)
+			pod.add(conf)
+			if c.node != "" && !n.hasRouter() {
+				t.Error("ADD took the default route away")
+			}
+			for i, key := range settings {
+				if now := n.sysctl(key, ""); now != c.want[i] {
+					t.Errorf("%s is %s, not %s", key, now, c.want[i])
+				}
+			}
+			if now := n.sysctl("ipv4/conf/br0/forwarding", ""); now != "1" {
+				t.Errorf("forwarding is %s", now)
+			}
+			pod.del(conf)
+		})
+	}
+}
+
+// livesByABridge makes the uplink a port of br0, which has the node's addresses then; v6 ""
+// is none of IPv6, not even a link-local one.
+func (n *node) livesByABridge(v6 string) {
+	n.t.Helper()
+	mode := "eui64"
+	if v6 == "" {
+		mode = "none"
+	}
+	for _, args := range []string{"link add br0 type bridge", "link set br0 addrgenmode " + mode, "addr flush dev up0", "link set up0 master br0",
+		"link set br0 up", "addr add 192.168.7.1/24 dev br0", "route add default via 192.168.7.2"} {
+		run(n.t, "ip", append([]string{"-n", n.name}, strings.Fields(args)...)...)
+	}
+	if v6 != "" {
+		run(n.t, "ip", "-n", n.name, "addr", "add", v6, "dev", "br0", "nodad")
+	}
+}
+
 // Who takes no advertisements, or took them for good, has it as it was; and what
 // comes later is not trusted for it.
 func TestForward_TouchesNoOtherInterface(t *testing.T) {

@@ -117,7 +117,6 @@ func TestCHECK_NamesWhatSomebodyBrokeOnTheNode(t *testing.T) {
 		says string
 	}{
 		{"ip link set HOST down", "on the node is down"},
-		{"ip route del ADDR", "node's route"},
 		{"tc qdisc del dev HOST clsact", "not attached"},
 	} {
 		c := n.container()
@@ -126,6 +125,25 @@ func TestCHECK_NamesWhatSomebodyBrokeOnTheNode(t *testing.T) {
 		run(t, "nsenter", append([]string{"--net=/var/run/netns/" + n.name}, strings.Fields(args)...)...)
 		n.refused(c.call("CHECK", n.config("veth").prev(a)), 100, x.says)
 		c.del(n.config("veth"))
+	}
+}
+
+// Each routed mode has one.
+func TestCHECK_NamesTheNodesRouteToThePodThatIsGone(t *testing.T) {
+	for _, mode := range modesOnce(t) {
+		t.Run(mode, func(t *testing.T) {
+			if !slices.Contains([]string{"veth", "netkit", "netkit-l3"}, mode) {
+				t.Skip("these pods are on a segment")
+			}
+			n := newNode(t)
+			for i, family := range []string{"-4", "-6"} {
+				c := n.container()
+				a := c.add(n.config(mode))
+				run(t, "ip", "-n", n.name, family, "route", "del", a.address(i))
+				n.refused(c.call("CHECK", n.config(mode).prev(a)), 100, "the node's route to "+a.address(i)+" is missing")
+				c.del(n.config(mode))
+			}
+		})
 	}
 }
 

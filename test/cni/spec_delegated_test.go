@@ -6,11 +6,15 @@ package cni_test
 // sentence's words: delegated plugins (section 4).
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -146,23 +150,102 @@ func TestDelegated_HostLocalAndStaticOfDebianWork(t *testing.T) {
 	}
 }
 
+// A table of its own is asked by rules, which are the user's: a default route there is one
+// like others. By the main table's, its number said or not, the pod's own is made.
+func TestDelegated_ADefaultRouteInATableOfItsOwnIsMade(t *testing.T) {
+	for mode, hop := range map[string][2]string{"veth": {"169.254.10.24", "169.254.10.24"}, "bridge": {"10.8.0.9", "10.8.0.1"}} {
+		t.Run(mode, func(t *testing.T) {
+			n := newNode(t)
+			n.ipamThatGives(`"ips":[{"address":"10.8.0.2/24","gateway":"10.8.0.1"},{"address":"fd00:8::2/64","gateway":"fd00:8::1"}],
+				"routes":[{"dst":"0.0.0.0/0","gw":"10.8.0.9","table":254,"mtu":1400},{"dst":"0.0.0.0/0","gw":"10.8.0.1","table":100,"mtu":1300},{"dst":"::/0","table":100}]`)
+			c, conf := n.container(), n.config(mode).with("ipam", map[string]any{"type": "fake-ipam"})
+			a := c.add(conf)
+			for args, want := range map[string]string{
+				"-4 route show default":           "default via " + hop[0] + " dev eth0",
+				"-4 route show default table 100": "default via " + hop[1] + " dev eth0",
+				"-6 route show default table 100": "default via f",
+			} {
+				if out := run(t, "ip", append([]string{"-n", c.ns}, strings.Fields(args)...)...); !strings.HasPrefix(out, want) || strings.Contains(out, "mtu 1300") != strings.Contains(args, "-4 route show default table") {
+					t.Errorf("ip %s: %q, want %q", args, out, want)
+				}
+			}
+			if strings.Count(a.stdout, `"table":100`) != 2 || len(a.Routes) != 4 {
+				t.Errorf("the result: %s", a.stdout)
+			}
+			if !strings.Contains(a.stderr, "mtu, advmss and priority of the default route to 0.0.0.0/0 are not obeyed") {
+				t.Errorf("standard error: %q", a.stderr)
+			}
+			c.ok(c.call("CHECK", conf.prev(a)))
+			c.del(conf)
+		})
+	}
+}
+
+// One that lived on would give an address when the DEL of the killed ADD is done.
+func TestDelegated_AKilledADDsIPAMPluginEndsWithIt(t *testing.T) {
+	n := newNode(t)
+	dir := filepath.Join(n.dir, "plugins")
+	began := filepath.Join(n.dir, "began")
+	script := fmt.Sprintf("#!/bin/sh\n[ $CNI_COMMAND = ADD ] || exit 0\necho $$ >%s-new\nmv %[1]s-new %[1]s\nexec sleep infinity\n", began)
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "slow-ipam"), []byte(script), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	c, conf := n.container(), n.config("veth").with("ipam", map[string]any{"type": "slow-ipam"})
+	cmd := c.command(binary, "ADD", conf, c.env()...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	n.eventually("IPAM is asked", func() bool {
+		text, _ := os.ReadFile(began)
+		pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+		return pid > 0
+	})
+	lives := func() bool { // nobody may have waited for it yet
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		return strings.Contains(string(text), "infinity") || strings.Contains(string(text), "slow-ipam")
+	}
+	t.Cleanup(func() {
+		if lives() {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	cmd.Process.Kill() // nsenter has become the plugin
+	cmd.Wait()
+	n.eventually("IPAM's plugin has ended", func() bool { return !lives() })
+	c.del(conf)
+}
+
 // The list may have changed since ADD: who gave an address takes it back, by the
 // configuration that it gave it by.
-func TestDelegated_ReleasesAlsoWhenTheListNamesAnotherIPAM(t *testing.T) {
-	n := newNode(t)
-	dir := filepath.Join(n.dir, "host-local")
-	older := n.config("veth").with("ipam", map[string]any{"type": "host-local", "dataDir": dir, "ranges": []any{[]any{map[string]any{"subnet": "10.6.0.0/24"}}}})
-	reserved := func() []string {
-		list, _ := filepath.Glob(filepath.Join(dir, "*", "10.6*"))
-		return list
-	}
-	c := n.container()
-	c.add(older)
-	if len(reserved()) != 1 {
-		t.Fatalf("allocations: %v", reserved())
-	}
-	c.del(n.config("veth").with("name", older["name"]))
-	if left := reserved(); len(left) > 0 {
-		t.Errorf("allocations left: %v", left)
+func TestDelegated_ReleasesAlsoWhenTheListHasChanged(t *testing.T) {
+	for name, changed := range map[string]func(n *node, c config, ipam map[string]any) config{
+		"another IPAM": func(n *node, c config, _ map[string]any) config { return c.with("ipam", n.config("veth")["ipam"]) },
+		"another name": func(_ *node, c config, _ map[string]any) config { return c.with("name", "renamed") },
+		"another directory": func(n *node, c config, ipam map[string]any) config {
+			ipam = maps.Clone(ipam)
+			ipam["dataDir"] = filepath.Join(n.dir, "elsewhere")
+			return c.with("ipam", ipam)
+		},
+		"nothing": func(_ *node, c config, _ map[string]any) config { return c },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			dir := filepath.Join(n.dir, "host-local")
+			ipam := map[string]any{"type": "host-local", "dataDir": dir, "ranges": []any{[]any{map[string]any{"subnet": "10.6.0.0/24"}}}}
+			reserved := func() []string {
+				list, _ := filepath.Glob(filepath.Join(dir, "*", "10.6*"))
+				return list
+			}
+			c, older := n.container(), n.config("veth").with("ipam", ipam)
+			c.add(older)
+			if len(reserved()) != 1 {
+				t.Fatalf("allocations: %v", reserved())
+			}
+			c.del(changed(n, older, ipam))
+			if left := reserved(); len(left) > 0 {
+				t.Errorf("allocations left: %v", left)
+			}
+		})
 	}
 }

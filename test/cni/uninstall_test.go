@@ -51,6 +51,31 @@ func TestUninstall_DeletesTheBridgesThatWereMadeAndNoOther(t *testing.T) {
 	}
 }
 
+// For ipam dhcp the administrator makes the bridge, and the default name is as good as any.
+// One that an earlier version made under it has no mark, and is known by how it was made.
+func TestUninstall_LeavesABridgeOfTheDefaultNameThatWasThereBefore(t *testing.T) {
+	for name, c := range map[string]struct {
+		made  []string
+		stays bool
+	}{
+		"without a port":        {[]string{"link add mst-br0 type bridge"}, true},
+		"with a port":           {[]string{"link add mst-br0 type bridge", "link add nic0 master mst-br0 type veth peer name nic1"}, true},
+		"by an earlier version": {[]string{"link add mst-br0 address 02:00:00:00:00:01 type bridge mcast_snooping 0"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			for _, args := range append(c.made, "addr add 10.9.0.1/24 dev mst-br0") {
+				run(t, "ip", append([]string{"-n", n.name}, strings.Fields(args)...)...)
+			}
+			n.container().add(n.config("bridge").with("ipam", v4Pool))
+			n.uninstall(t.TempDir())
+			if left := n.links(); strings.Contains(left, "mst-br0    inet 10.9.0.1/24") != c.stays {
+				t.Errorf("left:\n%s", left)
+			}
+		})
+	}
+}
+
 func TestUninstall_DeletesTheShimOfADrainedNode(t *testing.T) {
 	n := newNode(t)
 	c := n.container()
