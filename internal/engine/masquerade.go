@@ -299,8 +299,14 @@ func (e *Engine) masqueradeByRules(list []state.Endpoint) error {
 	})
 }
 
-// dropRules takes the kernel's part away as soon as no flow needs it.
+// lingerPause is between two looks at all of the kernel's connections, which may be very many.
+const lingerPause = 30 * time.Second
+
+// dropRules takes the kernel's part away when no flow needs it any more.
 func (e *Engine) dropRules() error {
+	if e.lingers && time.Since(e.lingered) < lingerPause {
+		return nil // Settle looks again
+	}
 	table := e.masqueradeTable()
 	hooked, err := table.Hooked()
 	if err != nil || !hooked {
@@ -314,7 +320,7 @@ func (e *Engine) dropRules() error {
 	}
 	e.lingered = time.Now()
 	used, err := masquerade.InUse(func(a netip.Addr) bool { return pods[a] })
-	if e.lingers = err == nil && used; e.lingers || err != nil { // who cannot tell leaves it
+	if e.lingers = err != nil || used; e.lingers { // who cannot tell leaves it
 		return nil
 	}
 	return table.Unhook()
