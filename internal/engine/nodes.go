@@ -90,18 +90,20 @@ func (e *Engine) ApplyNodes(owner state.Owner, list []state.Node, change peers.S
 			out = append(out, n)
 		}
 		all.Nodes = out
-		return withSettings(all, change)
+		return withSettings(owner, all, change)
 	})
 }
 
 // SetNode changes this node's own settings.
 func (e *Engine) SetNode(change peers.SettingsSpec) error {
-	return e.changeNodes(func(all store.Nodes) (store.Nodes, error) { return withSettings(all, change) })
+	return e.changeNodes(func(all store.Nodes) (store.Nodes, error) { return withSettings(state.OwnerCLI, all, change) })
 }
 
-func withSettings(all store.Nodes, change peers.SettingsSpec) (store.Nodes, error) {
+// withSettings tells a person at once of a name that no device has. An agent begins while one
+// is away, as it goes on when one goes.
+func withSettings(owner state.Owner, all store.Nodes, change peers.SettingsSpec) (store.Nodes, error) {
 	set, err := change.Apply(settingsOf(all))
-	if err == nil && !slices.Equal(set.Devices, settingsOf(all).Devices) {
+	if err == nil && owner == state.OwnerCLI && !slices.Equal(set.Devices, settingsOf(all).Devices) {
 		err = peers.CheckDevices(set.Devices)
 	}
 	all.Settings = &set
