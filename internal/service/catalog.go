@@ -5,6 +5,7 @@ package service
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -386,31 +387,36 @@ func (c *Catalog) Retain(owner state.Owner, list []state.ServiceID) Change {
 	return c.Plan(nil, removes)
 }
 
-// Problems are those of an owner's Services, in a stable order.
+// Problems are those of an owner's Services, in a stable order, each once.
 func (c *Catalog) Problems(owner state.Owner) []Problem {
-	var out []Problem
+	by := map[state.ServiceID]map[string]error{}
+	add := func(id state.ServiceID, err error) {
+		if id.Owner != owner {
+			return
+		}
+		if by[id] == nil {
+			by[id] = map[string]error{}
+		}
+		by[id][err.Error()] = err
+	}
 	for f := range c.contested {
 		ids := c.claims[f]
 		for _, id := range ids[1:] {
-			if id.Owner == owner {
-				out = append(out, Problem{id, &ConflictError{Frontend: f, Holder: ids[0]}})
-			}
+			add(id, &ConflictError{Frontend: f, Holder: ids[0]})
 		}
 	}
 	for id, errs := range c.invalid {
 		for _, err := range errs {
-			if id.Owner == owner {
-				out = append(out, Problem{id, err})
-			}
+			add(id, err)
 		}
 	}
-	slices.SortFunc(out, func(a, b Problem) int {
-		if d := a.Service.Compare(b.Service); d != 0 {
-			return d
+	var out []Problem
+	for _, id := range slices.SortedFunc(maps.Keys(by), state.ServiceID.Compare) {
+		for _, sentence := range slices.Sorted(maps.Keys(by[id])) {
+			out = append(out, Problem{id, by[id][sentence]})
 		}
-		return strings.Compare(a.Err.Error(), b.Err.Error())
-	})
-	return slices.CompactFunc(out, func(a, b Problem) bool { return a.Error() == b.Error() })
+	}
+	return out
 }
 
 // Service is a Service by its name; false when it is not known, or only by its
