@@ -50,7 +50,7 @@ func (e *Engine) AddNode(n state.Node) error {
 		if i >= 0 {
 			others = slices.Delete(slices.Clone(all.Nodes), i, i+1)
 		}
-		if err := peers.Conflict(n, others); err != nil {
+		if err := peers.SetOf(others).Conflict(n); err != nil {
 			return all, err
 		}
 		all.Nodes = append(slices.Clone(others), n)
@@ -82,9 +82,10 @@ func (e *Engine) ApplyNodes(owner state.Owner, list []state.Node, change peers.S
 				out = append(out, n)
 			}
 		}
+		set := peers.SetOf(out)
 		for _, n := range list {
 			n.Owner = owner
-			if err := peers.Conflict(n, out); err != nil {
+			if err := set.Add(n); err != nil {
 				return all, err
 			}
 			out = append(out, n)
@@ -151,14 +152,15 @@ func (e *Engine) changeNodes(fn func(store.Nodes) (store.Nodes, error)) error {
 // giveRefs numbers nodes that are new or have changed: a flow whose entry has
 // the old number is judged anew.
 func giveRefs(was store.Nodes, now *store.Nodes, slots uint32) error {
-	used := map[uint32]bool{}
+	used, before := map[uint32]bool{}, make(map[string]state.Node, len(was.Nodes))
+	for _, n := range was.Nodes {
+		before[n.Name] = n
+	}
 	for i := range now.Nodes {
 		n := &now.Nodes[i]
 		n.Ref = 0
-		for _, o := range was.Nodes {
-			if o.Equal(*n) {
-				n.Ref = o.Ref
-			}
+		if o := before[n.Name]; o.Equal(*n) {
+			n.Ref = o.Ref
 		}
 		used[n.Ref&0xffff] = n.Ref != 0
 	}
