@@ -172,6 +172,18 @@ func (c Config) settings() node.SettingsSpec {
 	return node.SettingsSpec{HostRouting: c.HostRouting, Devices: c.NodeDevices, VNI: c.VXLANVNI, Port: c.VXLANPort}
 }
 
+// named are the devices that each setting names.
+func (c Config) named() map[string][]string {
+	out := map[string][]string{}
+	if !slices.Contains(c.Devices, None) {
+		out["devices"] = c.Devices
+	}
+	if c.NodeMode != None && !slices.Contains(c.NodeDevices, node.AutoDevices) {
+		out["node-devices"] = c.NodeDevices
+	}
+	return out
+}
+
 // checkSettings refuses, beside what is wrong, what would keep a value of before.
 func (c Config) checkSettings() error {
 	var errs []error

@@ -32,9 +32,7 @@ func (s *syncer) followEdge(ctx context.Context) {
 	if !s.edgeKnown && !s.edgeAway || s.edgeRetry.fails() {
 		return // it is tried again as it is
 	}
-	if len(s.a.config.Devices) == 0 { // the Node's addresses may have come to others
-		s.placeEdge(ctx)
-	}
+	s.placeEdge(ctx) // the Node's addresses may have come to others, or a named one is back
 	if s.edgeRetry.fails() || len(s.edgeDevices) == 0 {
 		return
 	}
@@ -92,7 +90,7 @@ func (s *syncer) placeEdge(ctx context.Context) {
 }
 
 // wantedEdge is the edge that the Node asks for; stays: what is at work does, for it is not known who has the
-// Node's addresses. They may be on their way back, or to another device.
+// Node's addresses, or no device is there that settings name. They may be on their way back, or to another device.
 func (s *syncer) wantedEdge(ctx context.Context) (want engine.Edge, stays bool, err error) {
 	want = s.edgeAt(s.a.config.Devices)
 	if slices.Contains(want.Devices, None) {
@@ -100,7 +98,15 @@ func (s *syncer) wantedEdge(ctx context.Context) (want engine.Edge, stays bool, 
 		return want, false, nil
 	}
 	if len(want.Devices) > 0 {
-		return want, false, nil
+		here, err := node.NamedDevices(want.Devices)
+		if len(here) == 0 {
+			return want, s.edgeKnown, err
+		}
+		want.Devices = nil
+		for _, d := range here { // the others are waited for
+			want.Devices = append(want.Devices, d.Name)
+		}
+		return want, false, err
 	}
 	self := s.a.watch.Nodes.Get(s.a.nodeKey())
 	if self == nil {

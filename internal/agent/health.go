@@ -11,10 +11,13 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/mustang-net/mustang/internal/node"
 )
 
 // stuck is how long the loop may be silent, or something may fail to be
@@ -95,6 +98,11 @@ func (a *Agent) healthy() Health {
 	}
 	if a.configChanged.Load() {
 		h.Problems["configuration "+a.config.file] = []string{anotherConfig}
+	}
+	for setting, names := range a.config.named() {
+		if away := node.CheckDevices(names); away != nil {
+			h.Problems["configuration "+setting] = strings.Split(away.Error(), "\n")
+		}
 	}
 	return h
 }

@@ -114,24 +114,27 @@ var (
 	descDrops   = prometheus.NewDesc("mustang_drops_total", "Packets dropped.", []string{"reason", "direction"}, nil)
 	descPolicy  = prometheus.NewDesc("mustang_policy_problem", "1 for each NetworkPolicy that is not in force in whole.", []string{"namespace", "policy"}, nil)
 	descUnheld  = prometheus.NewDesc("mustang_pod_without_endpoint", "1 for each pod that runs on this node without mustang's programs.", []string{"namespace", "pod"}, nil)
+	descFailed  = prometheus.NewDesc("mustang_scrape_failures", "Kinds of tables that this scrape could not read in whole; 0 is healthy.", nil, nil)
 	descProblem = prometheus.NewDesc("mustang_service_problem", "1 for each Service that is not in force in whole.", []string{"namespace", "service"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (tables) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descUsed, descSize, descMemory, descDrops, descPolicy, descUnheld, descProblem} {
+	for _, d := range []*prometheus.Desc{descUsed, descSize, descMemory, descDrops, descPolicy, descUnheld, descProblem, descFailed} {
 		ch <- d
 	}
 }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. What cannot be read is left out and
+// counted: one bad table must not hide all other metrics.
 func (t tables) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
+	failures := 0
 	list, err := t.a.engine.Tables()
 	if err != nil {
-		ch <- prometheus.NewInvalidMetric(descUsed, err)
+		failures++
 	}
 	for _, table := range list {
 		if table.Entries >= 0 {
@@ -142,19 +145,20 @@ func (t tables) Collect(ch chan<- prometheus.Metric) {
 	}
 	drops, err := t.a.engine.Drops()
 	if err != nil {
-		ch <- prometheus.NewInvalidMetric(descDrops, err)
+		failures++
 	}
 	for _, d := range drops {
 		ch <- prometheus.MustNewConstMetric(descDrops, prometheus.CounterValue, float64(d.Packets), d.Reason, d.Direction)
 	}
 	held, err := t.a.engine.EndpointAddrs()
 	if err != nil {
-		ch <- prometheus.NewInvalidMetric(descUnheld, err)
+		failures++
 	} else if t.a.config.CNIConfDir != None || len(held) > 0 { // else somebody else connects pods
 		for _, k := range t.a.policies.unheld(held) {
 			gauge(descUnheld, 1, k.Namespace, k.Name)
 		}
 	}
+	gauge(descFailed, float64(failures))
 	descs := map[k8s.Kind]*prometheus.Desc{k8s.Services: descProblem, k8s.Policies: descPolicy}
 	for o := range t.a.problems.list() {
 		gauge(descs[o.kind], 1, o.key.Namespace, o.key.Name)

@@ -38,3 +38,33 @@ func TestMetricsInTheDocsAreServed(t *testing.T) {
 		t.Error("the pages name no metric")
 	}
 }
+
+// A table that cannot be read hides no other metric: not who fails, nor for how long.
+func TestMetricsWithoutTables(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		w := newScripted(t)
+		defer w.close()
+		failures := func() float64 {
+			t.Helper()
+			all, err := w.agent.metrics.registry.Gather() // whose errors the server answers by 500
+			must(t, err)
+			for _, m := range all {
+				if m.GetName() == "mustang_scrape_failures" {
+					return m.GetMetric()[0].GetGauge().GetValue()
+				}
+			}
+			t.Fatal("the failures are not told")
+			return 0
+		}
+		if n := failures(); n != 0 {
+			t.Errorf("%v failures, with all tables there", n)
+		}
+		must(t, os.RemoveAll(filepath.Join(w.config.BPFFS, "maps")))
+		if n := failures(); n == 0 {
+			t.Error("no failure, without tables")
+		}
+	})
+}

@@ -263,13 +263,13 @@ func (a *Agent) nodes(beside []state.Node) (list []state.Node, wrong []string) {
 	slices.SortFunc(list, func(x, y state.Node) int {
 		return cmp.Or(cmp.Compare(born[y.Name], born[x.Name]), byName(x, y))
 	})
-	used := list[:0]
+	used, others, set := list[:0], node.SetOf(beside), node.Set{}
 	for _, n := range list {
-		if err := node.Conflict(n, beside); err != nil {
+		if err := others.Conflict(n); err != nil {
 			wrong = append(wrong, fmt.Sprintf("%v (what is there is the command line's: mustang node rm)", err))
 			continue
 		}
-		if err := node.Conflict(n, used); err != nil {
+		if err := set.Add(n); err != nil {
 			wrong = append(wrong, err.Error())
 			continue
 		}

@@ -7,6 +7,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -60,8 +61,21 @@ func newProblems(log *slog.Logger, uid func(object) string, warn warn) *problems
 	}
 }
 
+// mostProblems is how many sentences each source may say of an object: who names a thousand addresses that
+// are another's has as many problems, of one kind.
+const mostProblems = 25
+
+// bounded is list with the number of those that are too many in their place.
+func bounded(list []string) []string {
+	if len(list) <= mostProblems {
+		return list
+	}
+	return append(slices.Clone(list[:mostProblems]), fmt.Sprintf("and %d more problems", len(list)-mostProblems))
+}
+
 // set replaces what a source says of an object, and tells what is new.
 func (p *problems) set(o object, source int, now []string) {
+	now = bounded(now)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := p.by[o]

@@ -18,6 +18,46 @@ import (
 	"github.com/mustang-net/mustang/internal/node"
 )
 
+// A device that settings name may be away when the agent begins: the node is ready with the others, health
+// says which is awaited, and the edge is at it once it is there.
+func TestANamedDeviceThatIsAwayAtTheStart(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	inNamespace(func() {
+		onNIC(t, "192.0.2.1/24")
+		w := newScripted(t)
+		defer w.close()
+		both := []string{"nic0", "nic1"}
+		w.agent.config.NodeMode, w.agent.config.Devices, w.agent.config.NodeDevices = "vxlan", both, both
+		w.tellObjects(nil, nil)
+		check(t, w.agent.watch.Nodes.Replace([]any{clusterNode("n1", "192.0.2.1", "10.1.1.0/24"), clusterNode("n2", "192.0.2.2", "10.1.2.0/24")}, ""))
+		w.turn()
+		s := w.agent.sync
+		if !s.synced.Load() || s.membersRetry.fails() || s.edgeRetry.fails() {
+			t.Errorf("ready: %v; nodes fail: %v; the edge fails: %v", s.synced.Load(), s.membersRetry.fails(), s.edgeRetry.fails())
+		}
+		w.edges("one is away", "nic0")
+		for _, setting := range []string{"configuration devices", "configuration node-devices"} {
+			if told := w.agent.healthy().Problems[setting]; len(told) != 1 || !strings.Contains(told[0], "nic1") {
+				t.Errorf("%s: told %q", setting, told)
+			}
+		}
+		l := w.nic("nic1")
+		s.followEdge(t.Context())
+		w.edges("it is there", both...)
+		if told := w.agent.healthy().Problems; len(told) != 0 {
+			t.Errorf("all are there: told %q", told)
+		}
+		must(t, netlink.LinkDel(l))
+		s.followEdge(t.Context())
+		w.edges("it has gone", "nic0")
+		if s.edgeRetry.fails() {
+			t.Error("the edge fails")
+		}
+	})
+}
+
 // A node is for pods and load balancers once nodes and the edge are in force, not only Services and policy. What fails
 // is tried again when its time has come, not with each change of anything.
 func TestANodeIsNotReadyBeforeNodesAndTheEdge(t *testing.T) {

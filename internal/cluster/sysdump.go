@@ -84,11 +84,20 @@ func (c *Cluster) Sysdump(ctx context.Context, file string) (err error) {
 	return err
 }
 
-// applied is where kubectl apply keeps the whole object once more.
-const applied = "kubectl.kubernetes.io/last-applied-configuration"
+// longest is how many bytes of an annotation are shown.
+const longest = 256
+
+// holdsObject says that an annotation may have the whole object once more, as kubectl apply and
+// others keep it, packed or not.
+func holdsObject(name string, value any) bool {
+	text, ok := value.(string)
+	return !ok || len(text) > longest || strings.Contains(name, "applied")
+}
+
+const leftOut = "left out by mustang sysdump"
 
 // withoutValues leaves out of objects, in JSON, the values of containers'
-// environments, where people put passwords. The names stay.
+// environments, where people put passwords, and of annotations that may repeat them. The names stay.
 func withoutValues(text []byte) ([]byte, error) {
 	in := json.NewDecoder(bytes.NewReader(text))
 	in.UseNumber() // as it was written
@@ -110,12 +119,16 @@ func blank(v any) {
 		if env, ok := v["env"].([]any); ok {
 			for _, x := range env {
 				if variable, ok := x.(map[string]any); ok && variable["value"] != nil {
-					variable["value"] = "left out by mustang sysdump"
+					variable["value"] = leftOut
 				}
 			}
 		}
 		if notes, ok := v["annotations"].(map[string]any); ok {
-			delete(notes, applied)
+			for name, value := range notes {
+				if holdsObject(name, value) {
+					notes[name] = leftOut
+				}
+			}
 		}
 		for _, x := range v {
 			blank(x)

@@ -23,30 +23,40 @@ type TableInfo struct {
 	Memory  uint64 `json:"memory"`  // bytes, as the kernel accounts them
 }
 
-// Tables describes every table, by name.
+// Tables describes every table, by name. Those that cannot be are left out, and named by the error.
 func (d *Datapath) Tables() ([]TableInfo, error) {
 	names, err := d.pinned()
 	if err != nil {
 		return nil, err
 	}
 	out := make([]TableInfo, 0, len(names))
+	var errs []error
 	for _, name := range names {
-		m, err := d.table(name)
+		info, err := d.tableInfo(name)
 		if err != nil {
-			return nil, err
+			errs = append(errs, err)
+			continue
 		}
-		info, err := m.Info()
-		if err != nil {
-			return nil, fmt.Errorf("describe table %s: %w", name, err)
-		}
-		memory, _ := info.Memlock()
-		entries, err := countEntries(name, m)
-		if err != nil {
-			return nil, fmt.Errorf("count table %s: %w", name, err)
-		}
-		out = append(out, TableInfo{name, m.Type().String(), entries, d.limit(name, m), memory})
+		out = append(out, info)
 	}
-	return out, nil
+	return out, errors.Join(errs...)
+}
+
+func (d *Datapath) tableInfo(name string) (TableInfo, error) {
+	m, err := d.table(name)
+	if err != nil {
+		return TableInfo{}, err
+	}
+	info, err := m.Info()
+	if err != nil {
+		return TableInfo{}, fmt.Errorf("describe table %s: %w", name, err)
+	}
+	memory, _ := info.Memlock()
+	entries, err := countEntries(name, m)
+	if err != nil {
+		return TableInfo{}, fmt.Errorf("count table %s: %w", name, err)
+	}
+	return TableInfo{name, m.Type().String(), entries, d.limit(name, m), memory}, nil
 }
 
 // Drop is how many packets were dropped for one reason in one direction.

@@ -241,9 +241,14 @@ func (e *Engine) RestoreMasquerade(groups func() (bool, error)) (restored bool, 
 	if e.dp == nil {
 		return false, nil
 	}
+	hollow, err := e.dropHollow()
+	if err != nil {
+		return false, err
+	}
 	if restored, err = groups(); err != nil {
 		return restored, err
 	}
+	restored = restored || hollow
 	inside, err := e.dp.Inside.All()
 	var list []netip.Prefix
 	for k := range inside {
@@ -259,6 +264,31 @@ func (e *Engine) RestoreMasquerade(groups func() (bool, error)) (restored bool, 
 		return restored, err
 	}
 	return true, errors.Join(e.SetInside(list), e.syncMasquerade())
+}
+
+// dropHollow takes away what somebody has left of the kernel's part without its rules, so that
+// all of it is missing, and comes back.
+func (e *Engine) dropHollow() (hollow bool, err error) {
+	err = masquerade.Locked(e.scope.StateDir, func() (err error) {
+		table := e.masqueradeTable()
+		if hollow, err = table.Hollow(); err != nil || !hollow {
+			return err
+		}
+		return table.Delete()
+	})
+	return hollow, err
+}
+
+// noRules says why the kernel masquerades nobody, when it is to; "": it does.
+func (e *Engine) noRules() (string, error) {
+	table := e.masqueradeTable()
+	if hooked, err := table.Hooked(); err != nil || !hooked {
+		return fmt.Sprintf("nftables table %s has no chain %s, as after `nft flush ruleset`", table.Name, masquerade.HookChain), err
+	}
+	if hollow, err := table.Hollow(); err != nil || hollow {
+		return fmt.Sprintf("nftables table %s has chains without rules, as after `nft flush table`", table.Name), err
+	}
+	return "", nil
 }
 
 // tryMasquerade is syncMasquerade beside a change that is in force without it.
@@ -299,8 +329,14 @@ func (e *Engine) masqueradeByRules(list []state.Endpoint) error {
 	})
 }
 
-// dropRules takes the kernel's part away as soon as no flow needs it.
+// lingerPause is between two looks at all of the kernel's connections, which may be very many.
+const lingerPause = 30 * time.Second
+
+// dropRules takes the kernel's part away when no flow needs it any more.
 func (e *Engine) dropRules() error {
+	if e.lingers && time.Since(e.lingered) < lingerPause {
+		return nil // Settle looks again
+	}
 	table := e.masqueradeTable()
 	hooked, err := table.Hooked()
 	if err != nil || !hooked {
@@ -314,7 +350,7 @@ func (e *Engine) dropRules() error {
 	}
 	e.lingered = time.Now()
 	used, err := masquerade.InUse(func(a netip.Addr) bool { return pods[a] })
-	if e.lingers = err == nil && used; e.lingers || err != nil { // who cannot tell leaves it
+	if e.lingers = err != nil || used; e.lingers { // who cannot tell leaves it
 		return nil
 	}
 	return table.Unhook()
@@ -363,10 +399,9 @@ func (e *Engine) checkMasquerade(ep state.Endpoint) error {
 	if err != nil || on && ep.Placement == state.HostEnd {
 		return err
 	}
-	table := e.masqueradeTable()
-	hooked, err := table.Hooked()
-	if err == nil && !hooked {
-		err = fmt.Errorf("nobody masquerades endpoint %d: nftables table %s has no chain %s", ep.ID, table.Name, masquerade.HookChain)
+	why, err := e.noRules()
+	if err == nil && why != "" {
+		err = fmt.Errorf("nobody masquerades endpoint %d: %s", ep.ID, why)
 	}
 	return err
 }

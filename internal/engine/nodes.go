@@ -50,7 +50,7 @@ func (e *Engine) AddNode(n state.Node) error {
 		if i >= 0 {
 			others = slices.Delete(slices.Clone(all.Nodes), i, i+1)
 		}
-		if err := peers.Conflict(n, others); err != nil {
+		if err := peers.SetOf(others).Conflict(n); err != nil {
 			return all, err
 		}
 		all.Nodes = append(slices.Clone(others), n)
@@ -82,26 +82,29 @@ func (e *Engine) ApplyNodes(owner state.Owner, list []state.Node, change peers.S
 				out = append(out, n)
 			}
 		}
+		set := peers.SetOf(out)
 		for _, n := range list {
 			n.Owner = owner
-			if err := peers.Conflict(n, out); err != nil {
+			if err := set.Add(n); err != nil {
 				return all, err
 			}
 			out = append(out, n)
 		}
 		all.Nodes = out
-		return withSettings(all, change)
+		return withSettings(owner, all, change)
 	})
 }
 
 // SetNode changes this node's own settings.
 func (e *Engine) SetNode(change peers.SettingsSpec) error {
-	return e.changeNodes(func(all store.Nodes) (store.Nodes, error) { return withSettings(all, change) })
+	return e.changeNodes(func(all store.Nodes) (store.Nodes, error) { return withSettings(state.OwnerCLI, all, change) })
 }
 
-func withSettings(all store.Nodes, change peers.SettingsSpec) (store.Nodes, error) {
+// withSettings tells a person at once of a name that no device has. An agent begins while one
+// is away, as it goes on when one goes.
+func withSettings(owner state.Owner, all store.Nodes, change peers.SettingsSpec) (store.Nodes, error) {
 	set, err := change.Apply(settingsOf(all))
-	if err == nil && !slices.Equal(set.Devices, settingsOf(all).Devices) {
+	if err == nil && owner == state.OwnerCLI && !slices.Equal(set.Devices, settingsOf(all).Devices) {
 		err = peers.CheckDevices(set.Devices)
 	}
 	all.Settings = &set
@@ -149,14 +152,15 @@ func (e *Engine) changeNodes(fn func(store.Nodes) (store.Nodes, error)) error {
 // giveRefs numbers nodes that are new or have changed: a flow whose entry has
 // the old number is judged anew.
 func giveRefs(was store.Nodes, now *store.Nodes, slots uint32) error {
-	used := map[uint32]bool{}
+	used, before := map[uint32]bool{}, make(map[string]state.Node, len(was.Nodes))
+	for _, n := range was.Nodes {
+		before[n.Name] = n
+	}
 	for i := range now.Nodes {
 		n := &now.Nodes[i]
 		n.Ref = 0
-		for _, o := range was.Nodes {
-			if o.Equal(*n) {
-				n.Ref = o.Ref
-			}
+		if o := before[n.Name]; o.Equal(*n) {
+			n.Ref = o.Ref
 		}
 		used[n.Ref&0xffff] = n.Ref != 0
 	}
@@ -275,8 +279,8 @@ func (e *Engine) syncWire(devices []peers.Device, remotes []state.Node, set stat
 	return e.dp.SyncWire(netdevs, overlay.Ifindex(), edge, turns)
 }
 
-// syncRemotes writes the tables of nodes: a node before the networks that lead
-// to it, and the other way round when it goes.
+// syncRemotes writes the tables of nodes, then what leads to them. For a moment packets may be for or from a node that
+// is gone or new: they are dropped.
 func (e *Engine) syncRemotes(self state.Node, remotes []state.Node, set state.NodeSettings, overlay *peers.Overlay) error {
 	config, _, err := e.dp.Node.Get(0)
 	if err != nil {

@@ -20,9 +20,6 @@ type Settling struct {
 	err   error // of Attach
 }
 
-// lingerPause is between two looks at all of the kernel's connections, which may be very many.
-const lingerPause = 30 * time.Second
-
 // Settle begins with one endpoint, when none came or went for as long as quiet.
 // Between this and Settled the engine may be used for anything else.
 //
@@ -34,7 +31,7 @@ func (e *Engine) Settle(quiet time.Duration) (*Settling, error) {
 	if err := e.loadEndpoints(); err != nil {
 		return nil, err
 	}
-	if e.lingers && time.Since(e.lingered) >= lingerPause {
+	if e.lingers {
 		if err := e.dropRules(); err != nil {
 			return nil, err
 		}

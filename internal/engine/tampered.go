@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/mustang-net/mustang/internal/masquerade"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -34,9 +33,9 @@ func (e *Engine) tampered(m *MasqueradeStatus) (out []string) {
 	if m == nil || m.By == "ebpf" {
 		return out
 	}
-	if table := e.masqueradeTable(); m.Pods > 0 {
-		if hooked, err := table.Hooked(); err == nil && !hooked {
-			out = append(out, fmt.Sprintf("nobody masquerades pods: nftables table %s has no chain %s, as after `nft flush ruleset`", table.Name, masquerade.HookChain))
+	if m.Pods > 0 {
+		if why, err := e.noRules(); err == nil && why != "" {
+			out = append(out, "nobody masquerades pods: "+why)
 		}
 	}
 	return out

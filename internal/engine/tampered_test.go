@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -21,9 +22,12 @@ func TestStatusNamesWhatPodsNeedAndIsGone(t *testing.T) {
 		_, err := e.AddEndpoint(context.Background(), EndpointSpec{Netns: a, IfName: "eth0", Owner: state.OwnerCNI, Masquerade: &state.Masquerade{}})
 		return err
 	})
+	ruleset := filepath.Join(t.TempDir(), "ruleset")
+	n.run("(echo flush ruleset && nft list ruleset) > %s", ruleset)
 	for _, c := range []struct{ breaks, mends, says string }{
 		{"sysctl -qw net.ipv4.ip_forward=0", "sysctl -qw net.ipv4.ip_forward=1", "net.ipv4.ip_forward is 0"},
 		{"sysctl -qw net.ipv6.conf.all.forwarding=0", "sysctl -qw net.ipv6.conf.all.forwarding=1", "net.ipv6.conf.all.forwarding is 0"},
+		{"nft flush table inet $(nft list tables | grep -o 'mustang.*')", "nft -f " + ruleset, "nobody masquerades pods"},
 		{"nft flush ruleset", "true", "nobody masquerades pods"},
 	} {
 		said := func() (out bool) {
@@ -68,8 +72,13 @@ func TestAFlushedTableIsRestored(t *testing.T) {
 	before := n.run("nft list ruleset")
 	restores(false, false)
 	for _, groups := range []bool{false, true} {
-		n.run("nft flush ruleset")
-		restores(groups, true)
+		for _, flush := range []string{"nft flush table inet $(nft list tables | grep -o 'mustang.*')", "nft flush ruleset"} {
+			n.run("%s", flush)
+			restores(groups, true)
+			if got := n.run("nft list ruleset"); strings.Count(got, "\t\tmasquerade\n") != 1 {
+				t.Errorf("after %s, nobody masquerades, by\n%s", flush, got)
+			}
+		}
 		for _, what := range []string{"10.9.0.0/16", "fd09::/48", "hook postrouting"} {
 			if got := n.run("nft list ruleset"); strings.Count(got, what) != strings.Count(before, what) || !strings.Contains(got, what) {
 				t.Errorf("%s is not in\n%s\nas it was in\n%s", what, got, before)

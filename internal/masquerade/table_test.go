@@ -127,6 +127,35 @@ func TestATableWithoutGroupsIsOffItsHook(t *testing.T) {
 	}
 }
 
+// Who flushes chains takes the rules, and leaves chains and sets. What is there without a
+// rule because nobody needs one is not meant.
+func TestATableWithoutItsRulesIsHollow(t *testing.T) {
+	alone(t)
+	table := Table{DefaultTable}
+	is := func(when string, want bool) {
+		t.Helper()
+		if got, err := table.Hollow(); err != nil || got != want {
+			t.Errorf("%s: hollow: %v, %v; want %v", when, got, err, want)
+		}
+	}
+	is("no table", false)
+	ok(t, table.SetInside(nil))
+	is("nothing is inside", false)
+	for _, flush := range []string{"table inet mustang", "chain inet mustang postrouting", "chain inet mustang worn", "chain inet mustang groups", "chain inet mustang group-a"} {
+		ok(t, table.Add("a", excluded, []netip.Addr{one}))
+		is("a group", false)
+		ok(t, table.Hook())
+		is("and the hook", false)
+		nft(t, "flush "+flush+"\n")
+		is("after flush "+flush, true)
+		ok(t, table.Delete())
+	}
+	ok(t, table.Add("a", nil, []netip.Addr{one}))
+	ok(t, table.Hook())
+	ok(t, table.Unhook())
+	is("off its hook", false)
+}
+
 // What an earlier version made stays for as long as a pod of it does.
 func TestGroupsOfEarlierVersions(t *testing.T) {
 	alone(t)

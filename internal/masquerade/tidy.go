@@ -126,6 +126,39 @@ func (t Table) look(c *nftables.Conn, stays func(group string) bool) (has conten
 	return has, found, nil
 }
 
+// Hollow says that somebody has taken the rules out of the table, as `nft flush table` does,
+// which leaves chains and sets.
+func (t Table) Hollow() (bool, error) {
+	c, err := nftables.New()
+	if err != nil {
+		return false, err
+	}
+	has, found, err := t.look(c, func(string) bool { return true })
+	if err != nil || !found {
+		return false, err
+	}
+	chains := has.stay
+	if len(has.stay) > 0 {
+		chains = append(chains, groupsChain)
+	}
+	if has.hooked {
+		chains = append(chains, HookChain, wornChain)
+	}
+	for _, name := range chains {
+		rules, err := c.GetRules(t.nft(), &nftables.Chain{Name: name, Table: t.nft()})
+		if err != nil {
+			if absent(err) {
+				continue // it goes at this moment
+			}
+			return false, fmt.Errorf("list the rules of chain %s of nftables table %s: %w", name, t.Name, err)
+		}
+		if len(rules) == 0 {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
 // removeGroups adds to the transaction that groups go, and nothing leads there.
 func (t Table) removeGroups(c *nftables.Conn, has content) {
 	if len(has.gone) == 0 {

@@ -30,7 +30,7 @@ type Device struct {
 // reached, that have an address of this node, or a default route.
 func Devices(named []string, self state.Node, remotes []state.Node) ([]Device, error) {
 	if len(named) > 0 {
-		return namedDevices(named)
+		return NamedDevices(named)
 	}
 	var found []int
 	local, err := localAddrs()
@@ -69,9 +69,9 @@ func DefaultDevices() ([]Device, error) {
 	return describe(found)
 }
 
-// namedDevices leaves out those that are away: the others, and the nodes behind
+// NamedDevices leaves out those that are away: the others, and the nodes behind
 // them, do not wait for one that comes back.
-func namedDevices(names []string) ([]Device, error) {
+func NamedDevices(names []string) ([]Device, error) {
 	var out []Device
 	for _, name := range names {
 		l, err := linkNamed(name)

@@ -111,7 +111,13 @@ func compareRoutes(remotes []state.Node, overlay *Overlay, have map[netip.Prefix
 		if note != "" {
 			notes = append(notes, note)
 		}
-		errs = append(errs, err)
+		if err != nil { // it is not known which are wanted: what there is stays
+			errs = append(errs, err)
+			for _, p := range n.PodCIDRs {
+				wanted[p] = true
+			}
+			continue
+		}
 		for _, w := range wishes {
 			dst := prefixOf(w.route.Dst)
 			if other, taken := foreign(have[dst]); taken {

@@ -5,7 +5,10 @@ package node
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // A route that refuses is no way to a node, and no reason to leave the others without theirs.
@@ -20,6 +23,37 @@ func TestARouteThatRefusesIsNoWay(t *testing.T) {
 			n.run("ip %s route del %s %s", family, kind, a)
 		}
 	}
+}
+
+// Of a node of which it is not known how it is reached, the routes stay as they are; others' go on.
+func TestRoutesOfANodeThatIsNotFoundStay(t *testing.T) {
+	n := newDoorNode(t)
+	n.run("ip addr add 192.0.2.1/24 dev nic")
+	remote := func(name, address, pods string) state.Node {
+		return state.Node{Name: name, Mode: state.NodeDirect, Addrs: []netip.Addr{netip.MustParseAddr(address)}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix(pods)}}
+	}
+	is := func(when string, want ...string) {
+		t.Helper()
+		got := strings.Fields(n.run("ip route show proto 109 | cut -d' ' -f1"))
+		if slices.Sort(got); !slices.Equal(got, want) {
+			t.Errorf("%s: routes to %v, want %v", when, got, want)
+		}
+	}
+	list := []state.Node{remote("n2", "192.0.2.2", "10.1.2.0/24"), remote("n3", "192.0.2.3", "10.1.3.0/24")}
+	if _, err := SyncRoutes(list, nil); err != nil {
+		t.Fatal(err)
+	}
+	is("at first", "10.1.2.0/24", "10.1.3.0/24")
+	list[0].Mode = state.NodeVXLAN // without the tunnel's device, the way there cannot be said
+	list[1] = remote("n4", "192.0.2.4", "10.1.4.0/24")
+	if _, err := SyncRoutes(list, nil); err == nil || !strings.Contains(err.Error(), "node n2") {
+		t.Errorf("the error is %v", err)
+	}
+	is("n2 is not found, n3 has gone", "10.1.2.0/24", "10.1.4.0/24")
+	if _, err := SyncRoutes(list[1:], nil); err != nil {
+		t.Fatal(err)
+	}
+	is("without n2", "10.1.4.0/24")
 }
 
 // Programs hold no packet against a route's MTU that is not locked, so such routes are named.

@@ -136,10 +136,11 @@ func parseAddrs(s Spec, n *state.Node) error {
 func ParseFile(f File) ([]state.Node, error) {
 	var out []state.Node
 	var errs []error
+	var set Set
 	for _, s := range f.Nodes {
 		n, err := Parse(s)
 		if err == nil {
-			err = Conflict(n, out)
+			err = set.Add(n)
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -148,49 +149,6 @@ func ParseFile(f File) ([]state.Node, error) {
 		out = append(out, n)
 	}
 	return out, errors.Join(errs...)
-}
-
-// Conflict refuses n when one of others has its name, an address or a part of
-// its pods' networks, or when a tunnel would be led into itself.
-func Conflict(n state.Node, others []state.Node) error {
-	if err := intoTheTunnel(n, n); err != nil {
-		return err
-	}
-	for _, o := range others {
-		if o.Name == n.Name {
-			return fmt.Errorf("node %s is there twice: remove one", n.Name)
-		}
-		for _, a := range n.Addrs {
-			if slices.Contains(o.Addrs, a) {
-				return fmt.Errorf("node %s: address %s is node %s's: give each its own", n.Name, a, o.Name)
-			}
-		}
-		for _, p := range n.PodCIDRs {
-			for _, q := range o.PodCIDRs {
-				if p.Overlaps(q) {
-					return fmt.Errorf("node %s: pod CIDR %s overlaps %s of node %s: give each its own", n.Name, p, q, o.Name)
-				}
-			}
-		}
-		if err := errors.Join(intoTheTunnel(n, o), intoTheTunnel(o, n)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// intoTheTunnel refuses pods' networks of n that have an address of the node o, when a
-// tunnel leads to them: what the tunnel sends to o would be sent into the tunnel.
-func intoTheTunnel(n, o state.Node) error {
-	if n.Mode != state.NodeVXLAN {
-		return nil
-	}
-	for _, p := range n.PodCIDRs {
-		if i := slices.IndexFunc(o.Addrs, p.Contains); i >= 0 {
-			return fmt.Errorf("node %s: pod CIDR %s has the address %s of node %s, to which the tunnel itself must find: give pods another", n.Name, p, o.Addrs[i], o.Name)
-		}
-	}
-	return nil
 }
 
 // Apply is base with what s says.

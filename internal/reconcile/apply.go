@@ -29,7 +29,7 @@ type inPlace struct {
 
 // transaction is everything one change writes, in the order in which it is
 // written: backends, slots, source ranges, marks of addresses, frontends; then
-// what is no longer wanted, frontends first.
+// what is no longer wanted, frontends first. What of it nothing leads to is cleaned up last.
 type transaction struct {
 	s           *Services
 	backends    []uint32

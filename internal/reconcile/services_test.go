@@ -268,6 +268,44 @@ func TestOneBackendOfManyIsAFewWrites(t *testing.T) {
 	}
 }
 
+// A range that is given up lets nobody in any more, whichever write fails: it is gone, or the
+// change is not in force, and whoever made it knows.
+func TestARangeThatIsGivenUpIsGone(t *testing.T) {
+	b := state.Binding{Owner: state.OwnerKubernetes, Kind: state.LoadBalancer, Group: 7,
+		Frontend: state.Frontend{AddrPort: netip.MustParseAddrPort("203.0.113.1:80"), Protocol: state.TCP}}
+	ranges := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db8::/32")}
+	b.Backends = []netip.AddrPort{netip.MustParseAddrPort("10.1.0.1:80")}
+	before, after := b, b
+	before.Affinity, before.SourceRanges = time.Hour, ranges
+	after.SourceRanges = ranges[:1]
+	for _, slots := range []bool{false, true} { // whether slots are cleaned up, too
+		if after.Affinity = before.Affinity; slots {
+			after.Affinity = 0
+		}
+		for n, done := 1, false; !done; n++ {
+			w := newWorld()
+			s := w.load(t)
+			if err := s.Apply([]state.Binding{before}, nil); err != nil {
+				t.Fatal(err)
+			}
+			w.writes, w.failAt = 0, n
+			err := s.Apply([]state.Binding{after}, nil)
+			want := ranges[:1]
+			if done = err == nil; !done && !errors.As(err, new(*CleanupError)) {
+				want = ranges
+			}
+			if err := s.Prune(); err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range []*Services{s, w.load(t)} {
+				if got, _ := s.Get(after.Key()); !sameSet(got.SourceRanges, want) || len(w.sources) != len(want) {
+					t.Errorf("write %d failed (%v): the ranges are %v, want %v", n, err, got.SourceRanges, want)
+				}
+			}
+		}
+	}
+}
+
 // An earlier mustang let all of IPv4 in where ::/0 is.
 func TestASourceRangeOfAnEarlierMustangIsPutRight(t *testing.T) {
 	w := newWorld()

@@ -43,6 +43,9 @@ func (tx *transaction) write() error {
 			func() error { return t.Frontends.Put(flipValues(tx.removed, true)) }},
 		{func() error { return s.writeMarks(tx.lost, false) },
 			func() error { return s.writeMarks(tx.lost, true) }},
+		// Whom a range lets in is part of the change: it is found by its group, whatever frontends say.
+		{func() error { return t.Sources.Delete(tx.deadSources) },
+			func() error { return s.putSources(tx.deadSources) }},
 	}
 	for _, step := range steps {
 		tx.undo = append(tx.undo, step.undo)
@@ -149,7 +152,7 @@ func (tx *transaction) revert(cause error) error {
 // cleanup deletes what nothing refers to any more.
 func (tx *transaction) cleanup() error {
 	s := tx.s
-	if err := errors.Join(s.t.Slots.Delete(tx.deadSlots), s.t.Sources.Delete(tx.deadSources)); err != nil {
+	if err := s.t.Slots.Delete(tx.deadSlots); err != nil {
 		return err
 	}
 	for _, key := range tx.deadSources {

@@ -3,9 +3,9 @@
 package service
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -29,18 +29,15 @@ type Catalog struct {
 // Bindings that are in force are without their backends, which the tables have.
 type object struct {
 	service  *state.Service
-	bindings []state.Binding // few
+	bindings []state.Binding // by frontend, those for clients outside last: see of
 	errs     []error
 	// rest: in a plan, it is what is left of this one, and what both have is the same.
 	rest *object
 }
 
 func (o *object) binding(k state.BindingKey) (state.Binding, bool) {
-	if o == nil {
-		return state.Binding{}, false
-	}
-	for _, b := range o.bindings {
-		if b.Key() == k {
+	for _, b := range o.of(k.Frontend) {
+		if b.Outside == k.Outside {
 			return b, true
 		}
 	}
@@ -48,17 +45,19 @@ func (o *object) binding(k state.BindingKey) (state.Binding, bool) {
 }
 
 // of are the bindings of one frontend: none, one, or one more for clients outside.
-func (o *object) of(f state.Frontend) (list []state.Binding) {
+func (o *object) of(f state.Frontend) []state.Binding {
 	if o == nil {
 		return nil
 	}
-	for _, b := range o.bindings {
-		if b.Frontend == f {
-			list = append(list, b)
-		}
+	first, _ := slices.BinarySearchFunc(o.bindings, f, atFrontend)
+	n := first
+	for n < len(o.bindings) && o.bindings[n].Frontend == f {
+		n++
 	}
-	return list
+	return o.bindings[first:n:n]
 }
+
+func atFrontend(b state.Binding, f state.Frontend) int { return b.Frontend.Compare(f) }
 
 // clusterIP says that f is o's cluster IP.
 func (o *object) clusterIP(f state.Frontend) bool {
@@ -68,10 +67,9 @@ func (o *object) clusterIP(f state.Frontend) bool {
 
 // inForce lets go of what the tables hold now.
 func (o *object) inForce(f state.Frontend) {
-	for i := range o.bindings {
-		if o.bindings[i].Frontend == f {
-			o.bindings[i].Backends = nil
-		}
+	at := o.of(f)
+	for i := range at {
+		at[i].Backends = nil
 	}
 }
 
@@ -168,7 +166,8 @@ func (c *Catalog) restore(id state.ServiceID, b state.Binding) {
 		return
 	}
 	b.Service, b.Backends = id, nil
-	o.bindings = append(o.bindings, b)
+	i, _ := slices.BinarySearchFunc(o.bindings, b.Key(), state.Binding.CompareKey)
+	o.bindings = slices.Insert(o.bindings, i, b)
 }
 
 // nameless is what is known of b's frontend since before a restart, and of no
@@ -195,12 +194,13 @@ func (c *Catalog) claim(f state.Frontend, id state.ServiceID) {
 
 func (c *Catalog) bind(s state.Service) *object {
 	list, errs := Bind(s, c.node)
+	slices.SortStableFunc(list, func(a, b state.Binding) int { return a.CompareKey(b.Key()) })
 	o := &object{bindings: make([]state.Binding, 0, len(list)), errs: errs}
 	if s.Owner != state.OwnerKubernetes {
 		o.service = &s
 	}
-	for _, b := range list {
-		if _, twice := o.binding(b.Key()); twice {
+	for i, b := range list {
+		if i > 0 && list[i-1].Key() == b.Key() {
 			o.errs = append(o.errs, invalid("it names the frontend %s twice; give it once", b.Frontend))
 			continue
 		}
@@ -225,7 +225,7 @@ func (c *Catalog) Plan(upserts []state.Service, removes []state.ServiceID) Chang
 		objects: make(map[state.ServiceID]*object, len(upserts)+len(removes)),
 		claims:  make(map[state.Frontend][]state.ServiceID),
 	}
-	var affected []state.Frontend // in the order given
+	var affected []state.Frontend // of Services in the order given
 	affect := func(o *object) {
 		if o == nil {
 			return
@@ -267,9 +267,7 @@ func (c *Catalog) Plan(upserts []state.Service, removes []state.ServiceID) Chang
 			}
 		}
 	}
-	for _, f := range affected {
-		c.keepOut(&ch, f)
-	}
+	c.keepOut(&ch, affected)
 	c.resolve(&ch, affected)
 	return ch
 }
@@ -282,27 +280,46 @@ func (c *Catalog) now(ch *Change, id state.ServiceID) *object {
 	return c.objects[id]
 }
 
-// keepOut takes f from Kubernetes's Services that only name it as an external address, when
-// it is one's cluster IP: the API server gives that to one, and anybody may name any other.
-func (c *Catalog) keepOut(ch *Change, f state.Frontend) {
-	ids := ch.claims[f]
-	i := slices.IndexFunc(ids, func(id state.ServiceID) bool { return id.Owner == state.OwnerKubernetes && c.now(ch, id).clusterIP(f) })
-	if i < 0 || len(ids) == 1 {
-		return
-	}
-	owner := ids[i]
-	ch.claims[f] = slices.DeleteFunc(ids, func(id state.ServiceID) bool {
-		o := c.now(ch, id)
-		if id.Owner != state.OwnerKubernetes || o.clusterIP(f) {
-			return false
+// keepOut takes frontends from Kubernetes's Services that only name them as an external address,
+// when they are one's cluster IP: the API server gives that to one, and anybody may name any other.
+func (c *Catalog) keepOut(ch *Change, frontends []state.Frontend) {
+	out := map[state.ServiceID]map[state.Frontend]state.ServiceID{} // and whose each is
+	for _, f := range frontends {
+		ids := ch.claims[f]
+		i := slices.IndexFunc(ids, func(id state.ServiceID) bool { return id.Owner == state.OwnerKubernetes && c.now(ch, id).clusterIP(f) })
+		if i < 0 || len(ids) == 1 {
+			continue
 		}
-		without := *o
-		without.rest = cmp.Or(o.rest, o)
-		without.bindings = slices.DeleteFunc(slices.Clone(o.bindings), func(b state.Binding) bool { return b.Frontend == f })
-		without.errs = append(slices.Clone(o.errs), invalid("%s is the cluster IP of Service %s; give another address", f, owner))
-		ch.objects[id] = &without
-		return true
-	})
+		owner := ids[i]
+		ch.claims[f] = slices.DeleteFunc(ids, func(id state.ServiceID) bool {
+			if id.Owner != state.OwnerKubernetes || c.now(ch, id).clusterIP(f) {
+				return false
+			}
+			if out[id] == nil {
+				out[id] = map[state.Frontend]state.ServiceID{}
+			}
+			out[id][f] = owner
+			return true
+		})
+	}
+	for id, owners := range out {
+		ch.objects[id] = c.now(ch, id).without(owners)
+	}
+}
+
+// without is what is left of o beside frontends that are others' cluster IPs.
+func (o *object) without(owners map[state.Frontend]state.ServiceID) *object {
+	left := *o
+	left.rest, left.bindings, left.errs = o, nil, slices.Clone(o.errs)
+	for _, b := range o.bindings {
+		owner, others := owners[b.Frontend]
+		if !others {
+			left.bindings = append(left.bindings, b)
+		} else if !b.Outside {
+			left.errs = append(left.errs, invalid("%s is the cluster IP of Service %s; give another address", b.Frontend, owner))
+		}
+	}
+	return &left
 }
 
 // resolve fills in what becomes of the bindings of frontends: all of a holder's
@@ -370,31 +387,36 @@ func (c *Catalog) Retain(owner state.Owner, list []state.ServiceID) Change {
 	return c.Plan(nil, removes)
 }
 
-// Problems are those of an owner's Services, in a stable order.
+// Problems are those of an owner's Services, in a stable order, each once.
 func (c *Catalog) Problems(owner state.Owner) []Problem {
-	var out []Problem
+	by := map[state.ServiceID]map[string]error{}
+	add := func(id state.ServiceID, err error) {
+		if id.Owner != owner {
+			return
+		}
+		if by[id] == nil {
+			by[id] = map[string]error{}
+		}
+		by[id][err.Error()] = err
+	}
 	for f := range c.contested {
 		ids := c.claims[f]
 		for _, id := range ids[1:] {
-			if id.Owner == owner {
-				out = append(out, Problem{id, &ConflictError{Frontend: f, Holder: ids[0]}})
-			}
+			add(id, &ConflictError{Frontend: f, Holder: ids[0]})
 		}
 	}
 	for id, errs := range c.invalid {
 		for _, err := range errs {
-			if id.Owner == owner {
-				out = append(out, Problem{id, err})
-			}
+			add(id, err)
 		}
 	}
-	slices.SortFunc(out, func(a, b Problem) int {
-		if d := a.Service.Compare(b.Service); d != 0 {
-			return d
+	var out []Problem
+	for _, id := range slices.SortedFunc(maps.Keys(by), state.ServiceID.Compare) {
+		for _, sentence := range slices.Sorted(maps.Keys(by[id])) {
+			out = append(out, Problem{id, by[id][sentence]})
 		}
-		return strings.Compare(a.Err.Error(), b.Err.Error())
-	})
-	return slices.CompactFunc(out, func(a, b Problem) bool { return a.Error() == b.Error() })
+	}
+	return out
 }
 
 // Service is a Service by its name; false when it is not known, or only by its

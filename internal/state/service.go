@@ -215,6 +215,11 @@ type BindingKey struct {
 // Key is b's.
 func (b Binding) Key() BindingKey { return BindingKey{b.Frontend, b.Outside} }
 
+// CompareKey orders bindings by frontend, that for clients outside last.
+func (b Binding) CompareKey(k BindingKey) int {
+	return cmp.Or(b.Frontend.Compare(k.Frontend), boolCompare(b.Outside, k.Outside))
+}
+
 // Backend is where a Service's connections go. Port 0 is every port of the
 // address, protocol 0 every protocol.
 type Backend struct {
@@ -225,7 +230,7 @@ type Backend struct {
 // SortBindings orders bindings by number, then by frontend.
 func SortBindings(s []Binding) {
 	slices.SortFunc(s, func(a, b Binding) int {
-		return cmp.Or(cmp.Compare(a.Number, b.Number), a.Frontend.Compare(b.Frontend), boolCompare(a.Outside, b.Outside))
+		return cmp.Or(cmp.Compare(a.Number, b.Number), a.CompareKey(b.Key()))
 	})
 }
 
