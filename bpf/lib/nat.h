@@ -156,12 +156,6 @@ inline_fn bool csum_is_partial(int before, int after, __u32 diff)
 	return diff && diff != 0xffff && after == (before & 0xffff) + (before >> 16);
 }
 
-/* Such a sum, more by @diff. */
-inline_fn __sum16 csum_fuller(__sum16 sum, __u32 diff)
-{
-	return ~csum_more(~sum, diff);
-}
-
 inline_fn bool csum_write(struct __sk_buff *skb, __u32 off, __sum16 sum)
 {
 	__sum16 *at;
@@ -183,10 +177,15 @@ slow_fn bool nat_csum(struct __sk_buff *skb, const struct pkt *p, __u32 diff, __
 	bool udp = p->proto == IPPROTO_UDP;
 	__u32 csum = p->l4_off + (udp ? 6 : 16);
 	__u64 zero_is_none = udp ? BPF_F_MARK_MANGLED_0 : 0;
-	int before = csum_read(skb, csum);
+	int before = csum_read(skb, csum), kind = checksum_kind(skb);
 
-	if (likely(before >= 0 && csum_known_partial(skb)))
-		return csum_write(skb, csum, csum_fuller(before, diff));
+	if (likely(before >= 0 && kind == CHECKSUM_PARTIAL))
+		return csum_write(skb, csum, ~csum_more(~before, diff));
+	if (before >= 0 && kind < CHECKSUM_COMPLETE) {
+		__sum16 sum = csum_more(csum_more(before, diff), words_diff(&old, &new, 1));
+
+		return (udp && !before) || csum_write(skb, csum, udp && !sum ? 0xffff : sum);
+	}
 	if (bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR | zero_is_none))
 		return false;
 	return old == new || csum_is_partial(before, csum_read(skb, csum), diff) ||

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "b2270e134de2ab24817da7da64249d903d7d71b2c1682720f2762f7c736dea7d"
+const ObjectsHash = "2a9e2de44a5b2a0e0cf9ce06e61c60d179e5b49fe0048af671aa2f8aa3971f50"
