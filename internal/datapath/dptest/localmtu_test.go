@@ -51,3 +51,35 @@ func TestALocalMTUIsForMustangsPodsOnly(t *testing.T) {
 		}
 	})
 }
+
+// What a Service's backend answers and its client does not take goes to the stack as the backend sent it: the stack tells
+// that, and not the Service's address.
+func TestAnswersOverTheMTUAreTheKernelsAsSent(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		if net.InPod {
+			t.Skip("a sub-interface has no local MTU")
+		}
+		for _, proto := range []uint8{oracle.TCP, oracle.UDP, oracle.SCTP} {
+			s := newScene(t, net, v6, proto)
+			s.server.MTU = 65520
+			net.SetPod(t, s.server)
+			s.open(s.vip, s.b)
+			for range 2 { // by the short way, then by the long one
+				for _, c := range []struct {
+					payload int
+					src     netip.AddrPort
+				}{{1000, s.vip}, {1600, s.b}} {
+					frame := s.packet(s.server, s.b, s.c, ack).Payload(c.payload).Frame()
+					r, err := net.Run(net.PodPrograms.FromPod, frame, Context{Endpoint: s.server.ID})
+					check(t, err)
+					h, _ := oracle.Parse(r.Packet)
+					if got := netip.AddrPortFrom(h.Src, h.Sport); got != c.src || (r.Verdict == Redirect) != (c.src == s.vip) {
+						t.Errorf("%d of %d bytes: from %v, %v", proto, c.payload, got, r)
+					}
+				}
+				net.VoidFlows(t)
+			}
+			net.ClearFlows(t)
+		}
+	})
+}
