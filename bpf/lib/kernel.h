@@ -39,26 +39,7 @@ struct sock {
 
 struct sk_buff {
 	struct sock *sk;
-	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));
-
-/* What a packet's checksum is, to the kernel. */
-#define CHECKSUM_COMPLETE 2 /* the sum of the whole packet is kept beside it */
-#define CHECKSUM_PARTIAL 3  /* the device's to fill in: it has the addresses in it, but not the ports */
-
-/* From Linux 6.2. No call: the verifier knows that it is the same pointer. */
-extern void *bpf_cast_to_kern_ctx(void *skb) __ksym __weak;
-
-/* Return: one of these, COMPLETE also where the kernel does not tell; less for what is neither, and just in the packet. */
-inline_fn int checksum_kind(struct __sk_buff *skb)
-{
-	struct sk_buff *kernel;
-
-	if (!bpf_cast_to_kern_ctx)
-		return CHECKSUM_COMPLETE;
-	kernel = bpf_cast_to_kern_ctx(skb);
-	return BPF_CORE_READ_BITFIELD(kernel, ip_summed);
-}
 
 /**
  * sender_netns - cookie of the namespace whose socket sent the packet

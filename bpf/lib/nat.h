@@ -6,8 +6,9 @@
  */
 #pragma once
 
+#include <bpf/bpf_core_read.h>
+
 #include "common.h"
-#include "kernel.h"
 #include "parse.h"
 #include "sctp.h"
 
@@ -127,6 +128,28 @@ slow_fn int translate_sctp(struct __sk_buff *skb, struct pkt *p, const struct tu
 		return REASON_NAT_FAILED;
 	p->t = *to;
 	return old == new || nat_sctp_ports(skb, p, old, new) ? REASON_NONE : REASON_NAT_FAILED;
+}
+
+/* What a packet's checksum is, to the kernel. */
+#define CHECKSUM_COMPLETE 2 /* the sum of the whole packet is kept beside it */
+#define CHECKSUM_PARTIAL 3  /* the device's to fill in: it has the addresses in it, but not the ports */
+
+struct sk_buff___summed {
+	__u8 ip_summed : 2;
+} __attribute__((preserve_access_index));
+
+/* From Linux 6.2. No call: the verifier knows that it is the same pointer. */
+extern void *bpf_cast_to_kern_ctx(void *skb) __ksym __weak;
+
+/* Return: one of these, COMPLETE also where the kernel does not tell; less for what is neither, and just in the packet. */
+inline_fn int checksum_kind(struct __sk_buff *skb)
+{
+	struct sk_buff___summed *kernel;
+
+	if (!bpf_cast_to_kern_ctx)
+		return CHECKSUM_COMPLETE;
+	kernel = bpf_cast_to_kern_ctx(skb);
+	return BPF_CORE_READ_BITFIELD(kernel, ip_summed);
 }
 
 /* The checksum at @off; -1 when it does not lie where programs can read. */

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "2a9e2de44a5b2a0e0cf9ce06e61c60d179e5b49fe0048af671aa2f8aa3971f50"
+const ObjectsHash = "3f9a93649b70b3d34c74c643e5196107660536a9d1f398c66d34cad998b0f645"
