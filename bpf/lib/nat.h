@@ -168,7 +168,7 @@ inline_fn int csum_read(struct __sk_buff *skb, __u32 off)
  * @before: as csum_read() has it, before bpf_l4_csum_replace() put @diff in
  * @after: the same, afterwards
  *
- * Nobody tells programs which it is. But a sum that is to be filled in becomes more by the difference, a complete one,
+ * Before 6.2 nobody tells programs which it is. But a sum that is to be filled in becomes more by the difference, a complete one,
  * which is a complement, less.
  */
 inline_fn bool csum_is_partial(int before, int after, __u32 diff)
