@@ -203,23 +203,6 @@ slow_fn bool edge_worn_out(const struct ct_entry *e, const struct tuple *t)
 	return !worn_at(EDGE_WIRE, worn) && !worn_at(EDGE_TUNNEL, worn) && !(address_flags(worn) & SVC_NODE);
 }
 
-/* Whether an address is of a node that is reached by the tunnel. */
-inline_fn bool by_tunnel(const struct addr *a)
-{
-	struct remote *r = remote_of(remote_find(a));
-
-	return r && r->flags & REMOTE_TUNNEL;
-}
-
-/* Whether a packet is as if from a pod whose node sends by the tunnel, and has come without: nobody is believed to be that
- * pod (as wire_sent). */
-inline_fn bool past_tunnel(const struct pkt *p)
-{
-	struct node_config *n = from_door || from_tunnel ? NULL : node_config();
-
-	return n && n->overlay && by_tunnel(&p->t.src) && !node_with(&p->t.src);
-}
-
 /* Whether a packet to a port of the node's, of no known flow, may be an answer to the node's own socket: what opens no
  * connection, and of UDP, where nothing does, what a socket is connected for. */
 inline_fn bool answers_node(struct __sk_buff *skb, const struct pkt *p)
@@ -255,8 +238,6 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 generation, __u
 		return from_door ? EDGE_SEND : NEXT;
 	if (!from_door && of_host_end(&p->t.src)) /* it would have come by that */
 		return edge_drop(skb, REASON_WIRE_SPOOFED);
-	if (past_tunnel(p))
-		return NEXT;
 	/* To the node, it may be of a connection that the node opened from that very port. The node's own stack would not
 	 * take it, from itself. */
 	if (address & SVC_NODE && !from_door && answers_node(skb, p))
@@ -353,6 +334,14 @@ slow_fn int edge_known(struct __sk_buff *skb, struct pkt *p, struct flow *f)
 		edge_keep(skb, p, &other, e->responder.endpoint, e->opening && p->proto == IPPROTO_TCP ? FAST_OPENING : 0);
 	reason = translate(skb, p, &other);
 	return reason ? edge_drop(skb, reason) : edge_deliver(skb, p, e->responder.endpoint);
+}
+
+/* Whether an address is of a node that is reached by the tunnel. */
+inline_fn bool by_tunnel(const struct addr *a)
+{
+	struct remote *r = remote_of(remote_find(a));
+
+	return r && r->flags & REMOTE_TUNNEL;
 }
 
 /* An ICMP error from outside about a flow from outside, either way. */

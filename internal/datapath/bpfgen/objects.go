@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "3f9a93649b70b3d34c74c643e5196107660536a9d1f398c66d34cad998b0f645"
+const ObjectsHash = "2a8022c743e6b78f8694b17c7b6cfbdc9feef52f53cd6af625aab6ace8583f11"

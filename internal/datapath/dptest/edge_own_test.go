@@ -79,23 +79,6 @@ func TestAPriorityIsNoVLAN(t *testing.T) {
 	})
 }
 
-// Whoever sends as if from a pod behind the tunnel would be judged as that pod, did the edge take it past rp_filter.
-func TestAPodOfTheTunnelUsesNoNodePortWithoutIt(t *testing.T) {
-	eitherEdge(t, func(o outside) {
-		pod, far := o.edge.Pods[1], end(External(2, o.v6), 4000)
-		o.nodePort(0, end(pod.IP(o.v6), 8080))
-		check(o.t, o.edge.MstNodeV1.Put(uint32(0), bpfgen.PodNodeConfig{Flags: bpfgen.NodeEbpf, Overlay: 77, Port: port(udpPort)}))
-		o.edge.Tunnel(o.t, o.v6)
-		o.isTheStacks("without", o.arrive(far, o.f, syn), o.f)
-		r, err := o.edge.Run(o.edge.FromTunnel, o.frame(far, o.f, syn).Frame(), Context{Ifindex: o.edge.Ifindex})
-		if err != nil || r.Verdict != Redirect {
-			o.t.Errorf("by the tunnel: %v, %v", r, err)
-		}
-		a := o.arrive(o.c, o.f, syn)
-		o.want("a client's", a, pod.ID, o.worn(a), end(pod.IP(o.v6), 8080))
-	})
-}
-
 // A client may use the same port for a node port and for the very port of the node that this leads to.
 func TestAFlowToTheNodeTakesNoConnectionsPlace(t *testing.T) {
 	eitherEdge(t, func(o outside) {
