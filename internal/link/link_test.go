@@ -373,13 +373,14 @@ func TestForeignInterfaceIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	before := w.links(w.pods[0]) // its own, and gre0 and the like of a kernel that has loaded tunnels
 	err = netns.Do(w.node, func() error { _, err := Add(w.spec(Veth, 0)); return err })
 	if err == nil || !strings.Contains(err.Error(), "not mustang's") {
 		t.Fatalf("Add: %v", err)
 	}
 	w.onNode(func() error { return Delete(w.spec(Veth, 0)) })
-	if d := cmp.Diff([]string{"lo", "other", DefaultIfName}, w.links(w.pods[0])); d != "" {
-		t.Errorf("links in the pod:\n%s", d)
+	if d := cmp.Diff(before, w.links(w.pods[0])); d != "" {
+		t.Errorf("links in the pod changed:\n%s", d)
 	}
 }
 
