@@ -247,7 +247,6 @@ int edge_out(struct __sk_buff *skb)
 {
 	struct pkt p = {};
 	struct flow f;
-	struct tuple t;
 	int reason;
 
 	f = (struct flow){ .now = now_seconds() };
@@ -263,8 +262,7 @@ int edge_out(struct __sk_buff *skb)
 	ct_touch(&f, &p);
 	if (!f.e)
 		return drop(skb, REASON_CT_FULL, DIR_EDGE);
-	tuple_reverse(&t, &f.e->other);
-	reason = translate(skb, &p, &t);
+	reason = translate(skb, &p, &f.e->other, true);
 	return reason ? drop(skb, reason, DIR_EDGE) : NEXT;
 }
 

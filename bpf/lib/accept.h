@@ -154,7 +154,7 @@ static __noinline int accept_known(struct __sk_buff *skb, struct pkt *p, struct 
 	else
 		keep_known(skb, p, e, &f->key, f->reply, translated ? &t : NULL, FAST_TO_POD);
 	if (translated) {
-		reason = translate(skb, p, &t);
+		reason = translate(skb, p, &t, false);
 		if (reason)
 			return drop(skb, reason, DIR_TO_POD);
 	}

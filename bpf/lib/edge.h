@@ -94,7 +94,7 @@ global_fn int edge_stuck(struct __sk_buff *skb, struct pkt *p)
 		return TC_ACT_SHOT;
 	if (!edge_opened(p, &t))
 		return drop(skb, REASON_NO_ROUTE, DIR_EDGE);
-	return translate(skb, p, &t) ? drop(skb, REASON_NAT_FAILED, DIR_EDGE) : NEXT;
+	return translate(skb, p, &t, false) ? drop(skb, REASON_NAT_FAILED, DIR_EDGE) : NEXT;
 }
 
 /**
@@ -108,17 +108,13 @@ global_fn int edge_stuck(struct __sk_buff *skb, struct pkt *p)
 global_fn int edge_too_long(struct __sk_buff *skb, struct pkt *p)
 {
 	struct flow f = { .now = now_seconds() };
-	struct tuple t;
 
 	if (!p)
 		return TC_ACT_SHOT;
 	ct_find(&f, p, CT_SCOPE_FLOW);
 	if (!f.e || f.e->role != (f.reply ? CT_PRE_NAT : CT_POST_NAT))
 		return drop(skb, REASON_TOO_LONG, DIR_EDGE);
-	t = f.e->other;
-	if (f.reply)
-		tuple_reverse(&t, &f.e->other);
-	if (!refusal_allowed(f.now) || translate(skb, p, &t))
+	if (!refusal_allowed(f.now) || translate(skb, p, &f.e->other, f.reply))
 		return drop(skb, REASON_TOO_LONG, DIR_EDGE);
 	count_drop(skb, REASON_TOO_LONG, DIR_EDGE);
 	event_stopped(skb, REASON_TOO_LONG, DIR_EDGE, EVENT_REFUSED, f.now);

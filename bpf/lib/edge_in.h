@@ -141,7 +141,7 @@ global_fn int edge_fast(struct __sk_buff *skb, struct pkt *p)
 	to = fast->peer ? endpoint_slot(fast->peer) : NULL;
 	if (!fast_peer_current(fast, to) || !fast_seen(fast, p))
 		return FAST_NO;
-	reason = translate(skb, p, &fast->to);
+	reason = translate(skb, p, &fast->to, false);
 	if (reason)
 		return edge_drop(skb, reason);
 	if (to)
@@ -254,7 +254,7 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 generation, __u
 	if (!reason && p->proto == IPPROTO_TCP && !plan.host)
 		edge_keep(skb, p, &plan.post, plan.endpoint, FAST_OPENING);
 	if (!reason)
-		reason = translate(skb, p, &plan.post);
+		reason = translate(skb, p, &plan.post, false);
 	if (reason)
 		return edge_drop(skb, reason);
 	if (!from_door && !plan.wear && !plan.endpoint) /* the node itself, or a pod that mustang does not know */
@@ -277,7 +277,7 @@ slow_fn int edge_reply(struct __sk_buff *skb, struct pkt *p, const struct tuple 
 	tuple_reverse(&t, pre);
 	if (way == EDGE_SEND)
 		edge_keep(skb, p, &t, 0, 0);
-	reason = translate(skb, p, &t);
+	reason = translate(skb, p, &t, false);
 	return reason ? edge_drop(skb, reason) : way;
 }
 
@@ -310,7 +310,7 @@ slow_fn int edge_back(struct __sk_buff *skb, struct pkt *p, const struct tuple *
 		return edge_drop(skb, REASON_NO_ENDPOINT);
 	if (keep)
 		edge_keep(skb, p, &t, id, 0);
-	reason = translate(skb, p, &t);
+	reason = translate(skb, p, &t, false);
 	return reason ? edge_drop(skb, reason) : edge_deliver(skb, p, id);
 }
 
@@ -332,7 +332,7 @@ slow_fn int edge_known(struct __sk_buff *skb, struct pkt *p, struct flow *f)
 		return NEXT;
 	if (!(e->closing_orig | e->closing_reply) && (e->responder.endpoint || !of_node(&other.dst)))
 		edge_keep(skb, p, &other, e->responder.endpoint, e->opening && p->proto == IPPROTO_TCP ? FAST_OPENING : 0);
-	reason = translate(skb, p, &other);
+	reason = translate(skb, p, &other, false);
 	return reason ? edge_drop(skb, reason) : edge_deliver(skb, p, e->responder.endpoint);
 }
 

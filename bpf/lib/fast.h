@@ -308,7 +308,7 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 		count_to_pod(id, skb->len);
 	}
 	if (fast->flags & FAST_TRANSLATE) {
-		reason = translate(skb, p, &fast->to);
+		reason = translate(skb, p, &fast->to, false);
 		if (reason)
 			return drop(skb, reason, dir);
 	}

@@ -72,7 +72,7 @@ slow_fn int forward_masqueraded(struct __sk_buff *skb, struct pkt *p, const stru
 	keep_known(skb, p, e, at, false, &e->other, FAST_MASQUERADE);
 	if (!hop_take(skb, p))
 		return leave(skb, self);
-	reason = translate(skb, p, &e->other);
+	reason = translate(skb, p, &e->other, false);
 	return reason ? drop(skb, reason, DIR_FROM_POD) : EDGE_SEND;
 }
 
@@ -129,7 +129,7 @@ global_fn int forward_known(struct __sk_buff *skb, struct pkt *p, struct endpoin
 	else if (edge_way(e) == EDGE_SEND)
 		keep_known(skb, p, e, at, reply, &t, FAST_BY_EDGE);
 	if (translated)
-		reason = translate(skb, p, &t);
+		reason = translate(skb, p, &t, false);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	if (reply && to_edge(e))
@@ -209,7 +209,7 @@ slow_fn int forward_new(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	if (p->masqueraded && !hop_take(skb, p))
 		return leave(skb, self);
 	if (plan.role == CT_PRE_NAT)
-		reason = translate(skb, p, &plan.post);
+		reason = translate(skb, p, &plan.post, false);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	if (p->masqueraded)

@@ -19,6 +19,7 @@ inline_fn __u32 words_diff(const __be32 *from, const __be32 *to, int n)
 
 	for (int i = 0; i < n; i++)
 		sum += (__u64)to[i] + (__u32)~from[i];
+	opaque(sum); /* else the compiler reads all words here, and adds them up where they are asked for */
 	sum = (__u32)sum + (sum >> 32);
 	return sum + (sum >> 32);
 }
@@ -31,11 +32,29 @@ inline_fn __sum16 csum_more(__sum16 check, __u32 diff)
 	return ~(sum + (sum >> 16));
 }
 
+/* @back: of a packet the other way */
+inline_fn void tuple_of(struct tuple *t, const struct tuple *from, bool back)
+{
+	if (back)
+		tuple_reverse(t, from);
+	else
+		*t = *from;
+}
+
+/* Both ports as a packet has them. @back: of a packet the other way */
+inline_fn __be32 tuple_ports(const struct tuple *t, bool back)
+{
+	__be32 ports = *(const __be32 *)&t->sport;
+
+	return back ? ports << 16 | ports >> 16 : ports;
+}
+
 /* The addresses, and the checksum that covers them. Return: whether the packet has them. */
-inline_fn bool nat_addrs_ipv4(struct __sk_buff *skb, const struct tuple *from, const struct tuple *to, __u32 *diff)
+inline_fn bool nat_addrs_ipv4(struct __sk_buff *skb, const struct tuple *from, const struct addr *src, const struct addr *dst,
+			      __u32 *diff)
 {
 	__be32 old[2] = { from->src.words[3], from->dst.words[3] };
-	__be32 new[2] = { to->src.words[3], to->dst.words[3] };
+	__be32 new[2] = { src->words[3], dst->words[3] };
 	struct iphdr *ip = packet(skb) + ETH_HLEN;
 
 	if ((void *)(ip + 1) > packet_end(skb))
@@ -53,17 +72,29 @@ inline_fn bool nat_addrs_ipv4(struct __sk_buff *skb, const struct tuple *from, c
 	return true;
 }
 
-inline_fn bool nat_addrs_ipv6(struct __sk_buff *skb, const struct tuple *from, const struct tuple *to, __u32 *diff)
+inline_fn bool nat_addrs_ipv6(struct __sk_buff *skb, const struct addr *src, const struct addr *dst)
 {
 	struct ipv6hdr *ip = packet(skb) + ETH_HLEN;
 
 	if ((void *)(ip + 1) > packet_end(skb))
 		return false;
-	*diff = words_diff(from->src.words, to->src.words, 8);
 	if (in_pod)
-		return !bpf_skb_store_bytes(skb, ETH_HLEN + 8, &to->src, 32, 0);
-	__builtin_memcpy(&ip->saddr, &to->src, 32);
+		return !bpf_skb_store_bytes(skb, ETH_HLEN + 8, src, sizeof(*src), 0) &&
+		       !bpf_skb_store_bytes(skb, ETH_HLEN + 24, dst, sizeof(*dst), 0);
+	__builtin_memcpy(&ip->saddr, src, sizeof(*src));
+	__builtin_memcpy(&ip->daddr, dst, sizeof(*dst));
 	return true;
+}
+
+/* Both in turn. @diff: what the sum of the addresses becomes more by */
+inline_fn bool nat_addrs(struct __sk_buff *skb, const struct pkt *p, const struct tuple *to, bool back, __u32 *diff)
+{
+	const struct addr *src = back ? &to->dst : &to->src, *dst = back ? &to->src : &to->dst;
+
+	if (!p->ipv6)
+		return nat_addrs_ipv4(skb, &p->t, src, dst, diff);
+	*diff = words_diff(p->t.src.words, to->src.words, 8); /* a sum does not ask which way around */
+	return nat_addrs_ipv6(skb, src, dst);
 }
 
 /* The ports, which a packet has that is no later fragment. Return: whether it has them in one piece. */
@@ -115,41 +146,19 @@ inline_fn bool nat_sctp_ports(struct __sk_buff *skb, const struct pkt *p, __be32
 
 /* As translate(). The checksum of a packet in fragments cannot follow its ports: how long the whole
  * is, its first fragment does not say. */
-slow_fn int translate_sctp(struct __sk_buff *skb, struct pkt *p, const struct tuple *to)
+slow_fn int translate_sctp(struct __sk_buff *skb, struct pkt *p, const struct tuple *to, bool back)
 {
-	__be32 old = *(__be32 *)&p->t.sport, new = *(__be32 *)&to->sport;
+	__be32 old = tuple_ports(&p->t, false), new = tuple_ports(to, back);
 	__u32 diff;
 
 	if (p->proto != IPPROTO_SCTP)
 		return REASON_NAT_FAILED;
 	if (old != new && p->frag)
 		return REASON_SCTP_FRAGMENT;
-	if (p->ipv6 ? !nat_addrs_ipv6(skb, &p->t, to, &diff) : !nat_addrs_ipv4(skb, &p->t, to, &diff))
+	if (!nat_addrs(skb, p, to, back, &diff))
 		return REASON_NAT_FAILED;
-	p->t = *to;
+	tuple_of(&p->t, to, back);
 	return old == new || nat_sctp_ports(skb, p, old, new) ? REASON_NONE : REASON_NAT_FAILED;
-}
-
-/* What a packet's checksum is, to the kernel. */
-#define CHECKSUM_COMPLETE 2 /* the sum of the whole packet is kept beside it */
-#define CHECKSUM_PARTIAL 3  /* the device's to fill in: it has the addresses in it, but not the ports */
-
-struct sk_buff___summed {
-	__u8 ip_summed : 2;
-} __attribute__((preserve_access_index));
-
-/* From Linux 6.2. No call: the verifier knows that it is the same pointer. */
-extern void *bpf_cast_to_kern_ctx(void *skb) __ksym __weak;
-
-/* Return: one of these, COMPLETE also where the kernel does not tell; less for what is neither, and just in the packet. */
-inline_fn int checksum_kind(struct __sk_buff *skb)
-{
-	struct sk_buff___summed *kernel;
-
-	if (!bpf_cast_to_kern_ctx)
-		return CHECKSUM_COMPLETE;
-	kernel = bpf_cast_to_kern_ctx(skb);
-	return BPF_CORE_READ_BITFIELD(kernel, ip_summed);
 }
 
 /* The checksum at @off; -1 when it does not lie where programs can read. */
@@ -179,36 +188,14 @@ inline_fn bool csum_is_partial(int before, int after, __u32 diff)
 	return diff && diff != 0xffff && after == (before & 0xffff) + (before >> 16);
 }
 
-inline_fn bool csum_write(struct __sk_buff *skb, __u32 off, __sum16 sum)
-{
-	__sum16 *at;
-
-	if (in_pod)
-		return !bpf_skb_store_bytes(skb, off, &sum, sizeof(sum), 0);
-	opaque(off);
-	off &= L4_OFF_MASK;
-	at = packet(skb) + off;
-	if ((void *)(at + 1) > packet_end(skb))
-		return false;
-	*at = sum;
-	return true;
-}
-
 /* The checksum of TCP or UDP follows addresses and ports. Return: whether the packet has one. */
 slow_fn bool nat_csum(struct __sk_buff *skb, const struct pkt *p, __u32 diff, __be32 old, __be32 new)
 {
 	bool udp = p->proto == IPPROTO_UDP;
 	__u32 csum = p->l4_off + (udp ? 6 : 16);
 	__u64 zero_is_none = udp ? BPF_F_MARK_MANGLED_0 : 0;
-	int before = csum_read(skb, csum), kind = checksum_kind(skb);
+	int before = csum_read(skb, csum);
 
-	if (likely(before >= 0 && kind == CHECKSUM_PARTIAL))
-		return csum_write(skb, csum, ~csum_more(~before, diff));
-	if (before >= 0 && kind < CHECKSUM_COMPLETE) {
-		__sum16 sum = csum_more(csum_more(before, diff), words_diff(&old, &new, 1));
-
-		return (udp && !before) || csum_write(skb, csum, udp && !sum ? 0xffff : sum);
-	}
 	if (bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR | zero_is_none))
 		return false;
 	return old == new || csum_is_partial(before, csum_read(skb, csum), diff) ||
@@ -225,14 +212,14 @@ inline_fn int translated_later(struct __sk_buff *skb, const struct pkt *p, __u32
 }
 
 /* The identifier of an echo, and the checksum with it; ICMPv6's covers the addresses, too. */
-slow_fn int translate_echo(struct __sk_buff *skb, struct pkt *p, const struct tuple *to)
+slow_fn int translate_echo(struct __sk_buff *skb, struct pkt *p, const struct tuple *to, bool back)
 {
 	__u32 csum = p->l4_off + 2, id = p->l4_off + 4, diff;
-	__be16 old = p->t.sport, new = to->sport;
+	__be16 old = p->t.sport, new = back ? to->dport : to->sport;
 
-	if (p->ipv6 ? !nat_addrs_ipv6(skb, &p->t, to, &diff) : !nat_addrs_ipv4(skb, &p->t, to, &diff))
+	if (!nat_addrs(skb, p, to, back, &diff))
 		return REASON_NAT_FAILED;
-	p->t = *to;
+	tuple_of(&p->t, to, back);
 	if (p->frag == FRAG_LATER)
 		return translated_later(skb, p, diff);
 	if (p->ipv6 && bpf_l4_csum_replace(skb, csum, 0, diff, BPF_F_PSEUDO_HDR))
@@ -245,29 +232,108 @@ slow_fn int translate_echo(struct __sk_buff *skb, struct pkt *p, const struct tu
 	return REASON_NONE;
 }
 
+/* What a packet's checksum is, to the kernel. */
+#define CHECKSUM_NONE 0     /* this, or what comes to it: just in the packet */
+#define CHECKSUM_COMPLETE 2 /* the sum of the whole packet is kept beside it */
+#define CHECKSUM_PARTIAL 3  /* the device's to fill in: it has the addresses in it, but not the ports */
+
+struct sk_buff___summed {
+	__u8 ip_summed : 2;
+	__u16 csum_start;
+	unsigned char *head;
+	unsigned char *data;
+} __attribute__((preserve_access_index));
+
+/* From Linux 6.2. No call: the verifier knows that it is the same pointer. */
+extern void *bpf_cast_to_kern_ctx(void *skb) __ksym __weak;
+
+/**
+ * checksum_kind - what the checksum is of a packet as glance() knows it
+ *
+ * What a device is to fill in may be that of a packet inside this one, which a pod has put into a tunnel. Then the outer
+ * one, of UDP, is whole already; but not that of a bundle, which is made for each packet that it is cut into.
+ *
+ * Return: one of these, COMPLETE also where the kernel does not tell.
+ */
+inline_fn int checksum_kind(struct __sk_buff *skb, const struct pkt *p)
+{
+	struct sk_buff___summed *kernel;
+	int kind;
+
+	if (!bpf_cast_to_kern_ctx)
+		return CHECKSUM_COMPLETE;
+	kernel = bpf_cast_to_kern_ctx(skb);
+	kind = BPF_CORE_READ_BITFIELD(kernel, ip_summed);
+	if (likely(kind != CHECKSUM_PARTIAL || p->proto == IPPROTO_TCP || skb->gso_size))
+		return kind;
+	return kernel->data - kernel->head + p->l4_off == kernel->csum_start ? kind : CHECKSUM_NONE;
+}
+
+/* Return: the checksum of TCP or UDP when addresses (@diff) and ports become others. */
+inline_fn __sum16 csum_turned(__sum16 check, int kind, bool udp, __u32 diff, __be32 old, __be32 new)
+{
+	if (udp && !check) /* there is none */
+		return 0;
+	if (likely(kind == CHECKSUM_PARTIAL))
+		return ~csum_more(~check, diff);
+	check = csum_more(csum_more(check, diff), words_diff(&old, &new, 1));
+	return udp && !check ? 0xffff : check;
+}
+
+/**
+ * nat_usual - ports and checksum of a packet as glance() knows it
+ * @diff: what the sum of the addresses became more by
+ *
+ * Return: whether the packet has them.
+ */
+inline_fn bool nat_usual(struct __sk_buff *skb, const struct pkt *p, int kind, __u32 diff, __be32 old, __be32 new)
+{
+	bool udp = p->proto == IPPROTO_UDP;
+	__u32 l4 = ETH_HLEN + (p->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)), check = l4 + (udp ? 6 : 16);
+	__be32 *ports = packet(skb) + l4;
+	__sum16 *at = packet(skb) + check, sum;
+
+	if ((void *)(ports + 1) > packet_end(skb) || (void *)(at + 1) > packet_end(skb))
+		return false;
+	sum = csum_turned(*at, kind, udp, diff, old, new);
+	if (in_pod)
+		return !bpf_skb_store_bytes(skb, l4, &new, sizeof(new), 0) &&
+		       !bpf_skb_store_bytes(skb, check, &sum, sizeof(sum), 0);
+	*ports = new;
+	*at = sum;
+	return true;
+}
+
 /**
  * translate - rewrite addresses and ports of a packet
  * @p: the packet; its tuple becomes @to
  * @to: same family; the ports of a later fragment are in its first one
+ * @back: @to is of the packets the other way
  *
  * Return: enum drop_reason.
  */
-global_fn int translate(struct __sk_buff *skb, struct pkt *p, const struct tuple *to)
+global_fn int translate(struct __sk_buff *skb, struct pkt *p, const struct tuple *to, bool back)
 {
 	__be32 old, new;
 	__u32 diff;
+	int kind;
 
 	if (!p || !to)
 		return REASON_NAT_FAILED;
-	if (p->proto == IPPROTO_ICMP || p->proto == IPPROTO_ICMPV6)
-		return translate_echo(skb, p, to);
-	if (p->proto != IPPROTO_UDP && p->proto != IPPROTO_TCP)
-		return translate_sctp(skb, p, to);
-	if (p->ipv6 ? !nat_addrs_ipv6(skb, &p->t, to, &diff) : !nat_addrs_ipv4(skb, &p->t, to, &diff))
+	if (unlikely(!p->shape)) {
+		if (p->proto == IPPROTO_ICMP || p->proto == IPPROTO_ICMPV6)
+			return translate_echo(skb, p, to, back);
+		if (p->proto != IPPROTO_UDP && p->proto != IPPROTO_TCP)
+			return translate_sctp(skb, p, to, back);
+	}
+	if (!nat_addrs(skb, p, to, back, &diff))
 		return REASON_NAT_FAILED;
-	old = *(__be32 *)&p->t.sport;
-	new = *(__be32 *)&to->sport;
-	p->t = *to;
+	old = tuple_ports(&p->t, false);
+	new = tuple_ports(to, back);
+	tuple_of(&p->t, to, back);
+	kind = likely(p->shape) ? checksum_kind(skb, p) : CHECKSUM_COMPLETE;
+	if (likely(kind != CHECKSUM_COMPLETE))
+		return nat_usual(skb, p, kind, diff, old, new) ? REASON_NONE : REASON_NAT_FAILED;
 	if (p->frag == FRAG_LATER)
 		return translated_later(skb, p, diff);
 	if (old != new && !nat_ports(skb, p->l4_off, new))

@@ -119,18 +119,35 @@ inline_fn void near_begin(struct near_flow *n, const struct tuple *t, const stru
 	barrier();
 }
 
-/**
- * near_way_of_last - a new flow without translation goes the way of its pair's last one, as long as that holds
- * @n: begun, not yet living
- * @code: of its way
- */
-inline_fn void near_way_of_last(struct near_flow *n, struct pair *pair, __u32 code)
+/* Where the way of a pair's last flow is kept, if that was between the same addresses; or NULL. @t: as @key has it, from
+ * the opener */
+inline_fn struct way_kept *way_of_last(const struct pair *pair, const struct ct_key *key, const struct tuple *t)
 {
-	struct near_flow *last = way_near_flow(pair->last);
+	struct near_flow *n = way_near_flow(pair->last);
+	struct fast_flow *fast;
 
-	if (last && last->e.role == CT_DIRECT && addr_equal(&last->key.lo, &n->key.lo) &&
-	    addr_equal(&last->key.hi, &n->key.hi))
-		*way_near(n) = *way_near(last);
+	if (n)
+		return n->e.role == CT_DIRECT && addr_equal(&n->key.lo, &key->lo) && addr_equal(&n->key.hi, &key->hi) ?
+			       way_near(n) : NULL;
+	fast = pair->last ? fast_slot(pair->last - 1) : NULL;
+	return fast && fast->flags & FAST_TRANSLATE && addr_equal(&fast->to.src, &t->src) &&
+			       addr_equal(&fast->to.dst, &t->dst) ? &fast->at.way : NULL;
+}
+
+/**
+ * near_way_of_last - a new flow goes the way of its pair's last one, as long as that holds
+ * @kept: where its own is kept
+ * @key: of its half that has the pair's addresses
+ * @t: that half's tuple
+ * @code: of @kept
+ */
+inline_fn void near_way_of_last(struct way_kept *kept, struct pair *pair, const struct ct_key *key, const struct tuple *t,
+				__u32 code)
+{
+	struct way_kept *last = way_of_last(pair, key, t);
+
+	if (last)
+		*kept = *last;
 	pair->last = code;
 }
 
@@ -159,22 +176,29 @@ inline_fn __u32 near_enter_pair(const struct tuple *t, struct pair *pair, __u32 
 	code = way_near_code(number, n != &place->flows[0]);
 	near_begin(n, t, pair, CT_DIRECT, BACKEND_NONE);
 	if (!pair->opener || !pair->responder)
-		near_way_of_last(n, pair, code);
+		near_way_of_last(way_near(n), pair, &n->key, t, code);
 	near_live(n, now, tables);
 	return code;
 }
 
-/* The other half of a Service's flow, if it lies near. */
-slow_fn struct near_flow *near_half(const struct near_flow *n)
+/* Whether a tuple is that of a packet's flow, in the flow's original direction. */
+inline_fn bool near_tuple_is(const struct tuple *t, const struct pkt *p, bool reply)
+{
+	return reply ? addr_equal(&t->src, &p->t.dst) && addr_equal(&t->dst, &p->t.src) && t->sport == p->t.dport &&
+			       t->dport == p->t.sport :
+		       tuple_equal(t, &p->t);
+}
+
+/* The other half of a Service's flow, if it lies near. @p: of the flow, not translated */
+slow_fn struct near_flow *near_half(const struct near_flow *n, const struct pkt *p, bool reply)
 {
 	const struct tuple *t = &n->e.other;
 	struct near_place *place = near_place_of(t);
-	struct tuple mine = {};
 	bool hi;
 	struct near_flow *half = place ? near_find(place, t, &hi) : NULL;
 
-	ct_tuple(&mine, &n->key, &n->e);
-	return half && ct_is_half(&half->e, &n->e, &mine) ? half : NULL;
+	return half && half->e.role != CT_DIRECT && half->e.role != n->e.role && near_tuple_is(&half->e.other, p, reply) ?
+		       half : NULL;
 }
 
 inline_fn void near_proved(struct ct_entry *e, __u32 now)
@@ -222,7 +246,7 @@ global_fn int near_learn(struct near_flow *n, struct pkt *p, bool reply)
 	if (!n || !p)
 		return false;
 	if (n->e.role != CT_DIRECT) {
-		half = near_half(n);
+		half = near_half(n, p, reply);
 		if (!half)
 			return false;
 	}

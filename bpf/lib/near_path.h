@@ -71,8 +71,11 @@ inline_fn bool pair_holds(const struct pair *pair, const struct endpoint *self, 
  * near_way_claim - where the way of a translated flow to another node is kept: a slot of this CPU's short
  * way, for its entry has no room
  * @p: not yet translated
+ * @to: what it becomes
+ *
+ * Return: NULL when there is none.
  */
-inline_fn void near_way_claim(struct __sk_buff *skb, const struct pkt *p)
+inline_fn struct fast_flow *near_way_claim(struct __sk_buff *skb, const struct pkt *p, const struct tuple *to)
 {
 	__u32 hook = fast_hook(skb->cb[CB_ENDPOINT], DIR_FROM_POD), slot = tuple_hash(&p->t);
 	struct fast_flow *fast = fast_at(p, hook, &slot);
@@ -81,10 +84,13 @@ inline_fn void near_way_claim(struct __sk_buff *skb, const struct pkt *p)
 		slot = fast_choose(p, hook);
 		fast = fast_slot(slot);
 		if (!fast)
-			return;
+			return NULL;
 		fast_claim_way(fast, &p->t, hook, p->proto);
+		fast->flags = FAST_TRANSLATE;
+		fast->to = *to;
 	}
 	way_slot_note(skb, slot);
+	return fast;
 }
 
 /**
@@ -101,6 +107,7 @@ global_fn int near_serve(struct __sk_buff *skb, struct pkt *p, struct endpoint *
 	__u32 id = skb->cb[CB_ENDPOINT], backend, ref;
 	struct near_place *here, *there;
 	struct near_flow *pre, *post;
+	struct fast_flow *fast;
 	struct endpoint *to = NULL;
 	struct service *s;
 	struct pair *pair;
@@ -142,11 +149,12 @@ global_fn int near_serve(struct __sk_buff *skb, struct pkt *p, struct endpoint *
 	near_live(post, now, tables);
 	near_live(pre, now, tables);
 	count_from_pod(id, skb->len);
-	if (!to)
-		near_way_claim(skb, p);
+	fast = in_pod || to ? NULL : near_way_claim(skb, p, &pre->e.other);
+	if (fast)
+		near_way_of_last(&fast->at.way, pair, &post->key, &pre->e.other, skb->cb[CB_WAY]);
 	id = pair->responder;
 	ref = pair->responder_generation;
-	reason = translate(skb, p, &t);
+	reason = translate(skb, p, &pre->e.other, false);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	return to ? deliver(skb, p, self, to, id, NULL) : send_out(skb, p, self, ref);
@@ -267,7 +275,6 @@ inline_fn int near_send(struct __sk_buff *skb, struct pkt *p, struct near_flow *
 inline_fn int near_turn(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply, const struct ct_end *other)
 {
 	struct endpoint *self = endpoint_slot(skb->cb[CB_ENDPOINT]), *to = endpoint_slot(other->endpoint);
-	struct tuple t;
 	int reason;
 
 	if (!self || !to || reply != (n->e.role == CT_POST_NAT) || (!other->endpoint && (in_pod || reply)))
@@ -276,11 +283,8 @@ inline_fn int near_turn(struct __sk_buff *skb, struct pkt *p, struct near_flow *
 		return FAST_NO;
 	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);
 	if (!other->endpoint)
-		near_way_claim(skb, p);
-	t = n->e.other;
-	if (reply)
-		tuple_reverse(&t, &n->e.other);
-	reason = translate(skb, p, &t);
+		near_way_claim(skb, p, &n->e.other);
+	reason = translate(skb, p, &n->e.other, reply);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
 	return other->endpoint ? deliver(skb, p, self, to, other->endpoint, NULL) :

@@ -105,15 +105,6 @@ slow_fn bool wire_open(const struct pkt *p)
 	return pair && !observed(now) && !shadows_exist(now) && near_enter_pair(&p->t, pair, now, tables);
 }
 
-/* A Service's answer is turned back. Return: enum drop_reason. */
-slow_fn int wire_turn(struct __sk_buff *skb, struct pkt *p, const struct near_flow *n)
-{
-	struct tuple t;
-
-	tuple_reverse(&t, &n->e.other);
-	return translate(skb, p, &t);
-}
-
 /* What is not as most packets are: of a flow that does not lie near, or is translated. Return: a tc verdict or FAST_NO. */
 inline_fn int wire_go_far(struct __sk_buff *skb, struct pkt *p, const struct wire_way *w)
 {
@@ -123,14 +114,14 @@ inline_fn int wire_go_far(struct __sk_buff *skb, struct pkt *p, const struct wir
 	if (!to || unlikely(too_long(skb, to->mtu)))
 		return FAST_NO;
 	if (w->near) {
-		reason = wire_turn(skb, p, w->near);
+		reason = translate(skb, p, &w->near->e.other, true); /* a Service's answer */
 	} else if (!w->fast) {
 		if (!wire_open(p))
 			return FAST_NO;
 	} else if (!fast_seen(w->fast, p)) {
 		return FAST_NO;
 	} else if (w->fast->flags & FAST_TRANSLATE) {
-		reason = translate(skb, p, &w->fast->to);
+		reason = translate(skb, p, &w->fast->to, false);
 	}
 	return reason ? drop(skb, reason, DIR_TO_POD) : wire_into_pod(skb, p, w->id, to->mac, to->ifindex, to->mtu);
 }

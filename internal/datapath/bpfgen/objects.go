@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "2a8022c743e6b78f8694b17c7b6cfbdc9feef52f53cd6af625aab6ace8583f11"
+const ObjectsHash = "c18dedc2852e116ebfc64d02fa2ec6217c68160bb1ef9321cae4224a15ccc481"
