@@ -195,7 +195,7 @@ func examined(spec EndpointSpec) (state.Endpoint, error) {
 		}
 	} else {
 		ep = *spec.Made
-		ep.Owner, ep.ServicePath, ep.Labels, ep.Pod = spec.Owner, spec.ServicePath, spec.Labels, spec.Pod
+		ep.Owner, ep.ServicePath, ep.Labels, ep.Ports, ep.Pod = spec.Owner, spec.ServicePath, spec.Labels, spec.Ports, spec.Pod
 	}
 	ep.Masquerade = spec.Masquerade
 	return ep, nil

@@ -173,7 +173,7 @@ func (e *Engine) podOf(ep state.Endpoint) policy.Key {
 		k.Namespace = "default"
 	}
 	if k.Name == "" {
-		k.Name = fmt.Sprintf("endpoint-%d", ep.ID)
+		k.Name = fmt.Sprintf("endpoint %d", ep.ID) // which nobody can call a pod
 	}
 	return k
 }

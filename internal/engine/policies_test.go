@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"os/exec"
 	"testing"
+	"time"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/netns"
@@ -103,6 +105,70 @@ func TestPoliciesOutliveTheTool(t *testing.T) {
 		}
 		return errors.Join(err, err2, err3)
 	})
+}
+
+// Who made an interface tells its pod's ports, too: rules go by their names.
+func TestAPolicyByThePortsOfAPodThatWasMade(t *testing.T) {
+	n := newNode(t)
+	a, b := n.pod(1), n.pod(2)
+	n.addLabelled(a, state.OwnerCLI, map[string]string{"app": "a"})
+	made := n.addLabelled(b, state.OwnerCLI, map[string]string{"app": "b"})
+	n.must(func(e *Engine) error { return e.RemoveEndpoint(made.ID) })
+	byName := closedTo("p", "b")
+	byName.Ingress = []policy.Rule{{Ports: []policy.Port{{Protocol: state.TCP, Name: "http"}}}}
+	n.must(func(e *Engine) error { return e.ApplyPolicyFile([]policy.Policy{byName}, nil) })
+	spec := labelled(b, state.OwnerCLI, map[string]string{"app": "b"})
+	spec.Made, spec.Ports = &made, []state.NamedPort{{Name: "http", Protocol: state.TCP, Number: 8080}}
+	n.must(func(e *Engine) error { _, err := e.AddEndpoint(context.Background(), spec); return err })
+	for at, want := range map[string]bool{"10.9.0.2:8080": true, "10.9.0.2:8081": false} {
+		var l net.Listener
+		err := netns.Do(b, func() (err error) { l, err = net.Listen("tcp", at); return err })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		wait := map[bool]time.Duration{false: time.Second, true: 30 * time.Second}[want]
+		err = netns.Do(a, func() error {
+			c, err := net.DialTimeout("tcp", at, wait)
+			if err == nil {
+				c.Close()
+			}
+			return err
+		})
+		if (err == nil) != want {
+			t.Errorf("%s: %v, want it reached: %v", at, err, want)
+		}
+	}
+}
+
+// An interface that was not named is no pod that people name.
+func TestAPodIsNotTakenForAnInterfaceWithoutAName(t *testing.T) {
+	n := newNode(t)
+	a, b := n.pod(1), n.pod(2)
+	spec := labelled(a, state.OwnerCLI, map[string]string{"app": "a"})
+	spec.Pod = state.PodRef{}
+	var unnamed state.Endpoint
+	n.must(func(e *Engine) (err error) { unnamed, err = e.AddEndpoint(context.Background(), spec); return err })
+	spec = labelled(b, state.OwnerCLI, map[string]string{"app": "b"})
+	spec.Pod = state.PodRef{Namespace: "default", Name: fmt.Sprintf("endpoint-%d", unnamed.ID)}
+	n.must(func(e *Engine) error { _, err := e.AddEndpoint(context.Background(), spec); return err })
+	closed := closedTo("p", "b")
+	closed.Key.Namespace = "default"
+	n.must(func(e *Engine) error { return e.ApplyPolicyFile([]policy.Policy{closed}, nil) })
+	n.must(func(e *Engine) error {
+		m, err := e.Policies()
+		if err != nil {
+			return err
+		}
+		first, _ := m.PodAt(netip.MustParseAddr("10.9.0.1"))
+		second, _ := m.PodAt(netip.MustParseAddr("10.9.0.2"))
+		if first.Key == second.Key {
+			t.Errorf("both are %v", first.Key)
+		}
+		return nil
+	})
+	n.hold(a, "10.9.0.2", false)
+	n.hold(b, "10.9.0.1", true)
 }
 
 // A tool that is killed between its journal and the tables is finished by the

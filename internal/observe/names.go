@@ -35,7 +35,7 @@ func (n *Node) endpoints() (map[uint32]state.Endpoint, error) {
 		held := datapath.EndpointOf(id, slot)
 		if known {
 			held.Netns, held.IfName, held.HostIf, held.PodIndex = ep.Netns, ep.IfName, ep.HostIf, ep.PodIndex
-			held.Labels, held.Pod, held.Attach = ep.Labels, ep.Pod, ep.Attach
+			held.Labels, held.Ports, held.Pod, held.Attach = ep.Labels, ep.Ports, ep.Pod, ep.Attach
 		}
 		out[id] = held
 	}

@@ -3,6 +3,7 @@
 package observe
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -85,6 +86,28 @@ func TestTheMendOfAPolicyDropMendsIt(t *testing.T) {
 					w.apply(map[string]string{"mend": x.deny})
 				}
 			})
+		}
+	}
+}
+
+// A rule may go by the name of a port: then what it comes to, and the number of that, is the pod's own.
+func TestAPolicyByTheNameOfAPortIsNamed(t *testing.T) {
+	w := newWorld(t)
+	client, server := w.veth(1, state.PathBoth), w.veth(2, state.PathBoth)
+	w.do(func(e *engine.Engine) error { return e.RemoveEndpoint(server.ID) })
+	w.do(func(e *engine.Engine) error {
+		_, err := e.AddEndpoint(context.Background(), engine.EndpointSpec{
+			Netns: server.Netns, IfName: "eth0", Owner: state.OwnerCLI, ServicePath: state.PathBoth, Pod: server.Pod,
+			Labels: server.Labels, Ports: []state.NamedPort{{Name: "sql", Protocol: state.TCP, Number: 5432}},
+		})
+		return err
+	})
+	w.apply(map[string]string{"by-name": "{podSelector: {matchLabels: {app: app-2}}, ingress: [{ports: [{port: sql}]}]}"})
+	w.open()
+	for port, want := range map[uint16]string{5432: Forwarded, 5433: Dropped} {
+		a := w.why("shop/pod-1", netip.AddrPortFrom(server.IP4, port).String())
+		if a.Verdict != want || !strings.Contains(a.Text(), "shop/by-name") {
+			t.Errorf("%s to port %d: %+v", client.Pod.Name, port, a)
 		}
 	}
 }
