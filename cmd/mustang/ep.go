@@ -183,12 +183,15 @@ func counterText(c state.Counter) string {
 
 func newEpRmCmd(g *globals) *cobra.Command {
 	var netns, ifname string
+	var force bool
 	cmd := &cobra.Command{
 		Use:   "rm [ID…]",
 		Short: "Give interfaces back to plain kernel networking, by --netns and --ifname or by id",
 		Long: `Give interfaces back to plain kernel networking, by --netns and --ifname or by id.
 A netkit pair that was made with policy blackhole, as pod add does, then drops
-everything; ` + "`ip link set HOST-END type netkit forward peer forward`" + ` opens it.`,
+everything; ` + "`ip link set HOST-END type netkit forward peer forward`" + ` opens it.
+A living pod that a runtime made is left alone without --force: no policy would hold
+it, and no agent would put it back.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			named := netns != "" || ifname != ""
 			if named == (len(args) > 0) || named && (netns == "" || ifname == "") {
@@ -199,6 +202,9 @@ everything; ` + "`ip link set HOST-END type netkit forward peer forward`" + ` op
 				if err != nil {
 					return err
 				}
+				if err := runtimes(e, ids); err != nil && !force {
+					return err
+				}
 				for _, id := range ids {
 					err = errors.Join(err, e.RemoveEndpoint(id))
 				}
@@ -206,9 +212,29 @@ everything; ` + "`ip link set HOST-END type netkit forward peer forward`" + ` op
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&force, "force", false, "also of living pods that a runtime made")
 	cmd.Flags().StringVar(&ifname, "ifname", "", "the interface inside the pod")
 	cmd.Flags().StringVar(&netns, "netns", "", "path of the pod's network namespace")
 	return cmd
+}
+
+// runtimes says which of these endpoints a runtime made, and still has.
+func runtimes(e *engine.Engine, ids []uint32) error {
+	known, err := e.Endpoints()
+	if err != nil {
+		return err
+	}
+	dead, err := e.Dead(state.OwnerCNI)
+	if err != nil {
+		return err
+	}
+	for _, ep := range known {
+		gone := slices.ContainsFunc(dead, func(d state.Endpoint) bool { return d.ID == ep.ID })
+		if ep.Owner == state.OwnerCNI && !gone && slices.Contains(ids, ep.ID) {
+			err = errors.Join(err, fmt.Errorf("endpoint %d is of a pod that a runtime made (%s in %s): no policy would hold it, and no agent would put it back; delete the pod, or `mustang ep rm --force %[1]d`", ep.ID, ep.IfName, ep.Netns))
+		}
+	}
+	return err
 }
 
 // endpointIDs are those of what is named, all of which is there.

@@ -166,5 +166,26 @@ func TestInstallCNINamesPodsThatExistedOrAdoptsThem(t *testing.T) {
 	if out := w.ok(args...); strings.Contains(out, filepath.Join(dir, "-veth")) {
 		t.Errorf("an adopted pod is listed again:\n%s", out)
 	}
+	w.givesBackByForceAlone()
 	w.ok("svc", "rm", "--service", "10.96.0.1:80", "--protocol", "tcp")
+}
+
+// givesBackByForceAlone gives back the interface of a runtime's pod, which nothing would put back.
+func (w *tool) givesBackByForceAlone() {
+	w.t.Helper()
+	var list []endpointView
+	if err := json.Unmarshal([]byte(w.ok("ep", "ls", "-o", "json")), &list); err != nil || len(list) == 0 {
+		w.t.Fatalf("%v: %v", list, err)
+	}
+	id := fmt.Sprint(list[0].ID)
+	if _, errs, code := w.run("", "ep", "rm", id); code != 1 || !strings.Contains(errs, "endpoint "+id) || !strings.Contains(errs, "--force") {
+		w.t.Errorf("status %d: %s", code, errs)
+	}
+	if out := w.ok("ep", "ls", "-o", "json"); !strings.Contains(out, list[0].Netns) {
+		w.t.Errorf("what was refused is gone:\n%s", out)
+	}
+	w.ok("ep", "rm", "--force", id)
+	if out := w.ok("ep", "ls", "-o", "json"); strings.Contains(out, list[0].Netns) {
+		w.t.Errorf("still there:\n%s", out)
+	}
 }
