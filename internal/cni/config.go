@@ -75,6 +75,19 @@ type IPAM struct {
 	DaemonSocket string `json:"daemonSocketPath"`
 }
 
+// unknown are the fields of its object that mustang's own pools do not have; another plugin's
+// are that one's.
+func (i IPAM) unknown(text []byte) []string {
+	var given map[string]json.RawMessage
+	if i.Type != OwnIPAM || json.Unmarshal(text, &given) != nil {
+		return nil
+	}
+	maps.DeleteFunc(given, func(name string, _ json.RawMessage) bool {
+		return slices.Contains([]string{"type", "pools", "routes"}, name)
+	})
+	return slices.Sorted(maps.Keys(given))
+}
+
 // leases says whether addresses come from the pod's network, so that the
 // interface must be there before them, and while they are given back.
 func leases(ipamType string) bool { return ipamType == "dhcp" }
@@ -167,8 +180,8 @@ func (c *Config) fields() map[string]any {
 	}
 }
 
-// Parse reads a configuration and refuses what cannot work. Unknown fields, also of a
-// pool, go to unknown, one call each.
+// Parse reads a configuration and refuses what cannot work. Unknown fields, also of ipam
+// and its pools, go to unknown, one call each.
 func Parse(text []byte, unknown func(field string)) (*Config, error) {
 	c := &Config{raw: text}
 	if unknown == nil {
@@ -190,6 +203,9 @@ func Parse(text []byte, unknown func(field string)) (*Config, error) {
 		if err := json.Unmarshal(given[name], place); err != nil {
 			return nil, codedf(types.ErrDecodingFailure, "read the network configuration: %s: %v", name, err)
 		}
+	}
+	for _, name := range c.IPAM.unknown(given["ipam"]) {
+		unknown("ipam." + name)
 	}
 	for i, p := range c.IPAM.Pools {
 		for _, name := range p.Unknown() {
