@@ -130,7 +130,7 @@ int from_pod(struct __sk_buff *skb)
 }
 
 /* Whether a packet is somebody else's: a bridge that does not know yet where that is sends it to all, and if it is a pod, its
- * own hook judges it. Taken for this pod's, it would lead the flow here. */
+ * own hook judges it. Not what is for all. */
 inline_fn bool of_another(const struct __sk_buff *skb, const struct pkt *p, const struct endpoint *self)
 {
 	static const __u8 none[ETH_ALEN] = {}; /* netkit's, which has no link header */
@@ -141,7 +141,7 @@ inline_fn bool of_another(const struct __sk_buff *skb, const struct pkt *p, cons
 	if (likely(addr_equal(&p->t.dst, &self->ip4) || addr_equal(&p->t.dst, &self->ip6)))
 		return false;
 	if (!mac_equal(self->mac, none) && !addressed_to(skb, self->mac))
-		return true;
+		return !to_group(skb);
 	id = endpoint_of(&p->t.dst);
 	return id && id != skb->cb[CB_ENDPOINT];
 }

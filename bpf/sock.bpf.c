@@ -222,7 +222,9 @@ inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 	name_loopback(d);
 	s = service_find(&d->addr, d->port, ctx->protocol, scope_of(ns, &d->addr), &address);
 	if (!s) {
-		if (!refused(d, address))
+		opaque(ctx); /* else the compiler adds to it what it shares with another branch, which the kernel refuses */
+		/* UDP sends nothing yet: many ask so which address of their own leads there, at any port. */
+		if (!refused(d, address) || (ctx->protocol == IPPROTO_UDP && ns->flags & EP_SERVICE_TC))
 			return keep(ctx, d);
 		refuse(ctx, ns, d, REASON_SERVICE_PORT);
 		return REFUSED;

@@ -79,6 +79,14 @@ inline_fn bool addressed_to(const struct __sk_buff *skb, const __u8 *mac)
 	return (void *)(eth + 1) <= packet_end(skb) && mac_equal(eth->h_dest, mac);
 }
 
+/* Whether its link address is that of many. */
+inline_fn bool to_group(const struct __sk_buff *skb)
+{
+	const struct ethhdr *eth = packet(skb);
+
+	return (void *)(eth + 1) <= packet_end(skb) && eth->h_dest[0] & 1;
+}
+
 /* Address a packet to that link address. Return: false when that failed. */
 inline_fn bool address_to(struct __sk_buff *skb, const __u8 *mac)
 {

@@ -88,12 +88,10 @@ global_fn int admit(struct pkt *p, struct plan *plan, __u32 self)
 		return REASON_POLICY_UNKNOWN;
 	if (!plan->found)
 		end_set(&plan->responder, &plan->post.dst);
-	if (self && !plan->responder.endpoint) /* a link-local address is in no table */
-		end_set_id(&plan->responder, self);
 	j->opener = p->t.src;
 	j->responder = plan->post.dst;
 	j->opener_id = plan->opener.endpoint;
-	j->responder_id = plan->responder.endpoint;
+	j->responder_id = end_of_hook(&plan->responder, &j->responder, self);
 	j->port = bpf_ntohs(plan->post.dport);
 	j->proto = p->proto;
 	j->from_node = !!(plan->flags & CT_FROM_NODE);

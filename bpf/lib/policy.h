@@ -307,6 +307,24 @@ global_fn int end_stays_outside(struct ct_end *end, __u32 endpoint, __u32 genera
 }
 
 /**
+ * end_of_hook - an end that no table knows, of a packet at an endpoint's hook
+ * @id: the endpoint
+ *
+ * It is the endpoint that is asked about. But only a link-local address, which is in no table, is the endpoint's own:
+ * what is for many, as a broadcast to a network is, would lead its flow to the last of them.
+ *
+ * Return: whom policy is to be asked about.
+ */
+inline_fn __u32 end_of_hook(struct ct_end *end, const struct addr *a, __u32 id)
+{
+	if (!id || end->endpoint)
+		return end->endpoint;
+	if (link_local(a))
+		end_set_id(end, id);
+	return id;
+}
+
+/**
  * judge_again - an end of the flow changed: find both anew, and ask policy about them
  * @at: where its entry lies
  * @id: the endpoint that this program serves; 0: none
@@ -321,7 +339,7 @@ global_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id,
 {
 	struct judgment *j = judgment_begin();
 	const struct addr *opened, *answered;
-	struct ct_end opener_now, responder_now, *mine;
+	struct ct_end opener_now, responder_now;
 	__be16 port;
 	int reason;
 	bool hi;
@@ -342,11 +360,8 @@ global_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id,
 	end_set(&responder_now, &j->responder);
 	if (!in_pod)
 		end_stays_outside(&responder_now, e->responder.endpoint, e->responder.generation);
-	mine = opener ? &opener_now : &responder_now;
-	if (id && !mine->endpoint) /* a link-local address is in no table */
-		end_set_id(mine, id);
-	j->opener_id = opener_now.endpoint;
-	j->responder_id = responder_now.endpoint;
+	j->opener_id = end_of_hook(&opener_now, &j->opener, opener ? id : 0);
+	j->responder_id = end_of_hook(&responder_now, &j->responder, opener ? 0 : id);
 	reason = policy_judge();
 	if (!reason) { /* not before: to another CPU's packet the flow would be judged, and allowed */
 		e->opener = opener_now;

@@ -16,14 +16,18 @@ inline_fn struct sock_asked *sock_asked_at(__u64 cookie)
 }
 
 /**
- * sock_asked_note - a socket has its first backend of a Service
+ * sock_asked_note - a socket has a backend of its first Service
  * @key: of its choice
  */
 slow_fn int sock_asked_note(const struct sock_flow_key *key, const struct sock_flow *there)
 {
 	struct sock_asked *s = sock_asked_at(key->cookie);
 
-	if (!s || __sync_val_compare_and_swap(&s->cookie, 0, SOCK_SLOT_TAKEN))
+	if (!s)
+		return 0;
+	if (s->cookie == key->cookie && (s->frontend_port != key->port || !addr_equal(&s->frontend, &key->addr)))
+		return 0;
+	if (s->cookie != key->cookie && __sync_val_compare_and_swap(&s->cookie, 0, SOCK_SLOT_TAKEN))
 		return 0;
 	barrier();
 	s->frontend = key->addr;

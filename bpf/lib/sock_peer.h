@@ -78,7 +78,7 @@ slow_fn int remember_peer(struct bpf_sock_addr *ctx, const struct sock_peer *pee
 }
 
 /* The backend of a connected UDP socket that names, once more, the Service to which it is connected: it takes answers from
- * there alone. */
+ * there alone. Or the backend, as the kernel does for a socket of IPv6 with each send() to IPv4. */
 inline_fn bool peer_backend(struct bpf_sock_addr *ctx, struct dest *d)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -87,8 +87,10 @@ inline_fn bool peer_backend(struct bpf_sock_addr *ctx, struct dest *d)
 	if (!sk || sk->state != BPF_TCP_ESTABLISHED)
 		return false;
 	peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
-	if (!peer || !addr_equal(&peer->frontend, &d->addr) || peer->frontend_port != d->port)
+	if (!peer)
 		return false;
+	if (!addr_equal(&peer->frontend, &d->addr) || peer->frontend_port != d->port)
+		return addr_equal(&peer->backend_addr, &d->addr) && peer->backend_port == d->port;
 	d->addr = peer->backend_addr;
 	d->port = peer->backend_port;
 	return true;

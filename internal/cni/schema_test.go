@@ -125,7 +125,7 @@ func TestExamplesAreValidAndHaveNoUnknownFields(t *testing.T) {
 func TestUnknownFieldsAreTold(t *testing.T) {
 	for text, want := range map[string][]string{
 		`{"mod": "veth", "ipam": {"type": "mustang", "pool": [], "pools": [{"subnet": "10.1.0.0/24", "gatway": "10.1.0.1"}]}}`: {"mod", "ipam.pool", "ipam.pools[0].gatway"},
-		`{"ipam": {"type": "host-local", "ranges": []}}`: nil, // that plugin's
+		`{"ipam": {"type": "host-local", "ranges": []}}`:                                                                       nil, // that plugin's
 	} {
 		var got []string
 		if _, err := Parse([]byte(text), func(field string) { got = append(got, field) }); err != nil {

@@ -252,3 +252,14 @@ func TestShadowsOfOlderProgramsAreRemembered(t *testing.T) {
 		}
 	}
 }
+
+// However fast they change, no generation comes again.
+func TestNoGenerationComesAgain(t *testing.T) {
+	seen := map[uint32]bool{}
+	for g := uint32(7); len(seen) < 100_000; g = NextGeneration(g) {
+		if seen[g] {
+			t.Fatalf("%#x comes again after %d others", g, len(seen))
+		}
+		seen[g] = true
+	}
+}

@@ -31,12 +31,13 @@ const bumped = 1 << 31
 // NextGeneration is one that an endpoint has not had while any flow may
 // remember it. Those of new endpoints are counted from 1; these have the highest
 // bit and the milliseconds since boot, which come again after more than the
-// longest life of a flow.
+// longest life of a flow, or, where they change faster, one more than the last.
 func NextGeneration(old uint32) uint32 {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // fails for no clock that exists
 	next := uint32(ts.Nano()/1e6) | bumped
-	if next == old {
+	// The highest bit, which all of these have, is not of the number: 31 bits, by sign.
+	if old&bumped != 0 && int32((next-old)<<1) <= 0 {
 		next = (old + 1) | bumped
 	}
 	return next

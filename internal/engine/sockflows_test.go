@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -26,12 +27,13 @@ import (
 // what the programs keep of such sockets.
 type udpWorld struct {
 	*testing.T
-	n       *node
-	path    string // the clients' namespace
-	server  *net.UDPConn
-	backend netip.AddrPort
-	fronts  []netip.AddrPort // two Services of that backend
-	flows   *ebpf.Map
+	n          *node
+	path       string // the clients' namespace
+	server     *net.UDPConn
+	serverPath string
+	backend    netip.AddrPort
+	fronts     []netip.AddrPort // two Services of that backend
+	flows      *ebpf.Map
 }
 
 // bothUDP runs fn for each family.
@@ -53,7 +55,7 @@ func newUDPWorld(t *testing.T, by state.ServicePath, v6 bool) *udpWorld {
 			return err
 		})
 	}
-	w := &udpWorld{T: t, n: n, path: paths[0]}
+	w := &udpWorld{T: t, n: n, path: paths[0], serverPath: paths[1]}
 	own, fronts := "10.9.0.3", []string{"10.96.0.1:80", "10.96.0.2:80"}
 	if v6 {
 		own, fronts = "fd09::3", []string{"[fd50::1]:80", "[fd50::2]:80"}
@@ -236,6 +238,78 @@ func TestAClosedUnconnectedSocketLeavesNothing(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Nor what it asked of a backend that its Service got meanwhile.
+func TestASocketThatWasMovedLeavesNothing(t *testing.T) {
+	bothUDP(t, state.PathBoth, func(w *udpWorld) {
+		c, front := w.socket(), w.fronts[0]
+		w.ask(c, front)
+		later := w.another()
+		w.n.must(func(e *Engine) error {
+			return e.UpsertServices([]state.Service{udp(front.String(), later.LocalAddr().String())})
+		})
+		if _, err := c.WriteToUDPAddrPort([]byte("question"), front); err != nil {
+			w.Fatal(err)
+		}
+		w.receive(later)
+		if err := c.Close(); err != nil {
+			w.Fatal(err)
+		}
+		if got := w.kept(); got != [3]int{} {
+			t.Errorf("%v entries of a closed socket", got)
+		}
+	})
+}
+
+// another is a second server in the server's pod.
+func (w *udpWorld) another() (c *net.UDPConn) {
+	w.Helper()
+	err := netns.Do(w.serverPath, func() (err error) {
+		c, err = net.ListenUDP("udp", &net.UDPAddr{IP: w.backend.Addr().AsSlice()})
+		return err
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { c.Close() })
+	return c
+}
+
+// To the kernel an IPv6 socket that is connected to IPv4 names its peer with each datagram: a backend's address is not the
+// Service's of that address once more, whose answers it would not take.
+func TestAConnectedIPv6SocketStaysWithItsBackend(t *testing.T) {
+	w := newUDPWorld(t, state.PathBoth, false)
+	w.n.must(func(e *Engine) error {
+		return e.UpsertServices([]state.Service{udp(w.fronts[0].String(), w.fronts[1].String())}) // a Service of a Service
+	})
+	var c net.Conn
+	err := netns.Do(w.path, func() error {
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		f := os.NewFile(uintptr(fd), "udp")
+		defer f.Close()
+		to := &unix.SockaddrInet6{Port: int(w.fronts[0].Port()), Addr: w.fronts[0].Addr().As16()}
+		if err := unix.Connect(fd, to); err != nil {
+			return err
+		}
+		c, err = net.FileConn(f)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 2 {
+		if _, err := c.Write([]byte("question")); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.answered(c.(*net.UDPConn), w.receive(w.server)); got != w.fronts[0] {
+			t.Errorf("the answer comes from %v, want %v", got, w.fronts[0])
+		}
+	}
 }
 
 // A connected socket has one entry, of its last connect(), until it closes.

@@ -205,7 +205,17 @@ func (w *world) closedPort() {
 }
 
 // unknownPort is a Service's address at a port that it does not have.
-func (w *world) unknownPort() { w.refusal(netip.AddrPortFrom(vip(w.ipv6), 9)) }
+// unknownPort: a UDP socket that connects sends nothing, and many do so only to learn
+// which address of their own leads there.
+func (w *world) unknownPort() {
+	dst := netip.AddrPortFrom(vip(w.ipv6), 9)
+	if w.path != lab.MustangSocket {
+		c, err := dial(w.client, "udp", dst, 0)
+		w.must(err)
+		c.Close()
+	}
+	w.refusal(dst)
+}
 
 // noBackends is a Service whose pods are not there yet, or no more.
 func (w *world) noBackends() {

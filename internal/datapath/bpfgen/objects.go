@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "c18dedc2852e116ebfc64d02fa2ec6217c68160bb1ef9321cae4224a15ccc481"
+const ObjectsHash = "147af4b7460e85458da5f60848d46946305dbf39debd6fae60fadc45d6e27e3e"

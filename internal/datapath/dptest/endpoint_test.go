@@ -5,6 +5,7 @@
 package dptest
 
 import (
+	"bytes"
 	"net/netip"
 	"runtime"
 	"testing"
@@ -321,4 +322,30 @@ func TestHairpinInsideThePodGoesBackIntoItsInterface(t *testing.T) {
 	if [6]byte(r.Packet) != p.MAC {
 		t.Errorf("to %x, want the pod's own address", r.Packet[:6])
 	}
+}
+
+// A broadcast to a network is for all there: each pod is asked about by itself, and what is sent next goes to all
+// again, whoever has had the first.
+func TestABroadcastLeadsItsFlowToNobody(t *testing.T) {
+	eachWay(t, func(t *testing.T, net *Network, v6 bool) {
+		if v6 {
+			return // it has none
+		}
+		from := net.Pods[1]
+		frame := Eth(from.MAC, [6]byte{255, 255, 255, 255, 255, 255}).IP(from.IP4, netip.MustParseAddr("10.9.255.255")).UDP(4000, 137).Payload(24).Frame()
+		for range 3 {
+			r, err := net.Run(net.PodPrograms.FromPod, frame, Context{Endpoint: from.ID})
+			check(t, err)
+			if r.Verdict != Next || !bytes.Equal(r.Packet, frame) {
+				t.Fatalf("sent: %v to %x", r, r.Packet[:6])
+			}
+			for _, to := range []Pod{net.Pods[2], net.Pods[3]} {
+				r, err := net.Run(net.PodPrograms.ToPod, frame, Context{Endpoint: to.ID})
+				check(t, err)
+				if r.Verdict != Next {
+					t.Errorf("at %s: %v", to.IP4, r)
+				}
+			}
+		}
+	})
 }
