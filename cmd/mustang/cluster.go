@@ -158,6 +158,9 @@ long packets, with a policy, on one node and between two, by each family. Then
 everything is removed. When something fails, a sysdump is written.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if len(o.Nodes) > 2 || len(o.Nodes) == 2 && o.Nodes[0] == o.Nodes[1] {
+				return usagef("--nodes: %s are not two nodes; name two, or one to test it alone", strings.Join(o.Nodes, ","))
+			}
 			c, err := g.connect(kubeconfig)
 			if err != nil {
 				return err
@@ -177,7 +180,7 @@ everything is removed. When something fails, a sysdump is written.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&kubeconfig, "kubeconfig", "", "the cluster (default: as kubectl)")
-	f.StringSliceVar(&o.Nodes, "nodes", nil, "the two nodes to test between (default: the first two that are ready)")
+	f.StringSliceVar(&o.Nodes, "nodes", nil, "the two nodes to test between, or one to test alone (default: the first two that are ready)")
 	f.StringSliceVar(&o.Outside, "outside", nil, "HOST:PORT outside of the cluster (default: the API server's address)")
 	f.BoolVar(&o.Keep, "keep", false, "leave the namespace, to look into it")
 	f.StringVar(&dump, "sysdump", "mustang-sysdump-{time}.tar.gz", "written when something fails; none")

@@ -66,6 +66,8 @@ func TestWrongUsageHasItsStatus(t *testing.T) {
 		{[]string{"lab", "up", "--nodes", "2", "--join", "foo"}, 2, `--join: "foo" is unknown: use direct or vxlan`},
 		{[]string{"lab", "up", "--nodes", "2", "--host-routing", "foo"}, 2, "--host-routing"},
 		{[]string{"ep", "add", "--ifname", "eth0", "--netns", "/nope"}, 2, "--netns: /nope is not a network namespace"},
+		{[]string{"connectivity", "test", "--nodes", "a,b,c"}, 2, "--nodes: a,b,c are not two nodes"},
+		{[]string{"connectivity", "test", "--nodes", "a", "--nodes", "a"}, 2, "--nodes: a,a are not two nodes"},
 		{[]string{"help", "foo"}, 2, `unknown command "foo"`},
 		{[]string{"help", "svc", "foo"}, 2, "`mustang svc --help`"},
 		{[]string{"completion", "foo"}, 2, `unknown command "foo"`},
