@@ -286,6 +286,12 @@ func newConnectivityLoadCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "load TARGET", Short: "A load that counts what fails, in the test's pods", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if clients < 1 {
+				return usagef("--clients: %d is out of range: use 1 or more", clients)
+			}
+			if rate < 1 {
+				return usagef("--rate: %d is out of range: use 1 or more", rate)
+			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), duration)
 			defer cancel()
 			g.Output = "json"

@@ -68,6 +68,8 @@ func TestWrongUsageHasItsStatus(t *testing.T) {
 		{[]string{"ep", "add", "--ifname", "eth0", "--netns", "/nope"}, 2, "--netns: /nope is not a network namespace"},
 		{[]string{"connectivity", "test", "--nodes", "a,b,c"}, 2, "--nodes: a,b,c are not two nodes"},
 		{[]string{"connectivity", "test", "--nodes", "a", "--nodes", "a"}, 2, "--nodes: a,a are not two nodes"},
+		{[]string{"connectivity", "load", "10.1.0.2:80", "--rate", "0"}, 2, "--rate: 0 is out of range"},
+		{[]string{"connectivity", "load", "10.1.0.2:80", "--clients", "-1"}, 2, "--clients: -1 is out of range"},
 		{[]string{"help", "foo"}, 2, `unknown command "foo"`},
 		{[]string{"help", "svc", "foo"}, 2, "`mustang svc --help`"},
 		{[]string{"completion", "foo"}, 2, `unknown command "foo"`},
