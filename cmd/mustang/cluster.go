@@ -167,6 +167,7 @@ everything is removed. When something fails, a sysdump is written.`,
 			}
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()
+			context.AfterFunc(ctx, stop) // a second signal while the namespace goes ends the process at once
 			list, err := c.Test(ctx, o, func(k cluster.Check) {
 				if k.Failed != "" {
 					g.notify(fmt.Sprintf("failed: %s, %s to %s (%s): %s", k.What, k.From, k.To, k.Family, k.Failed))
@@ -187,7 +188,7 @@ everything is removed. When something fails, a sysdump is written.`,
 	return cmd
 }
 
-// verdict is an error when a check failed, after a sysdump.
+// verdict is an error when a check failed, after a sysdump; whoever interrupts waits for none.
 func (g *globals) verdict(ctx context.Context, c *cluster.Cluster, list []cluster.Check, dump string) error {
 	failed := 0
 	for _, k := range list {
@@ -200,6 +201,10 @@ func (g *globals) verdict(ctx context.Context, c *cluster.Cluster, list []cluste
 	}
 	err := fmt.Errorf("%d of %d checks failed", failed, len(list))
 	if dump == "none" {
+		return err
+	}
+	if ctx.Err() != nil {
+		g.notify("no sysdump is written, for the test was interrupted; `mustang sysdump` writes one")
 		return err
 	}
 	file := dumpFile(dump)

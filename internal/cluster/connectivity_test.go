@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -48,6 +49,50 @@ func TestAStrangerWhoReachesNobodyIsNotDeniedByPolicy(t *testing.T) {
 		if failed["no policy yet"] != want || len(failed) > 1 {
 			t.Errorf("cut off: %v; failed: %v", cut, failed)
 		}
+	}
+}
+
+// What Ctrl-C cuts short, and what comes after, has neither passed nor failed.
+func TestAnInterruptedCheckIsNone(t *testing.T) {
+	pods := map[string]*corev1.Pod{}
+	for _, name := range []string{"client", "stranger", "server-here", "server-there"} {
+		pods[name] = &corev1.Pod{Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.1.0.1"}}}}
+	}
+	var notes []string
+	for name, stage := range map[string]func(*test){
+		"checks":  func(c *test) { c.eachFamily(c.unguarded) },
+		"denials": func(c *test) { c.denied(Check{}, "tcp", "10.1.0.1:80"); c.denied(Check{}, "tcp", "10.1.0.1:80") },
+		"policy":  func(c *test) { c.eachFamily(c.policy) },
+		"outside": func(c *test) { c.outside(nil) },
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		api := connect(t, func(http.ResponseWriter, *http.Request) { cancel() }, &notes)
+		asked := 0
+		stage(&test{world: &world{c: api, pods: pods}, ctx: ctx,
+			exec: func(ctx context.Context, _ string, _ ...string) ([]byte, error) {
+				asked++
+				cancel()
+				return nil, context.Cause(ctx)
+			},
+			done: func(k Check) { t.Errorf("%s: told: %+v", name, k) }})
+		if asked > 1 {
+			t.Errorf("%s: asked %d times", name, asked)
+		}
+	}
+}
+
+// A stream to a pod that hangs is given up, whichever question it has.
+func TestNoQuestionWaitsForGood(t *testing.T) {
+	for name, stage := range map[string]func(*test){
+		"check":  func(c *test) { c.check(Check{}, "client", "tcp", "10.1.0.1:80", nil) },
+		"denied": func(c *test) { c.denied(Check{}, "tcp", "10.1.0.1:80") },
+	} {
+		stage(&test{ctx: t.Context(), done: func(Check) {}, exec: func(ctx context.Context, _ string, _ ...string) ([]byte, error) {
+			if _, limited := ctx.Deadline(); !limited {
+				t.Errorf("%s: it has no end", name)
+			}
+			return []byte("{}"), nil
+		}})
 	}
 }
 
