@@ -158,12 +158,16 @@ long packets, with a policy, on one node and between two, by each family. Then
 everything is removed. When something fails, a sysdump is written.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if len(o.Nodes) > 2 || len(o.Nodes) == 2 && o.Nodes[0] == o.Nodes[1] {
+				return usagef("--nodes: %s are not two nodes; name two, or one to test it alone", strings.Join(o.Nodes, ","))
+			}
 			c, err := g.connect(kubeconfig)
 			if err != nil {
 				return err
 			}
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()
+			context.AfterFunc(ctx, stop) // a second signal while the namespace goes ends the process at once
 			list, err := c.Test(ctx, o, func(k cluster.Check) {
 				if k.Failed != "" {
 					g.notify(fmt.Sprintf("failed: %s, %s to %s (%s): %s", k.What, k.From, k.To, k.Family, k.Failed))
@@ -177,14 +181,14 @@ everything is removed. When something fails, a sysdump is written.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&kubeconfig, "kubeconfig", "", "the cluster (default: as kubectl)")
-	f.StringSliceVar(&o.Nodes, "nodes", nil, "the two nodes to test between (default: the first two that are ready)")
+	f.StringSliceVar(&o.Nodes, "nodes", nil, "the two nodes to test between, or one to test alone (default: the first two that are ready)")
 	f.StringSliceVar(&o.Outside, "outside", nil, "HOST:PORT outside of the cluster (default: the API server's address)")
 	f.BoolVar(&o.Keep, "keep", false, "leave the namespace, to look into it")
 	f.StringVar(&dump, "sysdump", "mustang-sysdump-{time}.tar.gz", "written when something fails; none")
 	return cmd
 }
 
-// verdict is an error when a check failed, after a sysdump.
+// verdict is an error when a check failed, after a sysdump; whoever interrupts waits for none.
 func (g *globals) verdict(ctx context.Context, c *cluster.Cluster, list []cluster.Check, dump string) error {
 	failed := 0
 	for _, k := range list {
@@ -197,6 +201,10 @@ func (g *globals) verdict(ctx context.Context, c *cluster.Cluster, list []cluste
 	}
 	err := fmt.Errorf("%d of %d checks failed", failed, len(list))
 	if dump == "none" {
+		return err
+	}
+	if ctx.Err() != nil {
+		g.notify("no sysdump is written, for the test was interrupted; `mustang sysdump` writes one")
 		return err
 	}
 	file := dumpFile(dump)
@@ -283,6 +291,12 @@ func newConnectivityLoadCmd(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "load TARGET", Short: "A load that counts what fails, in the test's pods", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if clients < 1 {
+				return usagef("--clients: %d is out of range: use 1 or more", clients)
+			}
+			if rate < 1 {
+				return usagef("--rate: %d is out of range: use 1 or more", rate)
+			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), duration)
 			defer cancel()
 			g.Output = "json"

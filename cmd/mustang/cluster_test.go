@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -80,5 +81,29 @@ func TestAgentHealthIsPrintedInEachForm(t *testing.T) {
 		if err := cmd.Execute(); err != nil || !strings.Contains(out.String(), "direct") {
 			t.Errorf("-o %s: %v, %q", form, err, out.String())
 		}
+	}
+}
+
+// A sysdump that Ctrl-C leaves nothing to read for is not written, nor called what a report needs.
+func TestAnInterruptedTestClaimsNoSysdump(t *testing.T) {
+	dir := t.TempDir()
+	config, dump := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "dump")
+	text := `{"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}], "contexts": [{"name": "c", "context": {"cluster": "c"}}], "current-context": "c"}`
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := cluster.Connect(config, func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var told bytes.Buffer
+	err = (&globals{warnings: &told}).verdict(ctx, c, []cluster.Check{{What: "one"}, {What: "two", Failed: "timeout"}}, dump)
+	if err == nil || err.Error() != "1 of 2 checks failed" || !strings.Contains(told.String(), "no sysdump is written") {
+		t.Errorf("%v, %q", err, told.String())
+	}
+	if _, err := os.Stat(dump); !os.IsNotExist(err) {
+		t.Errorf("a dump of nothing is there: %v", err)
 	}
 }

@@ -189,11 +189,16 @@ func (f *installFlags) refuseOthers() error {
 	return fmt.Errorf("another network is installed: %s; --displace installs mustang all the same (the runtime takes the first list by name), or put mustang behind it in its own list, in mode chained", strings.Join(others, ", "))
 }
 
-// existing lists the pods that are not mustang's, or adopts them.
+// existing lists the pods that are not mustang's, or adopts them. The list is not worth the wait
+// for an agent, which holds the scope for as long as it runs.
 func (f *installFlags) existing(cmd *cobra.Command, g *globals) error {
 	paths, err := filepath.Glob(filepath.Join(f.netnsDir, "*"))
 	if err != nil || len(paths) == 0 {
 		return err
+	}
+	if scope := g.scope(); !f.adopt && scope.Held() {
+		g.notify("an agent, or another mustang, works on " + scope.BPFFS + ": pods that exist already are not looked at")
+		return nil
 	}
 	return g.with(cmd.Context(), !f.adopt, func(e *engine.Engine) error {
 		list, err := e.Strangers(paths, link.DefaultIfName)

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // installer runs install-cni and uninstall-cni on directories of its own.
@@ -101,6 +103,24 @@ func TestInstallCNIChecksTheList(t *testing.T) {
 	}
 	if got := i.files(); got != "" {
 		t.Errorf("installed: %s", got)
+	}
+}
+
+// Beside an agent there is no waiting for the lock that it holds.
+func TestInstallCNIDoesNotWaitForAnAgent(t *testing.T) {
+	w, i := newTool(t), newInstaller(t)
+	w.ok("svc", "add", "--service=10.96.0.100:5201", "--backend=192.168.10.10:5201") // so there is a scope
+	agent, err := os.Open(w.bpffs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer agent.Close()
+	if err := unix.Flock(int(agent.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	out, errs, code := w.run("", "install-cni", "--bin-dir", i.bin, "--conf-dir", i.conf, "--plugin", i.plugin, "--pool", "10.244.1.0/24")
+	if want := "works on " + w.bpffs + ": pods that exist already are not looked at"; code != 0 || !strings.Contains(errs, want) || !strings.Contains(out, "05-mustang.conflist") {
+		t.Errorf("status %d, %q, %q; want %q", code, out, errs, want)
 	}
 }
 

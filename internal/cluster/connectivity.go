@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,7 +21,7 @@ import (
 
 // Options of a connectivity test.
 type Options struct {
-	Nodes   []string // the two to test between; default: the first two with a ready agent
+	Nodes   []string // the two to test between, or the one to test alone; default: the first two with a ready agent
 	Outside []string // HOST:PORT by TCP, outside of the cluster; default: the API server's own address
 	Keep    bool     // leave the namespace, to look into it
 }
@@ -77,21 +79,25 @@ func (c *Cluster) Test(ctx context.Context, o Options, done func(Check)) (checks
 	return checks, ctx.Err()
 }
 
+// newWorld chooses the nodes. One alone is chosen where it was asked for, or is all there is: a
+// test between nodes that asks nothing between them would pass.
 func (c *Cluster) newWorld(ctx context.Context, o Options) (*world, error) {
 	members, err := c.members(ctx)
 	if err != nil {
 		return nil, err
 	}
 	w := &world{c: c, pods: map[string]*corev1.Pod{}, services: map[string]*corev1.Service{}}
-	want := map[string]bool{}
-	for _, n := range o.Nodes {
-		want[n] = true
-	}
+	missing := slices.Clone(o.Nodes)
 	for _, m := range members {
-		if m.agent == nil || !isReady(m.agent) || len(want) > 0 && !want[m.node.Name] || len(w.nodes) == 2 {
+		name := m.node.Name
+		if len(o.Nodes) > 0 && !slices.Contains(o.Nodes, name) || len(w.nodes) == 2 {
 			continue
 		}
-		delete(want, m.node.Name)
+		missing = slices.DeleteFunc(missing, func(n string) bool { return n == name })
+		if m.agent == nil || !isReady(m.agent) {
+			missing = append(missing, name)
+			continue
+		}
 		w.nodes = append(w.nodes, m.node)
 		for _, k := range m.agent.Spec.Containers {
 			if k.Name == container {
@@ -99,11 +105,15 @@ func (c *Cluster) newWorld(ctx context.Context, o Options) (*world, error) {
 			}
 		}
 	}
-	for n := range want {
-		return nil, fmt.Errorf("node %s has no agent that is ready: `mustang status --cluster` tells", n)
+	if len(w.nodes) == 0 || len(w.nodes) == 1 && len(missing) > 0 {
+		err := fmt.Errorf("no agent is ready on: %s; `mustang status --cluster` tells why", strings.Join(missing, ", "))
+		if len(w.nodes) == 1 {
+			err = fmt.Errorf("%w; --nodes %s tests that node alone", err, w.nodes[0].Name)
+		}
+		return nil, err
 	}
-	if len(w.nodes) == 0 {
-		return nil, errors.New("no node has an agent that is ready: `mustang status --cluster` tells why")
+	if len(w.nodes) == 1 {
+		c.note("node " + w.nodes[0].Name + " is tested alone: nothing between nodes is asked")
 	}
 	return w, nil
 }
@@ -127,22 +137,32 @@ func (t *test) eachFamily(do func(v4 bool)) {
 
 // ask has a pod ask, once.
 func (t *test) ask(from, how, target string) (a peer.Answer, err error) {
-	ctx, cancel := context.WithTimeout(t.ctx, within+30*time.Second)
-	defer cancel()
-	text, err := t.exec(ctx, from, "--timeout", within.String(), how, target)
+	text, err := t.run(from, "--timeout", within.String(), how, target)
 	if err == nil {
 		err = json.Unmarshal(text, &a)
 	}
 	return a, err
 }
 
-// check asks, and wants what the function wants of the answer.
+// run asks in a pod, and waits for the answer a while longer than whoever asks there: the
+// stream to it may hang.
+func (t *test) run(pod string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(t.ctx, within+30*time.Second)
+	defer cancel()
+	return t.exec(ctx, pod, args...)
+}
+
+// check asks, and wants what the function wants of the answer. What an interruption cut short
+// has neither passed nor failed.
 func (t *test) check(k Check, from, how, target string, want func(peer.Answer) error) {
 	if t.ctx.Err() != nil {
 		return
 	}
 	start := time.Now()
 	a, err := t.ask(from, how, target)
+	if t.ctx.Err() != nil {
+		return
+	}
 	if err == nil && want != nil {
 		err = want(a)
 	}
@@ -264,7 +284,9 @@ func (t *test) outside(targets []string) {
 		var slice discoveryv1.EndpointSliceList
 		err := t.c.api.Get(t.ctx, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dkubernetes", &slice)
 		if err != nil {
-			t.done(Check{What: "outside", Failed: err.Error()})
+			if t.ctx.Err() == nil {
+				t.done(Check{What: "outside", Failed: err.Error()})
+			}
 			return
 		}
 		for _, s := range slice.Items {
@@ -317,7 +339,7 @@ func (t *test) policy(v4 bool) {
 func (t *test) denied(k Check, how, target string) {
 	start := time.Now()
 	for passed := start; t.ctx.Err() == nil; {
-		_, err := t.exec(t.ctx, "stranger", "--timeout", "1s", "--times", strconv.Itoa(3), "--in-vain", how, target)
+		_, err := t.run("stranger", "--timeout", "1s", "--times", strconv.Itoa(3), "--in-vain", how, target)
 		if err == nil {
 			break
 		}
@@ -325,6 +347,9 @@ func (t *test) denied(k Check, how, target string) {
 			k.Failed = err.Error()
 			break
 		}
+	}
+	if t.ctx.Err() != nil {
+		return // nobody has seen whether it is
 	}
 	k.Millis = time.Since(start).Milliseconds()
 	t.done(k)

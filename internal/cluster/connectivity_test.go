@@ -6,11 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Where a stranger reaches nobody, all checks that policy denies pass: others say that it is not
@@ -45,6 +48,95 @@ func TestAStrangerWhoReachesNobodyIsNotDeniedByPolicy(t *testing.T) {
 		want := map[bool]int{true: 4}[cut]
 		if failed["no policy yet"] != want || len(failed) > 1 {
 			t.Errorf("cut off: %v; failed: %v", cut, failed)
+		}
+	}
+}
+
+// What Ctrl-C cuts short, and what comes after, has neither passed nor failed.
+func TestAnInterruptedCheckIsNone(t *testing.T) {
+	pods := map[string]*corev1.Pod{}
+	for _, name := range []string{"client", "stranger", "server-here", "server-there"} {
+		pods[name] = &corev1.Pod{Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.1.0.1"}}}}
+	}
+	var notes []string
+	for name, stage := range map[string]func(*test){
+		"checks":  func(c *test) { c.eachFamily(c.unguarded) },
+		"denials": func(c *test) { c.denied(Check{}, "tcp", "10.1.0.1:80"); c.denied(Check{}, "tcp", "10.1.0.1:80") },
+		"policy":  func(c *test) { c.eachFamily(c.policy) },
+		"outside": func(c *test) { c.outside(nil) },
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		api := connect(t, func(http.ResponseWriter, *http.Request) { cancel() }, &notes)
+		asked := 0
+		stage(&test{world: &world{c: api, pods: pods}, ctx: ctx,
+			exec: func(ctx context.Context, _ string, _ ...string) ([]byte, error) {
+				asked++
+				cancel()
+				return nil, context.Cause(ctx)
+			},
+			done: func(k Check) { t.Errorf("%s: told: %+v", name, k) }})
+		if asked > 1 {
+			t.Errorf("%s: asked %d times", name, asked)
+		}
+	}
+}
+
+// A stream to a pod that hangs is given up, whichever question it has.
+func TestNoQuestionWaitsForGood(t *testing.T) {
+	for name, stage := range map[string]func(*test){
+		"check":  func(c *test) { c.check(Check{}, "client", "tcp", "10.1.0.1:80", nil) },
+		"denied": func(c *test) { c.denied(Check{}, "tcp", "10.1.0.1:80") },
+	} {
+		stage(&test{ctx: t.Context(), done: func(Check) {}, exec: func(ctx context.Context, _ string, _ ...string) ([]byte, error) {
+			if _, limited := ctx.Deadline(); !limited {
+				t.Errorf("%s: it has no end", name)
+			}
+			return []byte("{}"), nil
+		}})
+	}
+}
+
+// A test that could ask nothing between nodes does not pass as one that did.
+func TestATestBetweenNodesWantsTwo(t *testing.T) {
+	for _, c := range []struct {
+		ready string // each letter a node; capitals are ready
+		names []string
+		nodes string // that are tested
+		want  string // in the error, or else in what is told
+	}{
+		{ready: "ABC", nodes: "AB"},
+		{ready: "aBC", nodes: "BC"},
+		{ready: "aBc", want: "no agent is ready on: a, c; `mustang status --cluster` tells why; --nodes B tests that node alone"},
+		{ready: "ab", want: "no agent is ready on: a, b;"},
+		{ready: "aBc", names: []string{"B"}, nodes: "B", want: "node B is tested alone"},
+		{ready: "ABC", names: []string{"B"}, nodes: "B", want: "node B is tested alone"},
+		{ready: "A", nodes: "A", want: "node A is tested alone"},
+		{ready: "aBC", names: []string{"C", "a"}, want: "no agent is ready on: a;"},
+		{ready: "aBC", names: []string{"C", "x"}, want: "no agent is ready on: x;"},
+	} {
+		var nodes []corev1.Node
+		var pods []corev1.Pod
+		for _, r := range c.ready {
+			name, ready := string(r), corev1.ConditionFalse
+			if unicode.IsUpper(r) {
+				ready = corev1.ConditionTrue
+			}
+			nodes = append(nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+			pods = append(pods, corev1.Pod{Spec: corev1.PodSpec{NodeName: name, HostNetwork: true, Containers: []corev1.Container{{Name: container}}},
+				Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}}})
+		}
+		var told []string
+		w, err := connect(t, lists(nodes, pods), &told).newWorld(t.Context(), Options{Nodes: c.names})
+		got := ""
+		if err != nil {
+			told = append(told, err.Error())
+		} else {
+			for _, n := range w.nodes {
+				got += n.Name
+			}
+		}
+		if said := strings.Join(told, "\n"); got != c.nodes || !strings.Contains(said, c.want) || (said == "") != (c.want == "") {
+			t.Errorf("%s, --nodes %v: tests %q, %q; want %q, %q", c.ready, c.names, got, said, c.nodes, c.want)
 		}
 	}
 }

@@ -4,9 +4,6 @@ package cluster
 
 import (
 	"net/http"
-	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -35,18 +32,8 @@ func TestAScopeWithNothingInItIsAProblem(t *testing.T) {
 // An agent that hangs does not make whoever looks for it hang.
 func TestAnAgentThatHangsIsAProblem(t *testing.T) {
 	gone := make(chan struct{})
-	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-gone }))
-	defer s.Close()
+	c := connect(t, func(http.ResponseWriter, *http.Request) { <-gone }, new([]string))
 	defer close(gone)
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	text := `{"clusters": [{"name": "c", "cluster": {"server": "` + s.URL + `"}}], "contexts": [{"name": "c", "context": {"cluster": "c"}}], "current-context": "c"}`
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c, err := Connect(file, func(string) {})
-	if err != nil {
-		t.Fatal(err)
-	}
 	defer func(before time.Duration) { patience = before }(patience)
 	patience = 100 * time.Millisecond
 	got := make(chan NodeStatus, 1)

@@ -10,8 +10,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -29,7 +31,8 @@ var dumpObjects = map[string]string{
 }
 
 // Sysdump writes what a report of a fault needs into a .tar.gz. What cannot be
-// read is told in it.
+// read is told in it, and how much that is. No file stays when that is everything,
+// or when ctx ends.
 func (c *Cluster) Sysdump(ctx context.Context, file string) (err error) {
 	f, err := os.OpenFile(filepath.Clean(file), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -43,8 +46,11 @@ func (c *Cluster) Sysdump(ctx context.Context, file string) (err error) {
 		}
 	}()
 	now := time.Now()
-	put := func(name string, text []byte, problem error) {
+	parts, problems := 0, []error(nil)
+	c.parts(ctx, func(name string, text []byte, problem error) {
+		parts++
 		if problem != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", name, problem))
 			text = append(text, []byte("\nERROR: "+problem.Error()+"\n")...)
 		}
 		if err == nil {
@@ -53,9 +59,24 @@ func (c *Cluster) Sysdump(ctx context.Context, file string) (err error) {
 		if err == nil {
 			_, err = w.Write(text)
 		}
+	})
+	switch {
+	case err != nil:
+		return err
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case len(problems) == parts:
+		return fmt.Errorf("nothing could be read: %w", problems[0])
+	case len(problems) > 0:
+		c.note(fmt.Sprintf("%d of %d parts of the sysdump could not be read, or not whole; the first: %v", len(problems), parts, problems[0]))
 	}
-	for name, path := range dumpObjects {
-		text, problem := c.api.Raw(ctx, path)
+	return nil
+}
+
+// parts reads all that a sysdump has, and puts each part, or what kept it from being read.
+func (c *Cluster) parts(ctx context.Context, put func(name string, text []byte, problem error)) {
+	for _, name := range slices.Sorted(maps.Keys(dumpObjects)) {
+		text, problem := c.api.Raw(ctx, dumpObjects[name])
 		if problem == nil {
 			text, problem = withoutValues(text)
 		}
@@ -81,7 +102,6 @@ func (c *Cluster) Sysdump(ctx context.Context, file string) (err error) {
 			}
 		}
 	}
-	return err
 }
 
 // longest is how many bytes of an annotation are shown.

@@ -3,9 +3,51 @@
 package cluster
 
 import (
+	"context"
+	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
+
+// Whoever sends a sysdump knows what is not in it.
+func TestASysdumpSaysWhatItLacks(t *testing.T) {
+	const noAgent = `{"items": [{"metadata": {"name": "a"}}]}`
+	for _, c := range []struct {
+		name   string
+		answer func(w http.ResponseWriter, path string, interrupt func())
+		file   bool
+		want   string // in the error, or else in what is told
+	}{
+		{"no rights", func(w http.ResponseWriter, _ string, _ func()) { w.WriteHeader(http.StatusForbidden) }, false, "nothing could be read: api/configuration.json: "},
+		{"Ctrl-C", func(w http.ResponseWriter, path string, interrupt func()) {
+			w.Write([]byte(noAgent))
+			if path == "/api/v1/nodes" {
+				interrupt()
+			}
+		}, false, "context canceled"},
+		{"no agent", func(w http.ResponseWriter, _ string, _ func()) { w.Write([]byte(noAgent)) }, true,
+			"1 of 10 parts of the sysdump could not be read, or not whole; the first: agents.txt: no agent of mustang is in this cluster"},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		var told []string
+		cluster := connect(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			c.answer(w, r.URL.Path, cancel)
+		}, &told)
+		file := filepath.Join(t.TempDir(), "dump")
+		err := cluster.Sysdump(ctx, file)
+		if err != nil {
+			told = append(told, err.Error())
+		}
+		cancel()
+		_, gone := os.Stat(file)
+		if said := strings.Join(told, "\n"); (err == nil) != c.file || (gone == nil) != c.file || !strings.Contains(said, c.want) {
+			t.Errorf("%s: %v, a file: %v, told %q; want %q", c.name, err, gone == nil, said, c.want)
+		}
+	}
+}
 
 // A sysdump goes to strangers.
 func TestASysdumpHasNoValuesOfEnvironments(t *testing.T) {
