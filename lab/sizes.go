@@ -35,6 +35,9 @@ func (c Config) sizeArgs(pods ...netip.Prefix) []string {
 		if cidrs == nil {
 			cidrs = pods
 		}
+		if c.LocalMTU == "off" {
+			cidrs = nil
+		}
 		for _, p := range cidrs {
 			args = append(args, "--local-cidr="+p.String())
 		}

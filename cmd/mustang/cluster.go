@@ -185,6 +185,7 @@ everything is removed. When something fails, a sysdump is written.`,
 	f.StringSliceVar(&o.Outside, "outside", nil, "HOST:PORT outside of the cluster (default: the API server's address)")
 	f.BoolVar(&o.Keep, "keep", false, "leave the namespace, to look into it")
 	f.StringVar(&dump, "sysdump", "mustang-sysdump-{time}.tar.gz", "written when something fails; none")
+	refuseEmpty(f)
 	return cmd
 }
 

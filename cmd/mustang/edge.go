@@ -36,6 +36,9 @@ Services for the node's own sockets with --host.`,
 			if len(want.Devices) == 0 && !want.Host {
 				return usagef("give --dev, --host or both; `mustang edge rm` takes the edge away")
 			}
+			if len(prefixes) > 0 && len(want.Devices) == 0 {
+				return usagef("--addresses has no meaning without --dev, whose addresses it chooses from: drop it, or give --dev")
+			}
 			for _, text := range prefixes {
 				p, err := netip.ParsePrefix(text)
 				if err != nil {

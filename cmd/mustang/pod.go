@@ -75,6 +75,11 @@ func newPodAddCmd(g *globals) *cobra.Command {
 			if f.plain && f.labels.masquerade {
 				return usagef("--masquerade has no meaning with --plain: drop one of them")
 			}
+			for flag, in := range map[string]bool{"bridge": f.mode == link.Bridge, "uplink": link.NeedsUplink(f.mode)} {
+				if cmd.Flags().Changed(flag) && !in {
+					return usagef("--%s has no meaning in mode %s: drop it, or give another --mode", flag, f.mode)
+				}
+			}
 			return podAdd(cmd.Context(), g, args[0], f, cmd.ErrOrStderr())
 		},
 	}
@@ -91,6 +96,7 @@ func newPodAddCmd(g *globals) *cobra.Command {
 	fl.StringVar(&f.servicePath, "service-path", "both", "where Services act on the pod: both, socket, tc or none")
 	f.labels.register(fl)
 	f.size.register(fl)
+	refuseEmpty(fl)
 	return cmd
 }
 

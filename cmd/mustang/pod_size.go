@@ -38,6 +38,9 @@ func (f podSizeFlags) apply(s *link.Spec, plain bool) error {
 		}
 		s.LocalCIDRs = append(s.LocalCIDRs, p.Masked())
 	}
+	if len(f.localCIDRs) > 0 && (plain || f.localMTU == "off") {
+		return fmt.Errorf("--local-cidr has no meaning with --plain or --local-mtu off, which have no local MTU: drop one of them")
+	}
 	s.BigTCP = f.bigTCP
 	switch f.localMTU {
 	case "auto":

@@ -269,7 +269,7 @@ func (f *podLabelFlags) masqueraded() (*state.Masquerade, error) {
 	m := &state.Masquerade{}
 	for _, text := range f.exclude {
 		p, err := netip.ParsePrefix(text)
-		if err != nil {
+		if err != nil || p.Addr().Is4In6() {
 			return nil, usagef("masquerade-exclude %q is not a network: write one such as 10.0.0.0/8", text)
 		}
 		m.Inside = append(m.Inside, p.Masked())

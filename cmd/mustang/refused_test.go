@@ -54,6 +54,8 @@ func TestFlagsThatCannotBeReadSayWhatIsExpected(t *testing.T) {
 		{[]string{"edge", "set", "--host", "--addresses", ""}, 2, "--addresses is empty"},
 		{[]string{"node", "add", "n2", "--address", "10.3.0.2", "--pod-cidr", ""}, 2, "--pod-cidr is empty"},
 		{[]string{"observe", "--pod", ""}, 2, "--pod is empty"},
+		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--local-cidr", ""}, 2, "--local-cidr is empty"},
+		{[]string{"connectivity", "test", "--nodes", ""}, 2, "--nodes is empty"},
 	}.check(t, newTool(t), "")
 }
 
@@ -70,6 +72,13 @@ func TestWrongUsageHasItsStatus(t *testing.T) {
 		{[]string{"connectivity", "test", "--nodes", "a", "--nodes", "a"}, 2, "--nodes: a,a are not two nodes"},
 		{[]string{"connectivity", "load", "10.1.0.2:80", "--rate", "0"}, 2, "--rate: 0 is out of range"},
 		{[]string{"connectivity", "load", "10.1.0.2:80", "--clients", "-1"}, 2, "--clients: -1 is out of range"},
+		{[]string{"svc", "rm", "3", "--protocol", "udp"}, 2, "--protocol has no meaning with ids"},
+		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--bridge", "br5"}, 2, "--bridge has no meaning in mode veth"},
+		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--mode", "bridge", "--uplink", "eth0"}, 2, "--uplink has no meaning in mode bridge"},
+		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--local-cidr", "10.1.0.0/24", "--local-mtu", "off"}, 2, "--local-cidr has no meaning"},
+		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--masquerade", "--masquerade-exclude", "::ffff:10.0.0.0/104"}, 2, "is not a network"},
+		{[]string{"edge", "set", "--host", "--addresses", "192.0.2.0/24"}, 2, "--addresses has no meaning without --dev"},
+		{[]string{"status", "--kubeconfig", "/none"}, 2, "--kubeconfig has no meaning without --cluster"},
 		{[]string{"help", "foo"}, 2, `unknown command "foo"`},
 		{[]string{"help", "svc", "foo"}, 2, "`mustang svc --help`"},
 		{[]string{"completion", "foo"}, 2, `unknown command "foo"`},

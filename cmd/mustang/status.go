@@ -24,6 +24,9 @@ func newStatusCmd(g *globals) *cobra.Command {
 			if whole {
 				return g.clusterStatus(cmd, kubeconfig)
 			}
+			if kubeconfig != "" {
+				return usagef("--kubeconfig has no meaning without --cluster: drop it, or give both")
+			}
 			return g.with(cmd.Context(), true, func(e *engine.Engine) error {
 				s, err := e.Status()
 				if err != nil {

@@ -196,6 +196,9 @@ touched.`,
 			if (addr == "") == (len(args) == 0) {
 				return usagef("name what to remove by --service, or by ids")
 			}
+			if protocol != "" && addr == "" {
+				return usagef("--protocol has no meaning with ids, each of which has its own: drop it, or name what to remove by --service")
+			}
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error {
 				var list []state.Frontend
 				var err error
