@@ -49,6 +49,10 @@ func TestAServiceWithEverything(t *testing.T) {
 	if wide := w.ok("svc", "ls", "-o", "wide"); !strings.Contains(wide, "198.51.100.0/24") || !strings.Contains(wide, "NodePort") {
 		t.Error(wide)
 	}
+	var status struct{ Services int }
+	if err := json.Unmarshal([]byte(w.ok("status", "-o", "json")), &status); err != nil || status.Services != len(list) {
+		t.Errorf("status counts %d, %v; svc ls has %d", status.Services, err, len(list))
+	}
 	if _, errs, code := w.run("", add...); code != 1 || !strings.Contains(errs, "duplicate") {
 		t.Errorf("%d: %s", code, errs)
 	}

@@ -77,7 +77,11 @@ func (e *Engine) Status() (Status, error) {
 	if err != nil {
 		return s, err
 	}
-	s.Services = len(services)
+	for _, b := range services {
+		if !b.Outside { // of some frontends there is a second one, for clients outside
+			s.Services++
+		}
+	}
 	if err := e.endpointsStatus(&s); err != nil {
 		return s, err
 	}

@@ -234,6 +234,14 @@ func (p *parser) options() state.Service {
 	return s
 }
 
+// joined are the errors that one consists of.
+func joined(err error) []error {
+	if list, ok := err.(interface{ Unwrap() []error }); ok {
+		return list.Unwrap()
+	}
+	return []error{err}
+}
+
 // ParseAll parses every spec before any takes effect, and refuses a frontend
 // that is given twice.
 func ParseAll(specs []Spec) ([]state.Service, error) {
@@ -243,7 +251,9 @@ func ParseAll(specs []Spec) ([]state.Service, error) {
 	for i, spec := range specs {
 		services, err := Parse(spec)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("entry %d: %w", i+1, err))
+			for _, one := range joined(err) {
+				errs = append(errs, fmt.Errorf("entry %d: %w", i+1, one))
+			}
 			continue
 		}
 		for _, s := range services {

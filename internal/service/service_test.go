@@ -75,6 +75,13 @@ func TestParseAllRefusesAFrontendGivenTwice(t *testing.T) {
 	}
 }
 
+func TestEachMistakeNamesItsEntry(t *testing.T) {
+	_, err := ParseAll([]Spec{{Service: "10.0.0.1:80"}, {Service: "10.0.0.2:80", Backends: []string{"x", "y"}}})
+	if err == nil || strings.Count(err.Error(), "entry 2: ") != 2 || strings.Count(err.Error(), "\n") != 1 {
+		t.Fatal(err)
+	}
+}
+
 // Applying a plan write by write gives the wanted set, and never shows a
 // backend that neither the old nor the new set has.
 func TestPlanSlotsOnGeneratedSets(t *testing.T) {
