@@ -94,7 +94,9 @@ type serviceView struct {
 	Affinity     string          `json:"affinity,omitempty"`
 	Algorithm    state.Algorithm `json:"algorithm"`
 	SourceRanges []string        `json:"sourceRanges,omitempty"`
-	Drop         bool            `json:"drop,omitempty"` // instead of refusing: there are backends, but none that this node may use
+	Internal     string          `json:"internalTrafficPolicy,omitempty"` // where it is not Cluster
+	External     string          `json:"externalTrafficPolicy,omitempty"` // the same
+	Drop         bool            `json:"drop,omitempty"`                  // instead of refusing: there are backends, but none that this node may use
 }
 
 func viewService(b state.Binding) serviceView {
@@ -120,8 +122,19 @@ func texts[T fmt.Stringer](list []T) []string {
 	return out
 }
 
-// viewServices puts what clients from outside get beside the rest of a frontend.
-func viewServices(list []state.Binding) []serviceView {
+// policies shows the traffic policies of a Service that are not as any has them.
+func (v *serviceView) policies(s state.Service) {
+	if s.Internal != state.PolicyCluster {
+		v.Internal = s.Internal.String()
+	}
+	if s.External != state.PolicyCluster {
+		v.External = s.External.String()
+	}
+}
+
+// viewServices puts what clients from outside get beside the rest of a frontend. service: what the owner gave, if that is
+// known
+func viewServices(list []state.Binding, service func(state.ServiceID) (state.Service, bool)) []serviceView {
 	out := make([]serviceView, 0, len(list))
 	for _, b := range list {
 		if n := len(out) - 1; b.Outside && n >= 0 && out[n].ID == b.Number {
@@ -129,7 +142,11 @@ func viewServices(list []state.Binding) []serviceView {
 			out[n].Outside = &backends
 			continue
 		}
-		out = append(out, viewService(b))
+		v := viewService(b)
+		if s, known := service(b.Service); known {
+			v.policies(s)
+		}
+		out = append(out, v)
 	}
 	return out
 }
@@ -145,7 +162,7 @@ func newSvcLsCmd(g *globals) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				views := viewServices(list)
+				views := viewServices(list, e.Service)
 				if g.shared == nil && !g.structured() && len(list) > 0 { // an agent has had them all along
 					fmt.Fprintln(cmd.ErrOrStderr(), "Services restored from maps")
 				}
@@ -163,14 +180,21 @@ func printServices(w io.Writer, views []serviceView, wide bool) {
 		}
 		return
 	}
-	row(w, "ID", "PRO", "SERVICE", "PORT", "KIND", "OWNER", "NAME", "AFFINITY", "PICKS", "SOURCES", "BACKENDS", "FROM OUTSIDE")
+	row(w, "ID", "PRO", "SERVICE", "PORT", "KIND", "OWNER", "NAME", "AFFINITY", "PICKS", "SOURCES", "POLICIES", "BACKENDS", "FROM OUTSIDE")
 	for _, v := range views {
 		outside := "same"
 		if v.Outside != nil {
 			outside = orDash(strings.Join(*v.Outside, ","))
 		}
+		var policies []string
+		if v.Internal != "" {
+			policies = append(policies, "internal "+v.Internal)
+		}
+		if v.External != "" {
+			policies = append(policies, "external "+v.External)
+		}
 		row(w, v.ID, v.Protocol, v.Service, v.Port, v.Kind, v.Owner, v.Name, orDash(v.Affinity), v.Algorithm,
-			orDash(strings.Join(v.SourceRanges, ",")), orDash(strings.Join(v.Backends, ",")), outside)
+			orDash(strings.Join(v.SourceRanges, ",")), orDash(strings.Join(policies, ",")), orDash(strings.Join(v.Backends, ",")), outside)
 	}
 }
 

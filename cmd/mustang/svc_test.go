@@ -42,11 +42,12 @@ func TestAServiceWithEverything(t *testing.T) {
 	for kind, v := range list {
 		external := kind != "ClusterIP"
 		if v.Name != "tcp 10.96.0.1:80" || v.Affinity != "3h0m0s" || v.Algorithm.String() != "maglev" || len(v.Backends) != 2 ||
-			(v.Outside != nil) != external || external && len(*v.Outside) != 0 || (len(v.SourceRanges) > 0) != (kind == "LoadBalancer") {
+			(v.Outside != nil) != external || external && len(*v.Outside) != 0 || (len(v.SourceRanges) > 0) != (kind == "LoadBalancer") ||
+			v.External != "Local" {
 			t.Errorf("%s: %+v", kind, v)
 		}
 	}
-	if wide := w.ok("svc", "ls", "-o", "wide"); !strings.Contains(wide, "198.51.100.0/24") || !strings.Contains(wide, "NodePort") {
+	if wide := w.ok("svc", "ls", "-o", "wide"); !strings.Contains(wide, "198.51.100.0/24") || !strings.Contains(wide, "external Local") || !strings.Contains(wide, "NodePort") {
 		t.Error(wide)
 	}
 	var status struct{ Services int }
@@ -58,9 +59,14 @@ func TestAServiceWithEverything(t *testing.T) {
 	}
 	// Changed to less, nothing of the rest is left; and its record is gone with it.
 	w.ok("svc", "add", "--replace", "--service", "10.96.0.1:80", "--protocol", "tcp", "--backend", "10.0.0.1:8080")
-	if list := w.views(); len(list) != 1 || list["ClusterIP"].Affinity != "" || len(list["ClusterIP"].Backends) != 1 {
+	if list := w.views(); len(list) != 1 || list["ClusterIP"].Affinity+list["ClusterIP"].External != "" || len(list["ClusterIP"].Backends) != 1 {
 		t.Errorf("%+v", list)
 	}
+	w.ok("svc", "add", "--replace", "--service", "10.96.0.1:80", "--protocol", "tcp", "--internal-policy", "local")
+	if list := w.views(); list["ClusterIP"].Internal != "Local" {
+		t.Errorf("%+v", list)
+	}
+	w.ok("svc", "add", "--replace", "--service", "10.96.0.1:80", "--protocol", "tcp", "--backend", "10.0.0.1:8080")
 	if left, _ := os.ReadDir(filepath.Join(w.state, "services")); len(left) != 0 {
 		t.Errorf("%v", left)
 	}

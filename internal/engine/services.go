@@ -98,6 +98,15 @@ func (e *Engine) Services() ([]state.Binding, error) {
 	return list, nil
 }
 
+// Service is a Service as its owner gave it; false where it is known by its frontends
+// alone, as a plain one is, and another's whom nobody has told of since the start.
+func (e *Engine) Service(id state.ServiceID) (state.Service, bool) {
+	if e.loadCatalog() != nil || e.catalog == nil {
+		return state.Service{}, false
+	}
+	return e.catalog.Service(id)
+}
+
 // ChangeServices sets and removes single Services of an owner; others stay. Only
 // what differs is written. Of two that claim one frontend, the first has it. A
 // Service that is to be removed and does not exist is no error.
