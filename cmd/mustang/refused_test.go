@@ -128,6 +128,20 @@ func TestAFileIsWrongInItsOwnWords(t *testing.T) {
 	} {
 		refused{{[]string{"node", "apply", "-f", "-"}, 2, want}}.check(t, w, text)
 	}
+	const deny = "# a comment\n---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: deny, namespace: shop}\n"
+	for text, want := range map[string]string{
+		"spec: {podSelectr: {}}": `NetworkPolicy shop/deny: unknown field "podSelectr"`,
+		`spec: {podSelector: {}, ingress: [{ports: [{endPort: "90"}]}]}`: "shop/deny: spec.ingress.ports.endPort: there is a word where a whole number belongs",
+		"spec: {podSelector: {}, ingress: {}}":                           "shop/deny: spec.ingress: there is a mapping where a list",
+		"spec: []":                                                       "shop/deny: spec: there is a list where {podSelector, ingress, egress, policyTypes} belongs",
+		"spec: {podSelector: {},\nbad: a: b}":                            "line 6: did not find",
+		"spec: {podSelector: {}}\nspec: {}":                              "line 7: key \"spec\" already set in map",
+	} {
+		refused{{[]string{"policy", "apply", "-f", "-"}, 2, want}}.check(t, w, deny+text)
+	}
+	refused{
+		{[]string{"policy", "apply", "-f", "-"}, 2, "Namespace shop: metadata.labels: there is a list where a mapping belongs"},
+	}.check(t, w, "{apiVersion: v1, kind: Namespace, metadata: {name: shop, labels: [a]}}")
 	refused{{[]string{"svc", "apply", "-f", "-"}, 2, "standard input has no list"}}.check(t, w, "")
 }
 

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/mustang-net/mustang/internal/policy/manifest"
 )
 
 // wrongEntry is what is wrong with the first of list that is no T, by its number from 1.
@@ -39,58 +41,16 @@ func wrongFields[T any](v any) error {
 	if err == nil {
 		err = yaml.UnmarshalStrict(text, &to)
 	}
-	fields := reflect.TypeFor[T]()
 	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
 		if wrong.Field == "" {
-			return fmt.Errorf("there is %s where {%s} belongs", found(wrong.Value), strings.Join(names(fields), ", "))
+			return errors.New(manifest.Misfit(wrong))
 		}
-		return fmt.Errorf("%s: there is %s where %s belongs", wrong.Field, found(wrong.Value), expected(wrong.Type))
+		return fmt.Errorf("%s: %s", wrong.Field, manifest.Misfit(wrong))
 	}
 	if err != nil {
 		if _, name, ok := strings.Cut(err.Error(), "json: unknown field "); ok {
-			return fmt.Errorf("unknown field %s; the fields are %s", name, strings.Join(names(fields), ", "))
+			return fmt.Errorf("unknown field %s; the fields are %s", name, strings.Join(manifest.Fields(reflect.TypeFor[T]()), ", "))
 		}
 	}
 	return err
-}
-
-// names are a struct's fields as a file has them.
-func names(t reflect.Type) (out []string) {
-	for f := range t.Fields() {
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		out = append(out, name)
-	}
-	return out
-}
-
-// found is a value of JSON in words: its kind, of a number also which.
-func found(value string) string {
-	switch value {
-	case "array":
-		return "a list"
-	case "object":
-		return "a mapping"
-	case "bool":
-		return "true or false"
-	case "number":
-		return "a number"
-	case "string":
-		return "a word"
-	}
-	return "the " + value
-}
-
-// expected is a field's type in words.
-func expected(t reflect.Type) string {
-	switch t.Kind() {
-	case reflect.Slice:
-		return "a list, as [A, B],"
-	case reflect.Struct:
-		return "{" + strings.Join(names(t), ", ") + "}"
-	case reflect.Uint16:
-		return "a number from 0 to 65535"
-	case reflect.Int:
-		return "a whole number"
-	}
-	return "a word"
 }

@@ -37,13 +37,14 @@ func Read(r io.Reader) (File, error) {
 		return File{}, err
 	}
 	var f File
+	lines := 0 // of the documents before
 	for i, doc := range Documents(text) {
-		if saysNothing(doc) {
-			continue
+		if !saysNothing(doc) {
+			if err := f.add(doc, lines); err != nil {
+				return File{}, fmt.Errorf("document %d: %w", i+1, err)
+			}
 		}
-		if err := f.add(doc); err != nil {
-			return File{}, fmt.Errorf("document %d: %w", i+1, err)
-		}
+		lines += bytes.Count(doc, []byte("\n"))
 	}
 	if err := f.check(); err != nil {
 		return File{}, err
@@ -116,16 +117,17 @@ type namespaceObject struct {
 	Status            map[string]any `json:"status"`
 }
 
-func (f *File) add(doc []byte) error {
+// add reads a document, or an item of a list. Before it the file has so many lines.
+func (f *File) add(doc []byte, before int) error {
 	var kind metav1.TypeMeta
 	if err := yaml.Unmarshal(doc, &kind); err != nil {
-		return err
+		return unreadable("object", doc, before, err)
 	}
 	switch {
 	case kind.APIVersion == "networking.k8s.io/v1" && kind.Kind == "NetworkPolicy":
 		var p policyObject
 		if err := yaml.UnmarshalStrict(doc, &p); err != nil {
-			return fmt.Errorf("NetworkPolicy: %w", err)
+			return unreadable(kind.Kind, doc, before, err)
 		}
 		made, err := Policy(&p.NetworkPolicy)
 		f.Policies = append(f.Policies, made)
@@ -133,7 +135,7 @@ func (f *File) add(doc []byte) error {
 	case kind.APIVersion == "v1" && kind.Kind == "Namespace":
 		var n namespaceObject
 		if err := yaml.UnmarshalStrict(doc, &n); err != nil {
-			return fmt.Errorf("Namespace: %w", err)
+			return unreadable(kind.Kind, doc, before, err)
 		}
 		if err := n.wrong(); err != nil {
 			return fmt.Errorf("Namespace: %w", err)
@@ -143,10 +145,10 @@ func (f *File) add(doc []byte) error {
 	case kind.APIVersion == "v1" && kind.Kind == "List", kind.APIVersion == "networking.k8s.io/v1" && kind.Kind == "NetworkPolicyList":
 		var l list
 		if err := yaml.UnmarshalStrict(doc, &l); err != nil {
-			return fmt.Errorf("%s: %w", kind.Kind, err)
+			return unreadable(kind.Kind, doc, before, err)
 		}
 		for i, item := range l.Items {
-			if err := f.add(item); err != nil {
+			if err := f.add(item, before); err != nil {
 				return fmt.Errorf("item %d: %w", i, err)
 			}
 		}
