@@ -180,7 +180,7 @@ func serviceFilter(s string) (number uint64, at netip.AddrPort, err error) {
 func (f Filter) Match(flow Flow) bool {
 	src, dst := flow.Source, flow.Destination
 	return any1(f.Pods, func(p string) bool { return src.is(p) || dst.is(p) }) &&
-		any1(f.Namespaces, func(ns string) bool { return src.Namespace == ns || dst.Namespace == ns }) &&
+		any1(f.Namespaces, func(ns string) bool { return src.in(ns) || dst.in(ns) }) &&
 		any1(f.Services, func(s string) bool { return flow.Service.is(s) }) &&
 		any1(f.Verdicts, func(v string) bool { return flow.Verdict == v }) &&
 		any1(f.Reasons, func(r string) bool { return flow.Reason == r }) &&
@@ -199,6 +199,10 @@ func any1[T any](list []T, does func(T) bool) bool {
 
 func (e End) is(pod string) bool {
 	return e.Pod != "" && (e.Name() == pod || e.Pod == pod)
+}
+
+func (e End) in(namespace string) bool {
+	return e.Namespace == namespace || e.within == namespace
 }
 
 // at says whether an end is a pod, has an address, or is in a prefix.

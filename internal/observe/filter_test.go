@@ -9,6 +9,7 @@ import (
 	"unicode"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 func TestFilterOfEnds(t *testing.T) {
@@ -80,6 +81,18 @@ func TestCheckRefusesWhatCannotMatch(t *testing.T) {
 	} {
 		if err := f.Check(); err == nil {
 			t.Errorf("%+v is taken", f)
+		}
+	}
+}
+
+// A pod without a name has no namespace in its name, and is in one nonetheless.
+func TestANamespaceHasItsPodsWithoutAName(t *testing.T) {
+	for in, ref := range map[string]state.PodRef{"shop": {Namespace: "shop"}, "default": {}, "front": {Namespace: "front", Name: "web"}} {
+		flow := Flow{Source: endOf(state.Endpoint{ID: 1, Netns: "/var/run/netns/a", Pod: ref})}
+		for _, ns := range []string{"shop", "default", "front"} {
+			if got := (Filter{Namespaces: []string{ns}}).Match(flow); got != (ns == in) {
+				t.Errorf("--namespace %s of a pod in %s: %v", ns, in, got)
+			}
 		}
 	}
 }

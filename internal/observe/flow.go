@@ -35,6 +35,8 @@ type End struct {
 	Namespace string            `json:"namespace,omitempty"` // of Kubernetes
 	Pod       string            `json:"pod,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
+
+	within string // the namespace of a pod without a name, which has none in Namespace
 }
 
 // Name is namespace/pod, or pod, or "".

@@ -5,6 +5,7 @@ package observe
 // Endpoints by the names that people know them by.
 
 import (
+	"cmp"
 	"maps"
 	"path/filepath"
 	"strings"
@@ -47,6 +48,7 @@ func endOf(ep state.Endpoint) End {
 	e := End{Endpoint: ep.ID}
 	e.Namespace, e.Pod = ep.Pod.Namespace, ep.Pod.Name
 	if e.Pod == "" { // a namespace alone names no pod
+		e.within = cmp.Or(e.Namespace, "default") // as policies take it
 		e.Namespace, e.Pod = "", podName(ep)
 	}
 	e.Labels = maps.Clone(ep.Labels)
