@@ -58,6 +58,7 @@ func newEpAddCmd(g *globals) *cobra.Command {
 	f.BoolVar(&spec.InPod, "in-pod", false, "attach inside the pod also when the interface is one end of a pair, whose other end is not this node's")
 	f.StringVar(&path, "service-path", string(state.PathBoth), "where its Services are translated: both, socket, tc or none")
 	labels.register(f)
+	refuseEmpty(f)
 	cobra.CheckErr(cmd.MarkFlagRequired("ifname"))
 	cobra.CheckErr(cmd.MarkFlagRequired("netns"))
 	return cmd
@@ -202,8 +203,10 @@ it, and no agent would put it back.`,
 				if err != nil {
 					return err
 				}
-				if err := runtimes(e, ids); err != nil && !force {
-					return err
+				if !force {
+					if err := runtimes(e, ids); err != nil {
+						return err
+					}
 				}
 				for _, id := range ids {
 					err = errors.Join(err, e.RemoveEndpoint(id))

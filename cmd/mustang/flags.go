@@ -48,7 +48,7 @@ func (v filled) Set(text string) error {
 // refuseEmpty has all lists of f be filled.
 func refuseEmpty(f *pflag.FlagSet) {
 	f.VisitAll(func(flag *pflag.Flag) {
-		if _, is := flag.Value.(filled); !is && flag.Value.Type() == "stringSlice" {
+		if flag.Value.Type() == "stringSlice" {
 			flag.Value = filled{flag.Value}
 		}
 	})

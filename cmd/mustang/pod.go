@@ -75,11 +75,6 @@ func newPodAddCmd(g *globals) *cobra.Command {
 			if f.plain && f.labels.masquerade {
 				return usagef("--masquerade has no meaning with --plain: drop one of them")
 			}
-			for flag, in := range map[string]bool{"bridge": f.mode == link.Bridge, "uplink": link.NeedsUplink(f.mode)} {
-				if cmd.Flags().Changed(flag) && !in {
-					return usagef("--%s has no meaning in mode %s: drop it, or give another --mode", flag, f.mode)
-				}
-			}
 			return podAdd(cmd.Context(), g, args[0], f, cmd.ErrOrStderr())
 		},
 	}
@@ -344,6 +339,9 @@ func (f podFlags) spec(g *globals, name string) (link.Spec, error) {
 	if err := s.Validate(); err != nil {
 		return s, err
 	}
+	if err := f.ofOtherModes(); err != nil {
+		return s, err
+	}
 	if err := link.Supported(f.mode); err != nil {
 		return s, err
 	}
@@ -358,6 +356,17 @@ func (f podFlags) spec(g *globals, name string) (link.Spec, error) {
 		return s, fmt.Errorf("--netns: %s is not a network namespace: make it with `ip netns add`, or leave the flag out", f.netns)
 	}
 	return s, nodesOwn(s)
+}
+
+// ofOtherModes refuses what says that another mode was meant.
+func (f podFlags) ofOtherModes() error {
+	switch {
+	case f.bridge != link.DefaultBridge && f.mode != link.Bridge:
+		return fmt.Errorf("--bridge has no meaning in mode %s: drop it, or give another --mode", f.mode)
+	case f.uplink != "" && !link.NeedsUplink(f.mode):
+		return fmt.Errorf("--uplink has no meaning in mode %s: drop it, or give another --mode", f.mode)
+	}
+	return nil
 }
 
 // nodesOwn refuses what is this node's: its namespace, and its addresses, which programs

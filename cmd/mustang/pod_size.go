@@ -6,6 +6,7 @@ package main
 // safe where.
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -39,7 +40,7 @@ func (f podSizeFlags) apply(s *link.Spec, plain bool) error {
 		s.LocalCIDRs = append(s.LocalCIDRs, p.Masked())
 	}
 	if len(f.localCIDRs) > 0 && (plain || f.localMTU == "off") {
-		return fmt.Errorf("--local-cidr has no meaning with --plain or --local-mtu off, which have no local MTU: drop one of them")
+		return errors.New("--local-cidr has no meaning with --plain or --local-mtu off, which have no local MTU: drop one of them")
 	}
 	s.BigTCP = f.bigTCP
 	switch f.localMTU {

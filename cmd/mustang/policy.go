@@ -218,7 +218,6 @@ func (f *podLabelFlags) register(fl *pflag.FlagSet) {
 	fl.StringSliceVar(&f.ports, "ports", nil, "the pod's ports by name, for policies: name=number[/protocol],…")
 	fl.BoolVar(&f.masquerade, "masquerade", false, "towards the outside, the pod wears the node's address")
 	fl.StringSliceVar(&f.exclude, "masquerade-exclude", nil, "networks that are not outside: those of pods")
-	refuseEmpty(fl)
 }
 
 // podSpec is what an endpoint's pod is.

@@ -74,6 +74,7 @@ func TestWrongUsageHasItsStatus(t *testing.T) {
 		{[]string{"connectivity", "load", "10.1.0.2:80", "--clients", "-1"}, 2, "--clients: -1 is out of range"},
 		{[]string{"svc", "rm", "3", "--protocol", "udp"}, 2, "--protocol has no meaning with ids"},
 		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--bridge", "br5"}, 2, "--bridge has no meaning in mode veth"},
+		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--mode", "foo", "--uplink", "eth0"}, 2, `mode "foo"`},
 		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--mode", "bridge", "--uplink", "eth0"}, 2, "--uplink has no meaning in mode bridge"},
 		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--local-cidr", "10.1.0.0/24", "--local-mtu", "off"}, 2, "--local-cidr has no meaning"},
 		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--masquerade", "--masquerade-exclude", "::ffff:10.0.0.0/104"}, 2, "is not a network"},
