@@ -163,6 +163,7 @@ int edge_in(struct __sk_buff *skb)
 	int verdict, proto;
 	__u16 address;
 
+	skb->cb[CB_ENDPOINT] = 0; /* no pod's hook */
 	p.shape = glance(skb, &p);
 	way_slot_note(skb, WAY_NONE);
 	if (p.shape && skb->pkt_type == PACKET_HOST) {
@@ -249,6 +250,7 @@ int edge_out(struct __sk_buff *skb)
 	struct flow f;
 	int reason;
 
+	skb->cb[CB_ENDPOINT] = 0;
 	f = (struct flow){ .now = now_seconds() };
 	if (parse(skb, &p) || (p.frag && frag_follow(&p, f.now, false)))
 		return NEXT;

@@ -241,8 +241,9 @@ enum edge_turn {
 	EDGE_TURN_IN = 2,  /* at its ingress, where pods on it pass on their way to the node */
 };
 
-/* How many refusals were sent in a second, on one CPU. */
-struct refusals {
+/* How many answers an endpoint got in a second, on one CPU. */
+struct answers {
 	__u32 second;
-	__u32 count;
+	__u16 refusals;
+	__u16 too_long;
 };

@@ -333,8 +333,8 @@ struct {
 	__type(value, __u8);
 } mst_inside_v1 SEC(".maps");
 
-/* Where a connected socket really goes. Written at connect(), read by getpeername() and
- * recvmsg(); lives and dies with the socket, so it has no size. */
+/* What sockets were told whose slot (below) another one has, or that the kernel itself opened. Written at connect() and
+ * sendmsg(), read by getpeername() and recvmsg(); lives and dies with the socket, so it has no size. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -342,9 +342,8 @@ struct {
 	__type(value, struct sock_peer);
 } mst_sock_peers_v1 SEC(".maps");
 
-/* What most TCP sockets were told, instead of there. Written at connect(), freed at close(), read by getpeername(),
- * the tc programs, and who removes a backend. Size: TCP sockets connected to Services, open at once; those
- * whose slot is taken have it in mst_sock_peers. */
+/* What TCP sockets were told. Written at connect(), freed at close(), read by getpeername(), the tc programs, and who
+ * removes a backend. Size: TCP sockets connected to Services, open at once. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -353,19 +352,20 @@ struct {
 	__type(value, struct sock_slot);
 } mst_sock_slots_v1 SEC(".maps");
 
-/* The same of unconnected UDP sockets, and of each its first Service alone: what resolvers leave that ask once and
- * close would turn mst_sock_flows over. Written at sendmsg(), read and freed at close(). */
+/* The same of UDP sockets, and of an unconnected one its first Service: others' sockets cannot turn it out. Written at
+ * connect() and sendmsg(), freed at close(), or by who removes a backend; read as above. Size: as above. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, SOCK_SLOTS);
 	__type(key, __u32);
-	__type(value, struct sock_asked);
-} mst_sock_asked_v1 SEC(".maps");
+	__type(value, struct sock_slot);
+} mst_udp_slots_v1 SEC(".maps");
 
-/* Unconnected UDP sockets: the choice made for a frontend, and the way back from the
- * backend. Written and read at sendmsg(), read at recvmsg(). Two entries for each pair of
- * socket and Service, freed at close() where mst_sock_asked knows them; LRU. Connected ones: one entry each, written at
- * connect(), freed at close(), read by who removes a backend. Size: such pairs in use at once. */
+/* Unconnected UDP sockets that use more Services than one: the choice made for a frontend, and the way back from the
+ * backend. Written and read at sendmsg(), read at recvmsg(). Two entries for each pair of socket and Service but its
+ * first; LRU. Connected ones without a slot: one entry each, written at connect(), freed at close(), read by who removes
+ * a backend. Size: such pairs in use at once. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -373,13 +373,14 @@ struct {
 	__type(value, struct sock_flow);
 } mst_sock_flows_v1 SEC(".maps");
 
-/* The rate of refusals sent to pods. Written and read by the tc programs. */
+/* The rate of answers to refused packets, and of messages that one is too long, by the endpoint that sent it; 0: who is no
+ * pod of this node. Written and read by the tc programs. Size: that of mst_endpoints. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, 4096);
 	__type(key, __u32);
-	__type(value, struct refusals);
-} mst_refusals_v1 SEC(".maps");
+	__type(value, struct answers);
+} mst_answers_v1 SEC(".maps");
 
 /* Dropped packets by reason and direction. Written by every program, read by `status`. */
 struct {

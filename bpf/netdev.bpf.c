@@ -38,6 +38,7 @@ int netdev_in(struct __sk_buff *skb)
 	struct addr dst;
 	int verdict;
 
+	skb->cb[CB_ENDPOINT] = 0; /* as long as it is at no pod's hook */
 	if (what == WIRE_TUNNEL)
 		return untunnel(skb);
 	verdict = wire_fast(skb);

@@ -40,6 +40,7 @@ int to_overlay(struct __sk_buff *skb)
 	struct pkt p = {};
 	int reason, verdict = NEXT;
 
+	skb->cb[CB_ENDPOINT] = 0; /* no pod's hook */
 	p.shape = glance(skb, &p);
 	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (reason)
@@ -97,6 +98,7 @@ int from_overlay(struct __sk_buff *skb)
 	int reason;
 	bool ipv6;
 
+	skb->cb[CB_ENDPOINT] = 0;
 	if (!n)
 		return drop(skb, REASON_TUNNEL_PEER, DIR_TO_POD);
 	/* Another end that does not know our link address, or the NIC's program, which leaves its own. */

@@ -112,12 +112,12 @@ struct sock_peer {
 	__be16 backend_port;
 	__u32 backend; /* id */
 	__u32 service; /* struct service.number */
-	__u32 pad;
+	__u32 tables;  /* tables_generation(), where nobody clears what departs: the choice holds while it is the same; else 0 */
 };
 _Static_assert(sizeof(struct sock_peer) == 48, "sock_peer");
 
-/* The same of a TCP socket, in a slot by its cookie, while no other socket that is open has it: connect() then
- * allocates nothing. */
+/* The same in a slot by the socket's cookie, while no other socket that is open has it: connect() then allocates
+ * nothing. Of an unconnected UDP socket it is the first Service that it asked. */
 #define SOCK_SLOTS 8192
 struct sock_slot {
 	__u64 cookie; /* 0: free */
@@ -126,18 +126,6 @@ struct sock_slot {
 };
 _Static_assert(sizeof(struct sock_slot) == 64, "sock_slot");
 #define SOCK_SLOT_TAKEN (~0ull) /* somebody writes it */
-
-/* What an unconnected UDP socket asked, and who answers, in a slot by its cookie as above: at close() both entries in
- * mst_sock_flows are known by it. */
-struct sock_asked {
-	__u64 cookie; /* 0: free */
-	struct addr frontend;
-	struct addr backend;
-	__be16 frontend_port;
-	__be16 backend_port;
-	__u32 pad;
-};
-_Static_assert(sizeof(struct sock_asked) == 48, "sock_asked");
 
 /* A socket of mst_sock_peers as the iterator writes it: enough to name it to sock_diag(7). */
 struct sock_seen {
@@ -155,9 +143,9 @@ struct sock_seen {
 };
 _Static_assert(sizeof(struct sock_seen) == 112, "sock_seen");
 
-/* UDP. Unconnected: which backend a socket's datagrams to an address go to, and the way back. Connected: the
- * frontend that it was led away from, for who finds it by socket diagnosis, which does not tell what is stored
- * with a UDP socket. */
+/* UDP. Unconnected: which backend a socket's datagrams to an address go to, and the way back, of the Services that it
+ * asked after its first. Connected, and without a slot: the frontend that it was led away from, for who finds it by socket
+ * diagnosis, which does not tell what is stored with a UDP socket. */
 enum sock_flow_kind {
 	SOCK_FLOW_THERE = 0,     /* addr is the frontend */
 	SOCK_FLOW_BACK = 1,      /* addr is the backend */

@@ -7,7 +7,6 @@
 #include "lib/common.h"
 #include "lib/events.h"
 #include "lib/lb.h"
-#include "lib/sock_asked.h"
 #include "lib/sock_peer.h"
 #include "lib/sock_slot.h"
 
@@ -146,11 +145,16 @@ enum outcome {
 };
 
 /* The socket goes to a backend itself: from now on what comes from there is the backend's. */
-inline_fn int straight(struct bpf_sock_addr *ctx, const struct dest *d)
+inline_fn int straight(struct bpf_sock_addr *ctx, struct sock_peer *told, const struct dest *d)
 {
 	struct sock_flow_key key = { .addr = d->addr, .port = d->port, .kind = SOCK_FLOW_BACK };
 	struct sock_flow *back;
 
+	if (told && led_to(told, d)) {
+		told->frontend = d->addr;
+		told->frontend_port = d->port;
+		return KEEP;
+	}
 	key.cookie = bpf_get_socket_cookie(ctx);
 	back = bpf_map_lookup_elem(&mst_sock_flows_v1, &key);
 	if (back && (back->port != d->port || !addr_equal(&back->addr, &d->addr))) {
@@ -164,7 +168,7 @@ inline_fn int straight(struct bpf_sock_addr *ctx, const struct dest *d)
 inline_fn int keep(struct bpf_sock_addr *ctx, const struct dest *d)
 {
 	forget_peer(ctx);
-	return ctx->protocol == IPPROTO_UDP ? straight(ctx, d) : KEEP;
+	return ctx->protocol == IPPROTO_UDP ? straight(ctx, NULL, d) : KEEP;
 }
 
 /**
@@ -244,21 +248,63 @@ inline_fn int connect_to(struct bpf_sock_addr *ctx, struct dest *d)
 	return REWRITE;
 }
 
-/* The choice made earlier for this socket and frontend, while that backend exists. */
+/* Whether a backend is still what it was when a socket was led there. */
+inline_fn bool backend_is(__u32 id, const struct addr *a, __be16 port)
+{
+	struct backend *b = grown_find(&mst_backends_v1_now, &id);
+
+	return b && b->port == port && addr_equal(&b->addr, a);
+}
+
+/* The choice made earlier for this socket and its first Service, while the Service has that backend: whoever takes it away
+ * clears the slot, and moves the tables' number. */
+inline_fn bool told_backend(const struct sock_peer *told, struct sock_flow *there)
+{
+	there->addr = told->backend_addr;
+	there->port = told->backend_port;
+	there->backend = told->backend;
+	return (!told->tables || told->tables == tables_generation()) && backend_is(there->backend, &there->addr, there->port);
+}
+
+/* The choice made earlier for this socket and another frontend, while that backend exists. */
 inline_fn bool flow_backend(const struct sock_flow_key *key, struct sock_flow *there)
 {
 	struct sock_flow *flow = bpf_map_lookup_elem(&mst_sock_flows_v1, key);
-	struct backend *b;
 
 	if (!flow)
 		return false;
 	*there = *flow;
-	b = grown_find(&mst_backends_v1_now, &there->backend);
-	return b && b->port == there->port && addr_equal(&b->addr, &there->addr);
+	return backend_is(there->backend, &there->addr, there->port);
+}
+
+/**
+ * ask_first - have an unconnected socket keep a backend of the first Service that it asks, and the way back
+ * @d: the Service's address
+ * @there: the backend
+ *
+ * Return: false when there is no room for it, or the socket reaches this backend by another Service already.
+ */
+slow_fn bool ask_first(struct bpf_sock_addr *ctx, const struct dest *d, const struct sock_flow *there, const struct service *s)
+{
+	struct sock_flow_key key = { .addr = there->addr, .port = there->port, .kind = SOCK_FLOW_BACK };
+	struct sock_peer peer = {
+		.frontend = d->addr,
+		.frontend_port = d->port,
+		.backend_addr = there->addr,
+		.backend_port = there->port,
+		.backend = there->backend,
+		.service = s->number,
+	};
+
+	key.cookie = bpf_get_socket_cookie(ctx);
+	if (bpf_map_lookup_elem(&mst_sock_flows_v1, &key))
+		return false;
+	return slot_peer(ctx, &peer) || store_peer(ctx, &peer);
 }
 
 /**
  * way_back - have the socket take what comes from a backend for the Service's
+ * @told: of the socket's first Service, or NULL
  * @d: the Service's address
  * @there: the backend
  *
@@ -269,12 +315,22 @@ inline_fn bool flow_backend(const struct sock_flow_key *key, struct sock_flow *t
  * apart, so this one is left to NAT, which gives it a port of its own; where there is none, the Service that was
  * asked last has the answers.
  */
-inline_fn bool way_back(const struct netns_info *ns, __u64 cookie, const struct dest *d, const struct sock_flow *there)
+inline_fn bool way_back(const struct netns_info *ns, __u64 cookie, struct sock_peer *told, const struct dest *d,
+			const struct sock_flow *there)
 {
 	struct sock_flow_key key = { .cookie = cookie, .addr = there->addr, .port = there->port, .kind = SOCK_FLOW_BACK };
 	struct sock_flow back = { .addr = d->addr, .port = d->port, .backend = there->backend };
-	struct sock_flow *known = bpf_map_lookup_elem(&mst_sock_flows_v1, &key);
+	struct dest from = { .addr = there->addr, .port = there->port };
+	struct sock_flow *known;
 
+	if (told && led_to(told, &from)) {
+		if (ns->flags & EP_SERVICE_TC)
+			return false;
+		told->frontend = d->addr;
+		told->frontend_port = d->port;
+		return true;
+	}
+	known = bpf_map_lookup_elem(&mst_sock_flows_v1, &key);
 	if (known && known->port == d->port && addr_equal(&known->addr, &d->addr))
 		return true;
 	if (known && ns->flags & EP_SERVICE_TC)
@@ -294,23 +350,31 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 	struct netns_info *ns = socket_netns(ctx);
 	struct sock_flow there = {};
 	struct sock_flow_key key;
+	struct sock_peer *told;
+	bool first, chosen;
 	struct addr client;
 	struct service *s;
 	struct backend *b;
 	__u16 address;
-	bool chosen;
 
 	if (!ns)
 		return KEEP;
 	name_loopback(d);
-	if (peer_backend(ctx, d))
+	told = sock_told(ctx);
+	if (peer_backend(ctx, told, d))
 		return REWRITE;
 	s = service_find(&d->addr, d->port, ctx->protocol, scope_of(ns, &d->addr), &address);
 	if (!s) {
 		if (!refused(d, address))
-			return straight(ctx, d);
+			return straight(ctx, told, d);
 		refuse(ctx, ns, d, REASON_SERVICE_PORT);
 		return REFUSED;
+	}
+	first = !told || told_of(told, d);
+	if (told && first && told_backend(told, &there)) {
+		d->addr = there.addr;
+		d->port = there.port;
+		return REWRITE;
 	}
 	key = (struct sock_flow_key){ .cookie = bpf_get_socket_cookie(ctx), .addr = d->addr, .port = d->port };
 	chosen = flow_backend(&key, &there);
@@ -322,26 +386,24 @@ inline_fn int send_to(struct bpf_sock_addr *ctx, struct dest *d)
 		there.addr = b->addr;
 		there.port = b->port;
 	}
-	if (!way_back(ns, key.cookie, d, &there))
-		return KEEP;
-	if (!chosen) {
-		bpf_map_update_elem(&mst_sock_flows_v1, &key, &there, BPF_ANY);
-		sock_asked_note(&key, &there);
+	if (chosen || !first || !ask_first(ctx, d, &there, s)) {
+		if (!way_back(ns, key.cookie, told, d, &there))
+			return KEEP;
+		if (!chosen)
+			bpf_map_update_elem(&mst_sock_flows_v1, &key, &there, BPF_ANY);
 	}
 	d->addr = there.addr;
 	d->port = there.port;
 	return REWRITE;
 }
 
-/* The Service's address for a datagram that came from @d. */
+/* The Service's address for a datagram that came from @d. One that a connected socket takes is from its peer. */
 inline_fn bool received_from(struct bpf_sock_addr *ctx, struct dest *d)
 {
 	struct sock_flow_key key = { .addr = d->addr, .port = d->port, .kind = SOCK_FLOW_BACK };
-	struct bpf_sock *sk = ctx->sk;
 	struct sock_flow *flow;
 
-	/* One that was connected and is no more may get datagrams from anybody. */
-	if (sk && sk->state == BPF_TCP_ESTABLISHED && peer_frontend(ctx, d))
+	if (peer_frontend(sock_told(ctx), d))
 		return true;
 	key.cookie = bpf_get_socket_cookie(ctx);
 	flow = bpf_map_lookup_elem(&mst_sock_flows_v1, &key);
@@ -432,7 +494,7 @@ int mst_getpeername4(struct bpf_sock_addr *ctx)
 	struct dest d = {};
 
 	dest_load4(&d, ctx);
-	if (peer_frontend(ctx, &d))
+	if (peer_frontend(sock_told(ctx), &d))
 		dest_store4(ctx, &d);
 	return ALLOW;
 }
@@ -443,7 +505,7 @@ int mst_getpeername6(struct bpf_sock_addr *ctx)
 	struct dest d = {};
 
 	dest_load6(&d, ctx);
-	if (peer_frontend(ctx, &d))
+	if (peer_frontend(sock_told(ctx), &d))
 		dest_store6(ctx, &d);
 	return ALLOW;
 }
@@ -452,15 +514,16 @@ int mst_getpeername6(struct bpf_sock_addr *ctx)
 SEC("cgroup/sock_release")
 int mst_release(struct bpf_sock *sk)
 {
+	__u64 cookie = bpf_get_socket_cookie(sk);
 	struct sock_peer *peer;
 
-	if (sk->protocol == IPPROTO_TCP)
-		sock_slot_free(bpf_get_socket_cookie(sk));
-	if (sk->protocol == IPPROTO_UDP) {
+	if (sk->protocol == IPPROTO_TCP) {
+		sock_slot_free(IPPROTO_TCP, cookie);
+	} else if (sk->protocol == IPPROTO_UDP) {
+		sock_slot_free(IPPROTO_UDP, cookie);
 		peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
 		if (peer)
-			connected_forget(bpf_get_socket_cookie(sk), peer);
-		sock_asked_free(bpf_get_socket_cookie(sk));
+			connected_forget(cookie, peer);
 	}
 	return ALLOW;
 }

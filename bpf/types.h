@@ -386,7 +386,7 @@ enum redirect_kind {
 
 /* Words of skb->cb that the programs use. */
 enum cb_word {
-	CB_ENDPOINT = 0,
+	CB_ENDPOINT = 0, /* whose hook it is: 0 at the node's devices */
 	CB_VOUCHER = 0, /* on the way to another pod's hook: half of the sender's voucher (lib/voucher.h) */
 	CB_TUNNEL = 0, /* before that is known, at the NIC: enum wire_maybe */
 	CB_REDIRECT_IFINDEX = 1,

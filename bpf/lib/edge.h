@@ -114,7 +114,7 @@ global_fn int edge_too_long(struct __sk_buff *skb, struct pkt *p)
 	ct_find(&f, p, CT_SCOPE_FLOW);
 	if (!f.e || f.e->role != (f.reply ? CT_PRE_NAT : CT_POST_NAT))
 		return drop(skb, REASON_TOO_LONG, DIR_EDGE);
-	if (!refusal_allowed(f.now) || translate(skb, p, &f.e->other, f.reply))
+	if (!may_answer(skb, true, f.now) || translate(skb, p, &f.e->other, f.reply))
 		return drop(skb, REASON_TOO_LONG, DIR_EDGE);
 	count_drop(skb, REASON_TOO_LONG, DIR_EDGE);
 	event_stopped(skb, REASON_TOO_LONG, DIR_EDGE, EVENT_REFUSED, f.now);

@@ -35,6 +35,7 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 	__u16 sk_protocol;
+	unsigned int sk_kern_sock : 1;
 } __attribute__((preserve_access_index));
 
 struct sk_buff {

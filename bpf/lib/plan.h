@@ -169,7 +169,8 @@ slow_fn int fast_forget_plan(struct pkt *p, const struct plan *plan)
 inline_fn void socket_service(struct __sk_buff *skb, const struct pkt *p, struct event *e)
 {
 	struct sock_flow_key key = { .cookie = bpf_get_socket_cookie(skb), .addr = p->t.dst, .port = p->t.dport, .kind = SOCK_FLOW_BACK };
-	struct sock_peer *peer = p->proto == IPPROTO_TCP ? sock_slot_peer(key.cookie) : NULL;
+	bool slots = p->proto == IPPROTO_TCP || p->proto == IPPROTO_UDP;
+	struct sock_peer *peer = slots ? sock_slot_peer(p->proto, key.cookie) : NULL;
 	struct bpf_sock *sk = peer || !skb->sk ? NULL : bpf_sk_fullsock(skb->sk);
 	struct sock_flow *flow;
 
@@ -177,12 +178,14 @@ inline_fn void socket_service(struct __sk_buff *skb, const struct pkt *p, struct
 		peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
 
 	if (peer && peer->backend_port == p->t.dport && addr_equal(&peer->backend_addr, &p->t.dst)) {
+		if (peer->frontend_port == p->t.dport && addr_equal(&peer->frontend, &p->t.dst)) /* or it went there itself */
+			return;
 		e->frontend = peer->frontend;
 		e->frontend_port = peer->frontend_port;
 		e->backend = peer->backend;
 	} else {
 		flow = key.cookie ? bpf_map_lookup_elem(&mst_sock_flows_v1, &key) : NULL;
-		if (!flow || (flow->port == p->t.dport && addr_equal(&flow->addr, &p->t.dst))) /* or it went there itself */
+		if (!flow || (flow->port == p->t.dport && addr_equal(&flow->addr, &p->t.dst)))
 			return;
 		e->frontend = flow->addr;
 		e->frontend_port = flow->port;

@@ -16,7 +16,7 @@
 #include "parse.h"
 #include "sctp.h"
 
-#define REFUSALS_PER_SECOND 1000 /* on each CPU */
+#define ANSWERS_PER_SECOND 1000 /* of a kind, to one endpoint or to all that are none, on each CPU */
 
 #define ICMP_PORT_UNREACH_TYPE 3
 #define ICMP_PORT_UNREACH_CODE 3
@@ -299,29 +299,33 @@ global_fn int too_long_ipv6(struct __sk_buff *skb, struct pkt *p, __u32 mtu)
 	return replace_packet(skb, &u, sizeof(u));
 }
 
-inline_fn bool refusal_allowed(__u32 now)
+/* Whether whoever sent a packet may have one more answer in this second. Each has a share of its own, so that nobody's
+ * stray packets silence what others are told; and so has each kind. */
+inline_fn bool may_answer(struct __sk_buff *skb, bool too_long, __u32 now)
 {
-	struct refusals *r;
-	__u32 zero = 0;
+	__u32 id = skb->cb[CB_ENDPOINT];
+	struct answers *a = bpf_map_lookup_elem(&mst_answers_v1, &id);
+	__u16 *count;
 
-	r = bpf_map_lookup_elem(&mst_refusals_v1, &zero);
-	if (!r)
+	if (!a)
 		return false;
 	if (dry_run)
 		return true;
-	if (r->second != now) {
-		r->second = now;
-		r->count = 0;
-	}
-	return r->count++ < REFUSALS_PER_SECOND;
+	if (a->second != now)
+		*a = (struct answers){ .second = now };
+	count = too_long ? &a->too_long : &a->refusals;
+	if (*count >= ANSWERS_PER_SECOND)
+		return false;
+	++*count;
+	return true;
 }
 
 /* Whether a refused packet is one that gets an answer. */
-inline_fn bool answerable(const struct pkt *p, __u32 now)
+inline_fn bool answerable(struct __sk_buff *skb, const struct pkt *p, __u32 now)
 {
 	return !p->frag && !(p->tcp_flags & TCP_RST) &&
 	       (p->proto == IPPROTO_TCP || p->proto == IPPROTO_UDP || p->proto == IPPROTO_SCTP) &&
-	       refusal_allowed(now);
+	       may_answer(skb, false, now);
 }
 
 /**
@@ -333,7 +337,7 @@ inline_fn bool answerable(const struct pkt *p, __u32 now)
  */
 inline_fn bool answer(struct __sk_buff *skb, struct pkt *p, __u32 reason, __u32 dir, __u32 now)
 {
-	bool tell = answerable(p, now);
+	bool tell = answerable(skb, p, now);
 
 	count_drop(skb, reason, dir);
 	event_stopped(skb, reason, dir, tell ? EVENT_REFUSED : EVENT_DROPPED, now);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What a connected socket was told, and where it really goes: a TCP socket's in a
- * slot of its own (sock_slot.h) if that is free, else with the socket; a UDP
- * socket's with it, and once more for socket diagnosis.
+ * What a socket was told, and where its packets really go: in a slot of its own
+ * (sock_slot.h) if that is free, else stored with it; what is stored with a
+ * connected UDP socket once more for socket diagnosis. Of an unconnected UDP
+ * socket it is the first Service that it asked, and the way back from there.
  */
 #pragma once
 
@@ -32,83 +33,110 @@ inline_fn void connected_forget(__u64 cookie, const struct sock_peer *peer)
 	bpf_map_delete_elem(&mst_sock_flows_v1, &key);
 }
 
-/* What an earlier connect() left must not speak for the socket. */
-slow_fn int forget_peer(struct bpf_sock_addr *ctx)
+/* Return: what a socket was told; NULL: nothing. */
+inline_fn struct sock_peer *sock_told(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
-	struct sock_peer *peer;
+	struct sock_peer *peer = NULL;
 
-	if (!sk)
+	if (ctx->protocol == IPPROTO_TCP || ctx->protocol == IPPROTO_UDP)
+		peer = sock_slot_peer(ctx->protocol, bpf_get_socket_cookie(ctx));
+	return peer || !sk ? peer : bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
+}
+
+/* Whether a socket was told of this frontend, or led to this backend. */
+inline_fn bool told_of(const struct sock_peer *peer, const struct dest *d)
+{
+	return peer->frontend_port == d->port && addr_equal(&peer->frontend, &d->addr);
+}
+
+inline_fn bool led_to(const struct sock_peer *peer, const struct dest *d)
+{
+	return peer->backend_port == d->port && addr_equal(&peer->backend_addr, &d->addr);
+}
+
+/* Forgets what is stored with a socket. */
+slow_fn int unstore_peer(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct sock_peer *peer = sk ? bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0) : NULL;
+
+	if (!peer)
 		return 0;
-	if (ctx->protocol == IPPROTO_TCP)
-		sock_slot_free(bpf_get_socket_cookie(ctx));
-	if (ctx->protocol == IPPROTO_UDP) {
-		peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
-		if (peer)
-			connected_forget(bpf_get_socket_cookie(ctx), peer);
-	}
+	if (ctx->protocol == IPPROTO_UDP)
+		connected_forget(bpf_get_socket_cookie(ctx), peer);
 	bpf_sk_storage_delete(&mst_sock_peers_v1, sk);
 	return 0;
 }
 
-/* The socket was led to a backend: getpeername() shows the frontend. */
-slow_fn int remember_peer(struct bpf_sock_addr *ctx, const struct sock_peer *peer)
+/* What was told earlier must not speak for the socket. */
+slow_fn int forget_peer(struct bpf_sock_addr *ctx)
 {
-	struct sock_flow there = { .addr = peer->frontend, .port = peer->frontend_port, .backend = peer->backend };
+	if (ctx->protocol == IPPROTO_TCP || ctx->protocol == IPPROTO_UDP)
+		sock_slot_free(ctx->protocol, bpf_get_socket_cookie(ctx));
+	return unstore_peer(ctx);
+}
+
+/* Keeps what a socket is told in its slot. Return: false: it has none. */
+slow_fn bool slot_peer(struct bpf_sock_addr *ctx, const struct sock_peer *peer)
+{
+	if (!sock_slot_take(ctx, peer))
+		return false;
+	unstore_peer(ctx); /* when it had none */
+	return true;
+}
+
+/* Stores what a socket is told with it. Return: false: there was no memory. */
+inline_fn bool store_peer(struct bpf_sock_addr *ctx, struct sock_peer *peer)
+{
 	struct bpf_sock *sk = ctx->sk;
-	struct sock_flow_key key;
 	struct sock_peer *stored;
 
 	if (!sk)
+		return false;
+	peer->tables = tables_generation();
+	stored = bpf_sk_storage_get(&mst_sock_peers_v1, sk, peer, BPF_SK_STORAGE_GET_F_CREATE);
+	if (stored)
+		*stored = *peer;
+	return stored;
+}
+
+/* The socket is led to a backend: getpeername() shows the frontend. */
+slow_fn int remember_peer(struct bpf_sock_addr *ctx, struct sock_peer *peer)
+{
+	struct sock_flow there = { .addr = peer->frontend, .port = peer->frontend_port, .backend = peer->backend };
+	struct sock_flow_key key;
+
+	if (slot_peer(ctx, peer))
 		return 0;
-	if (ctx->protocol == IPPROTO_TCP &&
-	    sock_slot_take(bpf_get_socket_cookie(ctx), bpf_get_netns_cookie(ctx), peer)) {
-		bpf_sk_storage_delete(&mst_sock_peers_v1, sk); /* of an earlier connect() */
-		return 0;
-	}
+	unstore_peer(ctx);
 	if (ctx->protocol == IPPROTO_UDP) {
-		forget_peer(ctx);
 		connected_key(&key, bpf_get_socket_cookie(ctx), peer);
 		bpf_map_update_elem(&mst_sock_flows_v1, &key, &there, BPF_ANY);
 	}
-	stored = bpf_sk_storage_get(&mst_sock_peers_v1, sk, (void *)peer, BPF_SK_STORAGE_GET_F_CREATE);
-	if (stored)
-		*stored = *peer;
+	store_peer(ctx, peer);
 	return 0;
 }
 
 /* The backend of a connected UDP socket that names, once more, the Service to which it is connected: it takes answers from
  * there alone. Or the backend, as the kernel does for a socket of IPv6 with each send() to IPv4. */
-inline_fn bool peer_backend(struct bpf_sock_addr *ctx, struct dest *d)
+inline_fn bool peer_backend(struct bpf_sock_addr *ctx, const struct sock_peer *peer, struct dest *d)
 {
 	struct bpf_sock *sk = ctx->sk;
-	struct sock_peer *peer;
 
-	if (!sk || sk->state != BPF_TCP_ESTABLISHED)
+	if (!peer || !sk || sk->state != BPF_TCP_ESTABLISHED)
 		return false;
-	peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
-	if (!peer)
-		return false;
-	if (!addr_equal(&peer->frontend, &d->addr) || peer->frontend_port != d->port)
-		return addr_equal(&peer->backend_addr, &d->addr) && peer->backend_port == d->port;
+	if (!told_of(peer, d))
+		return led_to(peer, d);
 	d->addr = peer->backend_addr;
 	d->port = peer->backend_port;
 	return true;
 }
 
-/* The Service's address for a connected socket whose peer is @d. */
-inline_fn bool peer_frontend(struct bpf_sock_addr *ctx, struct dest *d)
+/* The Service's address for a socket whose peer, or who sent to it, is @d. */
+inline_fn bool peer_frontend(const struct sock_peer *peer, struct dest *d)
 {
-	struct bpf_sock *sk = ctx->sk;
-	struct sock_peer *peer = NULL;
-
-	if (!sk)
-		return false;
-	if (ctx->protocol == IPPROTO_TCP)
-		peer = sock_slot_peer(bpf_get_socket_cookie(ctx));
-	if (!peer)
-		peer = bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
-	if (!peer || !addr_equal(&peer->backend_addr, &d->addr) || peer->backend_port != d->port)
+	if (!peer || !led_to(peer, d))
 		return false;
 	d->addr = peer->frontend;
 	d->port = peer->frontend_port;

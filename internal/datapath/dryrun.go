@@ -24,6 +24,7 @@ import (
 // others are the node's; a test holds that each table is in one of the lists, once.
 var scratchTables = []string{
 	bpfgen.PodMapMstAffinityV1,
+	bpfgen.PodMapMstAnswersV1,
 	bpfgen.PodMapMstCtNewV1,
 	bpfgen.PodMapMstPairsV1,
 	bpfgen.PodMapMstCtV1,
@@ -41,7 +42,6 @@ var scratchTables = []string{
 	bpfgen.PodMapMstJudgmentV1,
 	bpfgen.EdgeMapMstNobodyV1,
 	bpfgen.PodMapMstReadersV1,
-	bpfgen.PodMapMstRefusalsV1,
 	bpfgen.PodMapMstStoppedV1,
 }
 
@@ -80,12 +80,12 @@ var sharedTables = []string{
 	bpfgen.PodMapMstServicesV2Now,
 	bpfgen.PodMapMstSlotsV1,
 	bpfgen.PodMapMstSlotsV1Now,
-	bpfgen.PodMapMstSockAskedV1,
 	bpfgen.PodMapMstSockFlowsV1,
 	bpfgen.PodMapMstSockPeersV1,
 	bpfgen.PodMapMstSockSlotsV1,
 	bpfgen.PodMapMstSourcesV1,
 	bpfgen.PodMapMstTunnelPeersV1,
+	bpfgen.PodMapMstUdpSlotsV1,
 	bpfgen.PodMapMstVoucherV1,
 	bpfgen.PodMapMstWearV1,
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 
@@ -293,10 +294,24 @@ func (t Table[K, V]) replace(k K, v V) error {
 }
 
 // ForgetSockFlows removes what unconnected UDP sockets were told. The ways
-// back go only when late: a reply may be under way.
+// back go only when late: a reply may be under way. What is stored with sockets
+// nobody but their programs reaches: it holds until the tables' number moves.
 func (d *Datapath) ForgetSockFlows(dep *Departures, late bool) error {
 	if !dep.Has(state.UDP) {
 		return nil
+	}
+	err := d.eachSlot(dep, state.UDP, func(s *sockSlot, was sockSlot) {
+		// A socket that has been led elsewhere meanwhile is led once more, with its next datagram.
+		atomic.StoreUint32(&s.Peer.Backend, bpfgen.BackendNone)
+		if late {
+			atomic.CompareAndSwapUint64(&s.Cookie, was.Cookie, 0)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if err := d.VoidFlows(); err != nil {
+		return err
 	}
 	t := bindTable[sockFlowKey, sockFlow](d, bpfgen.SockMapMstSockFlowsV1)
 	var dead []sockFlowKey

@@ -160,8 +160,17 @@ func (d *Datapath) openTables(specs map[string]*ebpf.MapSpec) (err error) {
 			err = d.putInForce(name, d.maps[name])
 		}
 	}
+	for _, name := range retired {
+		if err == nil {
+			err = removePin(filepath.Join(d.dir, mapsDir, name))
+		}
+	}
 	return err
 }
+
+// retired are tables that earlier builds had. Their programs hold them until ours take
+// their place.
+var retired = []string{"mst_refusals_v1", "mst_sock_asked_v1"}
 
 // atOnce are the tables that openKnown opens; the others are opened when they
 // are used. To add a pod takes a few of them.

@@ -74,6 +74,30 @@ func TestTablesThatAreNotKnown(t *testing.T) {
 	}
 }
 
+// A table that earlier builds had goes with the upgrade.
+func TestRetiredTablesGo(t *testing.T) {
+	for _, name := range retired {
+		d := tables(t)
+		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		pin := filepath.Join(d.dir, mapsDir, name)
+		if err := m.Pin(pin); err != nil {
+			t.Fatal(err)
+		}
+		again, err := Open(d.dir, Sizes{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer again.Close()
+		if _, err := os.Stat(pin); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is there still: %v", name, err)
+		}
+	}
+}
+
 // After an upgrade that brings reasons to drop, what is dropped for them is counted, and nothing that was is lost.
 func TestDropsHaveRoomForReasonsOfALaterBuild(t *testing.T) {
 	d := tables(t)

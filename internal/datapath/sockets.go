@@ -93,12 +93,31 @@ func (d *Datapath) Sockets(dep *Departures) ([]Socket, error) {
 // slotTaken is SOCK_SLOT_TAKEN of bpf/service.h.
 const slotTaken = ^uint64(0)
 
-// slotSockets are those of Sockets that have a slot (bpf/lib/sock_slot.h).
+// slotTables are those of sockets that have a slot (bpf/lib/sock_slot.h).
+var slotTables = map[state.Protocol]string{
+	state.TCP: bpfgen.SockMapMstSockSlotsV1,
+	state.UDP: bpfgen.SockMapMstUdpSlotsV1,
+}
+
+// slotSockets are those of Sockets that have a slot, and of UDP the unconnected ones,
+// too.
 func (d *Datapath) slotSockets(dep *Departures) (out []Socket, err error) {
-	if !dep.Has(state.TCP) {
-		return nil, nil
+	for p := range slotTables {
+		err = errors.Join(err, d.eachSlot(dep, p, func(_ *sockSlot, was sockSlot) {
+			out = append(out, Socket{NetnsCookie: was.NetnsCookie, proto: uint8(p), cookie: was.Cookie,
+				back: end{Addr(was.Peer.BackendAddr), was.Peer.BackendPort}})
+		}))
 	}
-	err = withMapped(d, bpfgen.SockMapMstSockSlotsV1, func(slots []sockSlot) error {
+	return out, err
+}
+
+// eachSlot calls fn for each slot, of a protocol's, whose socket was led to a backend
+// that has departed, with a copy as it was a moment ago.
+func (d *Datapath) eachSlot(dep *Departures, p state.Protocol, fn func(s *sockSlot, was sockSlot)) error {
+	if !dep.Has(p) {
+		return nil
+	}
+	return withMapped(d, slotTables[p], func(slots []sockSlot) error {
 		for i := range slots {
 			cookie := atomic.LoadUint64(&slots[i].Cookie)
 			if cookie == 0 || cookie == slotTaken {
@@ -108,36 +127,42 @@ func (d *Datapath) slotSockets(dep *Departures) (out []Socket, err error) {
 			front := end{Addr(was.Peer.Frontend), was.Peer.FrontendPort}
 			back := end{Addr(was.Peer.BackendAddr), was.Peer.BackendPort}
 			// Another socket may have come meanwhile: then the rest is not of one and the same.
-			if atomic.LoadUint64(&slots[i].Cookie) == cookie && dep.fate(front, back, uint8(state.TCP)) == ends {
-				out = append(out, Socket{NetnsCookie: was.NetnsCookie, proto: uint8(state.TCP), cookie: cookie, back: back})
+			if atomic.LoadUint64(&slots[i].Cookie) == cookie && dep.fate(front, back, uint8(p)) == ends {
+				was.Cookie = cookie
+				fn(&slots[i], was)
 			}
 		}
 		return nil
 	})
-	return out, err
 }
 
 // name finds those of list of which only the cookie is known among the sockets of
 // the calling thread's namespace; one that has closed, or is connected elsewhere
-// by now, is left out.
+// by now or not at all, is left out.
 func name(list []Socket) ([]Socket, error) {
-	cookies := make(map[uint64]end)
+	cookies := map[state.Protocol]map[uint64]end{state.TCP: {}, state.UDP: {}}
 	out := list[:0:0]
 	for _, s := range list {
 		if s.family == 0 {
-			cookies[s.cookie] = s.back
+			cookies[state.Protocol(s.proto)][s.cookie] = s.back
 		} else {
 			out = append(out, s)
 		}
 	}
-	if len(cookies) == 0 {
-		return list, nil
+	for p, wanted := range cookies {
+		if len(wanted) == 0 {
+			continue
+		}
+		more, err := connected(p, func(id []byte, c Connection) bool {
+			back, ok := wanted[binary.NativeEndian.Uint64(id[diagIDCookie:])]
+			return ok && endOf(c.Remote) == back
+		})
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, more...)
 	}
-	more, err := tcpSockets(func(id []byte, c Connection) bool {
-		back, wanted := cookies[binary.NativeEndian.Uint64(id[diagIDCookie:])]
-		return wanted && endOf(c.Remote) == back
-	})
-	return append(out, more...), err
+	return out, nil
 }
 
 // readSockets runs the iterator, which writes one struct sock_seen a socket.
@@ -230,31 +255,29 @@ func socketOf(seen *sockSeen) Socket {
 // ClientSockets lists the TCP sockets in the calling thread's namespace that
 // are the clients' ends of conns.
 func ClientSockets(conns map[Connection]bool) ([]Socket, error) {
-	return tcpSockets(func(_ []byte, c Connection) bool { return conns[c] })
+	return connected(state.TCP, func(_ []byte, c Connection) bool { return conns[c] })
 }
 
-// tcpSockets lists the TCP connections of the calling thread's namespace that fn
+// connectedStates are those of a socket that is connected: a connected UDP socket
+// counts as ESTABLISHED.
+var connectedStates = map[state.Protocol]uint32{state.TCP: tcpConnected, state.UDP: 1 << 1}
+
+// connected lists the connected sockets of the calling thread's namespace that fn
 // wants: it is given the struct inet_diag_sockid of each.
-func tcpSockets(fn func(id []byte, c Connection) bool) (out []Socket, err error) {
+func connected(p state.Protocol, fn func(id []byte, c Connection) bool) (out []Socket, err error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		err := eachTCP(family, func(id []byte) {
+		err := eachSocket(family, p, connectedStates[p], nil, func(msg []byte) error {
+			id := msg[diagMsgID : diagMsgID+diagIDSize]
 			if fn(id, connectionOf(family, id)) {
-				out = append(out, Socket{family: family, proto: uint8(state.TCP), id: [diagIDSize]byte(id)})
+				out = append(out, Socket{family: family, proto: uint8(p), id: [diagIDSize]byte(id)})
 			}
+			return nil
 		})
 		if err != nil {
-			return nil, fmt.Errorf("list TCP sockets: %w", err)
+			return nil, fmt.Errorf("list %s sockets: %w", p, err)
 		}
 	}
 	return out, nil
-}
-
-// eachTCP calls fn with the struct inet_diag_sockid of every TCP connection.
-func eachTCP(family uint8, fn func(id []byte)) error {
-	return eachSocket(family, state.TCP, tcpConnected, nil, func(msg []byte) error {
-		fn(msg[diagMsgID : diagMsgID+diagIDSize])
-		return nil
-	})
 }
 
 // eachSocket calls fn with the struct inet_diag_msg, and what follows it, of every

@@ -5,7 +5,7 @@ package datapath
 // Sockets that a Service led to its backend, on a kernel that lets nobody load
 // an iterator over them: by the kernel's socket diagnosis (sock_diag(7)), which
 // tells with each TCP socket what connect() stored; of UDP sockets it tells their
-// cookies, by which connect() noted the same. It sees one namespace at a time.
+// cookies, by which connect() noted the same where they have no slot. It sees one namespace at a time.
 
 import (
 	"encoding/binary"
@@ -29,7 +29,6 @@ const (
 	diagStorage     = 1  // SK_DIAG_BPF_STORAGE
 	diagValue       = 3  // SK_DIAG_BPF_STORAGE_MAP_VALUE
 	attrFlags       = unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER
-	udpConnected    = 1 << 1 // as a TCP socket that is ESTABLISHED
 )
 
 type (
@@ -79,10 +78,10 @@ func (d *Datapath) SocketsHere(dep *Departures) ([]Socket, error) {
 }
 
 // eachConnected calls fn with the struct inet_diag_sockid of every connected UDP
-// socket that was led to a backend, and with its frontend.
+// socket that was led to a backend and has no slot, and with its frontend.
 func (d *Datapath) eachConnected(family uint8, fn func(id []byte, front, back end)) error {
 	flows := bindTable[sockFlowKey, sockFlow](d, bpfgen.SockMapMstSockFlowsV1)
-	return eachSocket(family, state.UDP, udpConnected, nil, func(msg []byte) error {
+	return eachSocket(family, state.UDP, connectedStates[state.UDP], nil, func(msg []byte) error {
 		id := msg[diagMsgID : diagMsgID+diagIDSize]
 		back := endOf(connectionOf(family, id).Remote)
 		key := sockFlowKey{Cookie: binary.NativeEndian.Uint64(id[diagIDCookie:]), Port: back.port, Kind: bpfgen.SockFlowConnected}
@@ -100,7 +99,7 @@ func (d *Datapath) eachConnected(family uint8, fn func(id []byte, front, back en
 func eachPeer(table int, family uint8, fn func(id []byte, peer *sockPeer)) error {
 	want := nl.NewRtAttr(diagReqStorages|unix.NLA_F_NESTED, nil)
 	want.AddRtAttr(diagReqMap, nl.Uint32Attr(uint32(table)))
-	return eachSocket(family, state.TCP, tcpConnected, want.Serialize(), func(msg []byte) error {
+	return eachSocket(family, state.TCP, connectedStates[state.TCP], want.Serialize(), func(msg []byte) error {
 		value, err := attr(msg[diagMsgSize:], diagStorages, diagStorage, diagValue)
 		if err != nil || value == nil {
 			return err

@@ -35,12 +35,14 @@ func TestSocketsHereAreThoseThatAServiceLed(t *testing.T) {
 	}
 	t.Cleanup(func() { flows.Close() })
 	d.maps[bpfgen.SockMapMstSockFlowsV1] = flows
-	slots, err := ebpf.NewMap(specs[bpfgen.SockMapMstSockSlotsV1])
-	if err != nil {
-		t.Fatal(err)
+	for _, name := range slotTables {
+		slots, err := ebpf.NewMap(specs[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { slots.Close() })
+		d.maps[name] = slots
 	}
-	t.Cleanup(func() { slots.Close() })
-	d.maps[bpfgen.SockMapMstSockSlotsV1] = slots
 	for _, on := range []string{"127.0.0.1:0", "[::1]:0"} {
 		l, err := net.Listen("tcp", on)
 		if err != nil {

@@ -281,9 +281,27 @@ func TestWhatUnconnectedSocketsWereToldIsForgotten(t *testing.T) {
 				}
 			}
 		}
+		for cookie, front := range map[uint64]string{17: "10.96.0.1:80", 18: "10.96.0.2:80"} {
+			f, b := netip.MustParseAddrPort(front), netip.MustParseAddrPort("10.9.0.2:80")
+			slot := bpfgen.SockSockSlot{Cookie: cookie}
+			slot.Peer.Frontend.Bytes, slot.Peer.FrontendPort = f.Addr().As16(), datapath.Port(f.Port())
+			slot.Peer.BackendAddr.Bytes, slot.Peer.BackendPort, slot.Peer.Backend = b.Addr().As16(), datapath.Port(b.Port()), 1
+			if err := e.dp.Map(bpfgen.SockMapMstUdpSlotsV1).Put(uint32(cookie), slot); err != nil {
+				return err
+			}
+		}
 		return e.RemoveServices(front(udp("10.96.0.1:80")))
 	})
 	n.must(func(e *Engine) error {
+		for cookie, want := range map[uint32]bpfgen.SockSockSlot{17: {}, 18: {Cookie: 18}} {
+			var got bpfgen.SockSockSlot
+			if err := e.dp.Map(bpfgen.SockMapMstUdpSlotsV1).Lookup(cookie, &got); err != nil {
+				return err
+			}
+			if got.Cookie != want.Cookie || (got.Peer.Backend == 0) != (want.Cookie == 0) {
+				t.Errorf("slot %d: %+v", cookie, got)
+			}
+		}
 		var k bpfgen.SockSockFlowKey
 		var v bpfgen.SockSockFlow
 		got := map[uint64]int{}

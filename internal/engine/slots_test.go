@@ -4,6 +4,8 @@ package engine
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -18,20 +20,22 @@ import (
 	"github.com/mustang-net/mustang/internal/state"
 )
 
-// A TCP socket that connect() led to a backend is known by its slot, or, where
-// another socket has that, by what is stored with it: to getpeername(), and to who
-// removes the backend. Closing it frees the slot.
+// A socket that connect() led to a backend is known by its slot, or, where another
+// socket has that, by what is stored with it: to getpeername(), and to who removes the
+// backend. Closing it frees the slot.
 func TestASocketIsKnownByItsSlotOrByWhatIsStored(t *testing.T) {
 	for _, stored := range []bool{false, true} {
 		for _, v6 := range []bool{false, true} {
-			t.Run(map[bool]string{false: "slot", true: "stored"}[stored]+map[bool]string{false: " IPv4", true: " IPv6"}[v6], func(t *testing.T) {
-				testSlot(t, stored, v6)
-			})
+			for _, network := range []string{"tcp", "udp"} {
+				name := fmt.Sprintf("%s %s %s", network, map[bool]string{false: "slot", true: "stored"}[stored],
+					map[bool]string{false: "IPv4", true: "IPv6"}[v6])
+				t.Run(name, func(t *testing.T) { testSlot(t, network, stored, v6) })
+			}
 		}
 	}
 }
 
-func testSlot(t *testing.T, stored, v6 bool) {
+func testSlot(t *testing.T, network string, stored, v6 bool) {
 	n := newNode(t)
 	path := n.pod(2)
 	n.run("ip -n %s -6 route add default dev eth0", filepath.Base(path))
@@ -49,18 +53,24 @@ func testSlot(t *testing.T, stored, v6 bool) {
 			t.Fatal(err)
 		}
 	}
-	var l net.Listener
-	inside(func() (err error) {
-		l, err = net.Listen("tcp", net.JoinHostPort(own, "0"))
+	table, service := bpfgen.SockMapMstSockSlotsV1, svc
+	if network == "udp" {
+		table, service = bpfgen.SockMapMstUdpSlotsV1, udp
+	}
+	var backend netip.AddrPort
+	inside(func() error {
+		l, address, err := listen(network, net.JoinHostPort(own, "0"))
+		if err == nil {
+			backend = address
+			t.Cleanup(func() { l.Close() })
+		}
 		return err
 	})
-	t.Cleanup(func() { l.Close() })
-	backend := l.Addr().(*net.TCPAddr).AddrPort()
-	n.must(func(e *Engine) error { return e.AddServices(svc(front.String(), backend.String())) })
+	n.must(func(e *Engine) error { return e.AddServices(service(front.String(), backend.String())) })
 	inCgroup(t)
 	var slots *ebpf.Map
 	n.must(func(e *Engine) (err error) {
-		slots, err = e.dp.Map(bpfgen.SockMapMstSockSlotsV1).Clone()
+		slots, err = e.dp.Map(table).Clone()
 		return err
 	})
 	t.Cleanup(func() { slots.Close() })
@@ -74,7 +84,7 @@ func testSlot(t *testing.T, stored, v6 bool) {
 	dial := func(to netip.AddrPort) (c net.Conn) {
 		t.Helper()
 		inside(func() (err error) {
-			c, err = net.Dial("tcp", to.String())
+			c, err = net.Dial(network, to.String())
 			return err
 		})
 		t.Cleanup(func() { c.Close() })
@@ -82,7 +92,7 @@ func testSlot(t *testing.T, stored, v6 bool) {
 	}
 	first, c, direct := dial(front), dial(front), dial(backend)
 	for conn, want := range map[net.Conn]netip.AddrPort{first: front, c: front, direct: backend} {
-		if got := conn.RemoteAddr().(*net.TCPAddr).AddrPort(); got != want {
+		if got := conn.RemoteAddr().String(); got != want.String() {
 			t.Errorf("getpeername: %v, want %v", got, want)
 		}
 	}
@@ -113,6 +123,22 @@ func testSlot(t *testing.T, stored, v6 bool) {
 	if err := pendingError(t, direct); err != nil {
 		t.Errorf("it went there by itself: %v", err)
 	}
+}
+
+// listen opens a server's socket, which says where it is.
+func listen(network, on string) (io.Closer, netip.AddrPort, error) {
+	if network == "udp" {
+		c, err := net.ListenPacket(network, on)
+		if err != nil {
+			return nil, netip.AddrPort{}, err
+		}
+		return c, c.LocalAddr().(*net.UDPAddr).AddrPort(), nil
+	}
+	l, err := net.Listen(network, on)
+	if err != nil {
+		return nil, netip.AddrPort{}, err
+	}
+	return l, l.Addr().(*net.TCPAddr).AddrPort(), nil
 }
 
 func cookieOf(t *testing.T, c net.Conn) (cookie uint64) {

@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -32,8 +33,10 @@ type udpWorld struct {
 	server     *net.UDPConn
 	serverPath string
 	backend    netip.AddrPort
-	fronts     []netip.AddrPort // two Services of that backend
+	fronts     []netip.AddrPort // two Services of that backend, and one of another
+	other      *net.UDPConn     // that one
 	flows      *ebpf.Map
+	slots      *ebpf.Map
 }
 
 // bothUDP runs fn for each family.
@@ -56,9 +59,9 @@ func newUDPWorld(t *testing.T, by state.ServicePath, v6 bool) *udpWorld {
 		})
 	}
 	w := &udpWorld{T: t, n: n, path: paths[0], serverPath: paths[1]}
-	own, fronts := "10.9.0.3", []string{"10.96.0.1:80", "10.96.0.2:80"}
+	own, fronts := "10.9.0.3", []string{"10.96.0.1:80", "10.96.0.2:80", "10.96.0.3:80"}
 	if v6 {
-		own, fronts = "fd09::3", []string{"[fd50::1]:80", "[fd50::2]:80"}
+		own, fronts = "fd09::3", []string{"[fd50::1]:80", "[fd50::2]:80", "[fd50::3]:80"}
 	}
 	err := netns.Do(paths[1], func() (err error) {
 		w.server, err = net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(own)})
@@ -69,13 +72,18 @@ func newUDPWorld(t *testing.T, by state.ServicePath, v6 bool) *udpWorld {
 	}
 	t.Cleanup(func() { w.server.Close() })
 	w.backend = w.server.LocalAddr().(*net.UDPAddr).AddrPort()
+	w.other = w.another()
 	n.must(func(e *Engine) (err error) {
 		if w.flows, err = e.dp.Map(bpfgen.SockMapMstSockFlowsV1).Clone(); err != nil {
 			return err
 		}
-		return e.AddServices(udp(fronts[0], w.backend.String()), udp(fronts[1], w.backend.String()))
+		if w.slots, err = e.dp.Map(bpfgen.SockMapMstUdpSlotsV1).Clone(); err != nil {
+			return err
+		}
+		return e.AddServices(udp(fronts[0], w.backend.String()), udp(fronts[1], w.backend.String()),
+			udp(fronts[2], w.other.LocalAddr().String()))
 	})
-	t.Cleanup(func() { w.flows.Close() })
+	t.Cleanup(func() { w.flows.Close(); w.slots.Close() })
 	for _, front := range fronts {
 		w.fronts = append(w.fronts, netip.MustParseAddrPort(front))
 	}
@@ -131,19 +139,62 @@ func (w *udpWorld) receive(c *net.UDPConn) netip.AddrPort {
 	return netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 }
 
-// kept counts what the programs keep of sockets, by bpfgen.SockFlowThere and so on.
-func (w *udpWorld) kept() (out [3]int) {
+// fillSlots has other sockets take all slots: what a socket is told is stored with it.
+func (w *udpWorld) fillSlots() {
+	w.Helper()
+	for i := range w.slots.MaxEntries() {
+		if err := w.slots.Put(i, bpfgen.SockSockSlot{Cookie: 1<<62 + uint64(i)}); err != nil {
+			w.Fatal(err)
+		}
+	}
+}
+
+// slotOrStored runs fn where sockets have slots, and where what they are told is stored with them.
+func (w *udpWorld) slotOrStored(fn func(stored bool)) {
+	w.Helper()
+	fn(false)
+	w.fillSlots()
+	fn(true)
+}
+
+// kept is what the programs keep of sockets: entries of the table by bpfgen.SockFlowThere and so on, and slots.
+type kept struct{ There, Back, Connected, Slots int }
+
+func (w *udpWorld) keep(what string, want kept) {
 	w.Helper()
 	var k bpfgen.SockSockFlowKey
 	var v bpfgen.SockSockFlow
+	var count [3]int
 	it := w.flows.Iterate()
 	for it.Next(&k, &v) {
-		out[k.Kind]++
+		count[k.Kind]++
 	}
-	if err := it.Err(); err != nil {
+	got := kept{There: count[bpfgen.SockFlowThere], Back: count[bpfgen.SockFlowBack], Connected: count[bpfgen.SockFlowConnected]}
+	var i uint32
+	var slot bpfgen.SockSockSlot
+	slots := w.slots.Iterate()
+	for slots.Next(&i, &slot) {
+		if slot.Cookie != 0 && slot.Cookie < 1<<62 {
+			got.Slots++
+		}
+	}
+	if err := errors.Join(it.Err(), slots.Err()); err != nil {
 		w.Fatal(err)
 	}
-	return out
+	if got != want {
+		w.Errorf("%s: %+v are kept, want %+v", what, got, want)
+	}
+}
+
+// later is a socket that has asked another Service before: what it asks now is kept in the table.
+func (w *udpWorld) later() *net.UDPConn {
+	w.Helper()
+	c := w.socket()
+	if _, err := c.WriteToUDPAddrPort([]byte("question"), w.fronts[2]); err != nil {
+		w.Fatal(err)
+	}
+	w.receive(w.other)
+	return c
 }
 
 // loseWayBack does what the table does when it needs the entry's room.
@@ -158,106 +209,167 @@ func (w *udpWorld) loseWayBack(c *net.UDPConn) {
 
 func TestAnUnconnectedSocketFindsItsWayBackAgain(t *testing.T) {
 	bothUDP(t, state.PathBoth, func(w *udpWorld) {
-		c, front := w.socket(), w.fronts[0]
+		c, front := w.later(), w.fronts[0]
 		w.ask(c, front)
 		w.loseWayBack(c)
 		if got := w.answered(c, w.ask(c, front)); got != front {
 			w.Errorf("the answer comes from %v, want %v", got, front)
 		}
-		if got := w.kept(); got != [3]int{1, 1, 0} {
-			w.Errorf("%v entries are kept", got)
-		}
+		w.keep("an open socket", kept{There: 1, Back: 1, Slots: 1})
 	})
+}
+
+// fillFlows has others use up the table of what unconnected sockets asked, and calls fn now and then.
+func (w *udpWorld) fillFlows(fn func()) {
+	w.Helper()
+	const chunk = 512
+	keys, values := make([]bpfgen.SockSockFlowKey, chunk), make([]bpfgen.SockSockFlow, chunk)
+	for at := range 3 * int(w.flows.MaxEntries()) / chunk {
+		for i := range keys {
+			keys[i].Cookie = 1<<62 + uint64(at*chunk+i)
+		}
+		if _, err := w.flows.BatchUpdate(keys, values, nil); err != nil {
+			w.Fatal(err)
+		}
+		fn()
+	}
 }
 
 // Who sends keeps both entries, while its server is slow and others use up the table.
 func TestAnUnconnectedSocketKeepsItsWayBackInAFullTable(t *testing.T) {
 	bothUDP(t, state.PathBoth, func(w *udpWorld) {
-		c, front := w.socket(), w.fronts[0]
+		c, front := w.later(), w.fronts[0]
 		from := w.ask(c, front)
-		const chunk = 512
-		keys, values := make([]bpfgen.SockSockFlowKey, chunk), make([]bpfgen.SockSockFlow, chunk)
-		for at := range 3 * int(w.flows.MaxEntries()) / chunk {
-			for i := range keys {
-				keys[i].Cookie = 1<<62 + uint64(at*chunk+i)
-			}
-			if _, err := w.flows.BatchUpdate(keys, values, nil); err != nil {
-				w.Fatal(err)
-			}
-			from = w.ask(c, front)
-		}
+		w.fillFlows(func() { from = w.ask(c, front) })
 		if got := w.answered(c, from); got != front {
 			w.Errorf("the answer comes from %v, want %v", got, front)
 		}
 	})
 }
 
-// A way back that was lost and is another Service's by now is left to that one: the
-// first one's datagrams go by NAT, so that the answers can be told apart.
+// What it asked first no other socket can turn out, however long it is silent.
+func TestAnUnconnectedSocketsFirstServiceIsItsOwn(t *testing.T) {
+	bothUDP(t, state.PathBoth, func(w *udpWorld) {
+		w.slotOrStored(func(stored bool) {
+			c, front := w.socket(), w.fronts[0]
+			from := w.ask(c, front)
+			w.fillFlows(func() {})
+			if got := w.answered(c, from); got != front {
+				w.Errorf("stored %t: the answer comes from %v, want %v", stored, got, front)
+			}
+		})
+	})
+}
+
+// A way back that is another Service's is left to that one: the second one's
+// datagrams go by NAT, so that the answers can be told apart.
 func TestTwoServicesOfOneBackendAreToldApart(t *testing.T) {
 	bothUDP(t, state.PathBoth, func(w *udpWorld) {
-		c := w.socket()
+		told := func(what string, c *net.UDPConn, from [2]netip.AddrPort) {
+			w.Helper()
+			for i, front := range w.fronts[:2] {
+				if got := w.answered(c, from[i]); got != front {
+					w.Errorf("%s, Service %d: the answer comes from %v, want %v", what, i, got, front)
+				}
+			}
+		}
+		c := w.later()
 		w.ask(c, w.fronts[0])
 		w.loseWayBack(c)
 		from := [2]netip.AddrPort{1: w.ask(c, w.fronts[1])}
 		from[0] = w.ask(c, w.fronts[0])
-		for i, front := range w.fronts {
-			if got := w.answered(c, from[i]); got != front {
-				w.Errorf("Service %d: the answer comes from %v, want %v", i, got, front)
-			}
-		}
+		told("in the table", c, from)
+		w.slotOrStored(func(stored bool) {
+			c := w.socket()
+			from := [2]netip.AddrPort{w.ask(c, w.fronts[0]), w.ask(c, w.fronts[1])}
+			from[0] = w.ask(c, w.fronts[0])
+			told("its first", c, from)
+		})
 	})
 }
 
 // Where there is no NAT, nothing else tells the answers of two Services apart.
 func TestTheServiceThatWasAskedLastHasTheAnswers(t *testing.T) {
 	bothUDP(t, state.PathSocket, func(w *udpWorld) {
-		c := w.socket()
-		for _, i := range []int{0, 1, 0, 1} {
-			if got := w.answered(c, w.ask(c, w.fronts[i])); got != w.fronts[i] {
-				w.Errorf("Service %d: the answer comes from %v, want %v", i, got, w.fronts[i])
+		for _, c := range []*net.UDPConn{w.socket(), w.later()} {
+			for _, i := range []int{0, 1, 0, 1} {
+				if got := w.answered(c, w.ask(c, w.fronts[i])); got != w.fronts[i] {
+					w.Errorf("Service %d: the answer comes from %v, want %v", i, got, w.fronts[i])
+				}
 			}
 		}
+	})
+}
+
+// A socket that goes to the backend itself takes its answers as such from then on.
+func TestAnUnconnectedSocketGoesToABackendItself(t *testing.T) {
+	bothUDP(t, state.PathBoth, func(w *udpWorld) {
+		w.slotOrStored(func(stored bool) {
+			for _, c := range []*net.UDPConn{w.socket(), w.later()} {
+				for _, to := range []netip.AddrPort{w.fronts[0], w.backend} {
+					if got := w.answered(c, w.ask(c, to)); got != to {
+						w.Errorf("stored %t: the answer comes from %v, want %v", stored, got, to)
+					}
+				}
+			}
+		})
 	})
 }
 
 // What a socket asked of its first Service goes with it.
 func TestAClosedUnconnectedSocketLeavesNothing(t *testing.T) {
 	bothUDP(t, state.PathBoth, func(w *udpWorld) {
-		for range 3 {
-			c := w.socket()
-			w.answered(c, w.ask(c, w.fronts[0]))
-			if got := w.kept(); got != [3]int{1, 1, 0} {
-				t.Errorf("%v entries of an open socket", got)
+		w.slotOrStored(func(stored bool) {
+			for range 3 {
+				c := w.socket()
+				w.answered(c, w.ask(c, w.fronts[0]))
+				w.keep("an open socket", kept{Slots: map[bool]int{false: 1}[stored]})
+				if err := c.Close(); err != nil {
+					w.Fatal(err)
+				}
+				w.keep("a closed socket", kept{})
 			}
-			if err := c.Close(); err != nil {
-				w.Fatal(err)
-			}
-			if got := w.kept(); got != [3]int{} {
-				t.Errorf("%v entries of a closed socket", got)
-			}
-		}
+		})
 	})
 }
 
-// Nor what it asked of a backend that its Service got meanwhile.
+// Nor what it asked of a backend that its Service got meanwhile; the one before is another Service's still.
 func TestASocketThatWasMovedLeavesNothing(t *testing.T) {
 	bothUDP(t, state.PathBoth, func(w *udpWorld) {
-		c, front := w.socket(), w.fronts[0]
-		w.ask(c, front)
-		later := w.another()
-		w.n.must(func(e *Engine) error {
-			return e.UpsertServices([]state.Service{udp(front.String(), later.LocalAddr().String())})
+		w.slotOrStored(func(stored bool) {
+			front := w.fronts[0]
+			moved := func(to *net.UDPConn) {
+				w.n.must(func(e *Engine) error {
+					return e.UpsertServices([]state.Service{udp(front.String(), to.LocalAddr().String())})
+				})
+			}
+			moved(w.server)
+			c := w.socket()
+			w.ask(c, front)
+			moved(w.other)
+			if _, err := c.WriteToUDPAddrPort([]byte("question"), front); err != nil {
+				w.Fatal(err)
+			}
+			w.receive(w.other)
+			if err := c.Close(); err != nil {
+				w.Fatal(err)
+			}
+			w.keep("a closed socket", kept{})
 		})
-		if _, err := c.WriteToUDPAddrPort([]byte("question"), front); err != nil {
-			w.Fatal(err)
-		}
-		w.receive(later)
-		if err := c.Close(); err != nil {
-			w.Fatal(err)
-		}
-		if got := w.kept(); got != [3]int{} {
-			t.Errorf("%v entries of a closed socket", got)
+	})
+}
+
+// A Service that gets a backend more moves none of the sockets that have a slot.
+func TestAnUnconnectedSocketStaysWithItsBackend(t *testing.T) {
+	bothUDP(t, state.PathBoth, func(w *udpWorld) {
+		front := w.fronts[0]
+		c := w.socket()
+		w.ask(c, front)
+		w.n.must(func(e *Engine) error {
+			return e.UpsertServices([]state.Service{udp(front.String(), w.backend.String(), w.other.LocalAddr().String())})
+		})
+		for range 20 {
+			w.ask(c, front)
 		}
 	})
 }
@@ -312,28 +424,88 @@ func TestAConnectedIPv6SocketStaysWithItsBackend(t *testing.T) {
 	}
 }
 
-// A connected socket has one entry, of its last connect(), until it closes.
+// A connected socket has one slot, or one entry, of its last connect(), until it closes.
 func TestAClosedSocketLeavesNothing(t *testing.T) {
 	bothUDP(t, state.PathBoth, func(w *udpWorld) {
-		for name, then := range map[string]func(c *net.UDPConn){
-			"connected":    func(*net.UDPConn) {},
-			"to another":   func(c *net.UDPConn) { w.connect(c, sockaddr(w.fronts[1])) },
-			"disconnected": func(c *net.UDPConn) { w.connect(c, make([]byte, unix.SizeofSockaddrInet4)) }, // AF_UNSPEC
-		} {
-			c := w.socket()
-			w.connect(c, sockaddr(w.fronts[0]))
-			then(c)
-			if got := w.kept(); got != [3]int{0, 0, 1} {
-				w.Errorf("%s: %v entries of an open socket", name, got)
+		w.slotOrStored(func(stored bool) {
+			want := kept{Slots: 1}
+			if stored {
+				want = kept{Connected: 1}
 			}
-			if err := c.Close(); err != nil {
-				w.Fatal(err)
+			for name, then := range map[string]func(c *net.UDPConn){
+				"connected":    func(*net.UDPConn) {},
+				"to another":   func(c *net.UDPConn) { w.connect(c, sockaddr(w.fronts[1])) },
+				"disconnected": func(c *net.UDPConn) { w.connect(c, make([]byte, unix.SizeofSockaddrInet4)) }, // AF_UNSPEC
+			} {
+				c := w.socket()
+				w.connect(c, sockaddr(w.fronts[0]))
+				then(c)
+				w.keep(name+", open", want)
+				if err := c.Close(); err != nil {
+					w.Fatal(err)
+				}
+				w.keep(name+", closed", kept{})
 			}
-			if got := w.kept(); got != [3]int{} {
-				w.Errorf("%s: %v entries of a closed socket", name, got)
+		})
+	})
+}
+
+// The kernel does not say when a socket of its own closes, as MPTCP's subflows are: such a one takes no slot.
+func TestASocketOfTheKernelsOwnTakesNoSlot(t *testing.T) {
+	const ipprotoMPTCP = 262
+	w := newUDPWorld(t, state.PathBoth, false)
+	var slots *ebpf.Map
+	front := netip.MustParseAddrPort("10.96.0.4:80")
+	var c int
+	err := netns.Do(w.serverPath, func() error {
+		l, err := net.Listen("tcp4", net.JoinHostPort(w.backend.Addr().String(), "0"))
+		if err != nil {
+			return err
+		}
+		w.Cleanup(func() { l.Close() })
+		w.n.must(func(e *Engine) (err error) {
+			if slots, err = e.dp.Map(bpfgen.SockMapMstSockSlotsV1).Clone(); err != nil {
+				return err
+			}
+			return e.AddServices(svc(front.String(), l.Addr().String()))
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slots.Close()
+	taken := func() (n int) {
+		var i uint32
+		var slot bpfgen.SockSockSlot
+		it := slots.Iterate()
+		for it.Next(&i, &slot) {
+			if slot.Cookie != 0 {
+				n++
 			}
 		}
-	})
+		return n
+	}
+	for what, proto := range map[string]int{"TCP": unix.IPPROTO_TCP, "MPTCP": ipprotoMPTCP} {
+		err = netns.Do(w.path, func() (err error) {
+			if c, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, proto); err != nil {
+				return err
+			}
+			return unix.Connect(c, &unix.SockaddrInet4{Port: int(front.Port()), Addr: front.Addr().As4()})
+		})
+		if err != nil {
+			t.Fatal(what, err)
+		}
+		if want := map[bool]int{true: 1}[proto == unix.IPPROTO_TCP]; taken() != want {
+			t.Errorf("%s: %d slots are taken, want %d", what, taken(), want)
+		}
+		if err := unix.Close(c); err != nil {
+			t.Fatal(err)
+		}
+		if taken() != 0 {
+			t.Errorf("%s: %d slots are taken by closed sockets", what, taken())
+		}
+	}
 }
 
 // connect is connect(2), any number of times.

@@ -33,6 +33,7 @@ type EdgeEdgeConfig struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	EdgeMapMstAffinityV1         = "mst_affinity_v1"
+	EdgeMapMstAnswersV1          = "mst_answers_v1"
 	EdgeMapMstBackendsV1         = "mst_backends_v1"
 	EdgeMapMstBackendsV1Now      = "mst_backends_v1_now"
 	EdgeMapMstChildrenV1         = "mst_children_v1"
@@ -76,7 +77,6 @@ const (
 	EdgeMapMstPrefixesV1         = "mst_prefixes_v1"
 	EdgeMapMstProgramsV1         = "mst_programs_v1"
 	EdgeMapMstReadersV1          = "mst_readers_v1"
-	EdgeMapMstRefusalsV1         = "mst_refusals_v1"
 	EdgeMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	EdgeMapMstRemotesV1          = "mst_remotes_v1"
 	EdgeMapMstRoutersV1          = "mst_routers_v1"
@@ -84,13 +84,13 @@ const (
 	EdgeMapMstServicesV2Now      = "mst_services_v2_now"
 	EdgeMapMstSlotsV1            = "mst_slots_v1"
 	EdgeMapMstSlotsV1Now         = "mst_slots_v1_now"
-	EdgeMapMstSockAskedV1        = "mst_sock_asked_v1"
 	EdgeMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	EdgeMapMstSockPeersV1        = "mst_sock_peers_v1"
 	EdgeMapMstSockSlotsV1        = "mst_sock_slots_v1"
 	EdgeMapMstSourcesV1          = "mst_sources_v1"
 	EdgeMapMstStoppedV1          = "mst_stopped_v1"
 	EdgeMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	EdgeMapMstUdpSlotsV1         = "mst_udp_slots_v1"
 	EdgeMapMstVoucherV1          = "mst_voucher_v1"
 	EdgeMapMstWearV1             = "mst_wear_v1"
 	EdgeProgEdgeIn               = "edge_in"
@@ -167,6 +167,7 @@ type EdgeProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type EdgeMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
+	MstAnswersV1          *ebpf.MapSpec `ebpf:"mst_answers_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstBackendsV1Now      *ebpf.MapSpec `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
@@ -210,7 +211,6 @@ type EdgeMapSpecs struct {
 	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
-	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstRoutersV1          *ebpf.MapSpec `ebpf:"mst_routers_v1"`
@@ -218,13 +218,13 @@ type EdgeMapSpecs struct {
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
-	MstSockAskedV1        *ebpf.MapSpec `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstUdpSlotsV1         *ebpf.MapSpec `ebpf:"mst_udp_slots_v1"`
 	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 	MstWearV1             *ebpf.MapSpec `ebpf:"mst_wear_v1"`
 }
@@ -267,6 +267,7 @@ func (o *EdgeObjects) Close() error {
 // It can be passed to LoadEdgeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EdgeMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
+	MstAnswersV1          *ebpf.Map `ebpf:"mst_answers_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstBackendsV1Now      *ebpf.Map `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
@@ -310,7 +311,6 @@ type EdgeMaps struct {
 	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
-	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstRoutersV1          *ebpf.Map `ebpf:"mst_routers_v1"`
@@ -318,13 +318,13 @@ type EdgeMaps struct {
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
-	MstSockAskedV1        *ebpf.Map `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstUdpSlotsV1         *ebpf.Map `ebpf:"mst_udp_slots_v1"`
 	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 	MstWearV1             *ebpf.Map `ebpf:"mst_wear_v1"`
 }
@@ -332,6 +332,7 @@ type EdgeMaps struct {
 func (m *EdgeMaps) Close() error {
 	return _EdgeClose(
 		m.MstAffinityV1,
+		m.MstAnswersV1,
 		m.MstBackendsV1,
 		m.MstBackendsV1Now,
 		m.MstChildrenV1,
@@ -375,7 +376,6 @@ func (m *EdgeMaps) Close() error {
 		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstReadersV1,
-		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
 		m.MstRoutersV1,
@@ -383,13 +383,13 @@ func (m *EdgeMaps) Close() error {
 		m.MstServicesV2Now,
 		m.MstSlotsV1,
 		m.MstSlotsV1Now,
-		m.MstSockAskedV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstUdpSlotsV1,
 		m.MstVoucherV1,
 		m.MstWearV1,
 	)

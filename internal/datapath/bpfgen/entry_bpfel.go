@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	EntryMapMstAffinityV1         = "mst_affinity_v1"
+	EntryMapMstAnswersV1          = "mst_answers_v1"
 	EntryMapMstBackendsV1         = "mst_backends_v1"
 	EntryMapMstBackendsV1Now      = "mst_backends_v1_now"
 	EntryMapMstChildrenV1         = "mst_children_v1"
@@ -60,7 +61,6 @@ const (
 	EntryMapMstPrefixesV1         = "mst_prefixes_v1"
 	EntryMapMstProgramsV1         = "mst_programs_v1"
 	EntryMapMstReadersV1          = "mst_readers_v1"
-	EntryMapMstRefusalsV1         = "mst_refusals_v1"
 	EntryMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	EntryMapMstRemotesV1          = "mst_remotes_v1"
 	EntryMapMstRoutersV1          = "mst_routers_v1"
@@ -68,13 +68,13 @@ const (
 	EntryMapMstServicesV2Now      = "mst_services_v2_now"
 	EntryMapMstSlotsV1            = "mst_slots_v1"
 	EntryMapMstSlotsV1Now         = "mst_slots_v1_now"
-	EntryMapMstSockAskedV1        = "mst_sock_asked_v1"
 	EntryMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	EntryMapMstSockPeersV1        = "mst_sock_peers_v1"
 	EntryMapMstSockSlotsV1        = "mst_sock_slots_v1"
 	EntryMapMstSourcesV1          = "mst_sources_v1"
 	EntryMapMstStoppedV1          = "mst_stopped_v1"
 	EntryMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	EntryMapMstUdpSlotsV1         = "mst_udp_slots_v1"
 	EntryMapMstVoucherV1          = "mst_voucher_v1"
 	EntryMapMstWearV1             = "mst_wear_v1"
 	EntryProgEntry                = "entry"
@@ -143,6 +143,7 @@ type EntryProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type EntryMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
+	MstAnswersV1          *ebpf.MapSpec `ebpf:"mst_answers_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstBackendsV1Now      *ebpf.MapSpec `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
@@ -186,7 +187,6 @@ type EntryMapSpecs struct {
 	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
-	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstRoutersV1          *ebpf.MapSpec `ebpf:"mst_routers_v1"`
@@ -194,13 +194,13 @@ type EntryMapSpecs struct {
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
-	MstSockAskedV1        *ebpf.MapSpec `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstUdpSlotsV1         *ebpf.MapSpec `ebpf:"mst_udp_slots_v1"`
 	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 	MstWearV1             *ebpf.MapSpec `ebpf:"mst_wear_v1"`
 }
@@ -243,6 +243,7 @@ func (o *EntryObjects) Close() error {
 // It can be passed to LoadEntryObjects or ebpf.CollectionSpec.LoadAndAssign.
 type EntryMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
+	MstAnswersV1          *ebpf.Map `ebpf:"mst_answers_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstBackendsV1Now      *ebpf.Map `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
@@ -286,7 +287,6 @@ type EntryMaps struct {
 	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
-	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstRoutersV1          *ebpf.Map `ebpf:"mst_routers_v1"`
@@ -294,13 +294,13 @@ type EntryMaps struct {
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
-	MstSockAskedV1        *ebpf.Map `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstUdpSlotsV1         *ebpf.Map `ebpf:"mst_udp_slots_v1"`
 	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 	MstWearV1             *ebpf.Map `ebpf:"mst_wear_v1"`
 }
@@ -308,6 +308,7 @@ type EntryMaps struct {
 func (m *EntryMaps) Close() error {
 	return _EntryClose(
 		m.MstAffinityV1,
+		m.MstAnswersV1,
 		m.MstBackendsV1,
 		m.MstBackendsV1Now,
 		m.MstChildrenV1,
@@ -351,7 +352,6 @@ func (m *EntryMaps) Close() error {
 		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstReadersV1,
-		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
 		m.MstRoutersV1,
@@ -359,13 +359,13 @@ func (m *EntryMaps) Close() error {
 		m.MstServicesV2Now,
 		m.MstSlotsV1,
 		m.MstSlotsV1Now,
-		m.MstSockAskedV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstUdpSlotsV1,
 		m.MstVoucherV1,
 		m.MstWearV1,
 	)

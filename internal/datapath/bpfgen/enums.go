@@ -113,7 +113,7 @@ const (
 
 // enum cb_word
 const (
-	CbEndpoint        = 0
+	CbEndpoint        = 0 // whose hook it is: 0 at the node's devices
 	CbVoucher         = 0 // on the way to another pod's hook: half of the sender's voucher (lib/voucher.h)
 	CbTunnel          = 0 // before that is known, at the NIC: enum wire_maybe
 	CbRedirectIfindex = 1

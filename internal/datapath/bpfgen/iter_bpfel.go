@@ -45,7 +45,7 @@ type IterSockSeen struct {
 		BackendPort  uint16
 		Backend      uint32
 		Service      uint32
-		Pad          uint32
+		Tables       uint32
 	}
 }
 
@@ -54,6 +54,7 @@ type IterSockSeen struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	IterMapMstAffinityV1         = "mst_affinity_v1"
+	IterMapMstAnswersV1          = "mst_answers_v1"
 	IterMapMstBackendsV1         = "mst_backends_v1"
 	IterMapMstBackendsV1Now      = "mst_backends_v1_now"
 	IterMapMstChildrenV1         = "mst_children_v1"
@@ -97,7 +98,6 @@ const (
 	IterMapMstPrefixesV1         = "mst_prefixes_v1"
 	IterMapMstProgramsV1         = "mst_programs_v1"
 	IterMapMstReadersV1          = "mst_readers_v1"
-	IterMapMstRefusalsV1         = "mst_refusals_v1"
 	IterMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	IterMapMstRemotesV1          = "mst_remotes_v1"
 	IterMapMstRoutersV1          = "mst_routers_v1"
@@ -105,13 +105,13 @@ const (
 	IterMapMstServicesV2Now      = "mst_services_v2_now"
 	IterMapMstSlotsV1            = "mst_slots_v1"
 	IterMapMstSlotsV1Now         = "mst_slots_v1_now"
-	IterMapMstSockAskedV1        = "mst_sock_asked_v1"
 	IterMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	IterMapMstSockPeersV1        = "mst_sock_peers_v1"
 	IterMapMstSockSlotsV1        = "mst_sock_slots_v1"
 	IterMapMstSourcesV1          = "mst_sources_v1"
 	IterMapMstStoppedV1          = "mst_stopped_v1"
 	IterMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	IterMapMstUdpSlotsV1         = "mst_udp_slots_v1"
 	IterMapMstVoucherV1          = "mst_voucher_v1"
 	IterMapMstWearV1             = "mst_wear_v1"
 	IterProgMstSockets           = "mst_sockets"
@@ -178,6 +178,7 @@ type IterProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type IterMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
+	MstAnswersV1          *ebpf.MapSpec `ebpf:"mst_answers_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstBackendsV1Now      *ebpf.MapSpec `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
@@ -221,7 +222,6 @@ type IterMapSpecs struct {
 	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
-	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstRoutersV1          *ebpf.MapSpec `ebpf:"mst_routers_v1"`
@@ -229,13 +229,13 @@ type IterMapSpecs struct {
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
-	MstSockAskedV1        *ebpf.MapSpec `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstUdpSlotsV1         *ebpf.MapSpec `ebpf:"mst_udp_slots_v1"`
 	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 	MstWearV1             *ebpf.MapSpec `ebpf:"mst_wear_v1"`
 }
@@ -278,6 +278,7 @@ func (o *IterObjects) Close() error {
 // It can be passed to LoadIterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type IterMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
+	MstAnswersV1          *ebpf.Map `ebpf:"mst_answers_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstBackendsV1Now      *ebpf.Map `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
@@ -321,7 +322,6 @@ type IterMaps struct {
 	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
-	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstRoutersV1          *ebpf.Map `ebpf:"mst_routers_v1"`
@@ -329,13 +329,13 @@ type IterMaps struct {
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
-	MstSockAskedV1        *ebpf.Map `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstUdpSlotsV1         *ebpf.Map `ebpf:"mst_udp_slots_v1"`
 	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 	MstWearV1             *ebpf.Map `ebpf:"mst_wear_v1"`
 }
@@ -343,6 +343,7 @@ type IterMaps struct {
 func (m *IterMaps) Close() error {
 	return _IterClose(
 		m.MstAffinityV1,
+		m.MstAnswersV1,
 		m.MstBackendsV1,
 		m.MstBackendsV1Now,
 		m.MstChildrenV1,
@@ -386,7 +387,6 @@ func (m *IterMaps) Close() error {
 		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstReadersV1,
-		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
 		m.MstRoutersV1,
@@ -394,13 +394,13 @@ func (m *IterMaps) Close() error {
 		m.MstServicesV2Now,
 		m.MstSlotsV1,
 		m.MstSlotsV1Now,
-		m.MstSockAskedV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstUdpSlotsV1,
 		m.MstVoucherV1,
 		m.MstWearV1,
 	)

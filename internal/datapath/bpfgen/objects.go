@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "147af4b7460e85458da5f60848d46946305dbf39debd6fae60fadc45d6e27e3e"
+const ObjectsHash = "ec0876ef8d08abc67ad280e033df73c7e1ad490f502aca526438c7a438435b4f"

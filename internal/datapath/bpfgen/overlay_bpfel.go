@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	OverlayMapMstAffinityV1         = "mst_affinity_v1"
+	OverlayMapMstAnswersV1          = "mst_answers_v1"
 	OverlayMapMstBackendsV1         = "mst_backends_v1"
 	OverlayMapMstBackendsV1Now      = "mst_backends_v1_now"
 	OverlayMapMstChildrenV1         = "mst_children_v1"
@@ -60,7 +61,6 @@ const (
 	OverlayMapMstPrefixesV1         = "mst_prefixes_v1"
 	OverlayMapMstProgramsV1         = "mst_programs_v1"
 	OverlayMapMstReadersV1          = "mst_readers_v1"
-	OverlayMapMstRefusalsV1         = "mst_refusals_v1"
 	OverlayMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	OverlayMapMstRemotesV1          = "mst_remotes_v1"
 	OverlayMapMstRoutersV1          = "mst_routers_v1"
@@ -68,13 +68,13 @@ const (
 	OverlayMapMstServicesV2Now      = "mst_services_v2_now"
 	OverlayMapMstSlotsV1            = "mst_slots_v1"
 	OverlayMapMstSlotsV1Now         = "mst_slots_v1_now"
-	OverlayMapMstSockAskedV1        = "mst_sock_asked_v1"
 	OverlayMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	OverlayMapMstSockPeersV1        = "mst_sock_peers_v1"
 	OverlayMapMstSockSlotsV1        = "mst_sock_slots_v1"
 	OverlayMapMstSourcesV1          = "mst_sources_v1"
 	OverlayMapMstStoppedV1          = "mst_stopped_v1"
 	OverlayMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	OverlayMapMstUdpSlotsV1         = "mst_udp_slots_v1"
 	OverlayMapMstVoucherV1          = "mst_voucher_v1"
 	OverlayMapMstWearV1             = "mst_wear_v1"
 	OverlayProgFromOverlay          = "from_overlay"
@@ -143,6 +143,7 @@ type OverlayProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type OverlayMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
+	MstAnswersV1          *ebpf.MapSpec `ebpf:"mst_answers_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstBackendsV1Now      *ebpf.MapSpec `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
@@ -186,7 +187,6 @@ type OverlayMapSpecs struct {
 	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
-	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstRoutersV1          *ebpf.MapSpec `ebpf:"mst_routers_v1"`
@@ -194,13 +194,13 @@ type OverlayMapSpecs struct {
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
-	MstSockAskedV1        *ebpf.MapSpec `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstUdpSlotsV1         *ebpf.MapSpec `ebpf:"mst_udp_slots_v1"`
 	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 	MstWearV1             *ebpf.MapSpec `ebpf:"mst_wear_v1"`
 }
@@ -243,6 +243,7 @@ func (o *OverlayObjects) Close() error {
 // It can be passed to LoadOverlayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type OverlayMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
+	MstAnswersV1          *ebpf.Map `ebpf:"mst_answers_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstBackendsV1Now      *ebpf.Map `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
@@ -286,7 +287,6 @@ type OverlayMaps struct {
 	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
-	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstRoutersV1          *ebpf.Map `ebpf:"mst_routers_v1"`
@@ -294,13 +294,13 @@ type OverlayMaps struct {
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
-	MstSockAskedV1        *ebpf.Map `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstUdpSlotsV1         *ebpf.Map `ebpf:"mst_udp_slots_v1"`
 	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 	MstWearV1             *ebpf.Map `ebpf:"mst_wear_v1"`
 }
@@ -308,6 +308,7 @@ type OverlayMaps struct {
 func (m *OverlayMaps) Close() error {
 	return _OverlayClose(
 		m.MstAffinityV1,
+		m.MstAnswersV1,
 		m.MstBackendsV1,
 		m.MstBackendsV1Now,
 		m.MstChildrenV1,
@@ -351,7 +352,6 @@ func (m *OverlayMaps) Close() error {
 		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstReadersV1,
-		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
 		m.MstRoutersV1,
@@ -359,13 +359,13 @@ func (m *OverlayMaps) Close() error {
 		m.MstServicesV2Now,
 		m.MstSlotsV1,
 		m.MstSlotsV1Now,
-		m.MstSockAskedV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstUdpSlotsV1,
 		m.MstVoucherV1,
 		m.MstWearV1,
 	)

@@ -32,6 +32,7 @@ type ParentParent struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	ParentMapMstAffinityV1         = "mst_affinity_v1"
+	ParentMapMstAnswersV1          = "mst_answers_v1"
 	ParentMapMstBackendsV1         = "mst_backends_v1"
 	ParentMapMstBackendsV1Now      = "mst_backends_v1_now"
 	ParentMapMstChildrenV1         = "mst_children_v1"
@@ -75,7 +76,6 @@ const (
 	ParentMapMstPrefixesV1         = "mst_prefixes_v1"
 	ParentMapMstProgramsV1         = "mst_programs_v1"
 	ParentMapMstReadersV1          = "mst_readers_v1"
-	ParentMapMstRefusalsV1         = "mst_refusals_v1"
 	ParentMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	ParentMapMstRemotesV1          = "mst_remotes_v1"
 	ParentMapMstRoutersV1          = "mst_routers_v1"
@@ -83,13 +83,13 @@ const (
 	ParentMapMstServicesV2Now      = "mst_services_v2_now"
 	ParentMapMstSlotsV1            = "mst_slots_v1"
 	ParentMapMstSlotsV1Now         = "mst_slots_v1_now"
-	ParentMapMstSockAskedV1        = "mst_sock_asked_v1"
 	ParentMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	ParentMapMstSockPeersV1        = "mst_sock_peers_v1"
 	ParentMapMstSockSlotsV1        = "mst_sock_slots_v1"
 	ParentMapMstSourcesV1          = "mst_sources_v1"
 	ParentMapMstStoppedV1          = "mst_stopped_v1"
 	ParentMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	ParentMapMstUdpSlotsV1         = "mst_udp_slots_v1"
 	ParentMapMstVoucherV1          = "mst_voucher_v1"
 	ParentMapMstWearV1             = "mst_wear_v1"
 	ParentProgParentEgress         = "parent_egress"
@@ -156,6 +156,7 @@ type ParentProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type ParentMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
+	MstAnswersV1          *ebpf.MapSpec `ebpf:"mst_answers_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstBackendsV1Now      *ebpf.MapSpec `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
@@ -199,7 +200,6 @@ type ParentMapSpecs struct {
 	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
-	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstRoutersV1          *ebpf.MapSpec `ebpf:"mst_routers_v1"`
@@ -207,13 +207,13 @@ type ParentMapSpecs struct {
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
-	MstSockAskedV1        *ebpf.MapSpec `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstUdpSlotsV1         *ebpf.MapSpec `ebpf:"mst_udp_slots_v1"`
 	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 	MstWearV1             *ebpf.MapSpec `ebpf:"mst_wear_v1"`
 }
@@ -256,6 +256,7 @@ func (o *ParentObjects) Close() error {
 // It can be passed to LoadParentObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ParentMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
+	MstAnswersV1          *ebpf.Map `ebpf:"mst_answers_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstBackendsV1Now      *ebpf.Map `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
@@ -299,7 +300,6 @@ type ParentMaps struct {
 	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
-	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstRoutersV1          *ebpf.Map `ebpf:"mst_routers_v1"`
@@ -307,13 +307,13 @@ type ParentMaps struct {
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
-	MstSockAskedV1        *ebpf.Map `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstUdpSlotsV1         *ebpf.Map `ebpf:"mst_udp_slots_v1"`
 	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 	MstWearV1             *ebpf.Map `ebpf:"mst_wear_v1"`
 }
@@ -321,6 +321,7 @@ type ParentMaps struct {
 func (m *ParentMaps) Close() error {
 	return _ParentClose(
 		m.MstAffinityV1,
+		m.MstAnswersV1,
 		m.MstBackendsV1,
 		m.MstBackendsV1Now,
 		m.MstChildrenV1,
@@ -364,7 +365,6 @@ func (m *ParentMaps) Close() error {
 		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstReadersV1,
-		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
 		m.MstRoutersV1,
@@ -372,13 +372,13 @@ func (m *ParentMaps) Close() error {
 		m.MstServicesV2Now,
 		m.MstSlotsV1,
 		m.MstSlotsV1Now,
-		m.MstSockAskedV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstUdpSlotsV1,
 		m.MstVoucherV1,
 		m.MstWearV1,
 	)

@@ -30,6 +30,13 @@ type PodAffinityKey struct {
 	Group  uint64
 }
 
+type PodAnswers struct {
+	_        structs.HostLayout
+	Second   uint32
+	Refusals uint16
+	TooLong  uint16
+}
+
 type PodBackend struct {
 	_     structs.HostLayout
 	Addr  PodAddr
@@ -417,12 +424,6 @@ type PodReader struct {
 	Sample uint32
 }
 
-type PodRefusals struct {
-	_      structs.HostLayout
-	Second uint32
-	Count  uint32
-}
-
 type PodRemote struct {
 	_     structs.HostLayout
 	Ref   uint32
@@ -460,16 +461,6 @@ type PodSlotKey struct {
 	Slot    uint32
 }
 
-type PodSockAsked struct {
-	_            structs.HostLayout
-	Cookie       uint64
-	Frontend     PodAddr
-	Backend      PodAddr
-	FrontendPort uint16
-	BackendPort  uint16
-	Pad          uint32
-}
-
 type PodSockFlow struct {
 	_       structs.HostLayout
 	Addr    PodAddr
@@ -495,7 +486,7 @@ type PodSockPeer struct {
 	BackendPort  uint16
 	Backend      uint32
 	Service      uint32
-	Pad          uint32
+	Tables       uint32
 }
 
 type PodSockSlot struct {
@@ -531,6 +522,7 @@ type PodWear struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	PodMapMstAffinityV1         = "mst_affinity_v1"
+	PodMapMstAnswersV1          = "mst_answers_v1"
 	PodMapMstBackendsV1         = "mst_backends_v1"
 	PodMapMstBackendsV1Now      = "mst_backends_v1_now"
 	PodMapMstChildrenV1         = "mst_children_v1"
@@ -574,7 +566,6 @@ const (
 	PodMapMstPrefixesV1         = "mst_prefixes_v1"
 	PodMapMstProgramsV1         = "mst_programs_v1"
 	PodMapMstReadersV1          = "mst_readers_v1"
-	PodMapMstRefusalsV1         = "mst_refusals_v1"
 	PodMapMstRemoteNetsV1       = "mst_remote_nets_v1"
 	PodMapMstRemotesV1          = "mst_remotes_v1"
 	PodMapMstRoutersV1          = "mst_routers_v1"
@@ -582,13 +573,13 @@ const (
 	PodMapMstServicesV2Now      = "mst_services_v2_now"
 	PodMapMstSlotsV1            = "mst_slots_v1"
 	PodMapMstSlotsV1Now         = "mst_slots_v1_now"
-	PodMapMstSockAskedV1        = "mst_sock_asked_v1"
 	PodMapMstSockFlowsV1        = "mst_sock_flows_v1"
 	PodMapMstSockPeersV1        = "mst_sock_peers_v1"
 	PodMapMstSockSlotsV1        = "mst_sock_slots_v1"
 	PodMapMstSourcesV1          = "mst_sources_v1"
 	PodMapMstStoppedV1          = "mst_stopped_v1"
 	PodMapMstTunnelPeersV1      = "mst_tunnel_peers_v1"
+	PodMapMstUdpSlotsV1         = "mst_udp_slots_v1"
 	PodMapMstVoucherV1          = "mst_voucher_v1"
 	PodMapMstWearV1             = "mst_wear_v1"
 	PodProgFromPod              = "from_pod"
@@ -657,6 +648,7 @@ type PodProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type PodMapSpecs struct {
 	MstAffinityV1         *ebpf.MapSpec `ebpf:"mst_affinity_v1"`
+	MstAnswersV1          *ebpf.MapSpec `ebpf:"mst_answers_v1"`
 	MstBackendsV1         *ebpf.MapSpec `ebpf:"mst_backends_v1"`
 	MstBackendsV1Now      *ebpf.MapSpec `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.MapSpec `ebpf:"mst_children_v1"`
@@ -700,7 +692,6 @@ type PodMapSpecs struct {
 	MstPrefixesV1         *ebpf.MapSpec `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.MapSpec `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.MapSpec `ebpf:"mst_readers_v1"`
-	MstRefusalsV1         *ebpf.MapSpec `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.MapSpec `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.MapSpec `ebpf:"mst_remotes_v1"`
 	MstRoutersV1          *ebpf.MapSpec `ebpf:"mst_routers_v1"`
@@ -708,13 +699,13 @@ type PodMapSpecs struct {
 	MstServicesV2Now      *ebpf.MapSpec `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.MapSpec `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.MapSpec `ebpf:"mst_slots_v1_now"`
-	MstSockAskedV1        *ebpf.MapSpec `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.MapSpec `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.MapSpec `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.MapSpec `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.MapSpec `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.MapSpec `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.MapSpec `ebpf:"mst_tunnel_peers_v1"`
+	MstUdpSlotsV1         *ebpf.MapSpec `ebpf:"mst_udp_slots_v1"`
 	MstVoucherV1          *ebpf.MapSpec `ebpf:"mst_voucher_v1"`
 	MstWearV1             *ebpf.MapSpec `ebpf:"mst_wear_v1"`
 }
@@ -757,6 +748,7 @@ func (o *PodObjects) Close() error {
 // It can be passed to LoadPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PodMaps struct {
 	MstAffinityV1         *ebpf.Map `ebpf:"mst_affinity_v1"`
+	MstAnswersV1          *ebpf.Map `ebpf:"mst_answers_v1"`
 	MstBackendsV1         *ebpf.Map `ebpf:"mst_backends_v1"`
 	MstBackendsV1Now      *ebpf.Map `ebpf:"mst_backends_v1_now"`
 	MstChildrenV1         *ebpf.Map `ebpf:"mst_children_v1"`
@@ -800,7 +792,6 @@ type PodMaps struct {
 	MstPrefixesV1         *ebpf.Map `ebpf:"mst_prefixes_v1"`
 	MstProgramsV1         *ebpf.Map `ebpf:"mst_programs_v1"`
 	MstReadersV1          *ebpf.Map `ebpf:"mst_readers_v1"`
-	MstRefusalsV1         *ebpf.Map `ebpf:"mst_refusals_v1"`
 	MstRemoteNetsV1       *ebpf.Map `ebpf:"mst_remote_nets_v1"`
 	MstRemotesV1          *ebpf.Map `ebpf:"mst_remotes_v1"`
 	MstRoutersV1          *ebpf.Map `ebpf:"mst_routers_v1"`
@@ -808,13 +799,13 @@ type PodMaps struct {
 	MstServicesV2Now      *ebpf.Map `ebpf:"mst_services_v2_now"`
 	MstSlotsV1            *ebpf.Map `ebpf:"mst_slots_v1"`
 	MstSlotsV1Now         *ebpf.Map `ebpf:"mst_slots_v1_now"`
-	MstSockAskedV1        *ebpf.Map `ebpf:"mst_sock_asked_v1"`
 	MstSockFlowsV1        *ebpf.Map `ebpf:"mst_sock_flows_v1"`
 	MstSockPeersV1        *ebpf.Map `ebpf:"mst_sock_peers_v1"`
 	MstSockSlotsV1        *ebpf.Map `ebpf:"mst_sock_slots_v1"`
 	MstSourcesV1          *ebpf.Map `ebpf:"mst_sources_v1"`
 	MstStoppedV1          *ebpf.Map `ebpf:"mst_stopped_v1"`
 	MstTunnelPeersV1      *ebpf.Map `ebpf:"mst_tunnel_peers_v1"`
+	MstUdpSlotsV1         *ebpf.Map `ebpf:"mst_udp_slots_v1"`
 	MstVoucherV1          *ebpf.Map `ebpf:"mst_voucher_v1"`
 	MstWearV1             *ebpf.Map `ebpf:"mst_wear_v1"`
 }
@@ -822,6 +813,7 @@ type PodMaps struct {
 func (m *PodMaps) Close() error {
 	return _PodClose(
 		m.MstAffinityV1,
+		m.MstAnswersV1,
 		m.MstBackendsV1,
 		m.MstBackendsV1Now,
 		m.MstChildrenV1,
@@ -865,7 +857,6 @@ func (m *PodMaps) Close() error {
 		m.MstPrefixesV1,
 		m.MstProgramsV1,
 		m.MstReadersV1,
-		m.MstRefusalsV1,
 		m.MstRemoteNetsV1,
 		m.MstRemotesV1,
 		m.MstRoutersV1,
@@ -873,13 +864,13 @@ func (m *PodMaps) Close() error {
 		m.MstServicesV2Now,
 		m.MstSlotsV1,
 		m.MstSlotsV1Now,
-		m.MstSockAskedV1,
 		m.MstSockFlowsV1,
 		m.MstSockPeersV1,
 		m.MstSockSlotsV1,
 		m.MstSourcesV1,
 		m.MstStoppedV1,
 		m.MstTunnelPeersV1,
+		m.MstUdpSlotsV1,
 		m.MstVoucherV1,
 		m.MstWearV1,
 	)

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/datapath/dptest/oracle"
 )
@@ -363,6 +365,41 @@ func TestEdgeSourceRanges(t *testing.T) {
 			o.t.Errorf("beside the range: %v", a)
 		}
 		clearTable(o.t, o.edge.MstSourcesV1)
+	})
+}
+
+// What is dropped at the NIC is told as no pod's hook, whatever a packet brings in its control block.
+func TestADropAtTheNICIsOfNoPodsHook(t *testing.T) {
+	eachEdge(t, func(o outside) {
+		o.f = end(VIP(1, o.v6), 80)
+		o.edge.SetServiceWith(o.t, ServiceOptions{Kind: bpfgen.KindLoadBalancer, Flags: bpfgen.SvcDrop}, o.proto, o.f)
+		for _, brought := range []uint32{0, bpfgen.WireTunnel, bpfgen.WireOrEdge, 7} {
+			cpus := ebpf.MustPossibleCPU()
+			for slot := range o.edge.MstStoppedV1.MaxEntries() {
+				check(o.t, o.edge.MstStoppedV1.Put(slot, make([]bpfgen.PodEvent, cpus)))
+			}
+			check(o.t, o.edge.MstEventRoomV1.Put(uint32(0), make([]bpfgen.PodEventRoom, cpus)))
+			r, err := o.edge.Run(o.edge.FromOutside, o.frame(o.c, o.f, syn).Frame(), Context{Ifindex: o.edge.Ifindex, Endpoint: brought})
+			if err != nil || r.Verdict != Drop {
+				o.t.Fatalf("%v, %v", r, err)
+			}
+			found := 0
+			var each []bpfgen.PodEvent
+			for slot := range o.edge.MstStoppedV1.MaxEntries() {
+				check(o.t, o.edge.MstStoppedV1.Lookup(slot, &each))
+				for _, e := range each {
+					if e.Reason == 0 {
+						continue
+					}
+					if found++; e.Endpoint != 0 {
+						o.t.Errorf("brought %d: the hook is endpoint %d's", brought, e.Endpoint)
+					}
+				}
+			}
+			if found != 1 {
+				o.t.Errorf("%d drops are told, want 1", found)
+			}
+		}
 	})
 }
 

@@ -219,7 +219,7 @@ func (w *edgeWorld) open() error {
 		break
 	}
 	c := &edgeConn{pre: pre, opener: opener}
-	check(w.t, w.e.MstRefusalsV1.Put(uint32(0), make([]bpfgen.PodRefusals, ebpf.MustPossibleCPU())))
+	check(w.t, w.e.MstAnswersV1.Put(uint32(0), make([]bpfgen.PodAnswers, ebpf.MustPossibleCPU())))
 	in := w.frame(pre, opener, syn)
 	a, err := w.put(opener, pre.Src.Addr(), in)
 	w.note("opens %v from %d: %v", pre, opener, a)

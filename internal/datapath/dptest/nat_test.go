@@ -442,6 +442,9 @@ func TestRefusalsAreLimited(t *testing.T) {
 	if n := net.Drops(t, bpfgen.ReasonNoBackend, bpfgen.DirFromPod); n != tries {
 		t.Errorf("%d counted, want %d", n, tries)
 	}
+	if a := s.sent(s.server, s.packet(s.server, s.b, to, syn)); !a.Refused {
+		t.Errorf("another pod's, %v, is not answered", a)
+	}
 }
 
 func TestAFloodOfHalfOpenFlowsLeavesTheEstablishedAlone(t *testing.T) {

@@ -301,6 +301,7 @@ func (d *Datapath) Clear(t testing.TB) {
 	for id := range uint32(256) {
 		check(t, d.MstEndpointsV1.Put(id, bpfgen.PodEndpoint{}))
 		check(t, d.MstEndpointCountersV1.Put(id, make([]bpfgen.PodEndpointCounters, cpus)))
+		check(t, d.MstAnswersV1.Put(id, make([]bpfgen.PodAnswers, cpus)))
 	}
 	for slot := range d.MstDropsV1.MaxEntries() {
 		check(t, d.MstDropsV1.Put(slot, make([]bpfgen.PodCounter, cpus)))
@@ -309,7 +310,6 @@ func (d *Datapath) Clear(t testing.TB) {
 		check(t, d.MstPairsV1.Put(slot, make([]bpfgen.PodPair, cpus)))
 	}
 	check(t, d.MstCreditV1.Put(uint32(0), int32(0)))
-	check(t, d.MstRefusalsV1.Put(uint32(0), make([]bpfgen.PodRefusals, cpus)))
 	clear(d.services)
 	clear(d.members)
 	clear(d.backends)
