@@ -34,8 +34,8 @@ func (f *podSizeFlags) register(fl *pflag.FlagSet) {
 func (f podSizeFlags) apply(s *link.Spec, plain bool) error {
 	for _, c := range f.localCIDRs {
 		p, err := netip.ParsePrefix(c)
-		if err != nil {
-			return fmt.Errorf("--local-cidr: %q is not a network: write ADDRESS/LENGTH", c)
+		if err != nil || p.Bits() == 0 || p.Addr().Is4In6() {
+			return fmt.Errorf("--local-cidr: %q is not a network: write one such as 10.1.0.0/24", c)
 		}
 		s.LocalCIDRs = append(s.LocalCIDRs, p.Masked())
 	}

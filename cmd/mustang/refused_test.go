@@ -55,6 +55,8 @@ func TestFlagsThatCannotBeReadSayWhatIsExpected(t *testing.T) {
 		{[]string{"node", "add", "n2", "--address", "10.3.0.2", "--pod-cidr", ""}, 2, "--pod-cidr is empty"},
 		{[]string{"observe", "--pod", ""}, 2, "--pod is empty"},
 		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--local-cidr", ""}, 2, "--local-cidr is empty"},
+		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--local-cidr", "0.0.0.0/0"}, 1, `--local-cidr: "0.0.0.0/0" is not a network`},
+		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--local-cidr", "::ffff:10.1.0.0/120"}, 1, "is not a network"},
 		{[]string{"connectivity", "test", "--nodes", ""}, 2, "--nodes is empty"},
 	}.check(t, newTool(t), "")
 }

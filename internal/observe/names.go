@@ -85,6 +85,7 @@ type nameCache struct {
 
 	model     PolicyNames
 	modelRead time.Time
+	unnamed   map[uint64]time.Time // sets that the model had no name for → when it was last read for them
 }
 
 // A pod's name may be asked for before its record is written, and it may change.

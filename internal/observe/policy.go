@@ -75,6 +75,24 @@ func (c *nameCache) policies(age time.Duration) PolicyNames {
 	return c.model
 }
 
+// maybeNamed says whether policies that are read now may have a name for a set that those
+// read before had none for. To read them takes long where there are many, and some sets
+// never get a name: those of policies that have gone, while their flows go on.
+func (c *nameCache) maybeNamed(set uint64, now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	last, asked := c.unnamed[set]
+	if now.Sub(c.modelRead) < nameAgeGuess || asked && now.Sub(last) < nameAge {
+		return false
+	}
+	maps.DeleteFunc(c.unnamed, func(_ uint64, last time.Time) bool { return now.Sub(last) >= nameAge })
+	if c.unnamed == nil {
+		c.unnamed = make(map[uint64]time.Time)
+	}
+	c.unnamed[set] = now
+	return true
+}
+
 // judged names what policy said; sets and rules are by enum verdict_end.
 func (c *nameCache) judged(sets [2]uint64, rules [2]uint32) (out []Judged) {
 	for end, direction := range []policy.Direction{bpfgen.VerdictEgress: policy.Egress, bpfgen.VerdictIngress: policy.Ingress} {
@@ -82,7 +100,7 @@ func (c *nameCache) judged(sets [2]uint64, rules [2]uint32) (out []Judged) {
 			continue
 		}
 		j := Judged{Direction: direction.String(), Number: rules[end]}
-		if !j.name(c.policies(nameAge), sets[end]) {
+		if !j.name(c.policies(nameAge), sets[end]) && c.maybeNamed(sets[end], time.Now()) {
 			j.name(c.policies(nameAgeGuess), sets[end])
 		}
 		out = append(out, j)
