@@ -183,7 +183,7 @@ func askAgent(ctx context.Context, scope engine.Scope, call agent.Call) (agent.A
 }
 
 // runCall runs a call in the agent, as the same command would run by itself.
-func runCall(ctx context.Context, e *engine.Engine, call agent.Call) agent.Answer {
+func runCall(ctx context.Context, e *engine.Engine, call agent.Call) (rest func() agent.Answer) {
 	var out, errs bytes.Buffer
 	g := &globals{shared: e, files: call.Files, dir: call.Dir, warnings: &errs}
 	cmd := newRoot(g)
@@ -194,8 +194,13 @@ func runCall(ctx context.Context, e *engine.Engine, call agent.Call) agent.Answe
 	e.ResetRemoved = false
 	err := cmd.ExecuteContext(ctx)
 	e.ResetRemoved = false
-	code := tell(&errs, err)
-	return agent.Answer{Out: out.Bytes(), Err: errs.Bytes(), Code: code}
+	return func() agent.Answer {
+		if err == nil && g.left != nil {
+			err = g.left()
+		}
+		code := tell(&errs, err)
+		return agent.Answer{Out: out.Bytes(), Err: errs.Bytes(), Code: code}
+	}
 }
 
 // readFile is the content of a file that the command line names, - for standard

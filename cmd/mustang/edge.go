@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -55,6 +56,9 @@ Services for the node's own sockets with --host.`,
 			if err := want.CheckPrefixes(); err != nil {
 				return err
 			}
+			if g.shared != nil {
+				return errAgentsEdge
+			}
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error { return e.SetEdge(want) })
 		},
 	}
@@ -66,6 +70,9 @@ Services for the node's own sockets with --host.`,
 	refuseEmpty(f)
 	return cmd
 }
+
+// errAgentsEdge: what the command line made of the edge, the next change of a device would undo.
+var errAgentsEdge = errors.New("the agent of this node keeps the edge as its settings say (devices, node-port-addresses, host-services): change those")
 
 func portRange(text string) (r engine.PortRange, err error) {
 	first, last, _ := strings.Cut(text, "-")
@@ -126,6 +133,9 @@ func newEdgeRmCmd(g *globals) *cobra.Command {
 		Short: "Take the edge away; Services inside stay",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if g.shared != nil {
+				return errAgentsEdge
+			}
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error { return e.SetEdge(engine.Edge{}) })
 		},
 	}

@@ -29,6 +29,16 @@ type globals struct {
 	files    map[string][]byte // what the tool has read; also in a tool that has asked an agent in vain
 	dir      string            // where the tool was called
 	warnings io.Writer         // the tool's standard error
+	left     func() error      // to do when others may have the engine again
+}
+
+// after does what takes long and needs no engine: in an agent when others may have it again.
+func (g *globals) after(fn func() error) error {
+	if g.shared == nil {
+		return fn()
+	}
+	g.left = fn
+	return nil
 }
 
 func (g *globals) scope() engine.Scope {

@@ -55,8 +55,8 @@ func TestFlagsThatCannotBeReadSayWhatIsExpected(t *testing.T) {
 		{[]string{"node", "add", "n2", "--address", "10.3.0.2", "--pod-cidr", ""}, 2, "--pod-cidr is empty"},
 		{[]string{"observe", "--pod", ""}, 2, "--pod is empty"},
 		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--local-cidr", ""}, 2, "--local-cidr is empty"},
-		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--local-cidr", "0.0.0.0/0"}, 1, `--local-cidr: "0.0.0.0/0" is not a network`},
-		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--local-cidr", "::ffff:10.1.0.0/120"}, 1, "is not a network"},
+		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--local-cidr", "0.0.0.0/0"}, 2, `--local-cidr: "0.0.0.0/0" is not a network`},
+		{[]string{"pod", "add", "a", "--ip", "10.1.0.2", "--local-cidr", "::ffff:10.1.0.0/120"}, 2, "is not a network"},
 		{[]string{"connectivity", "test", "--nodes", ""}, 2, "--nodes is empty"},
 	}.check(t, newTool(t), "")
 }
@@ -133,7 +133,7 @@ func TestAFileIsWrongInItsOwnWords(t *testing.T) {
 	}
 	const deny = "# a comment\n---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: deny, namespace: shop}\n"
 	for text, want := range map[string]string{
-		"spec: {podSelectr: {}}": `NetworkPolicy shop/deny: unknown field "podSelectr"`,
+		"spec: {podSelectr: {}}": `NetworkPolicy shop/deny: unknown field "spec.podSelectr"`,
 		`spec: {podSelector: {}, ingress: [{ports: [{endPort: "90"}]}]}`: "shop/deny: spec.ingress.ports.endPort: there is a word where a whole number belongs",
 		"spec: {podSelector: {}, ingress: {}}":                           "shop/deny: spec.ingress: there is a mapping where a list",
 		"spec: []":                                                       "shop/deny: spec: there is a list where {podSelector, ingress, egress, policyTypes} belongs",
@@ -204,7 +204,13 @@ func TestServicesAreRestoredByANewProcessAlone(t *testing.T) {
 	}
 	defer e.Close()
 	args := []string{"--bpffs=" + w.bpffs, "--state-dir=" + w.state, "svc", "ls"}
-	if a := runCall(t.Context(), e, agent.Call{Args: args}); a.Code != 0 || len(a.Err) != 0 || !strings.Contains(string(a.Out), "10.96.0.1") {
+	if a := runCall(t.Context(), e, agent.Call{Args: args})(); a.Code != 0 || len(a.Err) != 0 || !strings.Contains(string(a.Out), "10.96.0.1") {
 		t.Errorf("an agent says %q, %q", a.Out, a.Err)
+	}
+	for _, args := range [][]string{{"edge", "set", "--dev", "lo"}, {"edge", "rm"}} {
+		args := append([]string{"--bpffs=" + w.bpffs, "--state-dir=" + w.state}, args...)
+		if a := runCall(t.Context(), e, agent.Call{Args: args})(); a.Code != 1 || !strings.Contains(string(a.Err), "the agent of this node keeps the edge") {
+			t.Errorf("%v: an agent says %q, status %d", args, a.Err, a.Code)
+		}
 	}
 }

@@ -27,11 +27,16 @@ func newStatusCmd(g *globals) *cobra.Command {
 			if kubeconfig != "" {
 				return usagef("--kubeconfig has no meaning without --cluster: drop it, or give both")
 			}
-			return g.with(cmd.Context(), true, func(e *engine.Engine) error {
-				s, err := e.Status()
-				if err != nil {
-					return err
-				}
+			var s engine.Status
+			err := g.with(cmd.Context(), true, func(e *engine.Engine) (err error) {
+				s, err = e.Status()
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			return g.after(func() error {
+				s.AskNodes()
 				v := statusView{s, podModes(s.Features.Missing())}
 				return g.print(cmd.OutOrStdout(), v, func(w io.Writer) { statusTable(w, v) })
 			})

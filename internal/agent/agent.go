@@ -42,8 +42,9 @@ type Agent struct {
 // everything is what the agent follows.
 var everything = []k8s.Kind{k8s.Services, k8s.Slices, k8s.Nodes, k8s.Pods, k8s.Namespaces, k8s.Policies}
 
-// Command runs one call of the command line with the engine in the agent.
-type Command func(ctx context.Context, e *engine.Engine, call Call) Answer
+// Command runs one call of the command line with the engine in the agent. rest does what is
+// left, which needs no engine and may take long, and answers.
+type Command func(ctx context.Context, e *engine.Engine, call Call) (rest func() Answer)
 
 // New takes the node's scope and reads what is at work there. It does not wait
 // for the API server. command answers the command line; the caller runs the
@@ -71,7 +72,8 @@ func assemble(config Config, log *slog.Logger, client *k8s.Client, e *engine.Eng
 	a.watch = client.NewWatch(log, everything...)
 	a.metrics = newMetrics(a)
 	// A node that is to go serves the endpoints that it still has.
-	a.checks = newHealthChecks(log, func() bool { return len(a.works().Because) == 0 })
+	at, _ := config.prefixes() // checked at the start
+	a.checks = newHealthChecks(log, at, func() bool { return len(a.works().Because) == 0 })
 	a.problems = newProblems(log, a.uid, client.Events(config.Node).Warn)
 	a.policies = newPolicies(a)
 	a.sync = newSyncer(a)

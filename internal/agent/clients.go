@@ -20,6 +20,7 @@ const perClient = 32
 // no limit.
 type clients struct {
 	net.Listener
+	at   []netip.Prefix // connections to other addresses than these end at once; none: all are taken
 	mu   sync.Mutex
 	open map[netip.Addr][]*client
 }
@@ -35,9 +36,22 @@ type client struct {
 	at netip.Addr
 }
 
+// takes says whether a connection is to an address that is served.
+func (l *clients) takes(conn net.Conn) bool {
+	own, err := netip.ParseAddrPort(conn.LocalAddr().String())
+	return len(l.at) == 0 || err == nil && slices.ContainsFunc(l.at, func(p netip.Prefix) bool { return p.Contains(own.Addr().Unmap().WithZone("")) })
+}
+
 // Accept implements net.Listener.
 func (l *clients) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
+	for err == nil && !l.takes(conn) {
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0) // reset, as where nobody listens
+		}
+		conn.Close()
+		conn, err = l.Listener.Accept()
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -4,11 +4,14 @@ package agent
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -126,5 +129,32 @@ func TestALongRequestIsRefused(t *testing.T) {
 	}
 	if s.Config.WriteTimeout == 0 || s.Config.ReadTimeout == 0 {
 		t.Error("a client may take all the time that there is")
+	}
+}
+
+// A node port's health check is at the addresses of node ports alone.
+func TestConnectionsToOtherAddressesAreReset(t *testing.T) {
+	for at, answered := range map[string]bool{"": true, "127.0.0.0/8": true, "192.0.2.0/24": false} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := newClients(l)
+		if at != "" {
+			held.at = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix(at)}
+		}
+		s := newServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		served := make(chan error)
+		go func() { served <- s.Serve(held) }()
+		client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+		answer, err := client.Get("http://" + l.Addr().String())
+		if err == nil {
+			answer.Body.Close()
+		}
+		if (err == nil) != answered || err != nil && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, io.EOF) {
+			t.Errorf("at %q: %v", at, err)
+		}
+		s.Close()
+		<-served
 	}
 }

@@ -149,6 +149,7 @@ func (c Config) Check() error {
 			errs = append(errs, fmt.Errorf("%s %q is not an absolute path", dir.name, dir.value))
 		}
 	}
+	errs = append(errs, k8s.CheckServer(c.APIServer))
 	errs = append(errs, checkAddress("health-address", c.HealthAddress), checkAddress("metrics-address", c.MetricsAddress))
 	if !slices.Contains([]string{string(state.NodeDirect), string(state.NodeVXLAN), None}, c.NodeMode) {
 		errs = append(errs, fmt.Errorf("node-mode %q is none of direct, vxlan, none", c.NodeMode))

@@ -23,7 +23,8 @@ import (
 // healthChecks are the servers of all Services that have such a port.
 type healthChecks struct {
 	log     *slog.Logger
-	healthy func() bool // the agent itself
+	healthy func() bool    // the agent itself
+	at      []netip.Prefix // node ports are at these addresses; none: at all
 
 	mu      sync.Mutex
 	servers map[k8s.Key]*healthCheck
@@ -38,8 +39,8 @@ type healthCheck struct {
 	err    error // why nobody listens
 }
 
-func newHealthChecks(log *slog.Logger, healthy func() bool) *healthChecks {
-	return &healthChecks{log: log, healthy: healthy, servers: map[k8s.Key]*healthCheck{}}
+func newHealthChecks(log *slog.Logger, at []netip.Prefix, healthy func() bool) *healthChecks {
+	return &healthChecks{log: log, at: at, healthy: healthy, servers: map[k8s.Key]*healthCheck{}}
 }
 
 // localReady counts the endpoints of this node that are ready, each once: with
@@ -89,7 +90,9 @@ func (h *healthChecks) start(key k8s.Key, c *healthCheck) {
 	}
 	go func() {
 		defer close(c.done)
-		if err := c.server.Serve(newClients(l)); !errors.Is(err, http.ErrServerClosed) {
+		clients := newClients(l)
+		clients.at = h.at
+		if err := c.server.Serve(clients); !errors.Is(err, http.ErrServerClosed) {
 			h.log.Error("a health check ended", "service", key, "port", c.port, "error", err)
 		}
 	}()

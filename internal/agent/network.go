@@ -25,10 +25,16 @@ import (
 
 // network is what the agent last did about it.
 type network struct {
-	inside []netip.Prefix // what masquerade was told
-	told   bool
-	list   []byte // the network list that was put in place
+	inside    []netip.Prefix // what masquerade was told
+	told      bool
+	list      []byte    // the network list that was put in place
+	others    []string  // other networks' lists beside it, as they were told of
+	untainted time.Time // when the startup taint was taken off
 }
+
+// taintNews is how long the watch may take to tell that the startup taint is off. Who takes
+// it off twice is refused.
+const taintNews = 10 * time.Second
 
 // place is where network lists are.
 func (c Config) place() install.Place {
@@ -112,16 +118,15 @@ func (s *syncer) ready(ctx context.Context, changes []k8s.Change) {
 }
 
 func (s *syncer) makeReady(ctx context.Context) error {
+	err := s.tellInside(ctx)
 	if s.a.config.CNIConfDir != None {
-		if err := errors.Join(s.tellInside(ctx), s.writeList()); err != nil {
-			return err
-		}
+		err = errors.Join(err, s.writeList())
 	}
-	if s.a.config.StartupTaint == "" {
-		return nil
+	if err != nil || s.a.config.StartupTaint == "" {
+		return err
 	}
 	self := s.a.watch.Nodes.Get(s.a.nodeKey())
-	if self == nil {
+	if self == nil || time.Since(s.network.untainted) < taintNews {
 		return nil
 	}
 	at := slices.Index(self.Taints, s.a.config.StartupTaint)
@@ -131,6 +136,7 @@ func (s *syncer) makeReady(ctx context.Context) error {
 	if err := s.a.client.RemoveTaint(ctx, s.a.config.Node, s.a.config.StartupTaint, at); err != nil {
 		return err
 	}
+	s.network.untainted = time.Now()
 	s.a.log.Info("the startup taint is off", "taint", s.a.config.StartupTaint)
 	return nil
 }
@@ -167,14 +173,16 @@ func (s *syncer) writeList() error {
 	if err != nil {
 		return err
 	}
-	if slices.Equal(list, s.network.list) && place.HasList(list) {
-		return nil
-	}
 	others, err := place.Others()
 	if err != nil {
 		return err
 	}
 	alone := len(others) == 0 || s.a.config.CNIDisplace
+	told := slices.Equal(others, s.network.others)
+	if slices.Equal(list, s.network.list) && place.HasList(list) && (alone || told) {
+		s.network.others = others
+		return nil
+	}
 	if !alone && !place.HasOurs() {
 		return fmt.Errorf("another network is installed: %s; remove it, or set cni-displace (the runtime takes the first list by name)", strings.Join(others, ", "))
 	}
@@ -185,7 +193,7 @@ func (s *syncer) writeList() error {
 		}
 		s.a.log.Info("the network list is in place", "path", path)
 	}
-	s.network.list = list
+	s.network.list, s.network.others = list, others
 	if !alone { // it came later, and takes nothing from pods that run
 		s.a.log.Warn("another network is installed beside this one's list; new pods are of the first by name: remove the other, or set cni-displace if it is meant", "others", others)
 	}

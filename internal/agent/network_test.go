@@ -16,6 +16,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/install"
 )
 
@@ -131,7 +133,12 @@ func TestAListBesideOurs(t *testing.T) {
 	check(t, os.Remove(other))
 	list("alone", "", 0)
 	check(t, os.WriteFile(other, []byte(theirs), 0o600))
-	list("it comes", "", 0)
+	list("it comes", "", 1)
+	list("it stays", "", 0)
+	check(t, os.Remove(other))
+	list("it goes", "", 0)
+	check(t, os.WriteFile(other, []byte(theirs), 0o600))
+	list("it comes back", "", 1)
 	w.agent.sync.network = network{}
 	list("another agent", "", 1)
 	list("again", "", 0)
@@ -143,6 +150,30 @@ func TestAListBesideOurs(t *testing.T) {
 	}
 	check(t, os.Remove(filepath.Join(dir, install.DefaultConfName)))
 	list("ours goes", "another network is installed", 0)
+}
+
+// Masquerade is told where pods are, whoever writes the network list.
+func TestMasqueradeKnowsThePodsOfAllNodes(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	for _, dir := range []string{None, t.TempDir()} {
+		w := newScripted(t)
+		w.agent.config.CNIConfDir = dir
+		check(t, w.agent.watch.Nodes.Replace([]any{clusterNode("n1", "192.0.2.1", "10.1.0.0/24"), clusterNode("n2", "192.0.2.2", "10.2.0.0/24")}, ""))
+		check(t, w.agent.sync.makeReady(t.Context()))
+		tables, err := datapath.OpenPinned(w.agent.config.BPFFS)
+		check(t, err)
+		inside, err := tables.Inside.All()
+		check(t, err)
+		for _, cidr := range []string{"10.1.0.0/24", "10.2.0.0/24"} {
+			if _, ok := inside[datapath.InsideKeyOf(bpfgen.InsideAll, netip.MustParsePrefix(cidr))]; !ok {
+				t.Errorf("cni-conf-dir %s: %s is not among %v", dir, cidr, inside)
+			}
+		}
+		check(t, tables.Close())
+		w.close()
+	}
 }
 
 // A Node that was removed and added again may have other pod CIDRs: its pods that live on are named, once.

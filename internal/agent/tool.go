@@ -128,11 +128,14 @@ func (a *Agent) answer(ctx context.Context, conn *net.UnixConn) error {
 	if filepath.Clean(call.BPFFS) != filepath.Clean(a.config.BPFFS) {
 		return json.NewEncoder(conn).Encode(Answer{Elsewhere: true})
 	}
-	var out Answer
+	var rest func() Answer
 	err := a.with(ctx, func(e *engine.Engine) error {
-		out = a.command(ctx, e, call)
+		rest = a.command(ctx, e, call)
 		return nil
 	})
-	out.Elsewhere = err != nil // the call has not begun
+	out := Answer{Elsewhere: err != nil} // the call has not begun
+	if err == nil {
+		out = rest()
+	}
 	return errors.Join(err, json.NewEncoder(conn).Encode(out))
 }

@@ -23,9 +23,20 @@ import (
 func answering(t *testing.T) (stateDir string) {
 	t.Helper()
 	dir := t.TempDir()
-	a := &Agent{config: Config{StateDir: dir, BPFFS: "/sys/fs/bpf/x"}, log: slog.New(slog.DiscardHandler), engine: &engine.Engine{}}
-	a.command = func(_ context.Context, _ *engine.Engine, call Call) Answer {
-		return Answer{Out: []byte(strings.Join(call.Args, " ") + " in " + call.Dir), Err: call.Files["-"], Code: 7}
+	var a *Agent
+	a = &Agent{config: Config{StateDir: dir, BPFFS: "/sys/fs/bpf/x"}, log: slog.New(slog.DiscardHandler), engine: &engine.Engine{}}
+	a.command = func(_ context.Context, _ *engine.Engine, call Call) func() Answer {
+		return func() (out Answer) {
+			// What is left is done when others may have the engine again.
+			err := a.with(context.Background(), func(*engine.Engine) error {
+				out = Answer{Out: []byte(strings.Join(call.Args, " ") + " in " + call.Dir), Err: call.Files["-"], Code: 7}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			return out
+		}
 	}
 	l, err := listenTool(dir)
 	if err != nil {

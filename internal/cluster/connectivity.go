@@ -54,7 +54,7 @@ func (c *Cluster) Test(ctx context.Context, o Options, done func(Check)) (checks
 		return nil, err
 	}
 	defer func() {
-		if !o.Keep {
+		if !o.Keep && w.namespace != "" {
 			c.note("removing namespace " + w.namespace)
 			err = errors.Join(err, w.remove())
 		}

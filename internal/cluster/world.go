@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -116,11 +117,11 @@ func service(name, role string) *corev1.Service {
 
 // wait waits until the pods are ready.
 func (w *world) wait(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, readyIn)
+	long, cancel := context.WithTimeout(ctx, readyIn)
 	defer cancel()
 	for {
 		var list corev1.PodList
-		if err := w.c.api.Get(ctx, w.path("/pods"), &list); err != nil {
+		if err := w.c.api.Get(long, w.path("/pods"), &list); err != nil {
 			return err
 		}
 		var waiting []string
@@ -128,16 +129,34 @@ func (w *world) wait(ctx context.Context) error {
 			p := &list.Items[i]
 			w.pods[p.Name] = p
 			if !isReady(p) {
-				waiting = append(waiting, p.Name+" on "+p.Spec.NodeName)
+				waiting = append(waiting, p.Name+" on "+p.Spec.NodeName+because(p))
 			}
 		}
 		if len(waiting) == 0 {
 			return nil
 		}
-		if !pause(ctx, 200*time.Millisecond) {
-			return fmt.Errorf("pods are not ready after %v: %v", readyIn, waiting)
+		if !pause(long, 200*time.Millisecond) {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			return fmt.Errorf("pods are not ready after %v: %s", readyIn, strings.Join(waiting, ", "))
 		}
 	}
+}
+
+// because is why a pod is not ready, as far as Kubernetes says, in brackets; "" where it does not.
+func because(p *corev1.Pod) string {
+	for _, c := range p.Status.ContainerStatuses {
+		if w := c.State.Waiting; w != nil && w.Reason != "" {
+			return " (" + strings.TrimSuffix(w.Reason+": "+w.Message, ": ") + ")"
+		}
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Status == corev1.ConditionFalse && c.Message != "" {
+			return " (" + c.Message + ")"
+		}
+	}
+	return ""
 }
 
 // pause is false when ctx ends first.

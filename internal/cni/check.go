@@ -152,9 +152,7 @@ func (p *pod) hasRouteAnywhere(want *types.Route) (bool, error) {
 	if want.Table != nil && *want.Table != unix.RT_TABLE_UNSPEC {
 		r.Table = *want.Table
 	}
-	list, err := netns.Dump(func() ([]netlink.Route, error) {
-		return p.h.RouteListFiltered(family, r, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
-	})
+	list, err := netns.RoutesIn(p.h, family, r, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
 	return len(list) > 0, err
 }
 

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/link"
+	"github.com/mustang-net/mustang/internal/netns"
 )
 
 // pod is a handle into a container's namespace and its interface.
@@ -45,7 +46,7 @@ func (p *plugin) openPod() (*pod, error) {
 		pd.close()
 		return nil, fmt.Errorf("interface %s in %s: %w", ifname, p.env.netns, err)
 	}
-	if pd.addrs, err = pd.h.AddrList(pd.link, netlink.FAMILY_ALL); err != nil {
+	if pd.addrs, err = netns.AddrsIn(pd.h, pd.link); err != nil {
 		pd.close()
 		return nil, fmt.Errorf("list addresses of %s in %s: %w", ifname, p.env.netns, err)
 	}

@@ -19,10 +19,26 @@ type NodesStatus struct {
 	VXLAN       int               `json:"vxlan"`
 	Devices     []string          `json:"devices"`           // that carry the NIC's program
 	PodMTU      int               `json:"pod_mtu,omitempty"` // of what pods send to other nodes
-	Wire        []peers.Probe     `json:"wire"`              // what came of asking each node
+	Wire        []peers.Probe     `json:"wire"`              // what came of asking each node: AskNodes
+
+	remotes []state.Node
 }
 
-// nodesStatus is nil when this node knows of no other. It sends echoes to all.
+// AskNodes sends echoes to all other nodes, and waits for those that do not answer. It
+// needs no engine: whoever has one should let others have it meanwhile.
+func (s *Status) AskNodes() {
+	if s.Nodes == nil {
+		return
+	}
+	s.Nodes.Wire = peers.ProbeWire(s.Nodes.remotes)
+	for _, p := range s.Nodes.Wire {
+		if p.Fault != "" {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("node %s at %s %s", p.Node, p.Address, p.Fault))
+		}
+	}
+}
+
+// nodesStatus is nil when this node knows of no other.
 func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 	n, err := e.store.Nodes()
 	if err != nil || len(n.Nodes) == 0 {
@@ -33,7 +49,7 @@ func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	s := &NodesStatus{Self: self.Name, HostRouting: set.HostRouting, PodMTU: n.ToldMTU(), Devices: []string{}, Wire: peers.ProbeWire(remotes)}
+	s := &NodesStatus{Self: self.Name, HostRouting: set.HostRouting, PodMTU: n.ToldMTU(), Devices: []string{}, Wire: []peers.Probe{}, remotes: remotes}
 	for _, r := range remotes {
 		if r.Mode == state.NodeVXLAN {
 			s.VXLAN++
@@ -72,11 +88,6 @@ func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 		}
 		for _, route := range unseen {
 			warnings = append(warnings, fmt.Sprintf("the route to %s, and programs send longer packets there, for the kernel tells them no MTU that is not locked: write `mtu lock`", route))
-		}
-	}
-	for _, p := range s.Wire {
-		if p.Fault != "" {
-			warnings = append(warnings, fmt.Sprintf("node %s at %s %s", p.Node, p.Address, p.Fault))
 		}
 	}
 	return s, warnings, nil

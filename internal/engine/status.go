@@ -51,7 +51,7 @@ type Status struct {
 	Warnings   []string               `json:"warnings"`
 }
 
-// Status looks at everything and changes nothing.
+// Status looks at everything on this node and changes nothing. Other nodes are not asked.
 func (e *Engine) Status() (Status, error) {
 	s := Status{BPFFS: e.scope.BPFFS, StateDir: e.scope.StateDir, Present: e.dp != nil, Features: datapath.Probe(), Endpoints: map[string]int{},
 		Programs: []datapath.ProgramInfo{}, Tables: []datapath.TableInfo{}, Drops: []Drop{}, Bypassed: []ForwardRules{}, Tracking: []string{}, Warnings: []string{}}

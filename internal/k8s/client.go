@@ -144,6 +144,12 @@ func podConfig(server string) (*rest.Config, error) {
 	}, nil
 }
 
+// CheckServer says what is wrong with the address of an API server that a user gives.
+func CheckServer(s string) error {
+	_, err := serverURL(s)
+	return err
+}
+
 // serverURL reads HOST:PORT, HOST or a URL.
 func serverURL(s string) (string, error) {
 	if s == "" {

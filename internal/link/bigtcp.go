@@ -191,7 +191,7 @@ func (b *builder) leaveJumboRoom(pod linkEnd) error {
 	if err != nil {
 		return err
 	}
-	routes, err := pod.h.RouteListFiltered(unix.AF_INET6, &netlink.Route{LinkIndex: l.Attrs().Index, Table: unix.RT_TABLE_MAIN, Dst: nil},
+	routes, err := netns.RoutesIn(pod.h, unix.AF_INET6, &netlink.Route{LinkIndex: l.Attrs().Index, Table: unix.RT_TABLE_MAIN, Dst: nil},
 		netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
 	if err != nil {
 		return fmt.Errorf("list IPv6 default routes: %w", err)
@@ -289,9 +289,7 @@ func (b *builder) waysOut() ([]netlink.Link, error) {
 	}
 	var indexes []int
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := netns.Dump(func() ([]netlink.Route, error) {
-			return b.node.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN, Dst: nil}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
-		})
+		routes, err := netns.RoutesIn(b.node, family, &netlink.Route{Table: unix.RT_TABLE_MAIN, Dst: nil}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
 		if err != nil {
 			return nil, fmt.Errorf("list the node's default routes: %w", err)
 		}

@@ -144,8 +144,8 @@ func (b *builder) holdGateway(l netlink.Link, e end) error {
 // hasIPv6 reports whether another pod already made l an IPv6 gateway, which an
 // IPv4-only pod must not switch off.
 func hasIPv6(h *netlink.Handle, l netlink.Link) bool {
-	addrs, err := netns.Dump(func() ([]netlink.Addr, error) { return h.AddrList(l, unix.AF_INET6) })
-	return err != nil || len(addrs) > 0
+	addrs, err := netns.AddrsIn(h, l)
+	return err != nil || slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.To4() == nil })
 }
 
 // plugIn makes the host's end a port.

@@ -339,7 +339,7 @@ func (b *builder) addDefaultRoute(l netlink.Link, gw netip.Addr, flags int) erro
 	if b.RouteMTU < b.podMTU() && CanLocalMTU(b.Mode) { // a pair: what leaves passes the node
 		r.MTU = b.RouteMTU
 	}
-	others, err := h.RouteListFiltered(family(gw), &netlink.Route{Table: unix.RT_TABLE_MAIN, Dst: nil}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+	others, err := netns.RoutesIn(h, family(gw), &netlink.Route{Table: unix.RT_TABLE_MAIN, Dst: nil}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
 	if err != nil {
 		return fmt.Errorf("list default routes: %w", err)
 	}

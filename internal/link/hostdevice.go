@@ -109,7 +109,7 @@ func (b *builder) unused(dev netlink.Link) error {
 	if a.Flags&net.FlagLoopback != 0 || a.MasterIndex != 0 {
 		return fmt.Errorf("uplink %s is a loopback or a port: name an interface that nothing else uses", b.Uplink)
 	}
-	addrs, err := netns.Dump(func() ([]netlink.Addr, error) { return b.node.AddrList(dev, unix.AF_UNSPEC) })
+	addrs, err := netns.AddrsIn(b.node, dev)
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", b.Uplink, err)
 	}

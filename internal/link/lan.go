@@ -24,7 +24,7 @@ import (
 // findLAN looks for the node's own addresses, on the uplink, in the networks of
 // the pod.
 func (b *builder) findLAN(parent netlink.Link) error {
-	addrs, err := netns.Dump(func() ([]netlink.Addr, error) { return b.node.AddrList(parent, unix.AF_UNSPEC) })
+	addrs, err := netns.AddrsIn(b.node, parent)
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", b.Uplink, err)
 	}

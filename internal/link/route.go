@@ -54,9 +54,7 @@ func sameAs(h *netlink.Handle, r *netlink.Route) (out []netlink.Route, err error
 	case priority == 0:
 		priority = defaultMetric6
 	}
-	all, err := netns.Dump(func() ([]netlink.Route, error) {
-		return h.RouteListFiltered(family, like, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
-	})
+	all, err := netns.RoutesIn(h, family, like, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
 	if err != nil {
 		return nil, fmt.Errorf("list routes to %s: %w", like.Dst, err)
 	}

@@ -42,7 +42,7 @@ func (b *builder) withoutRouters(l netlink.Link, gateways []netip.Prefix) ([]net
 	if !b.Foreign || !OnSegment(b.Mode) || len(gateways) == 0 {
 		return gateways, nil
 	}
-	has, err := netns.Dump(func() ([]netlink.Addr, error) { return b.node.AddrList(l, unix.AF_UNSPEC) })
+	has, err := netns.AddrsIn(b.node, l)
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
 	}

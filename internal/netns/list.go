@@ -35,6 +35,16 @@ func Routes(family int, filter *netlink.Route, mask uint64) ([]netlink.Route, er
 	return Dump(func() ([]netlink.Route, error) { return netlink.RouteListFiltered(family, filter, mask) })
 }
 
+// RoutesIn are the same in the namespace of h.
+func RoutesIn(h *netlink.Handle, family int, filter *netlink.Route, mask uint64) ([]netlink.Route, error) {
+	return Dump(func() ([]netlink.Route, error) { return h.RouteListFiltered(family, filter, mask) })
+}
+
+// AddrsIn are the addresses of l, of both families, in the namespace of h.
+func AddrsIn(h *netlink.Handle, l netlink.Link) ([]netlink.Addr, error) {
+	return Dump(func() ([]netlink.Addr, error) { return h.AddrList(l, netlink.FAMILY_ALL) })
+}
+
 // Rules are the routing rules of all families.
 func Rules() ([]netlink.Rule, error) {
 	return Dump(func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_ALL) })

@@ -13,8 +13,29 @@ import (
 	"strconv"
 	"strings"
 
+	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
+
+// decode reads an object of a kind as an API server would: strictly, by JSON's types, so
+// that a label 1 is no label "1". Before its document the file has so many lines.
+func decode(kind string, doc []byte, before int, v any) error {
+	text, err := yaml.YAMLToJSONStrict(doc)
+	if err != nil {
+		return unreadable(kind, doc, before, err)
+	}
+	unknown, err := kjson.UnmarshalStrict(text, v)
+	if err != nil {
+		if typed := json.Unmarshal(text, v); typed != nil { // says what is wrong by its parts
+			err = typed
+		}
+		return unreadable(kind, doc, before, err)
+	}
+	if len(unknown) > 0 {
+		return unreadable(kind, doc, before, unknown[0])
+	}
+	return nil
+}
 
 // unreadable is err of an object of a kind, with its name as far as that can be read. Before
 // its document the file has so many lines.
@@ -35,8 +56,8 @@ func unreadable(kind string, doc []byte, before int, err error) error {
 		}
 		return fmt.Errorf("%s: %s", what, Misfit(wrong))
 	}
-	if _, name, ok := strings.Cut(err.Error(), "json: unknown field "); ok {
-		return fmt.Errorf("%s: unknown field %s; write it as the API has it, or leave it out", what, name)
+	if unknown := (kjson.FieldError)(nil); errors.As(err, &unknown) {
+		return fmt.Errorf("%s: unknown field %q; write it as the API has it, or leave it out", what, unknown.FieldPath())
 	}
 	return fmt.Errorf("%s: %s", what, yamlWords(err.Error(), before))
 }

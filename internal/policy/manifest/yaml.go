@@ -126,16 +126,16 @@ func (f *File) add(doc []byte, before int) error {
 	switch {
 	case kind.APIVersion == "networking.k8s.io/v1" && kind.Kind == "NetworkPolicy":
 		var p policyObject
-		if err := yaml.UnmarshalStrict(doc, &p); err != nil {
-			return unreadable(kind.Kind, doc, before, err)
+		if err := decode(kind.Kind, doc, before, &p); err != nil {
+			return err
 		}
 		made, err := Policy(&p.NetworkPolicy)
 		f.Policies = append(f.Policies, made)
 		return err
 	case kind.APIVersion == "v1" && kind.Kind == "Namespace":
 		var n namespaceObject
-		if err := yaml.UnmarshalStrict(doc, &n); err != nil {
-			return unreadable(kind.Kind, doc, before, err)
+		if err := decode(kind.Kind, doc, before, &n); err != nil {
+			return err
 		}
 		if err := n.wrong(); err != nil {
 			return fmt.Errorf("Namespace: %w", err)
@@ -144,8 +144,8 @@ func (f *File) add(doc []byte, before int) error {
 		return nil
 	case kind.APIVersion == "v1" && kind.Kind == "List", kind.APIVersion == "networking.k8s.io/v1" && kind.Kind == "NetworkPolicyList":
 		var l list
-		if err := yaml.UnmarshalStrict(doc, &l); err != nil {
-			return unreadable(kind.Kind, doc, before, err)
+		if err := decode(kind.Kind, doc, before, &l); err != nil {
+			return err
 		}
 		for i, item := range l.Items {
 			if err := f.add(item, before); err != nil {
