@@ -123,7 +123,7 @@ func rank(c Choice) int {
 	if at < 0 {
 		at = 2 * len(preference)
 	}
-	if c.By != "mustang" {
+	if !report.IsMustang(c.By) {
 		at += len(preference) // Services by the kernel come after
 	}
 	return at

@@ -43,12 +43,13 @@ func TestAdvice(t *testing.T) {
 		firewall bool
 		want     string
 	}{
-		"the fastest":                        {[]way{{"veth", "mustang", .9, false}, {"macvlan", "mustang", .95, false}, {"veth", "nft", .7, true}}, false, "macvlan mustang"},
-		"as fast: the stronger boundary":     {[]way{{"macvlan", "mustang", .9, false}, {"veth", "mustang", .9, false}}, false, "veth mustang"},
-		"as fast: mustang before the kernel": {[]way{{"veth", "nft", .9, true}, {"macvlan", "mustang", .9, false}}, false, "macvlan mustang"},
-		"the firewall must see it":           {[]way{{"macvlan", "mustang", .95, false}, {"veth", "nft", .7, true}, {"bridge", "nft", .6, true}}, true, "veth nft"},
-		"as fast: one that is not listed":    {[]way{{"ipvlan-l3", "mustang", .9, false}, {"macvlan", "mustang", .9, false}}, false, "macvlan mustang"},
-		"nothing fits":                       {[]way{{"macvlan", "mustang", .95, false}}, true, ""},
+		"the fastest":                             {[]way{{"veth", "mustang", .9, false}, {"macvlan", "mustang", .95, false}, {"veth", "nft", .7, true}}, false, "macvlan mustang"},
+		"as fast: the stronger boundary":          {[]way{{"macvlan", "mustang", .9, false}, {"veth", "mustang", .9, false}}, false, "veth mustang"},
+		"as fast: mustang before the kernel":      {[]way{{"veth", "nft", .9, true}, {"macvlan", "mustang", .9, false}}, false, "macvlan mustang"},
+		"as fast: mustang by its packet programs": {[]way{{"veth", "nft", .9, true}, {"veth", "mustang-tc", .9, false}}, false, "veth mustang-tc"},
+		"the firewall must see it":                {[]way{{"macvlan", "mustang", .95, false}, {"veth", "nft", .7, true}, {"bridge", "nft", .6, true}}, true, "veth nft"},
+		"as fast: one that is not listed":         {[]way{{"ipvlan-l3", "mustang", .9, false}, {"macvlan", "mustang", .9, false}}, false, "macvlan mustang"},
+		"nothing fits":                            {[]way{{"macvlan", "mustang", .95, false}}, true, ""},
 	} {
 		a := Of(run(c.ways...), Latency, c.firewall)
 		got := ""

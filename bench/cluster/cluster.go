@@ -87,7 +87,7 @@ func Run(ctx context.Context, o Options, log run.Log) (d *report.Document, err e
 		contestant, _, _ := strings.Cut(one.name, ", ")
 		d.Subjects = append(d.Subjects, report.Subject{ID: one.name, Contestant: contestant, Via: one.via})
 		for _, mode := range []load.Mode{load.Stream, load.RR, load.CRR} {
-			cases = append(cases, runner.Case{Subject: one.name, Scenario: string(mode), Cores: "cross"})
+			cases = append(cases, runner.Case{Subject: one.name, Scenario: string(mode), Cores: anyCore})
 		}
 	}
 	set := runner.Settings{Rounds: o.Rounds, Warmup: true, Seed: o.Seed, Turns: func(string) int { return o.Turns }, Kept: func(_ int, samples []runner.Sample) error {
@@ -111,10 +111,13 @@ func Run(ctx context.Context, o Options, log run.Log) (d *report.Document, err e
 	return d, errors.Join(err, runner.Failed(d.Samples))
 }
 
+// anyCore: where the loads run is the scheduler's choice.
+const anyCore = "any"
+
 // settings are the run's. CPU time has no source: it is not measured in a cluster.
 func (w *world) settings() report.Settings {
 	o := w.o
-	return report.Settings{Command: "cluster", Base: base, Rounds: o.Rounds, Duration: o.Duration.Seconds(), Turns: o.Turns, Cores: []string{"cross"}, Seed: o.Seed,
+	return report.Settings{Command: "cluster", Base: base, Rounds: o.Rounds, Duration: o.Duration.Seconds(), Turns: o.Turns, Cores: []string{anyCore}, ClientCPU: -1, ServerCPU: -1, Seed: o.Seed,
 		StreamBy: run.StreamOwn, IPv6: w.members[client].ip.Is6()}
 }
 
@@ -186,11 +189,9 @@ func (o opener) Open(ctx context.Context, c runner.Case) (runner.Load, error) {
 // Watch implements runner.Opener: what else runs on the nodes is not known.
 func (o opener) Watch(runner.Case) func() float64 { return func() float64 { return 0 } }
 
-// begin starts one side. A pod's namespace is its own: it may be tuned.
+// begin starts one side. No namespace is tuned: the nodes' own is not ours to, and pods
+// are compared with it.
 func (w *world) begin(ctx context.Context, m *member, o load.Options) (string, error) {
-	if !m.host {
-		o.Place.Netns = "/proc/self/ns/net"
-	}
 	var id []byte
 	if err := w.api.do(ctx, http.MethodPost, w.agent(m)+"/load", o.Args(), &id); err != nil {
 		return "", err

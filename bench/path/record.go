@@ -98,7 +98,7 @@ func (r *Record) Write(file string) error {
 	if err != nil {
 		return fmt.Errorf("encode record: %w", err)
 	}
-	return replaceFile(file, append(b, '\n'))
+	return report.WriteWhole(file, append(b, '\n'))
 }
 
 // Check holds the parts that were run to the record, prints what changed to w,

@@ -9,10 +9,10 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"text/tabwriter"
 
+	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/bench/stats"
 )
 
@@ -123,22 +123,14 @@ func (d *Document) Encode(w io.Writer) error {
 	return e.Encode(d)
 }
 
+// Empty says that nothing of it is finished.
+func (d *Document) Empty() bool { return len(d.Hooks)+len(d.Transactions) == 0 }
+
 // Write writes the document beside file and renames it.
 func (d *Document) Write(file string) error {
 	var b bytes.Buffer
 	if err := d.Encode(&b); err != nil {
 		return fmt.Errorf("encode bench document: %w", err)
 	}
-	return replaceFile(file, b.Bytes())
-}
-
-func replaceFile(file string, b []byte) error {
-	tmp := file + ".part"
-	if err := os.WriteFile(tmp, b, 0o644); err != nil {
-		return fmt.Errorf("write %s: %w", file, err)
-	}
-	if err := os.Rename(tmp, file); err != nil {
-		return fmt.Errorf("write %s: %w", file, err)
-	}
-	return nil
+	return report.WriteWhole(file, b.Bytes())
 }

@@ -110,12 +110,12 @@ func (b *Bundle) Write(path string) error {
 	if err := b.Encode(&text); err != nil {
 		return err
 	}
-	return writeWhole(path, text.Bytes())
+	return WriteWhole(path, text.Bytes())
 }
 
-// writeWhole writes a file beside path and renames it. What is no file, a pipe or
+// WriteWhole writes a file beside path and renames it. What is no file, a pipe or
 // /dev/stdout, is written to.
-func writeWhole(path string, text []byte) error {
+func WriteWhole(path string, text []byte) error {
 	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() {
 		if err := os.WriteFile(path, text, 0); err != nil {
 			return fmt.Errorf("write bench document: %w", err)
@@ -152,6 +152,14 @@ func ReadAny(path string) (*Bundle, error) {
 	b := &Bundle{}
 	if err := json.Unmarshal(text, b); err != nil {
 		return nil, fmt.Errorf("read bench document %s: %w", path, err)
+	}
+	if len(b.Runs) == 0 {
+		return nil, fmt.Errorf("read bench document %s: runs is empty", path)
+	}
+	for i, d := range b.Runs {
+		if d == nil || d.Schema != Schema {
+			return nil, fmt.Errorf("read bench document %s: runs[%d] is no document of schema %q", path, i, Schema)
+		}
 	}
 	return b, nil
 }

@@ -29,15 +29,19 @@ func LoopbackNumber(i int) string {
 	return fmt.Sprintf("loopback %d", i+1)
 }
 
-// controlMisses returns how many A/A intervals of all exclude 1, and how many
-// may: one in eight, where one in twenty is expected.
+// controlMisses returns how many A/A intervals exclude 1, and how many may, of all of so
+// many rounds that they are judged: one in eight, where one in twenty is expected.
 func (d *Document) controlMisses() (misses, allowed, all int) {
 	for _, c := range d.Control {
+		if c.Ratio.N < stats.MinControl {
+			continue
+		}
+		all++
 		if !stats.ControlHolds(c.Ratio) {
 			misses++
 		}
 	}
-	return misses, len(d.Control) / 8, len(d.Control)
+	return misses, all / 8, all
 }
 
 // plantedFound says whether a figure of the slowed loopback shows it: its whole
@@ -64,7 +68,10 @@ func (d *Document) renderCalibration(w io.Writer, color bool) {
 	t := table{head: []string{"equal paths: must enclose 1", "core", "ratio", ""}}
 	for _, c := range d.Control {
 		verdict := stats.Pass
-		if !stats.ControlHolds(c.Ratio) {
+		switch {
+		case c.Ratio.N < stats.MinControl:
+			verdict = "not judged"
+		case !stats.ControlHolds(c.Ratio):
 			verdict = stats.Fail
 		}
 		t.rows = append(t.rows, []string{fmt.Sprintf("%s: %s ÷ %s", head(c.Metric), c.Subject, c.Over), c.Cores, interval3(c.Ratio), paint(verdict, color)})

@@ -187,7 +187,7 @@ func (d *Document) Write(path string) error {
 	if err := d.Encode(&b); err != nil {
 		return err
 	}
-	return writeWhole(path, b.Bytes())
+	return WriteWhole(path, b.Bytes())
 }
 
 // Encode writes the document as JSON.

@@ -69,7 +69,7 @@ func (d *Document) bill(f *Figures, m Metric, cores string) (bill, bool) {
 		}
 		most = max(most, v)
 		values = append(values, v)
-		b.Rows = append(b.Rows, billRow{Name: subject.ID, Text: fmt.Sprintf("%.2f", v), IsMustang: isMustang(subject.By)})
+		b.Rows = append(b.Rows, billRow{Name: subject.ID, Text: fmt.Sprintf("%.2f", v), IsMustang: IsMustang(subject.By)})
 	}
 	for i, v := range values {
 		b.Rows[i].Width = math.Round(1000*v/most) / 10

@@ -255,7 +255,7 @@ func layOut(title, note string, rows []named) (chart, bool) {
 	}
 	for _, r := range rows {
 		c.Rows = append(c.Rows, chartRow{Name: r.name, Text: interval(r.e), Low: at(r.e.Low), Width: at(r.e.High) - at(r.e.Low),
-			Median: at(r.e.Median), IsMustang: isMustang(r.by)})
+			Median: at(r.e.Median), IsMustang: IsMustang(r.by)})
 	}
 	return c, true
 }

@@ -317,3 +317,49 @@ func TestWhatIsNoFileIsWrittenTo(t *testing.T) {
 		t.Errorf("%s is %v now; %v", path, st.Mode(), err)
 	}
 }
+
+func TestAFileOfSeveralRunsHasRuns(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"schema": "` + BundleSchema + `", "runs": [null]}`:                         "runs[0] is no document",
+		`{"schema": "` + BundleSchema + `", "runs": [{"schema": "later/v9"}]}`:       "runs[0] is no document",
+		`{"schema": "` + BundleSchema + `", "runs": []}`:                             "runs is empty",
+		`{"schema": "` + BundleSchema + `", "runs": [{"schema": "` + Schema + `"}]}`: "",
+	} {
+		path := filepath.Join(t.TempDir(), "runs.json")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := ReadAny(path)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// Intervals of few rounds are not judged, and so none of them misses.
+func TestControlOfFewRoundsIsNotJudged(t *testing.T) {
+	for rounds, judged := range map[int]bool{stats.MinControl - 1: false, stats.MinControl: true} {
+		d := sampleDocument(rounds)
+		d.Compute()
+		if misses, _, all := d.controlMisses(); misses != 0 || (all > 0) != judged || len(d.Control) == 0 {
+			t.Errorf("%d rounds: %d of %d intervals miss", rounds, misses, all)
+		}
+	}
+}
+
+// The plugins of foreign networks are named, whoever does their Services.
+func TestForeignNetworksAreNamedWithTheirPlugins(t *testing.T) {
+	d := sampleDocument(1)
+	for _, name := range []string{"a", "b"} {
+		d.Subjects = append(d.Subjects, Subject{ID: "cni " + name + ", pod IP", Contestant: "cni " + name + " iptables-nft", Mode: "cni " + name,
+			By: "iptables-nft", Via: PodIP, Backend: "iptables v1.8.9 (nf_tables), bridge + " + name})
+	}
+	d.Compute()
+	var out bytes.Buffer
+	d.Render(&out, false)
+	for _, want := range []string{"iptables-nft: iptables v1.8.9 (nf_tables)\n", "cni a iptables-nft: iptables v1.8.9 (nf_tables), bridge + a\n", "bridge + b\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+}

@@ -27,7 +27,7 @@ func seedFor(s Subject) (seedRow, bool) {
 	if s.Tune != "" {
 		return seedRow{}, false // nothing of the kind in the article
 	}
-	if isMustang(s.By) {
+	if IsMustang(s.By) {
 		switch s.Mode {
 		case Veth:
 			return seedVethEBPF, true
@@ -68,6 +68,7 @@ func (r seedRow) overVeth(via string) float64 {
 	return r.podIP / seedVeth.podIP
 }
 
-func isMustang(by string) bool {
+// IsMustang says whether Services are mustang's, by the name of who does them.
+func IsMustang(by string) bool {
 	return by == "mustang" || by == "mustang-tc" || by == "mustang-socket"
 }

@@ -223,9 +223,13 @@ func (d *Document) renderFoot(w io.Writer, f *Figures) {
 	fmt.Fprintf(w, "passes it as a whole, over at least %d rounds. CPU: less is better.\n", stats.MinRounds)
 	seen := map[string]bool{}
 	for _, s := range d.Subjects {
-		if s.Backend != "" && !seen[s.By] {
-			seen[s.By] = true
-			fmt.Fprintf(w, "%s: %s\n", cmp.Or(s.By, s.ID), s.Backend)
+		who := cmp.Or(s.By, s.ID)
+		if foreign := strings.HasPrefix(s.Mode, "cni "); foreign { // whose plugins the backend names, too
+			who = s.Contestant
+		}
+		if s.Backend != "" && !seen[who] {
+			seen[who] = true
+			fmt.Fprintf(w, "%s: %s\n", who, s.Backend)
 		}
 		if len(s.ProgramSet) > 0 && !seen[s.By+" programs"] {
 			seen[s.By+" programs"] = true

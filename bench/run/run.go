@@ -52,8 +52,11 @@ func Run(ctx context.Context, o Plan, log Log) (doc *report.Document, err error)
 	if err != nil {
 		return nil, err
 	}
-	s := &session{o: o, log: log, paths: map[string]Path{},
-		group: cpu.NewGroup(cpu.Name(), slices.Compact([]int{client, server}))}
+	loaded := []int{client}
+	if slices.Contains(o.AllCores(), "cross") && client != server {
+		loaded = []int{client, server}
+	}
+	s := &session{o: o, log: log, paths: map[string]Path{}, group: cpu.NewGroup(cpu.Name(), loaded)}
 	defer func() { err = errors.Join(err, s.close()) }()
 	began := time.Now()
 	s.doc = s.newDocument(client, server)

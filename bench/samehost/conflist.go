@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/mustang-net/mustang/bench/leftover"
 	"github.com/mustang-net/mustang/bench/run"
@@ -125,7 +126,11 @@ func (c conflist) Up(ctx context.Context, cgroup string) (env Env, err error) {
 	if err := removeDead(); err != nil {
 		return nil, err
 	}
-	l, err := lab.New(ctx, lab.Config{Name: c.labName, Mode: lab.Bridge, Services: c.by, BridgeNF: kernelServices(c.by), MTU: c.mtu, Binary: c.binary, CgroupRoot: cgroup})
+	by := c.by
+	if kubeProxy(by) || by == IPVS { // which come into the lab
+		by = lab.NoServices
+	}
+	l, err := lab.New(ctx, lab.Config{Name: c.labName, Mode: lab.Bridge, Services: by, BridgeNF: kernelServices(c.by), MTU: c.mtu, Binary: c.binary, CgroupRoot: cgroup})
 	if err != nil {
 		return nil, err
 	}
@@ -212,10 +217,14 @@ func (a *attachment) address(v6 bool) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("the CNI plugins gave pod %s no address of %s", a.name, map[bool]string{false: "IPv4", true: "IPv6"}[v6])
 }
 
+// closePatience is how long the plugins may take to remove their pods.
+const closePatience = 20 * time.Second
+
 // Close removes the pods and the node.
 func (e *conflistEnv) Close() error {
 	// Not the run's context: what it built goes also when it was cut short.
-	ctx := context.Background()
+	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+	defer cancel()
 	var errs []error
 	for i := range e.added {
 		a := &e.added[i]

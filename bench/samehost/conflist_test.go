@@ -99,3 +99,23 @@ func TestConflistThatCannotWorkIsRefusedBeforeTheRun(t *testing.T) {
 		}
 	}
 }
+
+// Two networks of one name would be one contestant, whose halves end each other.
+func TestConflistsOfOneNameAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "bridge"), nil, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	list := func(name string) string {
+		return writeConflist(t, `{"cniVersion":"1.0.0","name":"`+name+`","plugins":[{"type":"bridge"}]}`)
+	}
+	o := Defaults()
+	o.Modes, o.CNIPath, o.Conflists = nil, []string{dir}, []string{list("a"), list("b")}
+	if _, err := o.contestants(); err != nil {
+		t.Fatal(err)
+	}
+	o.Conflists = append(o.Conflists, list("a"))
+	if _, err := o.contestants(); err == nil || !strings.Contains(err.Error(), `are both called "a"`) {
+		t.Errorf("%v, want the two named", err)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"strings"
 
 	"github.com/mustang-net/mustang/bench/load"
@@ -37,6 +38,13 @@ func (o Options) facts() (out []run.Fact) {
 
 // firewall tries whether FORWARD stops traffic between two such pods.
 func (p pods) firewall(ctx context.Context, l runner.Launcher, cgroup string) (stops bool, err error) {
+	tool := "iptables-nft"
+	if p.v6 {
+		tool = "ip6tables-nft"
+	}
+	if _, err := exec.LookPath(tool); err != nil {
+		return false, fmt.Errorf("whether the host's firewall sees pods is tried by %s: install the package iptables (%w)", tool, errors.ErrUnsupported)
+	}
 	env, err := p.Up(ctx, cgroup)
 	if err != nil {
 		return false, err
@@ -45,10 +53,6 @@ func (p pods) firewall(ctx context.Context, l runner.Launcher, cgroup string) (s
 	target := env.Paths()[0].Target
 	if _, err := l.Sample(ctx, target, string(load.RR)); err != nil {
 		return false, fmt.Errorf("pods do not reach each other without a firewall: %w", err)
-	}
-	tool := "iptables-nft"
-	if p.v6 {
-		tool = "ip6tables-nft"
 	}
 	out, err := env.(*podsEnv).lab.Node().Command(ctx, tool, "-P", "FORWARD", "DROP").CombinedOutput()
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/mustang-net/mustang/bench/kubeproxy"
@@ -187,12 +188,17 @@ func (o Options) contestants() ([]Contestant, error) {
 	for _, p := range o.extras() {
 		list = append(list, run.Optional{Contestant: made(p)})
 	}
+	files := map[string]string{}
 	for _, file := range o.Conflists {
 		for _, p := range o.besideCNI() {
 			c, err := readConflist(made(p), file, o.CNIPath)
 			if err != nil {
 				return nil, err
 			}
+			if other := files[c.Name()]; other != "" {
+				return nil, fmt.Errorf("--conflist: %s and %s are both called %q: give one of them another name", other, file, strings.TrimPrefix(c.mode, "cni "))
+			}
+			files[c.Name()] = file
 			list = append(list, c)
 		}
 	}

@@ -112,8 +112,9 @@ func (b *bench) add(ctx context.Context, n int, addrs []netip.Addr) error {
 // put gives a Service its one endpoint, making the Service at first.
 func (b *bench) put(ctx context.Context, n int, a netip.Addr) error {
 	err := b.api.Do(ctx, http.MethodPut, slicesOf+"/"+nameOf(n), slice(n, []netip.Addr{a}), nil)
-	if err == nil {
-		return nil
+	var status *kube.StatusError
+	if !errors.As(err, &status) || status.Code != http.StatusNotFound {
+		return err
 	}
 	return b.add(ctx, n, []netip.Addr{a})
 }

@@ -414,9 +414,9 @@ func memory(pid int) (now, peak float64) {
 		kb, _ := strconv.ParseFloat(f[1], 64)
 		switch f[0] {
 		case "VmRSS:":
-			now = kb / 1024
+			now = kb * 1024 / 1e6
 		case "VmHWM:":
-			peak = kb / 1024
+			peak = kb * 1024 / 1e6
 		}
 	}
 	return now, peak

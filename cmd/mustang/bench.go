@@ -18,6 +18,7 @@ import (
 	"github.com/mustang-net/mustang/bench/report"
 	"github.com/mustang-net/mustang/bench/run"
 	"github.com/mustang-net/mustang/bench/samehost"
+	"github.com/mustang-net/mustang/bench/stats"
 )
 
 func newBenchCmd(g *globals) *cobra.Command {
@@ -121,6 +122,9 @@ and the slower one must be found. Exit status is not 0 otherwise.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Calibrate < 1 {
 				return usagef("--pairs: want at least 1")
+			}
+			if o.Rounds < stats.MinControl {
+				return usagef("--rounds: %d are too few for an interval of equal paths to be judged: want at least %d", o.Rounds, stats.MinControl)
 			}
 			doc, err := benchRun(cmd, g, o, file)
 			if err == nil && !doc.Calibrated() {

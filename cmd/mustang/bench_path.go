@@ -65,9 +65,7 @@ func (f *benchPathFlags) run(cmd *cobra.Command, g *globals) error {
 	if doc == nil {
 		return err
 	}
-	if f.json != "" {
-		err = errors.Join(err, doc.Write(f.json))
-	}
+	err = errors.Join(err, benchWrite(f.json, doc.Empty(), doc.Write))
 	if g.structured() {
 		err = errors.Join(err, g.print(cmd.OutOrStdout(), doc, nil))
 	} else {

@@ -159,7 +159,9 @@ func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 	if !signal.Ignored(unix.SIGHUP) {
 		ends = append(ends, unix.SIGHUP)
 	}
-	return signal.NotifyContext(ctx, ends...)
+	ctx, stop := signal.NotifyContext(ctx, ends...)
+	context.AfterFunc(ctx, stop)
+	return ctx, stop
 }
 
 // withLab builds, calls fn, and removes the lab whatever happens. A second
