@@ -53,11 +53,11 @@ Services for the node's own sockets with --host.`,
 					return err
 				}
 			}
-			if err := want.CheckPrefixes(); err != nil {
-				return err
-			}
 			if g.shared != nil {
 				return errAgentsEdge
+			}
+			if err := want.CheckPrefixes(); err != nil {
+				return err
 			}
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error { return e.SetEdge(want) })
 		},
