@@ -394,7 +394,8 @@ func (c *Config) wantedIPs(args map[string]string) (out []netip.Addr, err error)
 
 // wantedMAC is nil when the runtime leaves the choice to us.
 func (c *Config) wantedMAC(args map[string]string) (net.HardwareAddr, error) {
-	for field, text := range map[string]string{"runtimeConfig.mac": c.RuntimeConfig.MAC, "args.cni.mac": c.Args.CNI.MAC, "CNI_ARGS MAC": args["MAC"]} {
+	for _, given := range [][2]string{{"runtimeConfig.mac", c.RuntimeConfig.MAC}, {"args.cni.mac", c.Args.CNI.MAC}, {"CNI_ARGS MAC", args["MAC"]}} {
+		field, text := given[0], given[1]
 		if text == "" {
 			continue
 		}

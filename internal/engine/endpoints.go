@@ -398,10 +398,24 @@ func (e *Engine) install(ep state.Endpoint) error {
 	if err := e.guardParent(ep); err != nil {
 		return err
 	}
-	if err := e.atHook(ep, func() error { return e.dp.Attach(ep) }); err != nil {
+	if err := e.attach(ep); err != nil {
 		return err
 	}
 	return e.narrowPod(ep)
+}
+
+// attach attaches the programs of an endpoint that comes. Unlike one that goes, it must be
+// within reach: else its pod would be without them.
+func (e *Engine) attach(ep state.Endpoint) error {
+	attached := false
+	err := e.atHook(ep, func() error {
+		attached = true
+		return e.dp.Attach(ep)
+	})
+	if err == nil && !attached {
+		err = fmt.Errorf("the pod's network namespace %s cannot be opened from here, or is another one's here; where an agent runs, its host.netns must be the directory of the runtime's namespaces", ep.Netns)
+	}
+	return err
 }
 
 // finishAdd is install for a killed tool. A pod that died meanwhile gets its

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"context"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -156,6 +157,42 @@ func TestMacvlanIsServedInsideThePod(t *testing.T) {
 				}
 				return err
 			})
+		})
+	}
+}
+
+// Who makes an interface inside a pod and names a namespace that the engine does not see gets no pod without programs.
+func TestAPodOutOfReachIsNotAdded(t *testing.T) {
+	n := newNode(t)
+	n.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up")
+	var paths []string
+	for _, i := range []string{"1", "2"} {
+		pod := n.name + "-o" + i
+		n.namespace(pod)
+		n.run("ip link add link up0 name mv%s netns %s type macvlan mode bridge", i, pod)
+		n.run("ip -n %s link set mv%s name eth0 && ip -n %s link set eth0 up && ip -n %s addr add 10.8.0.%s/24 dev eth0", pod, i, pod, pod, i)
+		paths = append(paths, netns.Path(pod))
+	}
+	made, err := n.add(paths[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.must(func(e *Engine) error { return e.RemoveEndpoint(made.ID) })
+	for name, path := range map[string]string{"nowhere": "/run/netns/nowhere", "another's": paths[1]} {
+		spec := EndpointSpec{Netns: path, IfName: "eth0", Owner: state.OwnerCNI, ServicePath: state.PathTC}
+		elsewhere := made
+		elsewhere.Netns, elsewhere.Owner = path, state.OwnerCNI
+		spec.Made = &elsewhere
+		err := n.do(func(e *Engine) error { _, err := e.AddEndpoint(context.Background(), spec); return err })
+		if err == nil || !strings.Contains(err.Error(), "cannot be opened from here") {
+			t.Errorf("%s: %v", name, err)
+		}
+		n.must(func(e *Engine) error {
+			list, err := e.Endpoints()
+			if len(list) != 0 {
+				t.Errorf("%s: it left %+v", name, list)
+			}
+			return err
 		})
 	}
 }

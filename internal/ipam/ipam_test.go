@@ -134,7 +134,7 @@ func TestNamedAddresses(t *testing.T) {
 	if got := allocate(t, s, "a", p, "10.1.0.9"); got != "10.1.0.9/24 via 10.1.0.1" {
 		t.Error(got)
 	}
-	for addr, part := range map[string]string{"10.1.0.9": "taken by a", "10.1.0.1": "gateway", "10.1.0.70": "excluded", "10.2.0.1": "none of the pools"} {
+	for addr, part := range map[string]string{"10.1.0.9": "taken by a", "10.1.0.1": "gateway", "10.1.0.70": "excluded", "10.1.0.0": "outside", "10.1.0.255": "outside", "10.2.0.1": "none of the pools"} {
 		_, err := s.Allocate("b", p, []netip.Addr{netip.MustParseAddr(addr)})
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s: got %v, want something with %q", addr, err, part)

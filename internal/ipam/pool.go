@@ -130,7 +130,7 @@ func (p Pool) Whole() bool {
 
 // allowed says whether a may be a pod's at all.
 func (p Pool) allowed(a netip.Addr) bool {
-	return a != p.Gateway && p.exclusion(a) < 0
+	return a != p.Gateway && !a.Less(p.Start) && !p.End.Less(a) && p.exclusion(a) < 0
 }
 
 // exclusion is which one has a; -1: none.

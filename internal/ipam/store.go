@@ -80,7 +80,7 @@ func (s Store) named(owner string, pools []Pool, want []netip.Addr) (out []Alloc
 			}
 		}
 		if i < 0 {
-			return out, fmt.Errorf("address %s is in none of the pools, or is a gateway or excluded", a)
+			return out, fmt.Errorf("address %s is in none of the pools, or is a gateway, excluded, or outside start..end", a)
 		}
 		ok, err := s.take(owner, a)
 		if err != nil {

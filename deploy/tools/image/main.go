@@ -111,7 +111,10 @@ func build(ctx context.Context, source, arch string, tag name.Tag, archive strin
 		return 0, digest, err
 	}
 	beside := archive + ".new"
-	if err := errors.Join(tarball.WriteToFile(beside, tag, image), os.Rename(beside, archive)); err != nil {
+	if err := tarball.WriteToFile(beside, tag, image); err != nil {
+		return 0, digest, errors.Join(err, os.Remove(beside))
+	}
+	if err := os.Rename(beside, archive); err != nil {
 		return 0, digest, err
 	}
 	return int64(len(content)), digest, nil
