@@ -125,21 +125,27 @@ func addForeignFilter(t *testing.T, ifname string) {
 	}
 }
 
+// macvlans makes two pods on one NIC, 10.8.0.1 and 10.8.0.2, and says where their namespaces are.
+func (n *node) macvlans() (paths []string) {
+	n.t.Helper()
+	n.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up")
+	for _, i := range []string{"1", "2"} {
+		pod := n.name + "-m" + i
+		n.namespace(pod)
+		n.run("ip link add link up0 name mv%s netns %s type macvlan mode bridge", i, pod)
+		n.run("ip -n %s link set mv%s name eth0 && ip -n %s link set eth0 up && ip -n %s addr add 10.8.0.%s/24 dev eth0", pod, i, pod, pod, i)
+		paths = append(paths, netns.Path(pod))
+	}
+	return paths
+}
+
 // A macvlan has no host end: the programs sit inside the pod.
 func TestMacvlanIsServedInsideThePod(t *testing.T) {
 	for name, noTCX := range map[string]bool{"tcx": false, "clsact": true} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			n.opts.NoTCX = noTCX
-			n.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up")
-			var paths []string
-			for _, i := range []string{"1", "2"} {
-				pod := n.name + "-m" + i
-				n.namespace(pod)
-				n.run("ip link add link up0 name mv%s netns %s type macvlan mode bridge", i, pod)
-				n.run("ip -n %s link set mv%s name eth0 && ip -n %s link set eth0 up && ip -n %s addr add 10.8.0.%s/24 dev eth0", pod, i, pod, pod, i)
-				paths = append(paths, netns.Path(pod))
-			}
+			paths := n.macvlans()
 			for _, path := range paths {
 				ep, err := n.add(path)
 				if err != nil {
@@ -164,15 +170,7 @@ func TestMacvlanIsServedInsideThePod(t *testing.T) {
 // Who makes an interface inside a pod and names a namespace that the engine does not see gets no pod without programs.
 func TestAPodOutOfReachIsNotAdded(t *testing.T) {
 	n := newNode(t)
-	n.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up")
-	var paths []string
-	for _, i := range []string{"1", "2"} {
-		pod := n.name + "-o" + i
-		n.namespace(pod)
-		n.run("ip link add link up0 name mv%s netns %s type macvlan mode bridge", i, pod)
-		n.run("ip -n %s link set mv%s name eth0 && ip -n %s link set eth0 up && ip -n %s addr add 10.8.0.%s/24 dev eth0", pod, i, pod, pod, i)
-		paths = append(paths, netns.Path(pod))
-	}
+	paths := n.macvlans()
 	made, err := n.add(paths[0])
 	if err != nil {
 		t.Fatal(err)
