@@ -157,8 +157,11 @@ func ReadAny(path string) (*Bundle, error) {
 		return nil, fmt.Errorf("read bench document %s: runs is empty", path)
 	}
 	for i, d := range b.Runs {
-		if d == nil || d.Schema != Schema {
-			return nil, fmt.Errorf("read bench document %s: runs[%d] is no document of schema %q", path, i, Schema)
+		if d == nil {
+			return nil, fmt.Errorf("read bench document %s: runs[%d] is empty", path, i)
+		}
+		if err := d.checkSchema(); err != nil {
+			return nil, fmt.Errorf("read bench document %s: runs[%d]: %w", path, i, err)
 		}
 	}
 	return b, nil

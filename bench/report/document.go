@@ -210,13 +210,21 @@ func Read(path string) (*Document, error) {
 	if err := json.Unmarshal(b, d); err != nil {
 		return nil, fmt.Errorf("read bench document %s: %w", path, err)
 	}
+	if err := d.checkSchema(); err != nil {
+		return nil, fmt.Errorf("read bench document %s: %w", path, err)
+	}
+	return d, nil
+}
+
+// checkSchema takes a document of the schema before as one of this.
+func (d *Document) checkSchema() error {
 	if d.Schema == schemaBefore {
 		d.Schema = Schema
 	}
 	if d.Schema != Schema {
-		return nil, fmt.Errorf("read bench document %s: schema %q, want %q", path, d.Schema, Schema)
+		return fmt.Errorf("schema %q, want %q", d.Schema, Schema)
 	}
-	return d, nil
+	return nil
 }
 
 // NoisyShare is the share of samples that others on the machine disturbed.

@@ -320,10 +320,10 @@ func TestWhatIsNoFileIsWrittenTo(t *testing.T) {
 
 func TestAFileOfSeveralRunsHasRuns(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"schema": "` + BundleSchema + `", "runs": [null]}`:                         "runs[0] is no document",
-		`{"schema": "` + BundleSchema + `", "runs": [{"schema": "later/v9"}]}`:       "runs[0] is no document",
-		`{"schema": "` + BundleSchema + `", "runs": []}`:                             "runs is empty",
-		`{"schema": "` + BundleSchema + `", "runs": [{"schema": "` + Schema + `"}]}`: "",
+		`{"schema": "` + BundleSchema + `", "runs": [null]}`:                                                             "runs[0] is empty",
+		`{"schema": "` + BundleSchema + `", "runs": [{"schema": "later/v9"}]}`:                                           `runs[0]: schema "later/v9"`,
+		`{"schema": "` + BundleSchema + `", "runs": []}`:                                                                 "runs is empty",
+		`{"schema": "` + BundleSchema + `", "runs": [{"schema": "` + schemaBefore + `"}, {"schema": "` + Schema + `"}]}`: "",
 	} {
 		path := filepath.Join(t.TempDir(), "runs.json")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

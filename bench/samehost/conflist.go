@@ -126,11 +126,7 @@ func (c conflist) Up(ctx context.Context, cgroup string) (env Env, err error) {
 	if err := removeDead(); err != nil {
 		return nil, err
 	}
-	by := c.by
-	if kubeProxy(by) || by == IPVS { // which come into the lab
-		by = lab.NoServices
-	}
-	l, err := lab.New(ctx, lab.Config{Name: c.labName, Mode: lab.Bridge, Services: by, BridgeNF: kernelServices(c.by), MTU: c.mtu, Binary: c.binary, CgroupRoot: cgroup})
+	l, err := lab.New(ctx, lab.Config{Name: c.labName, Mode: lab.Bridge, Services: c.labServices(), BridgeNF: kernelServices(c.by), MTU: c.mtu, Binary: c.binary, CgroupRoot: cgroup})
 	if err != nil {
 		return nil, err
 	}

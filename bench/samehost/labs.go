@@ -71,12 +71,17 @@ type podsEnv struct {
 	programs json.RawMessage
 }
 
-func (p pods) config(cgroup string) lab.Config {
-	by := p.by
-	if by == IPVS || kubeProxy(by) {
-		by = lab.NoServices // on plain pods, by tools of our own
+// labServices are what the lab is to do itself: some Services are done on plain pods, by
+// tools of our own.
+func (p pods) labServices() lab.ServiceBy {
+	if p.by == IPVS || kubeProxy(p.by) {
+		return lab.NoServices
 	}
-	cfg := lab.Config{Name: p.labName, Mode: lab.Mode(p.mode), Services: by, MTU: p.mtu, Binary: p.binary, CgroupRoot: cgroup}
+	return p.by
+}
+
+func (p pods) config(cgroup string) lab.Config {
+	cfg := lab.Config{Name: p.labName, Mode: lab.Mode(p.mode), Services: p.labServices(), MTU: p.mtu, Binary: p.binary, CgroupRoot: cgroup}
 	p.applyTune(&cfg)
 	switch p.mode {
 	case report.BridgeNFOff:

@@ -68,18 +68,9 @@ func testSlot(t *testing.T, network string, stored, v6 bool) {
 	})
 	n.must(func(e *Engine) error { return e.AddServices(service(front.String(), backend.String())) })
 	inCgroup(t)
-	var slots *ebpf.Map
-	n.must(func(e *Engine) (err error) {
-		slots, err = e.dp.Map(table).Clone()
-		return err
-	})
-	t.Cleanup(func() { slots.Close() })
+	slots := n.table(table)
 	if stored {
-		for i := range slots.MaxEntries() {
-			if err := slots.Put(i, bpfgen.SockSockSlot{Cookie: 1<<62 + uint64(i)}); err != nil {
-				t.Fatal(err)
-			}
-		}
+		fillSlots(t, slots)
 	}
 	dial := func(to netip.AddrPort) (c net.Conn) {
 		t.Helper()
@@ -122,6 +113,27 @@ func testSlot(t *testing.T, network string, stored, v6 bool) {
 	}
 	if err := pendingError(t, direct); err != nil {
 		t.Errorf("it went there by itself: %v", err)
+	}
+}
+
+// table is the node's table of that name.
+func (n *node) table(name string) (m *ebpf.Map) {
+	n.t.Helper()
+	n.must(func(e *Engine) (err error) {
+		m, err = e.dp.Map(name).Clone()
+		return err
+	})
+	n.t.Cleanup(func() { m.Close() })
+	return m
+}
+
+// fillSlots has other sockets take all slots: what a socket is told is stored with it.
+func fillSlots(t *testing.T, slots *ebpf.Map) {
+	t.Helper()
+	for i := range slots.MaxEntries() {
+		if err := slots.Put(i, bpfgen.SockSockSlot{Cookie: 1<<62 + uint64(i)}); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

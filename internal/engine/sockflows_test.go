@@ -4,19 +4,14 @@ package engine
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
@@ -73,17 +68,11 @@ func newUDPWorld(t *testing.T, by state.ServicePath, v6 bool) *udpWorld {
 	t.Cleanup(func() { w.server.Close() })
 	w.backend = w.server.LocalAddr().(*net.UDPAddr).AddrPort()
 	w.other = w.another()
-	n.must(func(e *Engine) (err error) {
-		if w.flows, err = e.dp.Map(bpfgen.SockMapMstSockFlowsV1).Clone(); err != nil {
-			return err
-		}
-		if w.slots, err = e.dp.Map(bpfgen.SockMapMstUdpSlotsV1).Clone(); err != nil {
-			return err
-		}
+	w.flows, w.slots = n.table(bpfgen.SockMapMstSockFlowsV1), n.table(bpfgen.SockMapMstUdpSlotsV1)
+	n.must(func(e *Engine) error {
 		return e.AddServices(udp(fronts[0], w.backend.String()), udp(fronts[1], w.backend.String()),
 			udp(fronts[2], w.other.LocalAddr().String()))
 	})
-	t.Cleanup(func() { w.flows.Close(); w.slots.Close() })
 	for _, front := range fronts {
 		w.fronts = append(w.fronts, netip.MustParseAddrPort(front))
 	}
@@ -139,21 +128,11 @@ func (w *udpWorld) receive(c *net.UDPConn) netip.AddrPort {
 	return netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 }
 
-// fillSlots has other sockets take all slots: what a socket is told is stored with it.
-func (w *udpWorld) fillSlots() {
-	w.Helper()
-	for i := range w.slots.MaxEntries() {
-		if err := w.slots.Put(i, bpfgen.SockSockSlot{Cookie: 1<<62 + uint64(i)}); err != nil {
-			w.Fatal(err)
-		}
-	}
-}
-
 // slotOrStored runs fn where sockets have slots, and where what they are told is stored with them.
 func (w *udpWorld) slotOrStored(fn func(stored bool)) {
 	w.Helper()
 	fn(false)
-	w.fillSlots()
+	fillSlots(w.T, w.slots)
 	fn(true)
 }
 
@@ -386,154 +365,4 @@ func (w *udpWorld) another() (c *net.UDPConn) {
 	}
 	w.Cleanup(func() { c.Close() })
 	return c
-}
-
-// To the kernel an IPv6 socket that is connected to IPv4 names its peer with each datagram: a backend's address is not the
-// Service's of that address once more, whose answers it would not take.
-func TestAConnectedIPv6SocketStaysWithItsBackend(t *testing.T) {
-	w := newUDPWorld(t, state.PathBoth, false)
-	w.n.must(func(e *Engine) error {
-		return e.UpsertServices([]state.Service{udp(w.fronts[0].String(), w.fronts[1].String())}) // a Service of a Service
-	})
-	var c net.Conn
-	err := netns.Do(w.path, func() error {
-		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		f := os.NewFile(uintptr(fd), "udp")
-		defer f.Close()
-		to := &unix.SockaddrInet6{Port: int(w.fronts[0].Port()), Addr: w.fronts[0].Addr().As16()}
-		if err := unix.Connect(fd, to); err != nil {
-			return err
-		}
-		c, err = net.FileConn(f)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	for range 2 {
-		if _, err := c.Write([]byte("question")); err != nil {
-			t.Fatal(err)
-		}
-		if got := w.answered(c.(*net.UDPConn), w.receive(w.server)); got != w.fronts[0] {
-			t.Errorf("the answer comes from %v, want %v", got, w.fronts[0])
-		}
-	}
-}
-
-// A connected socket has one slot, or one entry, of its last connect(), until it closes.
-func TestAClosedSocketLeavesNothing(t *testing.T) {
-	bothUDP(t, state.PathBoth, func(w *udpWorld) {
-		w.slotOrStored(func(stored bool) {
-			want := kept{Slots: 1}
-			if stored {
-				want = kept{Connected: 1}
-			}
-			for name, then := range map[string]func(c *net.UDPConn){
-				"connected":    func(*net.UDPConn) {},
-				"to another":   func(c *net.UDPConn) { w.connect(c, sockaddr(w.fronts[1])) },
-				"disconnected": func(c *net.UDPConn) { w.connect(c, make([]byte, unix.SizeofSockaddrInet4)) }, // AF_UNSPEC
-			} {
-				c := w.socket()
-				w.connect(c, sockaddr(w.fronts[0]))
-				then(c)
-				w.keep(name+", open", want)
-				if err := c.Close(); err != nil {
-					w.Fatal(err)
-				}
-				w.keep(name+", closed", kept{})
-			}
-		})
-	})
-}
-
-// The kernel does not say when a socket of its own closes, as MPTCP's subflows are: such a one takes no slot.
-func TestASocketOfTheKernelsOwnTakesNoSlot(t *testing.T) {
-	const ipprotoMPTCP = 262
-	w := newUDPWorld(t, state.PathBoth, false)
-	var slots *ebpf.Map
-	front := netip.MustParseAddrPort("10.96.0.4:80")
-	var c int
-	err := netns.Do(w.serverPath, func() error {
-		l, err := net.Listen("tcp4", net.JoinHostPort(w.backend.Addr().String(), "0"))
-		if err != nil {
-			return err
-		}
-		w.Cleanup(func() { l.Close() })
-		w.n.must(func(e *Engine) (err error) {
-			if slots, err = e.dp.Map(bpfgen.SockMapMstSockSlotsV1).Clone(); err != nil {
-				return err
-			}
-			return e.AddServices(svc(front.String(), l.Addr().String()))
-		})
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer slots.Close()
-	taken := func() (n int) {
-		var i uint32
-		var slot bpfgen.SockSockSlot
-		it := slots.Iterate()
-		for it.Next(&i, &slot) {
-			if slot.Cookie != 0 {
-				n++
-			}
-		}
-		return n
-	}
-	for what, proto := range map[string]int{"TCP": unix.IPPROTO_TCP, "MPTCP": ipprotoMPTCP} {
-		err = netns.Do(w.path, func() (err error) {
-			if c, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, proto); err != nil {
-				return err
-			}
-			return unix.Connect(c, &unix.SockaddrInet4{Port: int(front.Port()), Addr: front.Addr().As4()})
-		})
-		if err != nil {
-			t.Fatal(what, err)
-		}
-		if want := map[bool]int{true: 1}[proto == unix.IPPROTO_TCP]; taken() != want {
-			t.Errorf("%s: %d slots are taken, want %d", what, taken(), want)
-		}
-		if err := unix.Close(c); err != nil {
-			t.Fatal(err)
-		}
-		if taken() != 0 {
-			t.Errorf("%s: %d slots are taken by closed sockets", what, taken())
-		}
-	}
-}
-
-// connect is connect(2), any number of times.
-func (w *udpWorld) connect(c *net.UDPConn, to []byte) {
-	w.Helper()
-	raw, err := c.SyscallConn()
-	if err != nil {
-		w.Fatal(err)
-	}
-	var errno syscall.Errno
-	err = raw.Control(func(fd uintptr) {
-		_, _, errno = unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&to[0])), uintptr(len(to)))
-	})
-	if err != nil || errno != 0 {
-		w.Fatal(err, errno)
-	}
-}
-
-// sockaddr is a struct sockaddr_in or sockaddr_in6.
-func sockaddr(a netip.AddrPort) []byte {
-	b := make([]byte, unix.SizeofSockaddrInet4)
-	family, at := uint16(unix.AF_INET), 4
-	if a.Addr().Is6() {
-		b = make([]byte, unix.SizeofSockaddrInet6)
-		family, at = unix.AF_INET6, 8
-	}
-	binary.NativeEndian.PutUint16(b, family)
-	binary.BigEndian.PutUint16(b[2:], a.Port())
-	copy(b[at:], a.Addr().AsSlice())
-	return b
 }
