@@ -186,7 +186,7 @@ struct fast_flow {
 	__u8 flags;            /* enum fast_flag */
 	struct tuple to;       /* what the packet's tuple becomes */
 	union {
-		struct way_kept way; /* of packets with that tuple; has a time of its own */
+		struct way_kept way; /* of packets with that tuple; has a time of its own. Into a pod: ifindex they came in by */
 		__u64 vouched; /* inside a pod: what their vouchers have in common, or zero */
 	} at;
 };

@@ -336,14 +336,6 @@ slow_fn int edge_known(struct __sk_buff *skb, struct pkt *p, struct flow *f)
 	return reason ? edge_drop(skb, reason) : edge_deliver(skb, p, e->responder.endpoint);
 }
 
-/* Whether an address is of a node that is reached by the tunnel. */
-inline_fn bool by_tunnel(const struct addr *a)
-{
-	struct remote *r = remote_of(remote_find(a));
-
-	return r && r->flags & REMOTE_TUNNEL;
-}
-
 /* An ICMP error from outside about a flow from outside, either way. */
 slow_fn int edge_error(struct __sk_buff *skb, struct pkt *p, __u32 now)
 {

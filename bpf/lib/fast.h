@@ -294,6 +294,8 @@ slow_fn int fast_path(struct __sk_buff *skb, struct pkt *p, struct endpoint *sel
 		return FAST_NO;
 	if (!from_mac(skb, fast->mac))
 		return FAST_NO;
+	if (!in_pod && dir == DIR_TO_POD && fast->at.way.ifindex != skb->ingress_ifindex)
+		return FAST_NO; /* which says whether it may be its sender's (beside_tunnel) */
 	if (!in_pod && peer && fast->flags & FAST_TRANSLATE && dir == DIR_FROM_POD && unlikely(too_long(skb, peer->mtu)))
 		return FAST_NO; /* an answer's sender is to be told (forward_known) */
 	if (!fast_seen(fast, p))
@@ -376,5 +378,7 @@ global_fn int fast_keep(struct __sk_buff *skb, const struct pkt *p, const struct
 		fast->at.vouched = 0;
 	else if (dir == DIR_FROM_POD)
 		way_slot_note(skb, slot);
+	else
+		fast->at.way.ifindex = skb->ingress_ifindex;
 	return 0;
 }

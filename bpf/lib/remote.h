@@ -60,3 +60,27 @@ inline_fn __u32 remote_find(const struct addr *a)
 	ref = bpf_map_lookup_elem(&mst_remote_nets_v1, &key);
 	return ref ? *ref : 0;
 }
+
+/* Whether an address is of a node that is reached by the tunnel, or of its pods. */
+inline_fn bool by_tunnel(const struct addr *a)
+{
+	struct remote *r = remote_of(remote_find(a));
+
+	return r && r->flags & REMOTE_TUNNEL;
+}
+
+/**
+ * beside_tunnel - whether a packet at a pod's host end wears the address of a pod behind the tunnel, and came in beside it
+ *
+ * At the NIC it was left to the host's stack, or none of our programs is where it came in. A node's own address is
+ * the wire's, too, and as good there as any.
+ */
+slow_fn bool beside_tunnel(const struct __sk_buff *skb, const struct addr *src)
+{
+	struct node_config *n = node_config();
+	__u32 in = skb->ingress_ifindex;
+
+	if (!n || !n->overlay || !src || !in || in == n->overlay || in == n->gather)
+		return false;
+	return by_tunnel(src) && !node_with(src);
+}

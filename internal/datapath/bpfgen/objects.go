@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "ec0876ef8d08abc67ad280e033df73c7e1ad490f502aca526438c7a438435b4f"
+const ObjectsHash = "00a5d24d604eeeedde6b8fcfbd5bc12f737e975b9f9fb0e3878266d79bf7743b"

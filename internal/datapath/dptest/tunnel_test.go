@@ -213,11 +213,73 @@ func TestASourceOfAnotherNodeIsDropped(t *testing.T) {
 	})
 }
 
-// Without the tunnel nobody is a pod that is reached by it.
+// Without the tunnel nobody is a pod that is reached by it: what the NIC leaves to the stack gets no further than the pod's
+// host end, nor what comes in where no program is. The node's own packets, gathered fragments and other nodes are no such.
 func TestAPodOfTheTunnelIsNotBelievedWithoutIt(t *testing.T) {
-	n := newWireNode(t, true, false)
-	frame := fromFar(9, n.Pods[1].IP4, syn).Frame()
-	passes(t, n.fromNetdev(t, frame), frame)
+	const gather, nic = overlayIndex + 1, overlayIndex + 2
+	eachTunnel(t, func(t *testing.T, v6, over6 bool) {
+		n := newWireNode(t, true, over6)
+		pod := n.Pods[1]
+		var node bpfgen.PodNodeConfig
+		check(t, n.MstNodeV1.Lookup(uint32(0), &node))
+		node.Gather = gather
+		check(t, n.MstNodeV1.Put(uint32(0), node))
+		check(t, n.MstRemoteNetsV1.Put(netOf(wireAddr(2, v6)), uint32(thereRef)))
+		frame := fromFar(9, pod.IP(v6), syn).Frame()
+		passes(t, n.fromNetdev(t, frame), frame)
+		for what, frame := range map[string][]byte{
+			"SYN":            frame,
+			"RST":            fromFar(9, pod.IP(v6), rst).Frame(),
+			"UDP":            Eth([6]byte{2, 1}, pod.MAC).IP(farPod(9, v6), pod.IP(v6)).UDP(1, 2).Frame(),
+			"first fragment": Eth([6]byte{2, 1}, pod.MAC).IP(farPod(9, v6), pod.IP(v6)).Fragment(0, true, 7).UDP(1, 2).Payload(40).Frame(),
+			"later fragment": Eth([6]byte{2, 1}, pod.MAC).IP(farPod(9, v6), pod.IP(v6)).Fragment(64, false, 8).UDP(1, 2).Frame(),
+		} {
+			if r := n.toHostEnd(t, pod, frame, nic); r.Verdict != Drop || r.Reason != bpfgen.ReasonTunnelSource {
+				t.Errorf("%s: %v", what, r)
+			}
+		}
+		for i, in := range []uint32{0, overlayIndex, gather} {
+			frame := Eth([6]byte{2, 1}, pod.MAC).IP(farPod(9, v6), pod.IP(v6)).TCP(uint16(100+i), 80, syn).Frame()
+			passes(t, n.toHostEnd(t, pod, frame, in), frame)
+		}
+		for i, other := range []netip.Addr{External(1, v6), wireAddr(2, v6)} {
+			frame := Eth([6]byte{2, 1}, pod.MAC).IP(other, pod.IP(v6)).TCP(uint16(200+i), 80, syn).Frame()
+			passes(t, n.toHostEnd(t, pod, frame, nic), frame)
+		}
+	})
+}
+
+// A connection that comes by the tunnel and the stack goes on, and ends, only by what comes that way; also where its
+// packets take the short way.
+func TestWhoIsBesideTheTunnelEndsNoConnection(t *testing.T) {
+	const nic = overlayIndex + 2
+	eachTunnel(t, func(t *testing.T, v6, over6 bool) {
+		n := newWireNode(t, true, over6)
+		pod := n.Pods[1]
+		frame := func(flags uint8) []byte {
+			return Eth([6]byte{2, 1}, pod.MAC).IP(farPod(9, v6), pod.IP(v6)).TCP(5000, 80, flags).Frame()
+		}
+		byTunnel := func(flags uint8) { passes(t, n.toHostEnd(t, pod, frame(flags), overlayIndex), frame(flags)) }
+		beside := func(flags uint8) {
+			t.Helper()
+			if r := n.toHostEnd(t, pod, frame(flags), nic); r.Verdict != Drop || r.Reason != bpfgen.ReasonTunnelSource {
+				t.Errorf("flags %#x: %v", flags, r)
+			}
+		}
+		byTunnel(syn)
+		n.send(t, Eth(pod.MAC, pod.NodeMAC).IP(pod.IP(v6), farPod(9, v6)).TCP(80, 5000, syn|ack), Context{})
+		for range 3 { // by the long way, then by the short one
+			byTunnel(ack)
+			for _, flags := range []uint8{ack, syn, rst, fin | ack} {
+				beside(flags)
+			}
+		}
+		f := n.Flow(t, Tuple{oracle.TCP, netip.AddrPortFrom(farPod(9, v6), 5000), netip.AddrPortFrom(pod.IP(v6), 80)}, bpfgen.CTScopeFlow)
+		if f == nil || f.Entry.ClosingOrig|f.Entry.ClosingReply != 0 {
+			t.Errorf("the connection has ended: %+v", f)
+		}
+		byTunnel(rst)
+	})
 }
 
 func TestTheTunnelsDeviceJudges(t *testing.T) {

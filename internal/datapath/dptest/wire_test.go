@@ -28,6 +28,14 @@ func (n *wireNode) fromNetdev(t *testing.T, frame []byte) Result {
 	return r
 }
 
+// toHostEnd lets a packet leave the host's stack for a pod; in is where that got it.
+func (n *wireNode) toHostEnd(t *testing.T, pod Pod, frame []byte, in uint32) Result {
+	t.Helper()
+	r, err := n.Run(n.PodPrograms.ToPod, frame, Context{Endpoint: pod.ID, CameIn: in})
+	check(t, err)
+	return r
+}
+
 // enters fails unless the packet goes straight into the pod, as the tuple.
 func (n *wireNode) enters(t *testing.T, r Result, pod Pod, src, dst netip.AddrPort) {
 	t.Helper()
