@@ -36,8 +36,8 @@ SEC("tc")
 int to_overlay(struct __sk_buff *skb)
 {
 	struct node_config *n = node_config();
-	struct remote *r = NULL;
 	struct pkt p = {};
+	struct remote *r;
 	int reason, verdict = NEXT;
 
 	skb->cb[CB_ENDPOINT] = 0; /* no pod's hook */
@@ -45,8 +45,9 @@ int to_overlay(struct __sk_buff *skb)
 	reason = p.shape ? REASON_NONE : parse(skb, &p);
 	if (reason)
 		return drop(skb, reason, DIR_FROM_POD);
-	if (p.kind != PKT_CONTROL)
-		r = remote_of(remote_find(&p.t.dst));
+	if (p.kind == PKT_CONTROL)
+		return TC_ACT_SHOT; /* the node's own, to neighbours: on this link it has none */
+	r = remote_of(remote_find(&p.t.dst));
 	if (!r || !n || !(r->flags & REMOTE_TUNNEL))
 		return drop(skb, REASON_NO_REMOTE, DIR_FROM_POD);
 	skb->cb[CB_WAY] = 0; /* nothing is kept of the stack's flows */

@@ -59,8 +59,8 @@ enum drop_reason {
 		* mend: another machine uses the address of a pod: give every node its own range of pod addresses, or find the sender by its MAC address (`tcpdump -e`) */
 	REASON_TUNNEL_PEER = 25, /* it came by the tunnel from an address that is no node's, or to another than this node has between nodes
 		* mend: if a node sent it, make that node known here by the address that it sends from (`mustang node ls`, `mustang node add`); otherwise let nobody else reach the tunnel's port */
-	REASON_TUNNEL_SOURCE = 26, /* it came by the tunnel from an address that is not of the sending node's pods
-		* mend: make all ranges of that node's pod addresses known here: `mustang node ls` shows them, `mustang node add` replaces them */
+	REASON_TUNNEL_SOURCE = 26, /* it came by the tunnel from an address that is not of the sending node's pods, or from that of a pod behind the tunnel, and not by it
+		* mend: make all ranges of that node's pod addresses known here: `mustang node ls` shows them, `mustang node add` replaces them; take away routes of your own to them (`ip route get`) */
 	REASON_TUNNEL_VNI = 27, /* it came by the tunnel with another network's number (VNI)
 		* mend: give all nodes the same VNI (`mustang node set`) */
 	REASON_NO_REMOTE = 28, /* it was sent into the tunnel, and no node has its destination

@@ -33,14 +33,14 @@
 #include "refuse.h"
 #include "way.h"
 
-#define WAY_OF_ENDS 0xff     /* no flow's protocol: a slot of the short way that keeps a way for all of two ends' */
+#define WAY_OF_ENDS 0xff     /* no flow's protocol: a slot of the short way that keeps a way for many of two ends' */
 #define WAY_HOOK (1u << 29)  /* and no hook of its own */
 
 /* Where the way between two addresses is kept, from one device on: a connection's first packet goes the way that others
- * of these ends have just gone. */
-slow_fn struct way_kept *edge_way_of_ends(struct __sk_buff *skb, const struct tuple *t)
+ * of these ends and its protocol, by which IPv6 chooses among next hops, have just gone. */
+slow_fn struct way_kept *edge_way_of_ends(struct __sk_buff *skb, const struct tuple *t, __u8 proto)
 {
-	struct tuple ends = { .src = t->src, .dst = t->dst, .pad = WAY_HOOK | skb->ifindex };
+	struct tuple ends = { .src = t->src, .dst = t->dst, .dport = proto, .pad = WAY_HOOK | skb->ifindex };
 	struct fast_flow *fast = fast_slot(BACK_SLOT(fast_place(tuple_hash(&ends), skb->ifindex)));
 
 	if (!fast)
@@ -143,7 +143,7 @@ global_fn int edge_send(struct __sk_buff *skb, struct pkt *p)
 	if (!kept || !way_holds(kept, length)) {
 		bool hold;
 
-		ends = edge_way_of_ends(skb, &p->t);
+		ends = edge_way_of_ends(skb, &p->t, p->proto);
 		hold = ends && way_holds(ends, length);
 		if (kept && hold)
 			*kept = *ends;

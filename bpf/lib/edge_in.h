@@ -225,7 +225,7 @@ slow_fn int edge_new(struct __sk_buff *skb, struct pkt *p, __u32 generation, __u
 
 	if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_SCTP)
 		return NEXT;
-	if (!from_door && to_tunnel(p))
+	if (!from_door && (to_tunnel(p) || link_local(&p->t.src))) /* whose answers no routing table leads back */
 		return NEXT;
 	if (from_door && !of_node(&p->t.src)) /* an ipvlan-l3 pod's: to the kernel, the node has sent it */
 		return EDGE_SEND;

@@ -69,6 +69,7 @@ slow_fn int forward_masqueraded(struct __sk_buff *skb, struct pkt *p, const stru
 	int reason;
 
 	p->masqueraded = 1;
+	wear_mark(e->other.sport); /* the engine may have written other ports' marks over it meanwhile */
 	keep_known(skb, p, e, at, false, &e->other, FAST_MASQUERADE);
 	if (!hop_take(skb, p))
 		return leave(skb, self);

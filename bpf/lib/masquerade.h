@@ -53,7 +53,7 @@ inline_fn bool masquerade_inside(__u32 group, const struct addr *a)
 slow_fn __u32 masquerade_device(struct __sk_buff *skb, const struct tuple *t, __u8 proto)
 {
 	struct bpf_fib_lookup fib = { .ifindex = skb->ifindex, .l4_protocol = proto, .sport = t->sport, .dport = t->dport };
-	struct way_kept *kept = edge_way_of_ends(skb, t);
+	struct way_kept *kept = edge_way_of_ends(skb, t, proto);
 	long found;
 
 	if (kept && way_holds(kept, 1)) /* of one that is not kept the MTU is 0 */

@@ -107,6 +107,10 @@ func compareRoutes(remotes []state.Node, overlay *Overlay, have map[netip.Prefix
 	wanted := map[netip.Prefix]bool{}
 	ipv6 := overlay.hasIPv6()
 	for _, n := range remotes {
+		beside := ""
+		if n.Mode == state.NodeVXLAN {
+			beside = "; what comes from those pods and not by the tunnel is dropped"
+		}
 		wishes, note, err := wishesOf(n, overlay, ipv6)
 		if note != "" {
 			notes = append(notes, note)
@@ -121,7 +125,7 @@ func compareRoutes(remotes []state.Node, overlay *Overlay, have map[netip.Prefix
 		for _, w := range wishes {
 			dst := prefixOf(w.route.Dst)
 			if other, taken := foreign(have[dst]); taken {
-				notes = append(notes, fmt.Sprintf("the route to %s, of node %s, is another's (protocol %s) and stays", dst, n.Name, other.Protocol))
+				notes = append(notes, fmt.Sprintf("the route to %s, of node %s, is another's (protocol %s) and stays%s", dst, n.Name, other.Protocol, beside))
 				continue
 			}
 			wanted[dst] = true

@@ -62,6 +62,13 @@ func TestStrangersInTheTunnelAreDroppedAndNamed(t *testing.T) {
 				w.run(&second.Space, "ip addr add %s dev lo", near)
 				sub.lost(&second.Space, map[string]string{"ebpf": "wire_spoofed", "legacy": "tunnel_source"}[routing], "-I "+near+" "+to)
 				w.run(&second.Space, "ip addr del %s dev lo", near)
+				// A pod's of the second node, past the tunnel: the first node's stack lets it on to the pod.
+				far, wire := sub.ip(w.far).String(), map[bool]string{false: first.Wire4.String(), true: first.Wire6.String()}[ipv6]
+				w.run(&second.Space, "ip addr add %s dev lo", far)
+				w.run(&second.Space, "ip route add %s via %s", to, wire)
+				sub.lost(&second.Space, "tunnel_source", "-I "+far+" "+to)
+				w.run(&second.Space, "ip route del %s via %s", to, wire)
+				w.run(&second.Space, "ip addr del %s dev lo", far)
 				sub.tcp(w.far, sub.direct(w.far))
 			}
 			w.mustang(second, "node", "set", "--vni", "5")

@@ -287,7 +287,7 @@ const (
 	ReasonHookBypassed     = 23 // it left the pod past the program on the pod's own interface
 	ReasonWireSpoofed      = 24 // it came in from the wire with the address of a pod of this node
 	ReasonTunnelPeer       = 25 // it came by the tunnel from an address that is no node's, or to another than this node has between nodes
-	ReasonTunnelSource     = 26 // it came by the tunnel from an address that is not of the sending node's pods
+	ReasonTunnelSource     = 26 // it came by the tunnel from an address that is not of the sending node's pods, or from that of a pod behind the tunnel, and not by it
 	ReasonTunnelVni        = 27 // it came by the tunnel with another network's number (VNI)
 	ReasonNoRemote         = 28 // it was sent into the tunnel, and no node has its destination
 	ReasonEncap            = 29 // pushing the tunnel's headers failed
@@ -333,7 +333,7 @@ var Reasons = [ReasonCount]Reason{
 	ReasonHookBypassed:     {23, "hook_bypassed", "it left the pod past the program on the pod's own interface", "a program in the pod sends past the tc layer (packet socket with PACKET_QDISC_BYPASS): let it use ordinary sockets"},
 	ReasonWireSpoofed:      {24, "wire_spoofed", "it came in from the wire with the address of a pod of this node", "another machine uses the address of a pod: give every node its own range of pod addresses, or find the sender by its MAC address (`tcpdump -e`)"},
 	ReasonTunnelPeer:       {25, "tunnel_peer", "it came by the tunnel from an address that is no node's, or to another than this node has between nodes", "if a node sent it, make that node known here by the address that it sends from (`mustang node ls`, `mustang node add`); otherwise let nobody else reach the tunnel's port"},
-	ReasonTunnelSource:     {26, "tunnel_source", "it came by the tunnel from an address that is not of the sending node's pods", "make all ranges of that node's pod addresses known here: `mustang node ls` shows them, `mustang node add` replaces them"},
+	ReasonTunnelSource:     {26, "tunnel_source", "it came by the tunnel from an address that is not of the sending node's pods, or from that of a pod behind the tunnel, and not by it", "make all ranges of that node's pod addresses known here: `mustang node ls` shows them, `mustang node add` replaces them; take away routes of your own to them (`ip route get`)"},
 	ReasonTunnelVni:        {27, "tunnel_vni", "it came by the tunnel with another network's number (VNI)", "give all nodes the same VNI (`mustang node set`)"},
 	ReasonNoRemote:         {28, "no_remote", "it was sent into the tunnel, and no node has its destination", "make the node that has the destination known here (`mustang node add`), or take away the route that leads into the tunnel (`ip route get`)"},
 	ReasonEncap:            {29, "encap", "pushing the tunnel's headers failed", "the kernel refused to make the packet longer: let pods send smaller ones (`mustang status` says how large); if they are, report it with the output of `mustang status`"},

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "00a5d24d604eeeedde6b8fcfbd5bc12f737e975b9f9fb0e3878266d79bf7743b"
+const ObjectsHash = "bee146ea969f5f0f98416bd70f49413418e5908b1eec9ecb0895357ebc24c13e"

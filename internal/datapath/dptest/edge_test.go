@@ -329,6 +329,24 @@ func TestEdgeRefusesOrDrops(t *testing.T) {
 	})
 }
 
+// Nobody can answer a client that has but a link-local address: it finds the node, and takes nothing.
+func TestEdgeLeavesLinkLocalClientsAlone(t *testing.T) {
+	eitherEdge(t, func(o outside) {
+		if !o.v6 {
+			return
+		}
+		o.nodePort(0, end(External(2, true), 8080))
+		in := o.frame(end(netip.MustParseAddr("fe80::9"), 4000), o.f, syn).Frame()
+		r, err := o.edge.Run(o.edge.FromOutside, in, Context{Ifindex: o.edge.Ifindex})
+		if err != nil || r.Verdict != Next || string(r.Packet) != string(in) {
+			o.t.Errorf("%v, %v", r, err)
+		}
+		if n := len(o.edge.Flows(o.t)); n > 0 {
+			o.t.Errorf("%d flow entries", n)
+		}
+	})
+}
+
 // refusedTo fails unless a is an answer to the client, from the frontend.
 func (o outside) refusedTo(a Arrival, f netip.AddrPort) {
 	o.t.Helper()

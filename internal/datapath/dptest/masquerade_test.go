@@ -4,6 +4,7 @@ package dptest
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -146,6 +147,52 @@ func TestAWayIsItsOwnEnds(t *testing.T) {
 			if a.Direct || a.Tuple().Src.Addr() != m.from.Addr() {
 				m.t.Errorf("by another device: %v", a)
 			}
+		}
+	})
+}
+
+// Over IPv6 the protocol, too, chooses among next hops: what one of two ends' flows has shown is no other protocol's way.
+func TestAWayIsItsOwnProtocols(t *testing.T) {
+	eachMasqueraded(t, func(m masqueraded) {
+		if !m.v6 || m.proto != oracle.TCP {
+			return
+		}
+		route := &netlink.Route{Dst: &net.IPNet{IP: net.ParseIP("2001:db8:66::"), Mask: net.CIDRMask(64, 128)}}
+		for _, name := range []string{"nic", "wire"} {
+			link, err := netlink.LinkByName(name)
+			check(t, err)
+			gateway := net.ParseIP("fe80::60")
+			check(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: gateway, HardwareAddr: Router[:], State: netlink.NUD_PERMANENT}))
+			route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{LinkIndex: link.Attrs().Index, Gw: gateway})
+		}
+		check(t, netlink.RouteReplace(route))
+		udp := m
+		udp.proto = oracle.UDP
+		byNIC := func(m masqueraded, to netip.AddrPort) bool { // by the other device it keeps its address
+			m.t.Helper()
+			m.from = end(m.from.Addr(), m.from.Port()+1)
+			a := m.answer(m.pod, m.from, to, syn)
+			if a.Dropped != "" {
+				m.t.Fatal(a)
+			}
+			return a.Tuple().Src.Addr() != m.from.Addr()
+		}
+		apart := 0
+		for i := range 40 {
+			to := end(netip.MustParseAddr(fmt.Sprintf("2001:db8:66::%x", i+1)), 80)
+			alone := byNIC(m, to)
+			m.edge.ageWays(t)
+			m.edge.ClearFlows(t)
+			if byNIC(udp, to) == alone {
+				continue
+			}
+			apart++
+			if byNIC(m, to) != alone {
+				t.Errorf("TCP goes as UDP to %v: by the NIC %v, alone %v", to, !alone, alone)
+			}
+		}
+		if apart == 0 {
+			t.Error("no two protocols go apart")
 		}
 	})
 }
@@ -360,6 +407,11 @@ func TestMasqueradeWearsMorePortsThanTheEdge(t *testing.T) {
 			}
 			m.want("answer", m.arrive(far, worn, syn|ack), other.ID, to, from)
 		}
+		// The engine has read and written what else is marked there, while the flow began.
+		check(m.t, m.edge.MstFrontendPortsV1.Put(uint32(worn.Port()/64), uint64(0)))
+		m.edge.VoidFlows(m.t)
+		m.answer(other, from, to, m.more())
+		m.want("answer, marked again", m.arrive(far, worn, ack), other.ID, to, from)
 		// A pod that goes gives back what it wore, whoever has its number then.
 		heir := m.edge.Pods[3]
 		heir.ID = m.pod.ID

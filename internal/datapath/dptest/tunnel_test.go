@@ -293,6 +293,13 @@ func TestTheTunnelsDeviceJudges(t *testing.T) {
 	r, err = n.Run(n.fromOverlay, frame, Context{Mark: nodeKey})
 	check(t, err)
 	passes(t, r, frame)
+	// What the node tells neighbours, of which there are none, is no loss to count.
+	before := n.Drops(t, bpfgen.ReasonNoRemote, bpfgen.DirFromPod)
+	r, err = n.Run(n.toOverlay, Eth([6]byte{0x33, 0x33}, [6]byte{2, 2}).IP(External(1, true), netip.MustParseAddr("ff02::16")).UDP(1, 2).Frame(), Context{})
+	check(t, err)
+	if r.Verdict != Drop || n.Drops(t, bpfgen.ReasonNoRemote, bpfgen.DirFromPod) != before {
+		t.Errorf("to a group: %v", r)
+	}
 	for _, c := range []struct {
 		to     netip.Addr
 		reason uint32
