@@ -25,16 +25,11 @@ import (
 
 // network is what the agent last did about it.
 type network struct {
-	inside    []netip.Prefix // what masquerade was told
-	told      bool
-	list      []byte    // the network list that was put in place
-	others    []string  // other networks' lists beside it, as they were told of
-	untainted time.Time // when the startup taint was taken off
+	inside []netip.Prefix // what masquerade was told
+	told   bool
+	list   []byte   // the network list that was put in place
+	others []string // other networks' lists beside it, as they were told of
 }
-
-// taintNews is how long the watch may take to tell that the startup taint is off. Who takes
-// it off twice is refused.
-const taintNews = 10 * time.Second
 
 // place is where network lists are.
 func (c Config) place() install.Place {
@@ -122,23 +117,10 @@ func (s *syncer) makeReady(ctx context.Context) error {
 	if s.a.config.CNIConfDir != None {
 		err = errors.Join(err, s.writeList())
 	}
-	if err != nil || s.a.config.StartupTaint == "" {
+	if err != nil {
 		return err
 	}
-	self := s.a.watch.Nodes.Get(s.a.nodeKey())
-	if self == nil || time.Since(s.network.untainted) < taintNews {
-		return nil
-	}
-	at := slices.Index(self.Taints, s.a.config.StartupTaint)
-	if at < 0 {
-		return nil
-	}
-	if err := s.a.client.RemoveTaint(ctx, s.a.config.Node, s.a.config.StartupTaint, at); err != nil {
-		return err
-	}
-	s.network.untainted = time.Now()
-	s.a.log.Info("the startup taint is off", "taint", s.a.config.StartupTaint)
-	return nil
+	return s.untaint(ctx)
 }
 
 // tellInside says where pods are, on all nodes: towards them nobody wears the

@@ -54,6 +54,7 @@ type syncer struct {
 	devices      chan struct{} // this node's devices may have changed
 
 	network    network
+	taint      taint
 	unready    atomic.Pointer[string] // why the node is not ready for pods; nil: not looked at yet; "": it is
 	readyRetry retrying
 
@@ -69,7 +70,7 @@ type kept struct {
 
 func newSyncer(a *Agent) *syncer {
 	s := &syncer{a: a, translator: k8s.NewTranslator(a.watch, a.config.Node), whole: true, retry: map[k8s.Key]kept{},
-		devices: make(chan struct{}, 1)}
+		devices: make(chan struct{}, 1), taint: taint{ended: make(chan error, 1)}}
 	s.lives()
 	return s
 }
@@ -87,6 +88,8 @@ func (s *syncer) run(ctx context.Context) error {
 		case <-s.devices:
 			s.followEdge(ctx)
 		case <-s.a.policies.wake:
+		case err := <-s.taint.ended:
+			s.untainted(err)
 		case <-beat.C:
 			s.recheck()
 			s.a.lookAtConfig()
