@@ -36,11 +36,9 @@ inline_fn void connected_forget(__u64 cookie, const struct sock_peer *peer)
 /* Return: what a socket was told; NULL: nothing. */
 inline_fn struct sock_peer *sock_told(struct bpf_sock_addr *ctx)
 {
+	struct sock_peer *peer = sock_slot_peer(ctx->protocol, bpf_get_socket_cookie(ctx));
 	struct bpf_sock *sk = ctx->sk;
-	struct sock_peer *peer = NULL;
 
-	if (ctx->protocol == IPPROTO_TCP || ctx->protocol == IPPROTO_UDP)
-		peer = sock_slot_peer(ctx->protocol, bpf_get_socket_cookie(ctx));
 	return peer || !sk ? peer : bpf_sk_storage_get(&mst_sock_peers_v1, sk, NULL, 0);
 }
 
@@ -72,8 +70,7 @@ slow_fn int unstore_peer(struct bpf_sock_addr *ctx)
 /* What was told earlier must not speak for the socket. */
 slow_fn int forget_peer(struct bpf_sock_addr *ctx)
 {
-	if (ctx->protocol == IPPROTO_TCP || ctx->protocol == IPPROTO_UDP)
-		sock_slot_free(ctx->protocol, bpf_get_socket_cookie(ctx));
+	sock_slot_free(ctx->protocol, bpf_get_socket_cookie(ctx));
 	return unstore_peer(ctx);
 }
 

@@ -26,25 +26,27 @@ inline_fn bool sock_of_kernel(struct bpf_sock_addr *ctx)
 	return !sk || BPF_CORE_READ_BITFIELD_PROBED(sk, sk_kern_sock);
 }
 
-/* The slot of a TCP or UDP socket. */
+/* The slot of a socket; NULL where its protocol has none. */
 inline_fn struct sock_slot *sock_slot_at(__u32 proto, __u64 cookie)
 {
 	__u32 key = cookie & (SOCK_SLOTS - 1);
 
+	if (!cookie || (proto != IPPROTO_TCP && proto != IPPROTO_UDP))
+		return NULL;
 	return proto == IPPROTO_UDP ? bpf_map_lookup_elem(&mst_udp_slots_v1, &key) : bpf_map_lookup_elem(&mst_sock_slots_v1, &key);
 }
 
 /* Return: what the socket with this cookie was told, or NULL. */
 inline_fn struct sock_peer *sock_slot_peer(__u32 proto, __u64 cookie)
 {
-	struct sock_slot *s = cookie ? sock_slot_at(proto, cookie) : NULL;
+	struct sock_slot *s = sock_slot_at(proto, cookie);
 
 	return s && s->cookie == cookie ? &s->peer : NULL;
 }
 
 inline_fn void sock_slot_free(__u32 proto, __u64 cookie)
 {
-	struct sock_slot *s = cookie ? sock_slot_at(proto, cookie) : NULL;
+	struct sock_slot *s = sock_slot_at(proto, cookie);
 
 	if (s && s->cookie == cookie)
 		s->cookie = 0;
@@ -54,11 +56,8 @@ inline_fn void sock_slot_free(__u32 proto, __u64 cookie)
 inline_fn bool sock_slot_take(struct bpf_sock_addr *ctx, const struct sock_peer *peer)
 {
 	__u64 cookie = bpf_get_socket_cookie(ctx);
-	struct sock_slot *s;
+	struct sock_slot *s = sock_slot_at(ctx->protocol, cookie);
 
-	if ((ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP) || !cookie)
-		return false;
-	s = sock_slot_at(ctx->protocol, cookie);
 	if (!s)
 		return false;
 	if (s->cookie == cookie)

@@ -42,10 +42,7 @@ func (e *Engine) RemovePod(id uint32) error {
 // remove removes ep; gone: its pod, too, will not be there any more.
 func (e *Engine) remove(ep state.Endpoint, gone bool) error {
 	e.moved = time.Now()
-	op := operation{Kind: opRemoveEndpoint, Endpoint: &ep}
-	if gone || !e.alive(ep) {
-		op.Departures.Pods = ep.Addrs()
-	}
+	op := e.removal(ep, gone)
 	if err := e.begin(op); err != nil {
 		return err
 	}
@@ -59,6 +56,15 @@ func (e *Engine) remove(ep state.Endpoint, gone bool) error {
 	delete(e.known, ep.ID)
 	e.settle(op.Departures)
 	return e.completed()
+}
+
+// removal is what remove journals.
+func (e *Engine) removal(ep state.Endpoint, gone bool) operation {
+	op := operation{Kind: opRemoveEndpoint, Endpoint: &ep}
+	if gone || !e.alive(ep) {
+		op.Departures.Pods = ep.Addrs()
+	}
+	return op
 }
 
 // shut takes the interface of a pod that goes down, for without its programs

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/mustang-net/mustang/internal/reconcile"
 	"github.com/mustang-net/mustang/internal/state"
@@ -65,12 +66,14 @@ func (e *Engine) done() error {
 // does one in each of its lives, and to learn the shape of all the others would
 // take it a millisecond.
 func (op operation) MarshalJSON() ([]byte, error) {
-	if op.Endpoint != nil && op.Undo == nil && len(op.Departures.Left) == 0 && !op.Departures.Reset {
+	d := op.Departures
+	if op.Endpoint != nil && op.Undo == nil && len(d.Left)+len(d.Gone) == 0 && !d.Reset {
+		type gone struct{ Pods []netip.Addr }
 		return json.Marshal(struct {
 			Kind       string
 			Endpoint   *state.Endpoint
-			Departures struct{ Gone []state.Backend }
-		}{op.Kind, op.Endpoint, struct{ Gone []state.Backend }{op.Departures.Gone}})
+			Departures gone
+		}{op.Kind, op.Endpoint, gone{d.Pods}})
 	}
 	type whole operation
 	return json.Marshal(whole(op))

@@ -403,6 +403,18 @@ func TestRemovalAmongManyFlows(t *testing.T) {
 // The next pod that has the address of one that is gone gets none of its flows, with what was judged of it: neither those it
 // opened, by a Service or under the node's address too, nor those to it.
 func TestAPodThatIsGoneLeavesNoFlow(t *testing.T) {
+	for what, remove := range map[string]func(e *Engine, ep state.Endpoint) error{
+		"at once": func(e *Engine, ep state.Endpoint) error { return e.RemovePod(ep.ID) },
+		"by the next tool": func(e *Engine, ep state.Endpoint) error {
+			return errors.Join(e.begin(e.removal(ep, true)), e.uninstall(ep)) // and dies here
+		},
+	} {
+		t.Run(what, func(t *testing.T) { leavesNoFlow(t, remove) })
+	}
+}
+
+func leavesNoFlow(t *testing.T, remove func(*Engine, state.Endpoint) error) {
+	t.Helper()
 	n := newNode(t)
 	ep, err := n.add(n.pod(2))
 	if err != nil {
@@ -416,7 +428,7 @@ func TestAPodThatIsGoneLeavesNoFlow(t *testing.T) {
 	other := flow{state.UDP, "10.9.0.3:4000", "10.96.0.1:80", "10.9.0.4:80", answered}
 	n.enterNear(near...)
 	n.enter(append(its, other)...)
-	n.must(func(e *Engine) error { return e.RemovePod(ep.ID) })
+	n.must(func(e *Engine) error { return remove(e, ep) })
 	for _, f := range its {
 		if got, _ := n.left(f); got != 0 {
 			t.Errorf("%v: %d entries are left", f, got)

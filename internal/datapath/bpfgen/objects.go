@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "bee146ea969f5f0f98416bd70f49413418e5908b1eec9ecb0895357ebc24c13e"
+const ObjectsHash = "63256fb2df225bd4d4179816d6526fef245065ef9ccc7b752b1821c925901047"
