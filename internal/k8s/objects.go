@@ -175,7 +175,7 @@ func (p *problems) prefixes(field string, list []string) (out []netip.Prefix, ok
 			ok = false
 			continue
 		}
-		out = append(out, n.Masked())
+		out = append(out, state.Network(n))
 	}
 	return out, ok
 }

@@ -3,8 +3,9 @@
 package service
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
-	"hash/fnv"
 	"time"
 
 	"github.com/mustang-net/mustang/internal/state"
@@ -111,12 +112,13 @@ func wholeSeconds(d time.Duration) time.Duration {
 }
 
 // groupOf names a Service's port for the tables, by the same number in every
-// process: affinity and source ranges are kept under it.
+// process: affinity and source ranges are kept under it. It is of 64 bits of a SHA-256:
+// nobody can choose a name that opens another's ranges.
 func groupOf(id state.ServiceID, port state.ServicePort) uint64 {
-	h := fnv.New64a()
+	var text []byte
 	for _, s := range []string{id.Owner.String(), id.Namespace, id.Name, port.Name, port.Protocol.String()} {
-		h.Write([]byte(s))
-		h.Write([]byte{0})
+		text = append(binary.AppendUvarint(text, uint64(len(s))), s...)
 	}
-	return h.Sum64()
+	sum := sha256.Sum256(text)
+	return binary.LittleEndian.Uint64(sum[:])
 }

@@ -226,7 +226,7 @@ func (p *parser) options() state.Service {
 			p.note(invalid("source range %q of service %s is not a CIDR, as 192.0.2.0/24", r, p.spec.Service))
 			continue
 		}
-		s.SourceRanges = append(s.SourceRanges, prefix.Masked())
+		s.SourceRanges = append(s.SourceRanges, state.Network(prefix))
 	}
 	if len(s.SourceRanges) > 0 && len(p.spec.LoadBalancerIPs) == 0 {
 		p.note(invalid("service %s has source ranges, but no load balancer IP that they could be for", p.spec.Service))
@@ -287,6 +287,8 @@ func unusable(a netip.Addr) string {
 		return "a loopback address never leaves its own namespace; choose an unused unicast address"
 	case a.IsMulticast() || isBroadcast(a):
 		return "a multicast or broadcast address has no single backend; choose an unused unicast address"
+	case a.Zone() != "":
+		return "an address with a zone cannot be a Service's; give it without %" + a.Zone()
 	case a.Is6() && a.IsLinkLocalUnicast():
 		return "a link-local address needs a zone; choose a global or unique-local one"
 	}
@@ -314,6 +316,8 @@ func checkEndpoint(b netip.AddrPort) error {
 		return invalid("backend %s is not a unicast address; give the address of a pod or server", b)
 	case a.IsLoopback():
 		return invalid("backend %s is a loopback address, which is another machine's for each pod; give the address of a pod or server", b)
+	case a.Is6() && a.IsLinkLocalUnicast():
+		return invalid("backend %s is a link-local address, which needs a zone; give the pod's or server's global or unique-local one", b)
 	case b.Port() == 0:
 		return invalid("backend %s has no port; a port is from 1 to 65535", b)
 	}

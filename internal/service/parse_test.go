@@ -17,7 +17,7 @@ func TestParseReadsEveryField(t *testing.T) {
 	got, err := ParseAll([]Spec{
 		{
 			Service: "10.96.0.1:80", Backends: []string{"10.0.0.1:8080", "10.0.0.2:8081"}, NodePort: 30080,
-			ExternalIPs: []string{"192.0.2.1"}, LoadBalancerIPs: []string{"192.0.2.2"}, SourceRanges: []string{"198.51.100.7/24"},
+			ExternalIPs: []string{"192.0.2.1"}, LoadBalancerIPs: []string{"192.0.2.2"}, SourceRanges: []string{"198.51.100.7/24", "::ffff:203.0.113.9/120"},
 			ExternalPolicy: "Local", InternalPolicy: "Local", Affinity: "24h", Algorithm: "maglev",
 		},
 		{Service: "[fd96::1]:53", Protocol: "UDP", NodePort: 30053},
@@ -33,7 +33,7 @@ func TestParseReadsEveryField(t *testing.T) {
 		if s.External != state.PolicyLocal || s.Internal != state.PolicyLocal || s.Algorithm != state.Maglev || s.Affinity != 24*time.Hour {
 			t.Errorf("options of %+v", s)
 		}
-		if !slices.Equal(s.SourceRanges, []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}) {
+		if !slices.Equal(s.SourceRanges, []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("203.0.113.0/24")}) {
 			t.Errorf("source ranges %v", s.SourceRanges)
 		}
 		fronts := []state.ServiceFrontend{
@@ -72,6 +72,8 @@ func TestAMistakeIsToldOnce(t *testing.T) {
 		"the same wrong one twice":  {spec("10.96.0.1:80", "tcp", []string{"[fd00::1]:80"}), "is IPv6; give a backend of the Service's family, or add a Service with an IPv6 address"},
 		"IPv4 backend of IPv6":      {spec("[fd96::1]:80", "tcp", []string{"10.0.0.1:80"}), "is IPv4; give a backend of the Service's family, or add a Service with an IPv4 address"},
 		"no address before a colon": {spec(":80", "tcp", nil), `"" is not an IP address`},
+		"external IP with a zone":   {Spec{Service: "[fd96::1]:80", ExternalIPs: []string{"fd97::1%eth0"}}, "external IP fd97::1%eth0 of service [fd96::1]:80: an address with a zone cannot be a Service's; give it without %eth0"},
+		"link-local backend":        {spec("[fd96::1]:80", "tcp", []string{"[fe80::1]:80"}), "backend [fe80::1]:80 is a link-local address"},
 		"unknown algorithm":         {Spec{Service: "10.96.0.1:80", Algorithm: "best"}, "algorithm of service 10.96.0.1:80"},
 		"unknown external policy":   {Spec{Service: "10.96.0.1:80", ExternalPolicy: "Near"}, "externalTrafficPolicy of service 10.96.0.1:80"},
 		"unknown internal policy":   {Spec{Service: "10.96.0.1:80", InternalPolicy: "Near"}, "internalTrafficPolicy of service 10.96.0.1:80"},

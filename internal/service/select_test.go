@@ -239,6 +239,11 @@ func TestGroups(t *testing.T) {
 	if two := groupOf(state.ServiceID{Namespace: "ab", Name: "c"}, s.Ports[0]); one == two {
 		t.Error("a/bc and ab/c are one group")
 	}
+	// Nor does a name that has been searched for share another's: these two did by FNV-1a, and with it source ranges.
+	prod, evil := state.ServiceID{Namespace: "prod", Name: "db"}, state.ServiceID{Namespace: "evil", Name: "aesi1jmpfrsepf7mvw224cxif2e12nfjzjfrwaex6gayonddg"}
+	if pg := (state.ServicePort{Name: "pg", Protocol: state.TCP}); groupOf(prod, pg) == groupOf(evil, pg) {
+		t.Error("prod/db and evil's are one group")
+	}
 	list, _ := Bind(s, Node{})
 	other, _ := Bind(whole("web2", "1 ready"), Node{})
 	if list[0].Group != list[4].Group || list[0].Group == list[5].Group || list[0].Group == other[0].Group {

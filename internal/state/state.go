@@ -186,3 +186,12 @@ type Counter struct {
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"`
 }
+
+// Network is p without what lies behind its length, and as IPv4 where it is a part of that which is written as IPv6
+// (::ffff:192.0.2.0/120), as the tables have it.
+func Network(p netip.Prefix) netip.Prefix {
+	if p.Addr().Is4In6() && p.Bits() >= 96 {
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p.Masked()
+}
