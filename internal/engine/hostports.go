@@ -8,10 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/mustang-net/mustang/internal/datapath"
-	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -65,11 +62,8 @@ func (h HostPort) ownAddress() (bool, error) {
 	if !h.HostIP.IsValid() || h.HostIP.IsUnspecified() || h.HostIP.IsLoopback() {
 		return true, nil
 	}
-	addrs, err := netns.Addrs(nil)
-	if err != nil {
-		return false, fmt.Errorf("list addresses: %w", err)
-	}
-	return slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(h.HostIP.AsSlice()) }), nil
+	addrs, err := nodeAddrs()
+	return slices.Contains(addrs, h.HostIP.Unmap()), err
 }
 
 // AddHostPorts opens host ports, all or none. Ones that are open to the same

@@ -180,9 +180,19 @@ func (e *Engine) podOf(ep state.Endpoint) policy.Key {
 
 // feedNode tells the model which addresses are this namespace's.
 func (e *Engine) feedNode() error {
+	addrs, err := nodeAddrs()
+	if err != nil {
+		return err
+	}
+	e.policies.SetNode(addrs)
+	return nil
+}
+
+// nodeAddrs are this namespace's addresses.
+func nodeAddrs() ([]netip.Addr, error) {
 	list, err := netns.Addrs(nil)
 	if err != nil {
-		return fmt.Errorf("list the node's addresses: %w", err)
+		return nil, fmt.Errorf("list the node's addresses: %w", err)
 	}
 	var addrs []netip.Addr
 	for _, a := range list {
@@ -190,8 +200,7 @@ func (e *Engine) feedNode() error {
 			addrs = append(addrs, ip.Unmap())
 		}
 	}
-	e.policies.SetNode(addrs)
-	return nil
+	return addrs, nil
 }
 
 // Policies is the model, filled and planned, to look at; nil when there is no

@@ -51,7 +51,7 @@ func (e *Engine) loadCatalog() error {
 }
 
 // locate says of backends without a node whether they are on this one: those at
-// an endpoint's address are.
+// an endpoint's address are, and those at one of the node's own.
 func (e *Engine) locate(list []state.Service) error {
 	if !slices.ContainsFunc(list, func(s state.Service) bool { return s.Owner == state.OwnerCLI }) {
 		return nil
@@ -59,7 +59,14 @@ func (e *Engine) locate(list []state.Service) error {
 	if err := e.loadEndpoints(); err != nil {
 		return err
 	}
+	own, err := nodeAddrs()
+	if err != nil {
+		return err
+	}
 	here := make(map[netip.Addr]bool)
+	for _, a := range own {
+		here[a] = true
+	}
 	for _, ep := range e.known {
 		for _, a := range ep.Addrs() {
 			here[a] = true

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/reconcile"
@@ -238,6 +240,20 @@ func TestWhatIsLocalFollowsTheEndpoints(t *testing.T) {
 	}
 	leads("[10.9.0.2:80]", false)
 	n.must(func(e *Engine) error { return e.RemoveEndpoint(ep.ID) })
+	leads("[]", true)
+	// The node's own address is here as well.
+	own := func(change func(netlink.Link, *netlink.Addr) error) {
+		n.must(func(e *Engine) error {
+			lo, err := netlink.LinkByName("lo")
+			if err != nil {
+				return err
+			}
+			return errors.Join(change(lo, &netlink.Addr{IPNet: netlink.NewIPNet(net.IPv4(192, 0, 2, 9))}), e.UpsertServices(list))
+		})
+	}
+	own(netlink.AddrAdd)
+	leads("[192.0.2.9:80]", false)
+	own(netlink.AddrDel)
 	leads("[]", true)
 	// Those of a killed tool, too, which the next one finishes.
 	n.must(func(e *Engine) error { return e.store.WriteJournal(operation{Kind: opAddEndpoint, Endpoint: &ep}) })
