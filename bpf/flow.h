@@ -36,6 +36,7 @@ enum ct_flag {
 	CT_EDGE = 4,         /* a client outside uses a Service: replies leave by the node's NIC */
 	CT_FROM_NODE = 8,    /* opened by the node itself, which no policy keeps from its pods */
 	CT_MASQUERADE = 16,  /* with CT_EDGE: a pod's, to the outside, under the node's address (lib/masquerade.h) */
+	CT_EITHER = 32,      /* it began in the middle, and either end may have opened it, as policy was: it is as long as both may */
 };
 
 enum ct_closing {

@@ -99,6 +99,8 @@ int from_pod(struct __sk_buff *skb)
 		return edge_sent(skb, &p, self, forward_error(skb, &p, self, f.now));
 
 	ct_find_whole(&f, &p, scope);
+	if (!f.e && in_midst(&p))
+		ct_recall(&f);
 	if (f.e && (begins_anew(&f, &p) || (!f.e->seen_reply && served_since(&f, &p, self)) ||
 		    (!in_pod && masquerade_worn_out(f.e, p.proto)))) {
 		reason = begin_anew(&f, skb->cb[CB_ENDPOINT], true);
@@ -198,6 +200,8 @@ inline_fn int judge_entering(struct __sk_buff *skb)
 	}
 
 	ct_find_whole(&f, &p, CT_SCOPE_FLOW);
+	if (!f.e && in_midst(&p))
+		ct_recall(&f);
 	if (f.e && begins_anew(&f, &p)) {
 		reason = begin_anew(&f, skb->cb[CB_ENDPOINT], false);
 		if (reason)

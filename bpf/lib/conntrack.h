@@ -312,6 +312,26 @@ global_fn int ct_supplanted(const struct ct_key *at, const struct ct_entry *e, _
 	return ct_alive(half, now) && !ct_is_half(half, e, &mine);
 }
 
+/**
+ * ct_recall - let a connection that has expired go on, of which a packet has come
+ *
+ * In its own direction: of a new flow, policy would be asked about who happens to speak first. What policy had cut is cut.
+ */
+slow_fn int ct_recall(struct flow *f)
+{
+	struct near_flow *n = near_of(&f->key);
+	struct ct_entry *e = n ? &n->e : bpf_map_lookup_elem(&mst_ct_v1, &f->key);
+	__u32 expired = e ? e->expires : f->now, lives;
+
+	if (!e || e->role != CT_DIRECT || (__s32)(expired - f->now) >= 0 || ct_taken(expired, f->now))
+		return 0;
+	lives = f->now + ct_lifetime(e, f->key.proto, !e->opening);
+	near_elsewhere(&f->key, e, lives);
+	if (__sync_val_compare_and_swap(&e->expires, expired, lives) == expired)
+		ct_find_key(f);
+	return 0;
+}
+
 /* Find a packet's flow, but what is left of one that has closed, or never had its other half. */
 inline_fn void ct_find_whole(struct flow *f, const struct pkt *p, __u8 scope)
 {

@@ -96,12 +96,6 @@ inline_fn int service_closed(const struct service *s, const struct addr *client)
 	return s->backends ? REASON_NONE : REASON_NO_BACKEND;
 }
 
-/* Whether a packet may be the first of its flow. */
-inline_fn bool opens(const struct pkt *p)
-{
-	return p->proto == IPPROTO_UDP || (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
-}
-
 /* As service_closed, of a packet: who may not know of the Service hears nothing of it. */
 inline_fn int service_refuses(const struct service *s, const struct pkt *p)
 {

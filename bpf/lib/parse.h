@@ -433,3 +433,15 @@ global_fn int parse(struct __sk_buff *skb, struct pkt *p)
 	}
 	return REASON_ETHERTYPE;
 }
+
+/* Whether a packet may be the first of its flow. */
+inline_fn bool opens(const struct pkt *p)
+{
+	return p->proto == IPPROTO_UDP || (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+}
+
+/* Whether a packet is in the middle of a connection: it does not say who opened that. */
+inline_fn bool in_midst(const struct pkt *p)
+{
+	return (p->proto == IPPROTO_TCP || p->proto == IPPROTO_SCTP) && !opens(p);
+}

@@ -95,6 +95,12 @@ global_fn int admit(struct pkt *p, struct plan *plan, __u32 self)
 	j->port = bpf_ntohs(plan->post.dport);
 	j->proto = p->proto;
 	j->from_node = !!(plan->flags & CT_FROM_NODE);
+	if (in_midst(p) && !j->from_node) {
+		judgment_turn(bpf_ntohs(p->t.sport));
+		if (!policy_judge())
+			plan->flags |= CT_EITHER;
+		judgment_turn(bpf_ntohs(plan->post.dport));
+	}
 	return policy_judge();
 }
 

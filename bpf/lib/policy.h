@@ -176,6 +176,27 @@ global_fn int policy_judge(void)
 	return REASON_NONE;
 }
 
+/* Turn the question round: whether who is asked may have opened the flow. @port: of who is asked then, host order */
+global_fn int judgment_turn(__u16 port)
+{
+	struct judgment *j = judgment();
+	struct addr opener;
+	__u32 id;
+
+	if (!j)
+		return 0;
+	opener = j->opener;
+	id = j->opener_id;
+	j->opener = j->responder;
+	j->responder = opener;
+	j->opener_id = j->responder_id;
+	j->responder_id = id;
+	j->port = port;
+	__builtin_memset(j->set, 0, sizeof(j->set));
+	__builtin_memset(j->rule, 0, sizeof(j->rule));
+	return 0;
+}
+
 inline_fn struct identity *identity_of(const struct addr *a)
 {
 	struct addr key = *a;
@@ -363,6 +384,10 @@ global_fn int judge_again(struct ct_entry *e, const struct ct_key *at, __u32 id,
 	j->opener_id = end_of_hook(&opener_now, &j->opener, opener ? id : 0);
 	j->responder_id = end_of_hook(&responder_now, &j->responder, opener ? 0 : id);
 	reason = policy_judge();
+	if (!reason && e->flags & CT_EITHER) {
+		judgment_turn(bpf_ntohs(hi ? at->hi_port : at->lo_port));
+		reason = policy_judge();
+	}
 	if (!reason) { /* not before: to another CPU's packet the flow would be judged, and allowed */
 		e->opener = opener_now;
 		e->responder = responder_now;

@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"github.com/mustang-net/mustang/internal/datapath"
-	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	"github.com/mustang-net/mustang/internal/policy"
 )
 
@@ -28,9 +27,11 @@ type PolicyTables struct {
 // gets from each of its ends the verdict of the old state or of the new one, or
 // a stricter one:
 //
-//   - A verdict is the union of what its entries allow, so of entries that each
-//     are old or new, none allows what neither state allows. What an entry
-//     refers to is there before it, and goes after it.
+//   - What an entry refers to is there before it, and goes after it.
+//   - A verdict joins who an address is with what a set allows him. An address
+//     becomes another before a set allows more to who it was. Where one that is
+//     to allow less could meet one of the new state, the endpoints concerned take
+//     no new flow while it is written (joins).
 //   - An address is seen under its longest prefix. New prefixes come longest
 //     first and old ones go shortest first, so that the longest one that is there
 //     is the old state's longest or the new one's.
@@ -52,9 +53,13 @@ func (p Policies) Apply(c policy.Change) (map[uint32]uint32, error) {
 			return nil, err
 		}
 	}
-	err := p.write(w)
+	now, err := p.t.Policies.All()
+	if err != nil {
+		return nil, err
+	}
+	err = p.write(w, now)
 	if full := (*datapath.FullError)(nil); errors.As(err, &full) {
-		err = p.makeRoom(w)
+		err = p.makeRoom(w, now)
 	}
 	if err != nil {
 		return nil, err
@@ -138,28 +143,48 @@ func identity(who policy.Identity) datapath.Identity {
 	return datapath.Identity{Pod: who.Pod, Prefix: who.Prefix}
 }
 
-func (p Policies) write(w writes) error {
-	if err := p.put(w); err != nil {
-		return err
+// write changes the tables; now is what endpoints have before.
+func (p Policies) write(w writes, now map[uint32]datapath.EndpointPolicy) error {
+	closed, opened := w.closed(now)
+	for _, step := range []func() error{
+		func() error { return p.t.Policies.Put(closed.keys, incomplete(closed.values)) },
+		func() error { return p.put(w) },
+		func() error { return p.t.Policies.Put(opened.keys, opened.values) },
+		func() error { return p.remove(w) },
+		func() error { return p.t.Policies.Put(closed.keys, closed.values) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
 	}
-	if err := p.t.Policies.Put(w.policies.keys, w.policies.values); err != nil {
-		return err
-	}
-	return p.remove(w)
+	return nil
 }
 
+// put writes what is new, but for the endpoints. Who comes to be somebody is allowed what that one is before,
+// and others more after it.
 func (p Policies) put(w writes) error {
 	t := p.t
-	if err := t.Ports.Put(w.ports.keys, w.ports.values); err != nil {
-		return err
+	var first, then pairs[datapath.PeerKey, datapath.PeerRules]
+	comes := w.comes()
+	for i, k := range w.peers.keys {
+		to := &then
+		if comes[k.Identity] {
+			to = &first
+		}
+		to.add(k, w.peers.values[i])
 	}
-	if err := t.Peers.Put(w.peers.keys, w.peers.values); err != nil {
-		return err
+	for _, step := range []func() error{
+		func() error { return t.Ports.Put(w.ports.keys, w.ports.values) },
+		func() error { return t.Peers.Put(first.keys, first.values) },
+		func() error { return t.Identities.Put(w.identities.keys, w.identities.values) },
+		func() error { return t.Peers.Put(then.keys, then.values) },
+		func() error { return t.Prefixes.Put(w.prefixes.keys, w.prefixes.values) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
 	}
-	if err := t.Identities.Put(w.identities.keys, w.identities.values); err != nil {
-		return err
-	}
-	return t.Prefixes.Put(w.prefixes.keys, w.prefixes.values)
+	return nil
 }
 
 func (p Policies) remove(w writes) error {
@@ -181,30 +206,18 @@ func (p Policies) remove(w writes) error {
 
 // makeRoom is for a change that fits only when what it replaces is gone: until
 // then isolated endpoints are closed to everybody but the node.
-func (p Policies) makeRoom(w writes) error {
-	after, err := p.t.Policies.All()
-	if err != nil {
-		return err
+func (p Policies) makeRoom(w writes, now map[uint32]datapath.EndpointPolicy) error {
+	var all pairs[uint32, datapath.EndpointPolicy]
+	for id, e := range w.after(now) {
+		all.add(id, e)
 	}
-	for i, id := range w.policies.keys {
-		after[id] = w.policies.values[i]
-	}
-	for _, id := range w.policiesGone {
-		delete(after, id)
-	}
-	var closed, open pairs[uint32, datapath.EndpointPolicy]
-	for id, e := range after {
-		open.add(id, e)
-		e.IngressFlags, e.EgressFlags = bpfgen.SetIncomplete, bpfgen.SetIncomplete
-		closed.add(id, e)
-	}
-	if err := p.t.Policies.Put(closed.keys, closed.values); err != nil {
+	if err := p.t.Policies.Put(all.keys, incomplete(all.values)); err != nil {
 		return err
 	}
 	if err := errors.Join(p.remove(w), p.put(w)); err != nil {
 		return err
 	}
-	return p.t.Policies.Put(open.keys, open.values)
+	return p.t.Policies.Put(all.keys, all.values)
 }
 
 // bump gives endpoints new generations.

@@ -190,7 +190,9 @@ func playInstants(rng *rand.Rand, full bool) error {
 			cases[i] = w.Case()
 			old[i] = n.ends(cases[i])
 		}
-		w.Step()
+		for range 1 + rng.IntN(6) { // as many as are told at once
+			w.Step()
+		}
 		if full { // there is room for what is, and for nothing besides
 			n.prefixes.max, n.peers.max = max(1, len(n.prefixes.m)), max(1, len(n.peers.m))
 		}

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "63256fb2df225bd4d4179816d6526fef245065ef9ccc7b752b1821c925901047"
+const ObjectsHash = "df6d4207946706b492aaf3e9e4cf78ce041bf6ec86dc8acb68372428a972b595"

@@ -268,7 +268,7 @@ func TestExpiredFlowsAreNotFound(t *testing.T) {
 		net.Age(t, 70)
 		s.sees(s.send(s.client, s.c, s.vip, ack), s.server, s.c, s.b)
 		s.sees(s.send(s.server, s.b, direct, syn|ack), s.client, s.b, direct)
-		s.wantFlow(s.b, direct, bpfgen.CTDirect, false, 60) // anew, opened by the server
+		s.wantFlow(direct, s.b, bpfgen.CTDirect, false, 86400) // its opener's still, and answered
 		net.Age(t, 86400+10)
 		s.dropped(s.send(s.client, s.c, s.vip, ack), bpfgen.ReasonMidstreamNAT)
 		s.sees(s.send(s.client, s.c, s.vip, syn), s.server, s.c, s.b)
