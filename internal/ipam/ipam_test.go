@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 func pools(t *testing.T, list ...Pool) []Pool {
@@ -276,5 +277,43 @@ func TestWhatIsFreedIsTold(t *testing.T) {
 	left, err := s.Owners()
 	if want := (map[netip.Addr]string{netip.MustParseAddr("10.1.0.3"): "b", netip.MustParseAddr("fd00::3"): "b"}); err != nil || !maps.Equal(left, want) {
 		t.Errorf("left %v, %v; want %v", left, err, want)
+	}
+}
+
+// Two calls for one container that come at once free its address twice, and another may have it in between.
+func TestAnAddressThatAnotherHasByNowIsNotReleased(t *testing.T) {
+	s := At(t.TempDir())
+	p := pools(t, subnet("10.1.0.0/24"))
+	allocate(t, s, "a", p, "10.1.0.9")
+	done := make(chan error, 1)
+	_, err := s.ReleaseWhere(func(owner string) bool {
+		go func() {
+			err := s.Release("a")
+			_, taken := s.Allocate("b", p, []netip.Addr{netip.MustParseAddr("10.1.0.9")})
+			done <- errors.Join(err, taken)
+		}()
+		select {
+		case err := <-done:
+			done <- err
+		case <-time.After(100 * time.Millisecond): // they wait for this one's end
+		}
+		return owner == "a"
+	})
+	if err := errors.Join(err, <-done); err != nil {
+		t.Fatal(err)
+	}
+	if owner := s.Owner(netip.MustParseAddr("10.1.0.9")); owner != "b" {
+		t.Errorf("the address is of %q, want b, who has got it", owner)
+	}
+}
+
+// DEL where there was never an ADD leaves nothing.
+func TestReleaseMakesNothing(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "ipam"))
+	if err := s.Release("a"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a directory was made: %v", err)
 	}
 }

@@ -173,24 +173,27 @@ func (s Store) Release(owner string) error {
 	return err
 }
 
-// ReleaseWhere frees the addresses of the owners that gone chooses.
+// ReleaseWhere frees the addresses of the owners that gone chooses. Nobody takes one
+// between the look at whose it is and its end.
 func (s Store) ReleaseWhere(gone func(owner string) bool) (freed []netip.Addr, err error) {
-	all, err := s.Owners()
-	if err != nil {
-		return nil, err
+	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // nobody has anything, and none is made for that
 	}
-	var errs []error
-	for a, owner := range all {
-		if !gone(owner) {
-			continue
+	err = s.locked(func() error {
+		all, err := s.Owners()
+		for a, owner := range all {
+			if !gone(owner) {
+				continue
+			}
+			if failed := os.Remove(s.file(a)); failed != nil && !errors.Is(failed, fs.ErrNotExist) {
+				err = errors.Join(err, fmt.Errorf("release %s: %w", a, failed))
+				continue
+			}
+			freed = append(freed, a)
 		}
-		if err := os.Remove(s.file(a)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("release %s: %w", a, err))
-			continue
-		}
-		freed = append(freed, a)
-	}
-	return freed, errors.Join(errs...)
+		return err
+	})
+	return freed, err
 }
 
 // Owner is who has the address; "": nobody.
