@@ -302,6 +302,19 @@ func TestWithoutAnAgentThePodIsRecordedAllTheSame(t *testing.T) {
 	w.nothingLeft()
 }
 
+// After a boot the kubelet makes the state directory, open to all, and an ADD is the first to write there.
+func TestTheStateDirectoryIsRootsAloneAfterAnADD(t *testing.T) {
+	w := newWorld(t)
+	if err := errors.Join(os.Mkdir(w.state(), 0o755), os.Chmod(w.state(), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	w.ok(w.call("ADD", nil, podArgs...))
+	if st, err := os.Stat(w.state()); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("the state directory: %v, %v; want it closed to others", st.Mode(), err)
+	}
+	w.ok(w.call("DEL", nil))
+}
+
 func TestADDWaitsForAnAgentThatStarts(t *testing.T) {
 	w := newWorld(t)
 	w.agent("late")
