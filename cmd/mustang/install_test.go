@@ -91,13 +91,19 @@ func TestInstallCNIRefusesToDisplaceAnotherNetwork(t *testing.T) {
 
 func TestInstallCNIChecksTheList(t *testing.T) {
 	i := newInstaller(t)
+	list := filepath.Join(t.TempDir(), "list")
+	if err := os.WriteFile(list, []byte(`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "mustang-cni", "ipam": {"type": "mustang", "pools": ["10.1.0.1/24"]}}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for says, args := range map[string][]string{
-		"--pool": {}, "pigeon": {"--mode", "pigeon", "--pool", "10.1.0.0/24"}, "10.1.0.1/24": {"--pool", "10.1.0.1/24"},
+		"pods need addresses": {}, "--mode: mode \"pigeon\"": {"--mode", "pigeon", "--pool", "10.1.0.0/24"}, "--mode: chained": {"--mode", "chained", "--pool", "10.1.0.0/24"},
+		"--pool: subnet \"10.1.0.1/24\"": {"--pool", "10.1.0.1/24"}, "--pool: pool \"10.1.0.0\"": {"--pool", "10.1.0.0"}, "--pool: pools 10.1.0.0/24 and": {"--pool", "10.1.0.0/24,10.1.0.0/25"},
 		`--mtu "9k"`: {"--mtu", "9k", "--pool", "10.1.0.0/24"}, `--mtu "1e3"`: {"--mtu", "1e3", "--pool", "10.1.0.0/24"},
-		"MTU 9 is": {"--mtu", "9", "--pool", "10.1.0.0/24"}, "MTU 1000 is": {"--mtu", "1000", "--pool", "10.1.0.0/24,fd00:1::/64"},
-		"masqueradeExclude": {"--pool", "10.1.0.0/24", "--masquerade=false", "--masquerade-exclude", "10.0.0.0/8"},
+		"--mtu: MTU 9 is": {"--mtu", "9", "--pool", "10.1.0.0/24"}, "--mtu: MTU 1000 is": {"--mtu", "1000", "--pool", "10.1.0.0/24,fd00:1::/64"},
+		"--config: ipam.pools: subnet": {"--config", list}, "--masquerade-exclude: \"ten\"": {"--pool", "10.1.0.0/24", "--masquerade-exclude", "ten"},
+		"--masquerade-exclude: has no meaning": {"--pool", "10.1.0.0/24", "--masquerade=false", "--masquerade-exclude", "10.0.0.0/8"},
 	} {
-		if _, err := i.run(append([]string{"install-cni", "--plugin", i.plugin}, args...)...); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := i.run(append([]string{"install-cni", "--plugin", i.plugin}, args...)...); err == nil || !strings.HasPrefix(err.Error(), says) {
 			t.Errorf("%v: got %v", args, err)
 		}
 	}
