@@ -166,12 +166,15 @@ func (s *syncer) writeList() error {
 		return fmt.Errorf("there is no Node %q", s.a.config.Node)
 	}
 	if _, given := s.a.config.CNI["ipam"]; !given && len(self.PodCIDRs) == 0 {
-		return errors.New("the Node has no podCIDRs, from which pods get addresses: have the controller manager give them (--allocate-node-cidrs), or name pools in cni.ipam")
+		return errors.New("the Node has no podCIDRs, from which pods get addresses: have the controller manager give them (--allocate-node-cidrs)")
 	}
 	place := s.a.config.place()
 	list, err := s.a.config.cniList(self.PodCIDRs)
 	if err != nil {
 		return err
+	}
+	if err := install.Check(list, nil); err != nil { // what every ADD would refuse
+		return fmt.Errorf("cni does not go with the Node's podCIDRs %v, and the network list is left as it is: %w", self.PodCIDRs, err)
 	}
 	others, err := place.Others()
 	if err != nil {
