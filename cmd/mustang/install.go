@@ -100,6 +100,9 @@ func (f *installFlags) install(cmd *cobra.Command, g *globals) error {
 	if err := f.putPlugin(cmd.OutOrStdout()); err != nil {
 		return err
 	}
+	if err := cni.LookAgain(g.scope()); err != nil { // pods of others may have addresses of the pools by now
+		return err
+	}
 	path, err := f.place.PutList(list)
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -161,7 +162,16 @@ func TestInstallCNINamesPodsThatExistedOrAdoptsThem(t *testing.T) {
 	w, i := newTool(t), newInstaller(t)
 	dir, veth, macvlan := w.olderNetwork()
 	args := []string{"install-cni", "--bin-dir", i.bin, "--conf-dir", i.conf, "--plugin", i.plugin, "--pool", "10.244.1.0/24", "--netns-dir", dir}
+	addresses := filepath.Join(w.state, "cni", "addresses")
+	looked := filepath.Join(addresses, "looked-10.244.1.0_24")
+	if err := errors.Join(os.MkdirAll(addresses, 0o700), os.Symlink("others", looked)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(filepath.Join(w.state, "cni")) })
 	out := w.ok(args...)
+	if _, err := os.Lstat(looked); !os.IsNotExist(err) {
+		t.Error("the next ADD does not look for addresses that these pods have")
+	}
 	for _, name := range []string{"-veth", "-macvlan"} {
 		if want := "not mustang's: eth0 in " + filepath.Join(dir, name) + " (10.30."; !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)

@@ -190,6 +190,9 @@ func (s *syncer) writeList() error {
 		return fmt.Errorf("another network is installed: %s; remove it, or set cni-displace (the runtime takes the first list by name)", strings.Join(others, ", "))
 	}
 	if !place.HasList(list) {
+		if err := cni.LookAgain(s.a.config.scope()); err != nil { // pods of others may have addresses of the pools by now
+			return err
+		}
 		path, err := place.PutList(list)
 		if err != nil {
 			return err

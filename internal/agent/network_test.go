@@ -180,7 +180,14 @@ func TestAListThatNoADDTakesIsNotWritten(t *testing.T) {
 		t.Error("a list was written")
 	}
 	node("10.1.0.0/24")
+	addresses := filepath.Join(w.agent.config.StateDir, "cni", "addresses")
+	looked := filepath.Join(addresses, "looked-10.1.0.0_24")
+	check(t, os.MkdirAll(addresses, 0o700))
+	check(t, os.Symlink("others", looked))
 	check(t, w.agent.sync.writeList())
+	if _, err := os.Lstat(looked); !os.IsNotExist(err) {
+		t.Error("the next ADD does not look for addresses that others' pods have")
+	}
 	want, err := w.agent.config.cniList([]netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")})
 	check(t, err)
 	node("10.1.0.0/24", "fd00:1::/64")

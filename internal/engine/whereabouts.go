@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/vishvananda/netlink"
 
@@ -224,6 +225,16 @@ func (e *Engine) Strangers(paths []string, ifname string) ([]Stranger, error) {
 		out = append(out, s)
 	}
 	return out, nil
+}
+
+// AddrsAt are the addresses of an interface that connects a pod to this node; none: there is
+// no such pod.
+func AddrsAt(path, ifname string) []netip.Addr {
+	ep, err := discover(EndpointSpec{Netns: path, IfName: ifname})
+	if err != nil {
+		return nil
+	}
+	return ep.Addrs()
 }
 
 func (e *Engine) isEndpoint(ep state.Endpoint) bool {

@@ -317,3 +317,38 @@ func TestReleaseMakesNothing(t *testing.T) {
 		t.Errorf("a directory was made: %v", err)
 	}
 }
+
+// A pool that has given nothing yet looks at who has addresses of it; once, until it is told to look again.
+func TestWhatOthersHaveIsReserved(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "ipam"))
+	p := pools(t, subnet("10.1.0.0/29"), subnet("fd00::/64"))
+	asked := 0
+	others := map[netip.Addr]string{netip.MustParseAddr("10.1.0.2"): "them", netip.MustParseAddr("fd00::2"): "them", netip.MustParseAddr("10.2.0.2"): "elsewhere"}
+	admit := func(p []Pool) {
+		t.Helper()
+		if err := s.Admit(p, func() (map[netip.Addr]string, error) { asked++; return others, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	admit(p)
+	admit(p)
+	if got := allocate(t, s, "a", p); !strings.HasPrefix(got, "10.1.0.3/") || !strings.Contains(got, "fd00::3/") || asked != 1 {
+		t.Errorf("given %s, others were asked %d times", got, asked)
+	}
+	others[netip.MustParseAddr("10.1.0.3")], others[netip.MustParseAddr("10.1.0.4")] = "them", "them"
+	if err := s.LookAgain(); err != nil {
+		t.Fatal(err)
+	}
+	admit(p)
+	if got := allocate(t, s, "b", p); !strings.HasPrefix(got, "10.1.0.5/") || s.Owner(netip.MustParseAddr("10.1.0.3")) != "a" || asked != 2 {
+		t.Errorf("then given %s, others were asked %d times", got, asked)
+	}
+	admit(append(p, pools(t, subnet("10.2.0.0/29"))...)) // a new pool beside them
+	if owner := s.Owner(netip.MustParseAddr("10.2.0.2")); owner != "elsewhere" || asked != 3 {
+		t.Errorf("10.2.0.2 is of %q, others were asked %d times", owner, asked)
+	}
+	failed := errors.New("nobody can tell")
+	if err := s.Admit(pools(t, subnet("10.3.0.0/29")), func() (map[netip.Addr]string, error) { return nil, failed }); !errors.Is(err, failed) {
+		t.Errorf("nobody could tell: %v", err)
+	}
+}
