@@ -100,7 +100,7 @@ func (e *Engine) loadEndpoints() error {
 func (e *Engine) pruneEndpoints(known, records map[uint32]state.Endpoint, linked map[uint32]bool) error {
 	var errs []error
 	for id, r := range records {
-		if _, ok := known[id]; !ok && !e.isAsRecorded(r) {
+		if _, ok := known[id]; !ok && !e.isAsRecorded(r) && unseen(r) == "" {
 			errs = append(errs, e.detachFilters(r), e.store.DeleteEndpoint(id))
 		}
 	}

@@ -99,7 +99,7 @@ func (e *Engine) Dead(owner state.Owner) ([]state.Endpoint, error) {
 		if ep.Owner != owner {
 			continue
 		}
-		dead := !e.alive(ep)
+		dead := !e.alive(ep) && unseen(ep) == ""
 		// What is attached still knows, where the record is lost, or a pod that is there has renamed its interface.
 		if ep.Netns == "" && ep.Attach != datapath.AttachClsact || dead && netns.Is(ep.Netns) {
 			attached, err := e.holds(ep)
