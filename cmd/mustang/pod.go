@@ -285,7 +285,7 @@ func podRm(ctx context.Context, g *globals, name string, warn io.Writer) error {
 	if err := podUndo(ctx, g, nil, rec); err != nil {
 		return fmt.Errorf("remove pod %s: %w", name, err)
 	}
-	return store.forget(name)
+	return errors.Join(store.forget(name), cni.LookAgain(g.scope())) // its addresses are nobody's any more
 }
 
 // attacherFor returns nil for a plain pod.

@@ -26,9 +26,11 @@ import (
 // network's name has a colon.
 const strangerPrefix = "netns:"
 
-// LookAgain has the next ADD look for pods that have addresses of its pools: some may have
-// come that got them elsewhere.
-func LookAgain(scope engine.Scope) error { return storeAt(scope.StateDir).ipam().LookAgain() }
+// LookAgain has the next ADD look anew for pods that have addresses of its pools: some may
+// have come that got them elsewhere, or gone.
+func LookAgain(scope engine.Scope) error {
+	return storeAt(scope.StateDir).ipam().LookAgain(func(owner string) bool { return strings.HasPrefix(owner, strangerPrefix) })
+}
 
 // take reserves what strangers have, and gives owner addresses.
 func (p *plugin) take(owner string, want []netip.Addr) ([]ipam.Allocation, error) {

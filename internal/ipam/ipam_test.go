@@ -336,10 +336,17 @@ func TestWhatOthersHaveIsReserved(t *testing.T) {
 		t.Errorf("given %s, others were asked %d times", got, asked)
 	}
 	others[netip.MustParseAddr("10.1.0.3")], others[netip.MustParseAddr("10.1.0.4")] = "them", "them"
-	if err := s.LookAgain(); err != nil {
+	delete(others, netip.MustParseAddr("10.1.0.2"))
+	if err := s.LookAgain(func(owner string) bool { return owner == "them" }); err != nil {
 		t.Fatal(err)
 	}
+	if got, err := s.Owners(); err != nil || len(got) != 2 {
+		t.Errorf("until it is asked again, reserved are %v, %v", got, err)
+	}
 	admit(p)
+	if owner := s.Owner(netip.MustParseAddr("10.1.0.2")); owner != "" {
+		t.Errorf("10.1.0.2, which is nobody's any more, is of %s", owner)
+	}
 	if got := allocate(t, s, "b", p); !strings.HasPrefix(got, "10.1.0.5/") || s.Owner(netip.MustParseAddr("10.1.0.3")) != "a" || asked != 2 {
 		t.Errorf("then given %s, others were asked %d times", got, asked)
 	}

@@ -109,8 +109,9 @@ func (s Store) Admit(pools []Pool, others func() (map[netip.Addr]string, error))
 	})
 }
 
-// LookAgain has Admit ask again: others may have got addresses since.
-func (s Store) LookAgain() error {
+// LookAgain has Admit ask again, and what it has reserved, which is by owners that reserved
+// chooses, is free until then: others may have come and gone since.
+func (s Store) LookAgain(reserved func(owner string) bool) error {
 	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil // nobody has looked
 	}
@@ -119,6 +120,10 @@ func (s Store) LookAgain() error {
 		for _, path := range looked {
 			err = errors.Join(err, os.Remove(path))
 		}
+		if err != nil {
+			return fmt.Errorf("look again who has addresses: %w", err)
+		}
+		_, err = s.release(reserved)
 		return err
 	})
 }
@@ -236,19 +241,25 @@ func (s Store) ReleaseWhere(gone func(owner string) bool) (freed []netip.Addr, e
 		return nil, nil // nobody has anything, and none is made for that
 	}
 	err = s.locked(func() error {
-		all, err := s.Owners()
-		for a, owner := range all {
-			if !gone(owner) {
-				continue
-			}
-			if failed := os.Remove(s.file(a)); failed != nil && !errors.Is(failed, fs.ErrNotExist) {
-				err = errors.Join(err, fmt.Errorf("release %s: %w", a, failed))
-				continue
-			}
-			freed = append(freed, a)
-		}
+		freed, err = s.release(gone)
 		return err
 	})
+	return freed, err
+}
+
+// release is ReleaseWhere with the lock held.
+func (s Store) release(gone func(owner string) bool) (freed []netip.Addr, err error) {
+	all, err := s.Owners()
+	for a, owner := range all {
+		if !gone(owner) {
+			continue
+		}
+		if failed := os.Remove(s.file(a)); failed != nil && !errors.Is(failed, fs.ErrNotExist) {
+			err = errors.Join(err, fmt.Errorf("release %s: %w", a, failed))
+			continue
+		}
+		freed = append(freed, a)
+	}
 	return freed, err
 }
 
