@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/mustang-net/mustang/internal/cni"
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
@@ -68,7 +69,7 @@ func newEpAddCmd(g *globals) *cobra.Command {
 func attach(ctx context.Context, g *globals, spec engine.EndpointSpec) error {
 	return g.with(ctx, false, func(e *engine.Engine) error {
 		_, err := e.AddEndpoint(ctx, spec)
-		return err
+		return errors.Join(err, cni.LookAgain(g.scope())) // its addresses may be in the plugin's pools
 	})
 }
 

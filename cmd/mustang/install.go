@@ -100,6 +100,9 @@ func (f *installFlags) install(cmd *cobra.Command, g *globals) error {
 	if err := f.putPlugin(cmd.OutOrStdout()); err != nil {
 		return err
 	}
+	if err := cni.LookAgain(g.scope()); err != nil { // pods of others may have addresses of the pools by now
+		return err
+	}
 	path, err := f.place.PutList(list)
 	if err != nil {
 		return err
@@ -134,10 +137,25 @@ func (f *installFlags) list(g *globals) ([]byte, error) {
 		return nil, err
 	}
 	err = install.Check(text, func(field string) { g.notify(fmt.Sprintf("unknown field %q in the network list", field)) })
-	if err != nil {
+	switch {
+	case err != nil && f.config != "":
 		return nil, usagef("--config: %w", err)
+	case err != nil:
+		return nil, usagef("%s", byFlag(err.Error()))
 	}
 	return text, nil
+}
+
+// byFlag is what is wrong with a list that was made of flags, by the flag instead of the field.
+func byFlag(wrong string) string {
+	wrong = strings.TrimPrefix(wrong, "read the network configuration: ")
+	for field, flag := range map[string]string{"mode": "--mode", "mtu": "--mtu", "uplink": "--uplink",
+		"ipam": "--pool", "ipam.pools": "--pool", "masqueradeExclude": "--masquerade-exclude"} {
+		if rest, is := strings.CutPrefix(wrong, field+": "); is {
+			return flag + ": " + rest
+		}
+	}
+	return wrong
 }
 
 func (f *installFlags) text(g *globals) ([]byte, error) {
@@ -154,6 +172,9 @@ func (f *installFlags) text(g *globals) ([]byte, error) {
 func (f *installFlags) makeList(g *globals) ([]byte, error) {
 	if len(f.pools) == 0 {
 		return nil, usagef("pods need addresses: name this node's networks by --pool, or give a whole list by --config")
+	}
+	if f.mode == cni.Chained {
+		return nil, usagef("--mode: chained is behind another plugin in its list, and none is made here: write that list, and give it by --config")
 	}
 	own := map[string]any{"mode": f.mode, "mtu": f.mtu, "masquerade": f.masquerade, "ipam": map[string]any{"type": cni.OwnIPAM, "pools": f.pools}}
 	if f.mtu != "auto" {

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -91,13 +92,19 @@ func TestInstallCNIRefusesToDisplaceAnotherNetwork(t *testing.T) {
 
 func TestInstallCNIChecksTheList(t *testing.T) {
 	i := newInstaller(t)
+	list := filepath.Join(t.TempDir(), "list")
+	if err := os.WriteFile(list, []byte(`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "mustang-cni", "ipam": {"type": "mustang", "pools": ["10.1.0.1/24"]}}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for says, args := range map[string][]string{
-		"--pool": {}, "pigeon": {"--mode", "pigeon", "--pool", "10.1.0.0/24"}, "10.1.0.1/24": {"--pool", "10.1.0.1/24"},
+		"pods need addresses": {}, "--mode: mode \"pigeon\"": {"--mode", "pigeon", "--pool", "10.1.0.0/24"}, "--mode: chained": {"--mode", "chained", "--pool", "10.1.0.0/24"},
+		"--pool: subnet \"10.1.0.1/24\"": {"--pool", "10.1.0.1/24"}, "--pool: pool \"10.1.0.0\"": {"--pool", "10.1.0.0"}, "--pool: pools 10.1.0.0/24 and": {"--pool", "10.1.0.0/24,10.1.0.0/25"},
 		`--mtu "9k"`: {"--mtu", "9k", "--pool", "10.1.0.0/24"}, `--mtu "1e3"`: {"--mtu", "1e3", "--pool", "10.1.0.0/24"},
-		"MTU 9 is": {"--mtu", "9", "--pool", "10.1.0.0/24"}, "MTU 1000 is": {"--mtu", "1000", "--pool", "10.1.0.0/24,fd00:1::/64"},
-		"masqueradeExclude": {"--pool", "10.1.0.0/24", "--masquerade=false", "--masquerade-exclude", "10.0.0.0/8"},
+		"--mtu: MTU 9 is": {"--mtu", "9", "--pool", "10.1.0.0/24"}, "--mtu: MTU 1000 is": {"--mtu", "1000", "--pool", "10.1.0.0/24,fd00:1::/64"},
+		"--config: ipam.pools: subnet": {"--config", list}, "--masquerade-exclude: \"ten\"": {"--pool", "10.1.0.0/24", "--masquerade-exclude", "ten"},
+		"--masquerade-exclude: has no meaning": {"--pool", "10.1.0.0/24", "--masquerade=false", "--masquerade-exclude", "10.0.0.0/8"},
 	} {
-		if _, err := i.run(append([]string{"install-cni", "--plugin", i.plugin}, args...)...); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := i.run(append([]string{"install-cni", "--plugin", i.plugin}, args...)...); err == nil || !strings.HasPrefix(err.Error(), says) {
 			t.Errorf("%v: got %v", args, err)
 		}
 	}
@@ -155,7 +162,16 @@ func TestInstallCNINamesPodsThatExistedOrAdoptsThem(t *testing.T) {
 	w, i := newTool(t), newInstaller(t)
 	dir, veth, macvlan := w.olderNetwork()
 	args := []string{"install-cni", "--bin-dir", i.bin, "--conf-dir", i.conf, "--plugin", i.plugin, "--pool", "10.244.1.0/24", "--netns-dir", dir}
+	addresses := filepath.Join(w.state, "cni", "addresses")
+	looked := filepath.Join(addresses, "looked-10.244.1.0_24")
+	if err := errors.Join(os.MkdirAll(addresses, 0o700), os.Symlink("others", looked)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(filepath.Join(w.state, "cni")) })
 	out := w.ok(args...)
+	if _, err := os.Lstat(looked); !os.IsNotExist(err) {
+		t.Error("the next ADD does not look for addresses that these pods have")
+	}
 	for _, name := range []string{"-veth", "-macvlan"} {
 		if want := "not mustang's: eth0 in " + filepath.Join(dir, name) + " (10.30."; !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)

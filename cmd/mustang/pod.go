@@ -19,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/mustang-net/mustang/internal/cni"
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
@@ -191,7 +192,7 @@ func podAdd(ctx context.Context, g *globals, name string, f podFlags, warn io.Wr
 	}
 	rec.State, rec.LocalMTU = podReady, spec.LocalMTU
 	rec.BigTCP4, rec.BigTCP6 = res.BigTCP.IPv4, res.BigTCP.IPv6
-	return store.write(rec)
+	return errors.Join(store.write(rec), cni.LookAgain(g.scope())) // its addresses may be in the plugin's pools
 }
 
 func podMake(ctx context.Context, g *globals, att endpointAttacher, spec link.Spec, rec *podRecord, pod podSpec) (link.Result, error) {
@@ -284,7 +285,7 @@ func podRm(ctx context.Context, g *globals, name string, warn io.Writer) error {
 	if err := podUndo(ctx, g, nil, rec); err != nil {
 		return fmt.Errorf("remove pod %s: %w", name, err)
 	}
-	return store.forget(name)
+	return errors.Join(store.forget(name), cni.LookAgain(g.scope())) // its addresses are nobody's any more
 }
 
 // attacherFor returns nil for a plain pod.

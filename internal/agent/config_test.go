@@ -4,10 +4,12 @@ package agent
 
 import (
 	"bytes"
+	"encoding/json"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -119,4 +121,31 @@ func TestAnotherConfigurationOnDiskIsNamed(t *testing.T) {
 	looks("changed back", "log-level: warn", false, 1)
 	must(t, os.Remove(path))
 	looks("away", "", false, 1)
+}
+
+// The chart takes no listen address that its agents would refuse, and refuses none that a user may mean.
+func TestTheChartsListenAddressesAreTheAgents(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/chart/mustang/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema struct {
+		Definitions struct{ Listen struct{ Pattern string } }
+	}
+	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	pattern := regexp.MustCompile(schema.Definitions.Listen.Pattern)
+	for address, want := range map[string]bool{
+		"none": true, "127.0.0.1:10249": true, "0.0.0.0:1": true, "255.255.255.255:65535": true, "[::]:10249": true, "[::1]:10249": true, "[2001:db8::1]:9": true,
+		"[1:2:3:4:5:6:7:8]:9": true, "[1::8]:9": true, "[1:2:3:4:5:6:7::]:9": true, "[::2:3:4:5:6:7:8]:9": true, "[1:2::5:6:7:8]:9": true, "[fd00::AbCd]:9": true, "[::ffff:127.0.0.1]:9": true,
+		"": false, "None": false, "localhost:10249": false, ":10249": false, "*:10249": false, "127.0.0.1": false, "10249": false, "127.0.0.1:": false, "127.0.0.1:http": false,
+		"127.0.0.1:65536": false, "127.0.0.1:102490": false, "127.0.0.1:-1": false, "256.0.0.1:9": false, "1.2.3:9": false, "01.2.3.4:9": false, "1.2.3.4.5:9": false,
+		"::1:10249": false, "[::1]": false, "[1.2.3.4]:9": false, "[1::2::3]:9": false, "[:::]:9": false, "[1:2:3:4:5:6:7:8:9]:9": false, "[1:2:3:4:5:6:7]:9": false, "[1:2:3:4::5:6:7:8]:9": false,
+		"[12345::]:9": false, "[g::]:9": false, "[:1]:9": false, " 127.0.0.1:9": false, "127.0.0.1:9 ": false,
+	} {
+		if agent, chart := checkAddress("x", address) == nil, pattern.MatchString(address); agent != want || chart != want {
+			t.Errorf("%q: the agent takes it: %t, the chart: %t, want %t", address, agent, chart, want)
+		}
+	}
 }

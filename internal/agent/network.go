@@ -148,12 +148,15 @@ func (s *syncer) writeList() error {
 		return fmt.Errorf("there is no Node %q", s.a.config.Node)
 	}
 	if _, given := s.a.config.CNI["ipam"]; !given && len(self.PodCIDRs) == 0 {
-		return errors.New("the Node has no podCIDRs, from which pods get addresses: have the controller manager give them (--allocate-node-cidrs), or name pools in cni.ipam")
+		return errors.New("the Node has no podCIDRs, from which pods get addresses: have the controller manager give them (--allocate-node-cidrs)")
 	}
 	place := s.a.config.place()
 	list, err := s.a.config.cniList(self.PodCIDRs)
 	if err != nil {
 		return err
+	}
+	if err := install.Check(list, nil); err != nil { // what every ADD would refuse
+		return fmt.Errorf("cni does not go with the Node's podCIDRs %v, and the network list is left as it is: %w", self.PodCIDRs, err)
 	}
 	others, err := place.Others()
 	if err != nil {
@@ -169,6 +172,9 @@ func (s *syncer) writeList() error {
 		return fmt.Errorf("another network is installed: %s; remove it, or set cni-displace (the runtime takes the first list by name)", strings.Join(others, ", "))
 	}
 	if !place.HasList(list) {
+		if err := cni.LookAgain(s.a.config.scope()); err != nil { // pods of others may have addresses of the pools by now
+			return err
+		}
 		path, err := place.PutList(list)
 		if err != nil {
 			return err

@@ -152,6 +152,67 @@ func TestAListBesideOurs(t *testing.T) {
 	list("ours goes", "another network is installed", 0)
 }
 
+// What goes with one family's pod CIDRs may not with the other's: no list is written that each ADD would refuse, and the
+// one of before stays.
+func TestAListThatNoADDTakesIsNotWritten(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	w := newScripted(t)
+	defer w.close()
+	w.agent.config.CNIConfDir, w.agent.config.CNI = t.TempDir(), map[string]any{"mtu": 1200}
+	check(t, w.agent.config.Check())
+	node := func(cidrs ...string) {
+		n := clusterNode("n1", "192.0.2.1", cidrs[0])
+		n.Spec.PodCIDRs = cidrs
+		check(t, w.agent.watch.Nodes.Replace([]any{n}, ""))
+	}
+	refused := func() {
+		t.Helper()
+		err := w.agent.sync.writeList()
+		if err == nil || !strings.Contains(err.Error(), "cni does not go with the Node's podCIDRs [10.1.0.0/24 fd00:1::/64]") || !strings.Contains(err.Error(), "mtu: ") {
+			t.Errorf("%v", err)
+		}
+	}
+	node("10.1.0.0/24", "fd00:1::/64")
+	refused()
+	if w.agent.config.place().HasOurs() {
+		t.Error("a list was written")
+	}
+	node("10.1.0.0/24")
+	addresses := filepath.Join(w.agent.config.StateDir, "cni", "addresses")
+	looked := filepath.Join(addresses, "looked-10.1.0.0_24")
+	check(t, os.MkdirAll(addresses, 0o700))
+	check(t, os.Symlink("others", looked))
+	check(t, w.agent.sync.writeList())
+	if _, err := os.Lstat(looked); !os.IsNotExist(err) {
+		t.Error("the next ADD does not look for addresses that others' pods have")
+	}
+	want, err := w.agent.config.cniList([]netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")})
+	check(t, err)
+	node("10.1.0.0/24", "fd00:1::/64")
+	refused()
+	if !w.agent.config.place().HasList(want) {
+		t.Error("the list of before is gone")
+	}
+}
+
+// A Node without pod CIDRs gets none from the agent's configuration, which all nodes have: one pool would be given out by each.
+func TestWithoutPodCIDRsNobodyIsToldToShareAPool(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("BPF needs root")
+	}
+	w := newScripted(t)
+	defer w.close()
+	w.agent.config.CNIConfDir = t.TempDir()
+	n := clusterNode("n1", "192.0.2.1", "10.1.0.0/24")
+	n.Spec.PodCIDR, n.Spec.PodCIDRs = "", nil
+	check(t, w.agent.watch.Nodes.Replace([]any{n}, ""))
+	if err := w.agent.sync.writeList(); err == nil || !strings.Contains(err.Error(), "--allocate-node-cidrs") || strings.Contains(err.Error(), "ipam") {
+		t.Error(err)
+	}
+}
+
 // Masquerade is told where pods are, whoever writes the network list.
 func TestMasqueradeKnowsThePodsOfAllNodes(t *testing.T) {
 	if os.Geteuid() != 0 {

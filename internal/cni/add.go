@@ -232,7 +232,7 @@ func (p *plugin) ownAddresses(a attachment) (addresses, error) {
 	if err != nil {
 		return addresses{}, err
 	}
-	list, err := p.store.ipam().Allocate(a.owner(), p.IPAM.Pools, want)
+	list, err := p.take(a.owner(), want)
 	if errors.Is(err, ipam.ErrExhausted) || errors.Is(err, ipam.ErrTaken) {
 		return addresses{}, coded(errExhausted, err)
 	}

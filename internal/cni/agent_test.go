@@ -110,6 +110,7 @@ type world struct {
 	t                        *testing.T
 	node, container, dir     string
 	patience, containerIface string
+	id                       string // the container's
 	agentPID                 int
 	said                     []byte // by the last call
 }
@@ -117,7 +118,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	name := fmt.Sprintf("mstagent%d-%d", os.Getpid(), time.Now().UnixNano()%1e6)
-	w := &world{t: t, node: name, container: name + "-c", dir: t.TempDir(), patience: "60s", containerIface: "eth0"}
+	w := &world{t: t, node: name, container: name + "-c", dir: t.TempDir(), patience: "60s", containerIface: "eth0", id: "c1"}
 	for _, ns := range []string{w.node, w.container} {
 		w.ip("netns", "add", ns)
 		t.Cleanup(func() { w.ip("netns", "del", ns) })
@@ -209,7 +210,7 @@ func (w *world) plugin(command string, conf map[string]any, args ...string) *exe
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	cmd := w.self("plugin", "CNI_COMMAND="+command, "CNI_CONTAINERID=c1", "CNI_NETNS=/var/run/netns/"+w.container,
+	cmd := w.self("plugin", "CNI_COMMAND="+command, "CNI_CONTAINERID="+w.id, "CNI_NETNS=/var/run/netns/"+w.container,
 		"CNI_IFNAME="+w.containerIface, "CNI_PATH=/nowhere", "CNI_ARGS="+strings.Join(args, ";"))
 	cmd.Stdin = bytes.NewReader(text)
 	return cmd
@@ -252,7 +253,7 @@ func (w *world) nothingLeft() {
 	w.t.Helper()
 	left, _ := filepath.Glob(filepath.Join(w.state(), "cni", "*", "*"))
 	for _, f := range left {
-		if !strings.Contains(f, "/last-") {
+		if !strings.Contains(f, "/last-") && !strings.Contains(f, "/looked-") {
 			w.t.Errorf("left behind: %s", f)
 		}
 	}
@@ -300,6 +301,19 @@ func TestWithoutAnAgentThePodIsRecordedAllTheSame(t *testing.T) {
 	}
 	w.ok(w.call("DEL", nil))
 	w.nothingLeft()
+}
+
+// After a boot the kubelet makes the state directory, open to all, and an ADD is the first to write there.
+func TestTheStateDirectoryIsRootsAloneAfterAnADD(t *testing.T) {
+	w := newWorld(t)
+	if err := errors.Join(os.Mkdir(w.state(), 0o755), os.Chmod(w.state(), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	w.ok(w.call("ADD", nil, podArgs...))
+	if st, err := os.Stat(w.state()); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("the state directory: %v, %v; want it closed to others", st.Mode(), err)
+	}
+	w.ok(w.call("DEL", nil))
 }
 
 func TestADDWaitsForAnAgentThatStarts(t *testing.T) {

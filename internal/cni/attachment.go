@@ -44,10 +44,10 @@ type attachment struct {
 	Addrs       []netip.Addr      `json:"addrs,omitempty"`
 	Given       []ipam.Allocation `json:"given,omitempty"`      // by a delegated IPAM plugin
 	Masquerade  string            `json:"masquerade,omitempty"` // the group of rules that it is in
-	Bandwidth   json.RawMessage   `json:"bandwidth,omitempty"`
-	HostPorts   bool              `json:"hostPorts,omitempty"` // it may have some
-	Device      *link.Device      `json:"device,omitempty"`    // host-device: what it was like before
-	Config      json.RawMessage   `json:"config"`              // for IPAM plugins, when GC must speak for a runtime
+	Bandwidth   json.RawMessage   `json:"bandwidth,omitempty"`  // that another plugin gives it
+	HostPorts   bool              `json:"hostPorts,omitempty"`  // it may have some
+	Device      *link.Device      `json:"device,omitempty"`     // host-device: what it was like before
+	Config      json.RawMessage   `json:"config"`               // for IPAM plugins, when GC must speak for a runtime
 }
 
 // key is the attachment's name for people and for link names.

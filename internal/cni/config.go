@@ -125,7 +125,7 @@ type RuntimeConfig struct {
 	IPs          []string        `json:"ips"`
 	MAC          string          `json:"mac"`
 	PortMappings []PortMapping   `json:"portMappings"`
-	Bandwidth    json.RawMessage `json:"bandwidth"` // recorded, not enforced yet
+	Bandwidth    json.RawMessage `json:"bandwidth"` // for the bandwidth plugin behind us, whose qdisc needs room
 	DNS          *types.DNS      `json:"dns"`
 }
 

@@ -72,14 +72,15 @@ func (p *plugin) collectEndpoints() error {
 	return err
 }
 
-// collectAddresses frees this network's addresses that have no attachment.
+// collectAddresses frees this network's addresses that have no attachment, and those of
+// strangers that are gone.
 func (p *plugin) collectAddresses() error {
 	left, err := p.store.List()
 	if err != nil {
 		return err
 	}
 	_, err = p.store.ipam().ReleaseWhere(func(owner string) bool {
-		return strings.HasPrefix(owner, ownerPrefix(p.Name)) && !slices.ContainsFunc(left, func(a attachment) bool { return a.owner() == owner })
+		return p.isGone(owner) || strings.HasPrefix(owner, ownerPrefix(p.Name)) && !slices.ContainsFunc(left, func(a attachment) bool { return a.owner() == owner })
 	})
 	return err
 }

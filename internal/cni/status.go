@@ -113,7 +113,7 @@ func (p *plugin) statusIPAM() error {
 	case p.Mode == Chained:
 		return nil
 	case p.IPAM.Type == OwnIPAM:
-		if err := p.store.ipam().Room(p.IPAM.Pools); err != nil {
+		if err := p.room(); err != nil {
 			return p.unavailable(false, err)
 		}
 		return nil

@@ -69,6 +69,15 @@ func (w *edgeWorld) plug(i, ifindex int) {
 
 // childPod is an endpoint with a child of w0, whose gateway is the client.
 func (w *edgeWorld) childPod() string {
+	path := w.child()
+	if _, err := w.add(path); err != nil {
+		w.t.Fatal(err)
+	}
+	return path
+}
+
+// child is such a pod before it is an endpoint.
+func (w *edgeWorld) child() string {
 	name := w.name + "-mv"
 	w.namespace(name)
 	w.run("ip netns exec %s sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0", name)
@@ -76,9 +85,6 @@ func (w *edgeWorld) childPod() string {
 	w.run("ip -n %s link set mv0 name eth0 && ip -n %s link set eth0 up && ip -n %s link set lo up", name, name, name)
 	w.run("ip -n %s addr add 198.51.100.2/24 dev eth0 && ip -n %s addr add 2001:db8:0::2/64 dev eth0 nodad", name, name)
 	w.run("ip -n %s route add default via 198.51.100.9 && ip -n %s -6 route add default via 2001:db8:0::9", name, name)
-	if _, err := w.add(netns.Path(name)); err != nil {
-		w.t.Fatal(err)
-	}
 	return netns.Path(name)
 }
 

@@ -100,7 +100,7 @@ func (e *Engine) loadEndpoints() error {
 func (e *Engine) pruneEndpoints(known, records map[uint32]state.Endpoint, linked map[uint32]bool) error {
 	var errs []error
 	for id, r := range records {
-		if _, ok := known[id]; !ok && !e.isAsRecorded(r) {
+		if _, ok := known[id]; !ok && !e.isAsRecorded(r) && unseen(r) == "" {
 			errs = append(errs, e.detachFilters(r), e.store.DeleteEndpoint(id))
 		}
 	}
@@ -177,6 +177,7 @@ func (e *Engine) AddEndpoint(_ context.Context, spec EndpointSpec) (state.Endpoi
 		if left != nil { // the next tool goes on from here
 			return ep, errors.Join(privilege(err), left, e.begin(operation{Kind: opRemoveEndpoint, Endpoint: &ep}))
 		}
+		e.leftMasquerade(ep)
 		return ep, errors.Join(privilege(err), e.done())
 	}
 	if e.known != nil {
@@ -434,10 +435,14 @@ func (e *Engine) finishAdd(ep state.Endpoint) error {
 	if err == nil {
 		err = e.install(ep)
 	}
-	if err != nil {
+	failed := err != nil
+	if failed {
 		err = errors.Join(err, e.uninstall(ep))
 	}
 	e.known = nil
+	if failed {
+		e.leftMasquerade(ep)
+	}
 	return err
 }
 

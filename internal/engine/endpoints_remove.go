@@ -54,6 +54,7 @@ func (e *Engine) remove(ep state.Endpoint, gone bool) error {
 		return err
 	}
 	delete(e.known, ep.ID)
+	e.leftMasquerade(ep)
 	e.settle(op.Departures)
 	return e.completed()
 }
@@ -92,6 +93,9 @@ func (e *Engine) finishRemove(ep state.Endpoint) error {
 	e.known = known
 	err = e.uninstall(ep)
 	e.known = nil
+	if err == nil {
+		e.leftMasquerade(ep)
+	}
 	return err
 }
 

@@ -133,11 +133,11 @@ func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool
 	if err == nil && pending && op.Kind == opReset {
 		return nil, true, errors.Join(e.reset(), e.Close())
 	}
-	if err == nil && !opts.ReadOnly && !datapath.Exists(scope.BPFFS) {
-		e.made, err = true, e.store.Make() // where nothing can be kept, nothing is pinned
-		if err == nil {
-			err = e.lostServices()
-		}
+	if err == nil && !opts.ReadOnly {
+		e.made, err = !datapath.Exists(scope.BPFFS), e.store.Make() // where nothing can be kept, nothing is pinned
+	}
+	if err == nil && e.made {
+		err = e.lostServices()
 		if err == nil && !pending {
 			op, pending, err = e.lostNodes()
 		}

@@ -264,3 +264,45 @@ func TestServicesWhoseTablesAreLostCanBeGivenAgain(t *testing.T) {
 	}
 	n.must(func(e *Engine) error { return e.CheckEndpoint(ep.ID) })
 }
+
+// Who does not even see the directory of a pod's namespace, as an agent whose container has not got it, does not take the
+// pod for gone: it is told, and the pod comes back when somebody sees it.
+func TestAPodOutOfReachIsTold(t *testing.T) {
+	n := newNode(t)
+	var told strings.Builder
+	n.opts.Notify = func(s string) { fmt.Fprintln(&told, s) }
+	dir, away := filepath.Join(t.TempDir(), "netns"), filepath.Join(t.TempDir(), "away")
+	path := filepath.Join(dir, "pod")
+	move := func(from, to string) {
+		t.Helper()
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.Symlink(n.macvlans()[0], path)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.add(path); err != nil {
+		t.Fatal(err)
+	}
+	move(dir, away)
+	n.must(func(e *Engine) error {
+		s, err := e.Status()
+		text := strings.Join(s.Warnings, "\n")
+		if !strings.Contains(text, "there is no "+dir+" here") || strings.Contains(text, "its interface is gone") {
+			t.Errorf("status says %q", text)
+		}
+		return err
+	})
+	if err := datapath.Remove(n.scope.BPFFS); err != nil {
+		t.Fatal(err)
+	}
+	told.Reset()
+	if got := n.endpoints(); len(got) != 0 || !strings.Contains(told.String(), "was lost with the tables") || !strings.Contains(told.String(), "there is no "+dir+" here") {
+		t.Errorf("endpoints %+v, told %q", got, told.String())
+	}
+	move(away, dir)
+	if got := n.endpoints(); len(got) != 1 || got[0].Netns != path || !strings.Contains(told.String(), "and is restored") {
+		t.Errorf("endpoints %+v, told %q", got, told.String())
+	}
+}

@@ -77,10 +77,38 @@ func (e *Engine) masquerade(ep state.Endpoint) error {
 	if err != nil || byPrograms && ep.Placement == state.HostEnd {
 		return err
 	}
-	if err := e.masqueradeByRules([]state.Endpoint{ep}); err != nil {
+	list := []state.Endpoint{ep}
+	if byPrograms { // which have done it for the others
+		if list, err = e.masqueraded(); err != nil {
+			return err
+		}
+	}
+	if err := e.masqueradeByRules(list); err != nil {
 		return err
 	}
 	return e.putMasquerade(false)
+}
+
+// masqueraded are the endpoints that are, by their records: while one is installed it is not
+// known yet, and others need not be.
+func (e *Engine) masqueraded() (list []state.Endpoint, err error) {
+	records, err := e.store.LookEndpoints()
+	groups, unread := e.dp.Masquerade.All()
+	for id, ep := range records {
+		if group := groups[id]; group != 0 && group == masqueradeGroup(ep.Masquerade) {
+			list = append(list, ep)
+		}
+	}
+	return list, errors.Join(err, unread)
+}
+
+// leftMasquerade decides anew who masquerades when the last endpoint that the programs
+// cannot do it for is gone.
+func (e *Engine) leftMasquerade(ep state.Endpoint) {
+	inPod := func(ep state.Endpoint) bool { return ep.Masquerade != nil && ep.Placement == state.InPod }
+	if inPod(ep) && !slices.ContainsFunc(slices.Collect(maps.Values(e.known)), inPod) {
+		e.tryMasquerade()
+	}
 }
 
 // lostMasquerade is an endpoint's by the tables alone; nil: it is not masqueraded.

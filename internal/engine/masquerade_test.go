@@ -174,3 +174,48 @@ func TestDevicesThatRulesChooseByPorts(t *testing.T) {
 		}
 	}
 }
+
+// masqueradedBy wants the world's pod to wear the node's address, and that somebody in particular sees to it.
+func (w *edgeWorld) masqueradedBy(by, when string) {
+	w.t.Helper()
+	for v6, to := range map[bool]string{false: "198.51.100.9:8080", true: "[2001:db8::9]:8080"} {
+		if _, saw, err := ask(w.pod, "tcp", to); err != nil || saw != nodeIP[v6] {
+			w.t.Errorf("%s: the outside sees %v, %v; want %v", when, saw, err, nodeIP[v6])
+		}
+	}
+	w.must(func(e *Engine) error {
+		s, err := e.masqueradeStatus()
+		if err == nil && s.By != by {
+			w.t.Errorf("%s: masquerade is by %s, want %s", when, s.By, by)
+		}
+		return err
+	})
+}
+
+// A pod inside its interface has the kernel masquerade all: also those that the programs did it for, of which the
+// command line's are in no set of the plugin's. With the last one gone the programs do it again.
+func TestAPodInsideItsInterfaceTakesNobodysMasquerade(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.serve(w.client, "client", 8080)
+	child := w.child()
+	add := func(path string, owner state.Owner) (ep state.Endpoint) {
+		t.Helper()
+		w.must(func(e *Engine) (err error) {
+			ep, err = e.AddEndpoint(context.Background(), EndpointSpec{Netns: path, IfName: "eth0", Owner: owner, Masquerade: &state.Masquerade{}})
+			return err
+		})
+		return ep
+	}
+	w.must(func(e *Engine) error { return e.RemoveEndpoint(w.firstID(e)) })
+	add(w.pod, state.OwnerCLI)
+	w.masqueradedBy("ebpf", "alone")
+	inside := add(child, state.OwnerCNI)
+	w.masqueradedBy("nftables", "beside one inside its interface")
+	w.must(func(e *Engine) error { return e.RemoveEndpoint(inside.ID) })
+	w.masqueradedBy("ebpf", "alone again")
+	inside = add(child, state.OwnerCNI)
+	w.must(func(e *Engine) error {
+		return e.store.WriteJournal(operation{Kind: opRemoveEndpoint, Endpoint: &inside})
+	})
+	w.masqueradedBy("ebpf", "after a killed removal")
+}

@@ -8,6 +8,10 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -43,12 +47,29 @@ func (e *Engine) isAsRecorded(r state.Endpoint) bool {
 	return err == nil && l.Attrs().Name == r.HostIf
 }
 
+// unseen is why nobody can tell from here whether ep's pod is there: not even the directory
+// is where its namespace would be. "": who does not find it knows that it is gone, as a
+// process's own is with the process.
+func unseen(ep state.Endpoint) string {
+	dir := filepath.Dir(ep.Netns)
+	if _, err := os.Stat(dir); isLost(ep) || strings.HasPrefix(dir, "/proc/") || !errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return fmt.Sprintf("there is no %s here, where its network namespace would be; where an agent runs, its host.netns must be the directory of the runtime's namespaces", dir)
+}
+
 // restore makes endpoints again of pods that are there, and that the tables do not know:
 // nothing holds them to their policies any more. It goes on past errors, and the
 // records of those that it cannot restore stay.
 func (e *Engine) restore(records map[uint32]state.Endpoint) {
 	for id, r := range records {
-		if _, ok := e.known[id]; ok || !e.isAsRecorded(r) {
+		if _, ok := e.known[id]; ok {
+			continue
+		}
+		if why := unseen(r); why != "" {
+			e.opts.Notify(fmt.Sprintf("endpoint %d (%s in %s) was lost with the tables, and its pod, if it is there, is held to nothing: %s", id, r.IfName, r.Netns, why))
+		}
+		if !e.isAsRecorded(r) {
 			continue
 		}
 		what := "and is restored"
@@ -95,7 +116,7 @@ func (e *Engine) restoreOne(ep state.Endpoint) error {
 		ep.Generation, err = e.dp.ComingGeneration()
 	}
 	if err == nil {
-		err = e.atHook(ep, func() error { return e.dp.Attach(ep) })
+		err = e.attach(ep)
 	}
 	if err != nil {
 		return err
@@ -144,7 +165,7 @@ func (e *Engine) Reattach() (back []state.Endpoint, err error) {
 	}
 	list, err := e.unheld()
 	for _, ep := range list {
-		if failed := e.atHook(ep, func() error { return e.dp.Attach(ep) }); failed != nil {
+		if failed := e.attach(ep); failed != nil {
 			err = errors.Join(err, fmt.Errorf("endpoint %d: %w", ep.ID, failed))
 			continue
 		}

@@ -143,7 +143,9 @@ func (e *Engine) endpointsStatus(s *Status) error {
 		s.Warnings = append(s.Warnings, err.Error())
 	}
 	for _, ep := range endpoints {
-		if !isLost(ep) && !e.alive(ep) {
+		if why := unseen(ep); why != "" {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("endpoint %d (%s in %s): nobody can tell whether its interface is there and has its programs: %s", ep.ID, ep.IfName, ep.Netns, why))
+		} else if !isLost(ep) && !e.alive(ep) {
 			s.Warnings = append(s.Warnings, fmt.Sprintf("endpoint %d (%s in %s): its interface is gone, and nothing reaches it; `mustang pod rm` or `mustang ep rm %[1]d` removes what is left", ep.ID, ep.IfName, ep.Netns))
 		}
 	}
@@ -157,7 +159,11 @@ func (e *Engine) endpointsStatus(s *Status) error {
 func (e *Engine) lostStatus(s *Status) error {
 	records, err := e.store.LookEndpoints()
 	for _, id := range slices.Sorted(maps.Keys(records)) {
-		if r := records[id]; e.isAsRecorded(r) {
+		r := records[id]
+		if why := unseen(r); why != "" {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("endpoint %d (%s in %s) was lost with the tables, and its pod, if it is there, is held to nothing: %s", id, r.IfName, r.Netns, why))
+		}
+		if e.isAsRecorded(r) {
 			s.Warnings = append(s.Warnings, fmt.Sprintf("endpoint %d (%s in %s) was lost with the tables: neither Services nor policies hold there; the next command that writes restores it (`mustang node sync`)", id, r.IfName, r.Netns))
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/vishvananda/netlink"
 
@@ -98,7 +99,7 @@ func (e *Engine) Dead(owner state.Owner) ([]state.Endpoint, error) {
 		if ep.Owner != owner {
 			continue
 		}
-		dead := !e.alive(ep)
+		dead := !e.alive(ep) && unseen(ep) == ""
 		// What is attached still knows, where the record is lost, or a pod that is there has renamed its interface.
 		if ep.Netns == "" && ep.Attach != datapath.AttachClsact || dead && netns.Is(ep.Netns) {
 			attached, err := e.holds(ep)
@@ -224,6 +225,16 @@ func (e *Engine) Strangers(paths []string, ifname string) ([]Stranger, error) {
 		out = append(out, s)
 	}
 	return out, nil
+}
+
+// AddrsAt are the addresses of an interface that connects a pod to this node; none: there is
+// no such pod.
+func AddrsAt(path, ifname string) []netip.Addr {
+	ep, err := discover(EndpointSpec{Netns: path, IfName: ifname})
+	if err != nil {
+		return nil
+	}
+	return ep.Addrs()
 }
 
 func (e *Engine) isEndpoint(ep state.Endpoint) bool {

@@ -98,10 +98,11 @@ func (p Place) Remove() (removed []string, err error) {
 }
 
 // List makes a network list of the plugin's own configuration, of which type
-// and capabilities are filled in.
+// and capabilities are filled in: what mustang itself does. Not bandwidth, which it
+// would be told of and do nothing about.
 func List(own map[string]any) ([]byte, error) {
 	own["type"] = Plugin
-	own["capabilities"] = map[string]bool{"portMappings": true, "bandwidth": true, "ips": true, "mac": true}
+	own["capabilities"] = map[string]bool{"portMappings": true, "ips": true, "mac": true}
 	text, err := json.MarshalIndent(map[string]any{"cniVersion": "1.0.0", "name": "mustang", "plugins": []any{own}}, "", "  ")
 	return append(text, '\n'), err
 }

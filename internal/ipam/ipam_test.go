@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 func pools(t *testing.T, list ...Pool) []Pool {
@@ -276,5 +277,85 @@ func TestWhatIsFreedIsTold(t *testing.T) {
 	left, err := s.Owners()
 	if want := (map[netip.Addr]string{netip.MustParseAddr("10.1.0.3"): "b", netip.MustParseAddr("fd00::3"): "b"}); err != nil || !maps.Equal(left, want) {
 		t.Errorf("left %v, %v; want %v", left, err, want)
+	}
+}
+
+// Two calls for one container that come at once free its address twice, and another may have it in between.
+func TestAnAddressThatAnotherHasByNowIsNotReleased(t *testing.T) {
+	s := At(t.TempDir())
+	p := pools(t, subnet("10.1.0.0/24"))
+	allocate(t, s, "a", p, "10.1.0.9")
+	done := make(chan error, 1)
+	_, err := s.ReleaseWhere(func(owner string) bool {
+		go func() {
+			err := s.Release("a")
+			_, taken := s.Allocate("b", p, []netip.Addr{netip.MustParseAddr("10.1.0.9")})
+			done <- errors.Join(err, taken)
+		}()
+		select {
+		case err := <-done:
+			done <- err
+		case <-time.After(100 * time.Millisecond): // they wait for this one's end
+		}
+		return owner == "a"
+	})
+	if err := errors.Join(err, <-done); err != nil {
+		t.Fatal(err)
+	}
+	if owner := s.Owner(netip.MustParseAddr("10.1.0.9")); owner != "b" {
+		t.Errorf("the address is of %q, want b, who has got it", owner)
+	}
+}
+
+// DEL where there was never an ADD leaves nothing.
+func TestReleaseMakesNothing(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "ipam"))
+	if err := s.Release("a"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a directory was made: %v", err)
+	}
+}
+
+// A pool that has given nothing yet looks at who has addresses of it; once, until it is told to look again.
+func TestWhatOthersHaveIsReserved(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "ipam"))
+	p := pools(t, subnet("10.1.0.0/29"), subnet("fd00::/64"))
+	asked := 0
+	others := map[netip.Addr]string{netip.MustParseAddr("10.1.0.2"): "them", netip.MustParseAddr("fd00::2"): "them", netip.MustParseAddr("10.2.0.2"): "elsewhere"}
+	admit := func(p []Pool) {
+		t.Helper()
+		if err := s.Admit(p, func() (map[netip.Addr]string, error) { asked++; return others, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	admit(p)
+	admit(p)
+	if got := allocate(t, s, "a", p); !strings.HasPrefix(got, "10.1.0.3/") || !strings.Contains(got, "fd00::3/") || asked != 1 {
+		t.Errorf("given %s, others were asked %d times", got, asked)
+	}
+	others[netip.MustParseAddr("10.1.0.3")], others[netip.MustParseAddr("10.1.0.4")] = "them", "them"
+	delete(others, netip.MustParseAddr("10.1.0.2"))
+	if err := s.LookAgain(func(owner string) bool { return owner == "them" }); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.Owners(); err != nil || len(got) != 2 {
+		t.Errorf("until it is asked again, reserved are %v, %v", got, err)
+	}
+	admit(p)
+	if owner := s.Owner(netip.MustParseAddr("10.1.0.2")); owner != "" {
+		t.Errorf("10.1.0.2, which is nobody's any more, is of %s", owner)
+	}
+	if got := allocate(t, s, "b", p); !strings.HasPrefix(got, "10.1.0.5/") || s.Owner(netip.MustParseAddr("10.1.0.3")) != "a" || asked != 2 {
+		t.Errorf("then given %s, others were asked %d times", got, asked)
+	}
+	admit(append(p, pools(t, subnet("10.2.0.0/29"))...)) // a new pool beside them
+	if owner := s.Owner(netip.MustParseAddr("10.2.0.2")); owner != "elsewhere" || asked != 3 {
+		t.Errorf("10.2.0.2 is of %q, others were asked %d times", owner, asked)
+	}
+	failed := errors.New("nobody can tell")
+	if err := s.Admit(pools(t, subnet("10.3.0.0/29")), func() (map[netip.Addr]string, error) { return nil, failed }); !errors.Is(err, failed) {
+		t.Errorf("nobody could tell: %v", err)
 	}
 }

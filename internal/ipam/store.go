@@ -26,7 +26,10 @@ var ErrExhausted = errors.New("no address is free")
 // ErrTaken is an address that was asked for by name and is somebody else's.
 var ErrTaken = errors.New("the address is taken")
 
-const cursorPrefix = "last-" // + the subnet: the address given out last
+const (
+	cursorPrefix = "last-"   // + the subnet: the address given out last
+	lookedPrefix = "looked-" // + the subnet: it is known who else has addresses of it
+)
 
 // Store is a directory of allocations.
 type Store struct{ dir string }
@@ -69,6 +72,60 @@ func (s Store) Allocate(owner string, pools []Pool, want []netip.Addr) (out []Al
 		return nil
 	})
 	return out, err
+}
+
+// Admit reserves addresses of pools that others have, who did not get them here: others
+// are asked, for who has which address, before a pool gives its first, and after LookAgain.
+func (s Store) Admit(pools []Pool, others func() (map[netip.Addr]string, error)) error {
+	unknown := func(p Pool) bool {
+		_, err := os.Lstat(s.fileOf(lookedPrefix, p))
+		return err != nil
+	}
+	if !slices.ContainsFunc(pools, unknown) {
+		return nil
+	}
+	return s.locked(func() error {
+		fresh := slices.DeleteFunc(slices.Clone(pools), func(p Pool) bool { return !unknown(p) })
+		if len(fresh) == 0 {
+			return nil // another call has, meanwhile
+		}
+		all, err := others()
+		if err != nil {
+			return err
+		}
+		for a, owner := range all {
+			if slices.ContainsFunc(fresh, func(p Pool) bool { return p.Subnet.Contains(a) }) {
+				if _, err := s.take(owner, a); err != nil {
+					return err
+				}
+			}
+		}
+		for _, p := range fresh {
+			if err := replaceLink("others", s.fileOf(lookedPrefix, p)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// LookAgain has Admit ask again, and what it has reserved, which is by owners that reserved
+// chooses, is free until then: others may have come and gone since.
+func (s Store) LookAgain(reserved func(owner string) bool) error {
+	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
+		return nil // nobody has looked
+	}
+	return s.locked(func() error {
+		looked, err := filepath.Glob(filepath.Join(s.dir, lookedPrefix+"*"))
+		for _, path := range looked {
+			err = errors.Join(err, os.Remove(path))
+		}
+		if err != nil {
+			return fmt.Errorf("look again who has addresses: %w", err)
+		}
+		_, err = s.release(reserved)
+		return err
+	})
 }
 
 func (s Store) named(owner string, pools []Pool, want []netip.Addr) (out []Allocation, err error) {
@@ -115,7 +172,7 @@ func (s Store) anyOf(owner string, pools []Pool, v4 bool) (Allocation, bool, err
 }
 
 func (s Store) fromPool(owner string, p Pool) (netip.Addr, bool, error) {
-	cursor := filepath.Join(s.dir, cursorPrefix+strings.ReplaceAll(p.Subnet.String(), "/", "_"))
+	cursor := s.fileOf(cursorPrefix, p)
 	var last netip.Addr
 	if text, err := os.Readlink(cursor); err == nil {
 		last, _ = netip.ParseAddr(text) // a damaged cursor only starts anew
@@ -130,6 +187,10 @@ func (s Store) fromPool(owner string, p Pool) (netip.Addr, bool, error) {
 		}
 	}
 	return last, false, nil
+}
+
+func (s Store) fileOf(prefix string, p Pool) string {
+	return filepath.Join(s.dir, prefix+strings.ReplaceAll(p.Subnet.String(), "/", "_"))
 }
 
 func (s Store) file(a netip.Addr) string { return filepath.Join(s.dir, a.String()) }
@@ -152,7 +213,7 @@ func replaceLink(target, path string) error {
 		return err
 	}
 	if err := os.Symlink(target, beside); err != nil {
-		return fmt.Errorf("remember the last address: %w", err)
+		return fmt.Errorf("remember where the pool stands: %w", err)
 	}
 	return os.Rename(beside, path)
 }
@@ -173,24 +234,33 @@ func (s Store) Release(owner string) error {
 	return err
 }
 
-// ReleaseWhere frees the addresses of the owners that gone chooses.
+// ReleaseWhere frees the addresses of the owners that gone chooses. Nobody takes one
+// between the look at whose it is and its end.
 func (s Store) ReleaseWhere(gone func(owner string) bool) (freed []netip.Addr, err error) {
-	all, err := s.Owners()
-	if err != nil {
-		return nil, err
+	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // nobody has anything, and none is made for that
 	}
-	var errs []error
+	err = s.locked(func() error {
+		freed, err = s.release(gone)
+		return err
+	})
+	return freed, err
+}
+
+// release is ReleaseWhere with the lock held.
+func (s Store) release(gone func(owner string) bool) (freed []netip.Addr, err error) {
+	all, err := s.Owners()
 	for a, owner := range all {
 		if !gone(owner) {
 			continue
 		}
-		if err := os.Remove(s.file(a)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("release %s: %w", a, err))
+		if failed := os.Remove(s.file(a)); failed != nil && !errors.Is(failed, fs.ErrNotExist) {
+			err = errors.Join(err, fmt.Errorf("release %s: %w", a, failed))
 			continue
 		}
 		freed = append(freed, a)
 	}
-	return freed, errors.Join(errs...)
+	return freed, err
 }
 
 // Owner is who has the address; "": nobody.

@@ -198,8 +198,9 @@ func (s Store) HasNames() bool {
 }
 
 // Make makes the store's directory, where there is none. One that somebody has made
-// for it, as the kubelet does, is root's alone, too: who can open a directory can lock
-// it, and hold up for good who asks for that lock.
+// for it, as the kubelet does, is root's alone, too, whoever of mustang's has written
+// there first: who can open a directory can lock it, and hold up for good who asks for
+// that lock.
 func (s Store) Make() error {
 	if err := mkdir(s.dir); err != nil {
 		return err
@@ -208,10 +209,21 @@ func (s Store) Make() error {
 	if err != nil || info.Mode().Perm()&0o077 == 0 || info.Mode()&fs.ModeSticky != 0 {
 		return err
 	}
-	if entries, err := os.ReadDir(s.dir); err != nil || len(entries) > 0 {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil || slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !isOurs(e.Name()) }) {
 		return err // a user's
 	}
 	return os.Chmod(s.dir, 0o700)
+}
+
+// others are what other rooms keep in the directory: records of the plugin and of pods,
+// the agent's sockets, and the namespace where fragments are put together.
+var others = []string{"cni", "pods", "agent.sock", "agent.sock.new", "tool.sock", "tool.sock.new", "gather"}
+
+// isOurs says that a name in the directory is mustang's.
+func isOurs(name string) bool {
+	return slices.Contains([]string{journalFile, policiesFile, endpointsDir, nodesFile, namesFile, servicesDir}, name) ||
+		strings.HasPrefix(name, tempPrefix) || slices.Contains(others, name)
 }
 
 func mkdir(dir string) error {

@@ -95,9 +95,11 @@ func TestWhatACrashOfTheMachineLeavesIsAbsent(t *testing.T) {
 	}
 }
 
-// A directory that was made for it is root's alone, and one with a user's files stays as it is.
+// A directory that was made for it is root's alone, whoever of mustang's was there first, and one with a user's files
+// stays as it is.
 func TestMakeTakesADirectoryThatWasMadeForIt(t *testing.T) {
-	for what, want := range map[string]os.FileMode{"": 0o700, "a user's file": 0o755} {
+	for what, want := range map[string]os.FileMode{"": 0o700, "a user's file": 0o755,
+		"cni": 0o700, "pods": 0o700, "agent.sock": 0o700, "tool.sock.new": 0o700, "gather": 0o700, journalFile: 0o700, tempPrefix + nodesFile: 0o700} {
 		s := At(filepath.Join(t.TempDir(), "state"))
 		if err := os.Mkdir(s.dir, 0o755); err != nil {
 			t.Fatal(err)

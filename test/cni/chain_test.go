@@ -223,7 +223,45 @@ func TestChain_TuningChangesTheMACAddressBeforeMustang(t *testing.T) {
 	}
 }
 
-// The bandwidth plugin brings qdiscs of its own to the host's end.
+// limited is how many packets have passed the bandwidth plugin's limits, on the way to pods or from them.
+func (n *node) limited() (packets int) {
+	var qdiscs []struct {
+		Kind    string `json:"kind"`
+		Packets int    `json:"packets"`
+	}
+	if err := json.Unmarshal([]byte(run(n.t, "tc", "-n", n.name, "-s", "-j", "qdisc", "show")), &qdiscs); err != nil {
+		n.t.Fatal(err)
+	}
+	for _, q := range qdiscs {
+		if q.Kind == "tbf" {
+			packets += q.Packets
+		}
+	}
+	return packets
+}
+
+// unlimited wants no limit on what another pod of list sends to an address.
+func (n *node) unlimited(list []config, address string) {
+	n.t.Helper()
+	for i := range list {
+		list[i] = list[i].with("runtimeConfig", nil)
+	}
+	x := n.container().chain(list...)
+	x.add()
+	was := n.limited()
+	for range 10 {
+		if !n.pings(x.ns, address) {
+			n.t.Error("pods do not reach each other")
+		}
+	}
+	if now := n.limited(); now >= was+10 { // some look for neighbours
+		n.t.Errorf("between pods, %d packets have passed the limits, then %d", was, now)
+	}
+	x.del()
+}
+
+// The bandwidth plugin brings qdiscs of its own to the host's end. They see what passes the host's stack, and nothing
+// of what programs hand from pod to pod.
 func TestChain_BandwidthComesAfter(t *testing.T) {
 	for _, mode := range []string{"veth", "chained"} {
 		t.Run(mode, func(t *testing.T) {
@@ -237,9 +275,14 @@ func TestChain_BandwidthComesAfter(t *testing.T) {
 			c := n.container()
 			x := c.chain(list...)
 			a := x.add()
+			was := n.limited()
 			if !n.pings(n.name, a.address(0)) || !n.pings(c.ns, "192.168.7.1") {
 				t.Error("node and container do not reach each other")
 			}
+			if now := n.limited(); now < was+4 { // two packets each
+				t.Errorf("with the node, %d packets have passed the limits, then %d", was, now)
+			}
+			n.unlimited(slices.Clone(list[:len(list)-1]), a.address(0))
 			c.ok(c.call("CHECK", list[len(list)-2].prev(a)))
 			x.del()
 		})

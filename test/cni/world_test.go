@@ -344,7 +344,7 @@ func (n *node) traces() map[string]string {
 	for _, root := range []string{n.bpffs(), n.state()} {
 		filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 			// The pools' cursors stay on purpose, and so do the files that ADDs take turns by.
-			if err == nil && !strings.Contains(path, "/last-") && !strings.Contains(path, "/turn-") {
+			if err == nil && !strings.Contains(path, "/last-") && !strings.Contains(path, "/looked-") && !strings.Contains(path, "/turn-") {
 				out["file "+path] = ""
 			}
 			return nil

@@ -229,3 +229,33 @@ func TestProbesAskWhereTheAgentListens(t *testing.T) {
 		}
 	}
 }
+
+// wrong is what is said against values that the chart refuses; "": it takes them.
+func wrong(t *testing.T, values map[string]any) string {
+	t.Helper()
+	if _, err := render("../..", "kube-system", values); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// All nodes have the ConfigMap: one pool would be given out by each.
+func TestAPoolIsNotAllNodes(t *testing.T) {
+	agent := func(cni map[string]any) map[string]any { return map[string]any{"cni": cni} }
+	pools := map[string]any{"ipam": map[string]any{"type": "mustang", "pools": []any{"10.1.0.0/24"}}}
+	for _, c := range []struct {
+		values map[string]any
+		wrong  bool
+	}{
+		{map[string]any{"agent": agent(pools)}, true},
+		{map[string]any{"agent": agent(pools), "nodeSelector": map[string]any{"network": "mustang"}}, true},
+		{map[string]any{"agent": agent(pools), "nodeSelector": map[string]any{"kubernetes.io/hostname": "n1"}}, false},
+		{map[string]any{"agent": agent(pools), "uninstall": true}, false},
+		{map[string]any{"agent": agent(map[string]any{"ipam": map[string]any{"type": "dhcp"}})}, false},
+		{map[string]any{"agent": agent(nil)}, false},
+	} {
+		if got := wrong(t, c.values); (got != "") != c.wrong || c.wrong && !strings.Contains(got, "agent.cni.ipam.pools") {
+			t.Errorf("%v: %q, want a refusal: %t", c.values, got, c.wrong)
+		}
+	}
+}

@@ -15,6 +15,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- with include "mustang.cgroup" . }}{{ $own = set $own "cgroup-root" . }}{{ end -}}
 {{- $agent := .Values.agent -}}
 {{- if not (include "mustang.cni" .) }}{{ $agent = omit $agent "cni" }}{{ end -}}
+{{- if and (dig "cni" "ipam" "pools" "" $agent) (not (index .Values.nodeSelector "kubernetes.io/hostname")) }}
+{{- fail "agent.cni.ipam.pools would be those of all nodes, and each would give out the same addresses: leave agent.cni.ipam out, and pods get addresses of their Node's podCIDRs; or, for one node alone, name it by nodeSelector kubernetes.io/hostname" }}
+{{- end -}}
 {{- toYaml (merge $own $agent) }}
 {{- end }}
 
