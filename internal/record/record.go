@@ -122,7 +122,7 @@ func (d Dir[T]) Write(name string, v T) error {
 		return err
 	}
 	// One name at a time has one writer, so a killed one's file is overwritten.
-	f, err := os.OpenFile(d.temp(name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
+	f, err := os.OpenFile(d.temp(name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|unix.O_NOFOLLOW, 0o644)
 	if err != nil {
 		return err
 	}

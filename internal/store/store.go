@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/mustang-net/mustang/internal/state"
 )
@@ -149,6 +150,9 @@ func (s Store) HasService(id state.ServiceID) bool {
 // ReadJournal reads the operation that was under way into v; false: none was.
 // What a killed tool was about to make the journal is removed.
 func (s Store) ReadJournal(v any) (bool, error) {
+	if err := s.checkOwner(); err != nil {
+		return false, err
+	}
 	os.Remove(filepath.Join(s.dir, tempPrefix+journalFile))
 	err := readJSON(filepath.Join(s.dir, journalFile), v)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -205,6 +209,9 @@ func (s Store) Make() error {
 	if err := mkdir(s.dir); err != nil {
 		return err
 	}
+	if err := s.checkOwner(); err != nil {
+		return err
+	}
 	info, err := os.Stat(s.dir)
 	if err != nil || info.Mode().Perm()&0o077 == 0 || info.Mode()&fs.ModeSticky != 0 {
 		return err
@@ -214,6 +221,21 @@ func (s Store) Make() error {
 		return err // a user's
 	}
 	return os.Chmod(s.dir, 0o700)
+}
+
+// checkOwner refuses a directory that another user has made where all may: what he puts there would be carried out.
+func (s Store) checkOwner() error {
+	info, err := os.Stat(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look at the state directory: %w", err)
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 && int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("the state directory %s belongs to user %d, who could put there what is then carried out; remove it, or choose another with --state-dir", s.dir, st.Uid)
+	}
+	return nil
 }
 
 // others are what other rooms keep in the directory: records of the plugin and of pods,
@@ -293,7 +315,7 @@ func (s Store) write(path string, v any) error {
 		return err
 	}
 	// Its writer holds the scope's lock, so a killed one's file is overwritten.
-	f, err := os.OpenFile(filepath.Join(dir, tempPrefix+filepath.Base(path)), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(filepath.Join(dir, tempPrefix+filepath.Base(path)), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return fmt.Errorf("write state: %w", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -115,5 +116,32 @@ func TestMakeTakesADirectoryThatWasMadeForIt(t *testing.T) {
 		if info, err := os.Stat(s.dir); err != nil || info.Mode().Perm() != want {
 			t.Errorf("with %q in it: %v, %v, want %v", what, info.Mode(), err, want)
 		}
+	}
+}
+
+// What another user has put in a directory of his own is not carried out, nor does what root writes there follow his links.
+func TestAnotherUsersDirectoryIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root may give a file away")
+	}
+	s, victim := At(filepath.Join(t.TempDir(), "state")), filepath.Join(t.TempDir(), "victim")
+	for _, err := range []error{os.Mkdir(s.dir, 0o755), s.WriteJournal("planted"), os.WriteFile(victim, []byte("whole"), 0o600),
+		os.Symlink(victim, filepath.Join(s.dir, tempPrefix+nodesFile)), os.Chown(s.dir, 1000, 1000)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var op string
+	_, read := s.ReadJournal(&op)
+	for what, err := range map[string]error{"make": s.Make(), "read": read} {
+		if err == nil || !strings.Contains(err.Error(), "the state directory "+s.dir+" belongs to user 1000") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := s.write(filepath.Join(s.dir, nodesFile), "x"); err == nil {
+		t.Error("a link was followed")
+	}
+	if text, err := os.ReadFile(victim); string(text) != "whole" {
+		t.Errorf("%q, %v", text, err)
 	}
 }
