@@ -3,8 +3,6 @@
 package policy
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"maps"
 	"net/netip"
 	"slices"
@@ -15,22 +13,12 @@ import (
 // ports. Pods that are alike share one.
 type identity struct {
 	id        uint64
+	digest    digest
 	namespace string
 	labels    map[string]string
 	ports     []NamedPort
 	pods      map[*pod]bool
 	selectors map[*selector]bool // that select it
-}
-
-// hash names content by 64 bits of its SHA-256. Two labels sets that anybody
-// could make collide on purpose would both have to be his own.
-func hash(parts ...string) uint64 {
-	sum := sha256.Sum256([]byte(join(parts...)))
-	h := binary.LittleEndian.Uint64(sum[:])
-	if h < first {
-		h += first
-	}
-	return h
 }
 
 func (m *Model) identityOf(p Pod) *identity {
@@ -42,11 +30,12 @@ func (m *Model) identityOf(p Pod) *identity {
 	for _, n := range ports {
 		parts = append(parts, "p", n.Name, n.Protocol.String(), strconv.Itoa(int(n.Number)))
 	}
-	id := hash(parts...)
+	d := digestOf(parts...)
+	id := m.peerNumbers.number(d)
 	if known := m.identities[id]; known != nil {
 		return known
 	}
-	made := &identity{id: id, namespace: p.Namespace, labels: p.Labels, ports: ports,
+	made := &identity{id: id, digest: d, namespace: p.Namespace, labels: p.Labels, ports: ports,
 		pods: map[*pod]bool{}, selectors: map[*selector]bool{}}
 	m.identities[id] = made
 	if m.inNamespace[p.Namespace] == nil {
@@ -68,6 +57,7 @@ func (m *Model) releaseIdentity(id *identity) {
 	}
 	m.labels.dropIdentity(id)
 	delete(m.identities, id.id)
+	m.peerNumbers.release(id.digest)
 	delete(m.inNamespace[id.namespace], id)
 	if len(m.inNamespace[id.namespace]) == 0 {
 		delete(m.inNamespace, id.namespace)

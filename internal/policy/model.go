@@ -31,6 +31,10 @@ type Model struct {
 	lists       map[uint64]*list
 	names       names
 
+	peerNumbers                           numbers  // of pods' identities and of prefixes': they are keys of one table
+	prefixDigests                         []digest // prefix identities of the last walk
+	setNumbers, groupNumbers, listNumbers numbers
+
 	groupsMade   int // so far, for their order
 	anyPodRules  int // of sets in use
 	peers, ports int // entries in use
@@ -97,6 +101,9 @@ func New(limits Limits) *Model {
 		dirtyEndpoints: map[uint32]bool{}, dirtyAddrs: map[netip.Addr]bool{}, strict: map[*set]bool{}, full: true,
 		written: written{map[netip.Addr]Identity{}, map[netip.Addr]uint64{}, map[netip.Prefix]uint64{}, map[uint32]Isolation{}},
 	}
+	m.peerNumbers, m.setNumbers, m.groupNumbers, m.listNumbers = newNumbers(), newNumbers(), newNumbers(), newNumbers()
+	m.peerNumbers.number(noGroup)
+	m.setNumbers.number(unknownSet)
 	m.begin()
 	m.renamed = true // that there are none is news, too
 	return m

@@ -11,10 +11,10 @@ import (
 
 // unknownSet is the policy set of endpoints whose pods are not known: it has
 // no rules.
-var unknownSet = hash("set", "unknown")
+var unknownSet = digestOf("set", "unknown")
 
 // Unknown is what an endpoint whose pod is not known gets: it is closed.
-var Unknown = Isolation{unknownSet, unknownSet, setUnknown, setUnknown}
+var Unknown = Isolation{unknownSet.number(), unknownSet.number(), setUnknown, setUnknown}
 
 // goneSets is Gone while a change is made, so that what goes and comes again is
 // in it once.
@@ -67,6 +67,9 @@ func (m *Model) Plan() Change {
 	c := m.finish()
 	m.begin()
 	m.names.forget(m.hasRule)
+	for _, n := range []*numbers{&m.peerNumbers, &m.setNumbers, &m.groupNumbers, &m.listNumbers} {
+		n.forget()
+	}
 	if m.full {
 		m.full = false
 		m.kept = Kept{} // what is in force now is not asked again for its room

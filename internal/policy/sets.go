@@ -13,6 +13,7 @@ import (
 // that nobody who comes to a set meets what it allowed before.
 type set struct {
 	id        uint64
+	digest    digest
 	direction Direction
 	policies  []Key
 	named     []NamedPort // ingress: the names that the rules use, as the endpoints have them
@@ -62,10 +63,11 @@ func (m *Model) setFor(d Direction, policies []*Policy, id *identity) *set {
 	for _, n := range named {
 		parts = append(parts, "p", n.Name, strconv.Itoa(int(n.Protocol)), strconv.Itoa(int(n.Number)))
 	}
-	number := hash(parts...)
+	content := digestOf(parts...)
+	number := m.setNumbers.number(content)
 	s := m.sets[number]
 	if s == nil {
-		s = &set{id: number, direction: d, policies: keys, named: named, content: map[uint64]PeerRules{},
+		s = &set{id: number, digest: content, direction: d, policies: keys, named: named, content: map[uint64]PeerRules{},
 			dirty: map[uint64]bool{}, fresh: true}
 		m.sets[number] = s
 		m.renamed = true
@@ -106,6 +108,7 @@ func (m *Model) release(s *set) {
 	m.peers -= len(s.content)
 	m.dropRules(s)
 	delete(m.sets, s.id)
+	m.setNumbers.release(s.digest)
 	m.renamed = true
 	delete(m.strict, s)
 }
