@@ -74,12 +74,9 @@ func (n *numbers) forget() {
 func join(parts ...string) string {
 	var b strings.Builder
 	for _, p := range parts {
-		b.WriteString(quoteLength(len(p)))
+		n := len(p)
+		b.Write([]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 		b.WriteString(p)
 	}
 	return b.String()
-}
-
-func quoteLength(n int) string {
-	return string([]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 }

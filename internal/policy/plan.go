@@ -4,6 +4,7 @@ package policy
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -21,11 +22,14 @@ var Unknown = Isolation{unknownSet.number(), unknownSet.number(), setUnknown, se
 type goneSets struct {
 	ports map[PortKey]bool
 	peers map[PeerKey]bool
+
+	identities map[uint64]bool       // that pods had
+	allowed    map[PeerKey]PeerRules // what sets allowed those
 }
 
 func (m *Model) begin() {
-	m.change = Change{Put: newTables(), Late: map[netip.Addr]Identity{}}
-	m.gone = goneSets{map[PortKey]bool{}, map[PeerKey]bool{}}
+	m.change = Change{Put: newTables(), Early: map[netip.Addr]Identity{}, Late: map[netip.Addr]Identity{}}
+	m.gone = goneSets{map[PortKey]bool{}, map[PeerKey]bool{}, map[uint64]bool{}, map[PeerKey]PeerRules{}}
 	clear(m.strict)
 }
 
@@ -95,7 +99,7 @@ func (m *Model) Again() { m.full = true }
 // stays.
 func (m *Model) planEndpoints() (changed []uint32) {
 	var old []*set
-	selected := map[*identity][2][]*Policy{}
+	selected := map[string][2][]*Policy{}
 	for id := range m.dirtyEndpoints {
 		changed = append(changed, id)
 		ep := m.endpoints[id]
@@ -108,16 +112,17 @@ func (m *Model) planEndpoints() (changed []uint32) {
 		if p == nil || p.identity == nil {
 			continue
 		}
-		policies, known := selected[p.identity]
+		alike := p.alike()
+		policies, known := selected[alike]
 		if !known {
-			policies = [2][]*Policy{m.selecting(p.identity, Ingress), m.selecting(p.identity, Egress)}
-			selected[p.identity] = policies
+			policies = [2][]*Policy{m.selecting(p, Ingress), m.selecting(p, Egress)}
+			selected[alike] = policies
 		}
 		if len(policies[Ingress]) > 0 {
-			ep.ingress = m.setFor(Ingress, policies[Ingress], p.identity)
+			ep.ingress = m.setFor(Ingress, policies[Ingress], p)
 		}
 		if len(policies[Egress]) > 0 {
-			ep.egress = m.setFor(Egress, policies[Egress], p.identity)
+			ep.egress = m.setFor(Egress, policies[Egress], p)
 		}
 	}
 	var fresh []*set
@@ -132,8 +137,19 @@ func (m *Model) planEndpoints() (changed []uint32) {
 	for _, s := range old {
 		m.release(s)
 	}
+	m.lookAgain()
+	m.meet()
 	clear(m.dirtyEndpoints)
 	return changed
+}
+
+// alike is one string for pods that policies select alike.
+func (p *pod) alike() string {
+	parts := []string{p.Namespace}
+	for _, k := range slices.Sorted(maps.Keys(p.Labels)) {
+		parts = append(parts, k, p.Labels[k])
+	}
+	return join(parts...)
 }
 
 // inOrder sorts sets: that is the order in which they are given room.
@@ -204,11 +220,15 @@ func (m *Model) planAddrs() {
 			continue
 		case had && who == (Identity{}):
 			delete(m.written.identities, a)
+			if p := m.podAt(a); p != nil && p.identity != nil && old.Pod >= first {
+				m.early(a, old, p.identity.id)
+			}
 			m.change.Gone.Identities = append(m.change.Gone.Identities, a)
 		case old != who:
 			m.written.identities[a] = who
 			if old.Prefix != 0 && who.Prefix == 0 {
 				m.change.Late[a] = who
+				m.early(a, old, who.Pod)
 			} else {
 				m.change.Put.Identities[a] = who
 			}
@@ -220,6 +240,14 @@ func (m *Model) planAddrs() {
 		}
 	}
 	m.enter(coming)
+}
+
+// early has an address whose entry changes or goes late say which identity its pod has before
+// sets come that ask what the old one does not tell.
+func (m *Model) early(a netip.Addr, old Identity, pod uint64) {
+	if old.Pod != pod {
+		m.change.Early[a] = Identity{Pod: pod, Prefix: old.Prefix}
+	}
 }
 
 // enter gives addresses that are in no table yet their identities, as long as
@@ -260,6 +288,9 @@ func (m *Model) whoHas(a netip.Addr) Identity {
 func (m *Model) compareIdentities(old, fresh uint64) {
 	for _, s := range m.sets {
 		before, had := s.content[old]
+		if !had {
+			before, had = m.gone.allowed[PeerKey{s.id, old}]
+		}
 		if had && (fresh < first || before != s.content[fresh]) || s.anyPods > 0 && old >= first && fresh < first {
 			m.strict[s] = true
 		}

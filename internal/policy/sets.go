@@ -47,18 +47,18 @@ type refusal struct {
 	table string
 }
 
-// setFor is the set of endpoints with these policies, in their order, and this
-// identity. It is held by its caller.
-func (m *Model) setFor(d Direction, policies []*Policy, id *identity) *set {
+// setFor is the set of endpoints of pods like p with these policies, in their order. It is
+// held by its caller.
+func (m *Model) setFor(d Direction, policies []*Policy, p *pod) *set {
 	parts := []string{"set", d.String()}
 	keys := make([]Key, len(policies))
-	for i, p := range policies {
-		keys[i] = p.Key
-		parts = append(parts, p.Namespace, p.Name, p.Owner.String(), p.content[d])
+	for i, by := range policies {
+		keys[i] = by.Key
+		parts = append(parts, by.Namespace, by.Name, by.Owner.String(), by.content[d])
 	}
 	var named []NamedPort
 	if d == Ingress {
-		named = namesUsed(policies, id)
+		named = namesUsed(policies, p.named)
 	}
 	for _, n := range named {
 		parts = append(parts, "p", n.Name, strconv.Itoa(int(n.Protocol)), strconv.Itoa(int(n.Number)))
@@ -76,10 +76,10 @@ func (m *Model) setFor(d Direction, policies []*Policy, id *identity) *set {
 	return s
 }
 
-// namesUsed are the named ports of id that ingress rules of policies name.
-func namesUsed(policies []*Policy, id *identity) []NamedPort {
+// namesUsed are the named ports that ingress rules of policies name.
+func namesUsed(policies []*Policy, named []NamedPort) []NamedPort {
 	var out []NamedPort
-	for _, n := range id.ports {
+	for _, n := range named {
 		used := false
 		for _, p := range policies {
 			for _, r := range p.Ingress {
@@ -118,6 +118,7 @@ func (m *Model) dropRules(s *set) {
 	m.anyPod(-s.anyPods)
 	s.anyPods = 0
 	for _, r := range s.rules {
+		m.asked.ask(portQuestions(r.names), -1)
 		for _, sel := range r.selectors {
 			delete(sel.users, s)
 		}
@@ -154,6 +155,7 @@ func (m *Model) build(s *set) {
 				for _, sel := range made.selectors {
 					sel.users[s] = append(sel.users[s], len(s.rules))
 				}
+				m.asked.ask(portQuestions(made.names), 1)
 				if made.anyPod {
 					s.anyPods++
 				}
@@ -270,11 +272,11 @@ func (s *set) flags() uint16 {
 	return f
 }
 
-// selecting are the policies that isolate pods like id, in order of their names.
-func (m *Model) selecting(id *identity, d Direction) []*Policy {
+// selecting are the policies that isolate who, in order of their names.
+func (m *Model) selecting(who *pod, d Direction) []*Policy {
 	var out []*Policy
-	for _, p := range m.policies[id.namespace] {
-		if p.isolates(d) && p.selects(id) {
+	for _, p := range m.policies[who.Namespace] {
+		if p.isolates(d) && p.selects(who) {
 			out = append(out, p)
 		}
 	}

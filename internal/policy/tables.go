@@ -78,6 +78,9 @@ type Change struct {
 	Full bool
 	Put  Tables
 	Gone Gone
+	// Early are which pods have addresses that are in Late or Gone, before any of Put.Endpoints:
+	// a set that is new there may ask what the identity from before does not tell.
+	Early map[netip.Addr]Identity
 	// Late are identities that are written after everything that goes: an
 	// address whose own prefix identity ends falls back to its prefix's.
 	Late map[netip.Addr]Identity

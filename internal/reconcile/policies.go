@@ -67,7 +67,7 @@ type writes struct {
 	ports          pairs[datapath.PortKey, uint32]
 	peers          pairs[datapath.PeerKey, datapath.PeerRules]
 	identities     pairs[datapath.Addr, datapath.Identity]
-	late           pairs[datapath.Addr, datapath.Identity]
+	early, late    pairs[datapath.Addr, datapath.Identity]
 	prefixes       pairs[datapath.PrefixKey, uint64]
 	policies       pairs[uint32, datapath.EndpointPolicy]
 	portsGone      []datapath.PortKey
@@ -96,6 +96,9 @@ func (p Policies) writesOf(c policy.Change) writes {
 	}
 	for a, who := range c.Put.Identities {
 		w.identities.add(datapath.FromAddr(a), identity(who))
+	}
+	for a, who := range c.Early {
+		w.early.add(datapath.FromAddr(a), identity(who))
 	}
 	for a, who := range c.Late {
 		w.late.add(datapath.FromAddr(a), identity(who))
@@ -140,6 +143,9 @@ func identity(who policy.Identity) datapath.Identity {
 
 func (p Policies) write(w writes) error {
 	if err := p.put(w); err != nil {
+		return err
+	}
+	if err := p.t.Identities.Put(w.early.keys, w.early.values); err != nil {
 		return err
 	}
 	if err := p.t.Policies.Put(w.policies.keys, w.policies.values); err != nil {

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 )
 
 // compare makes of everything that is to be the writes that are missing. Flows of every endpoint
@@ -41,8 +42,11 @@ func (p Policies) compare(want writes) (writes, error) {
 	w.identities, w.identitiesGone = differences(want.identities, identities)
 	w.prefixes, w.prefixesGone = differences(want.prefixes, prefixes)
 	slices.SortFunc(w.prefixesGone, func(a, b datapath.PrefixKey) int { return cmp.Compare(a.Length, b.Length) })
-	w.identities, w.late = fallBack(w.identities, identities)
 	w.policies, w.policiesGone = differences(want.policies, policies)
+	w.identities, w.late = fallBack(w.identities, identities)
+	if w.replacesSets(policies) {
+		w.nobodyMeanwhile(identities)
+	}
 	w.stricter = want.policies.keys
 	return w, nil
 }
@@ -78,4 +82,39 @@ func fallBack(put pairs[datapath.Addr, datapath.Identity], have map[datapath.Add
 		to.add(a, put.values[i])
 	}
 	return now, late
+}
+
+// nobodyMeanwhile lets addresses whose pods get other identities, or none, be nobody's while
+// endpoints get other sets. Who wrote what is there had other policies maybe, and asked about
+// pods what is not asked now, or the other way around: no set is to meet an identity of
+// another time than its own.
+func (w *writes) nobodyMeanwhile(have map[datapath.Addr]datapath.Identity) {
+	isPod := func(who datapath.Identity) bool { return who.Pod >= bpfgen.IdentityFirst }
+	var now, late pairs[datapath.Addr, datapath.Identity]
+	split := func(list, stays *pairs[datapath.Addr, datapath.Identity]) {
+		for i, a := range list.keys {
+			old, who := have[a], list.values[i]
+			if old.Pod == who.Pod || !isPod(old) && !isPod(who) {
+				stays.add(a, who)
+				continue
+			}
+			if prefix := cmp.Or(who.Prefix, old.Prefix); prefix != 0 || isPod(old) {
+				w.early.add(a, datapath.Identity{Prefix: prefix})
+			}
+			late.add(a, who)
+		}
+	}
+	split(&w.identities, &now)
+	split(&w.late, &late)
+	for _, a := range w.identitiesGone {
+		if old := have[a]; isPod(old) {
+			w.early.add(a, datapath.Identity{Prefix: old.Prefix})
+		}
+	}
+	w.identities, w.late = now, late
+}
+
+// replacesSets says that an endpoint that is isolated gets other sets.
+func (w *writes) replacesSets(have map[uint32]datapath.EndpointPolicy) bool {
+	return slices.ContainsFunc(w.policies.keys, func(id uint32) bool { return have[id] != datapath.EndpointPolicy{} })
 }
