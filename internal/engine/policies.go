@@ -216,10 +216,24 @@ func (e *Engine) Policies() (*policy.Model, error) {
 	return e.policies, nil
 }
 
+// writePolicies brings the tables to what the model says. Where that leaves pods told apart by
+// what nobody asks any more, a second change takes it away: so another process, which has not
+// heard of it, plans the same.
 func (e *Engine) writePolicies() error {
-	c := e.policies.Plan()
+	if err := e.writeChange(e.policies.Plan()); err != nil {
+		return err
+	}
+	if e.policies.Trailing() {
+		if err := e.writeChange(e.policies.Plan()); err != nil {
+			return err
+		}
+	}
+	return e.keepNames() // also without a change: it may have failed the last time
+}
+
+func (e *Engine) writeChange(c policy.Change) error {
 	if c.Empty() {
-		return e.keepNames() // which may have failed the last time
+		return nil
 	}
 	generations, err := e.policyTables().Apply(c)
 	if err != nil {
@@ -232,7 +246,7 @@ func (e *Engine) writePolicies() error {
 			e.known[id] = ep
 		}
 	}
-	return e.keepNames()
+	return nil
 }
 
 // isolate puts ep's policy into the tables, before ep itself: its programs

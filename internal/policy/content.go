@@ -32,8 +32,7 @@ func (m *Model) fill(s *set) {
 	m.peers += len(content) - len(s.content)
 	for id, p := range s.content {
 		if _, stays := content[id]; !stays {
-			m.dropPeer(PeerKey{s.id, id})
-			m.strict[s] = true
+			m.dropped(s, id, p)
 		}
 		m.releaseList(p.Ports)
 	}
@@ -218,13 +217,24 @@ func (m *Model) refill(s *set, id uint64) {
 	case had:
 		delete(s.content, id)
 		m.peers--
-		m.dropPeer(PeerKey{s.id, id})
-		m.strict[s] = true
+		m.dropped(s, id, old)
 	}
 	if had {
 		m.releaseList(old.Ports)
 	}
 	m.noteRefused(s)
+}
+
+// dropped takes an entry out of a set. Where no pod has that identity any more, who had it is
+// compared with what it has now: see compareIdentities.
+func (m *Model) dropped(s *set, id uint64, p PeerRules) {
+	k := PeerKey{s.id, id}
+	m.dropPeer(k)
+	if m.gone.identities[id] && m.identities[id] == nil {
+		m.gone.allowed[k] = p
+		return
+	}
+	m.strict[s] = true
 }
 
 func (s *set) refuseAll(rules []int, table string) {

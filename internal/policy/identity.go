@@ -3,52 +3,46 @@
 package policy
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
 )
 
-// identity is what selectors see of pods: their namespace, labels and named
-// ports. Pods that are alike share one.
+// identity is what rules in use see of pods: their namespace, and the labels and named ports
+// that are asked for. Pods that are alike in that share one.
 type identity struct {
 	id        uint64
+	digest    digest
+	content   string
 	namespace string
-	labels    map[string]string
+	labels    map[string]string // with what they are asked for: see view.labelsOf
 	ports     []NamedPort
 	pods      map[*pod]bool
 	selectors map[*selector]bool // that select it
 }
 
-// hash names content by 64 bits of its SHA-256. Two labels sets that anybody
-// could make collide on purpose would both have to be his own.
-func hash(parts ...string) uint64 {
-	sum := sha256.Sum256([]byte(join(parts...)))
-	h := binary.LittleEndian.Uint64(sum[:])
-	if h < first {
-		h += first
-	}
-	return h
-}
-
-func (m *Model) identityOf(p Pod) *identity {
-	ports := sorted(p.Ports)
+func (m *Model) identityOf(p *pod) *identity {
+	labels, ports := m.asked.seen.labelsOf(&p.Pod), m.asked.seen.portsOf(p)
 	parts := []string{"pod", p.Namespace}
-	for _, k := range slices.Sorted(maps.Keys(p.Labels)) {
-		parts = append(parts, "l", k, p.Labels[k])
+	for _, l := range labels {
+		parts = append(parts, "l", l.key, l.value)
 	}
 	for _, n := range ports {
 		parts = append(parts, "p", n.Name, n.Protocol.String(), strconv.Itoa(int(n.Number)))
 	}
-	id := hash(parts...)
-	if known := m.identities[id]; known != nil {
+	content := join(parts...)
+	if known := m.byContent[content]; known != nil {
 		return known
 	}
-	made := &identity{id: id, namespace: p.Namespace, labels: p.Labels, ports: ports,
-		pods: map[*pod]bool{}, selectors: map[*selector]bool{}}
-	m.identities[id] = made
+	d := digestOf(parts...)
+	made := &identity{id: m.peerNumbers.number(d), digest: d, content: content, namespace: p.Namespace,
+		labels: make(map[string]string, len(labels)), ports: ports, pods: map[*pod]bool{}, selectors: map[*selector]bool{}}
+	for _, l := range labels {
+		made.labels[l.key] = l.value
+	}
+	m.identities[made.id], m.byContent[content] = made, made
 	if m.inNamespace[p.Namespace] == nil {
 		m.inNamespace[p.Namespace] = map[*identity]bool{}
 	}
@@ -68,9 +62,57 @@ func (m *Model) releaseIdentity(id *identity) {
 	}
 	m.labels.dropIdentity(id)
 	delete(m.identities, id.id)
+	delete(m.byContent, id.content)
+	m.gone.identities[id.id] = true
+	m.peerNumbers.release(id.digest)
 	delete(m.inNamespace[id.namespace], id)
 	if len(m.inNamespace[id.namespace]) == 0 {
 		delete(m.inNamespace, id.namespace)
+	}
+}
+
+// lookAgain gives the pods another identity about which something is asked that was not, or
+// is not any more.
+func (m *Model) lookAgain() {
+	differs := m.asked.update(m.full)
+	if differs.empty() {
+		return
+	}
+	left := map[*identity]bool{}
+	for _, p := range m.pods {
+		if p.identity == nil || !differs.concerns(&p.Pod) {
+			continue
+		}
+		if fresh := m.identityOf(p); fresh != p.identity {
+			left[p.identity] = true
+			m.move(p, fresh)
+		}
+	}
+	for id := range left {
+		m.releaseIdentity(id)
+	}
+}
+
+// move gives p another identity.
+func (m *Model) move(p *pod, to *identity) {
+	from := p.identity
+	delete(from.pods, p)
+	to.pods[p] = true
+	p.identity = to
+	if len(from.selectors)+len(to.selectors)+m.anyPodRules > 0 {
+		p.eachAddr(m, func(a netip.Addr) { m.dirtyAddrs[a] = true })
+	}
+}
+
+// eachAddr is where p is.
+func (p *pod) eachAddr(m *Model, fn func(netip.Addr)) {
+	for _, a := range p.Addrs {
+		fn(a)
+	}
+	for ep := range m.interfaces[p.Key] {
+		for _, a := range m.endpoints[ep].Addrs {
+			fn(a)
+		}
 	}
 }
 
@@ -78,10 +120,7 @@ func (m *Model) releaseIdentity(id *identity) {
 func (id *identity) addrs(m *Model) []netip.Addr {
 	var out []netip.Addr
 	for p := range id.pods {
-		out = append(out, p.Addrs...)
-		for ep := range m.interfaces[p.Key] {
-			out = append(out, m.endpoints[ep].Addrs...)
-		}
+		p.eachAddr(m, func(a netip.Addr) { out = append(out, a) })
 	}
 	return out
 }
@@ -97,7 +136,8 @@ type selector struct {
 	users      map[*set][]int // the rules of each set that have it
 }
 
-// selector is the one of a peer of a policy in namespace.
+// selector is the one of a peer of a policy in namespace. A new one selects nothing until
+// identities say what it asks, and it meets them.
 func (m *Model) selector(namespace string, namespaces *Selector, pods Selector) *selector {
 	key := join("own", namespace, pods.canonical())
 	if namespaces != nil {
@@ -109,26 +149,41 @@ func (m *Model) selector(namespace string, namespaces *Selector, pods Selector) 
 	s := &selector{key: key, namespace: namespace, namespaces: namespaces, pods: pods,
 		matches: map[*identity]bool{}, users: map[*set][]int{}}
 	m.selectors[key] = s
+	m.asked.ask(pods.questions(), 1)
+	m.unmet = append(m.unmet, s)
+	return s
+}
+
+// meet lets new selectors select.
+func (m *Model) meet() {
+	for _, s := range m.unmet {
+		for id := range m.candidates(s) {
+			m.relate(s, id)
+		}
+	}
+	m.unmet = nil
+}
+
+// candidates are the identities that a new selector may select.
+func (m *Model) candidates(s *selector) iter.Seq[*identity] {
 	if candidates, ok := m.labels.addSelector(s, m.identities); ok {
-		for _, id := range candidates {
-			m.relate(s, id)
-		}
-		return s
+		return slices.Values(candidates)
 	}
-	if namespaces == nil {
-		for id := range m.inNamespace[namespace] {
-			m.relate(s, id)
-		}
-		return s
+	if s.namespaces == nil {
+		return maps.Keys(m.inNamespace[s.namespace])
 	}
-	for ns, ids := range m.inNamespace {
-		if m.inNamespaces(*namespaces, ns) {
+	return func(yield func(*identity) bool) {
+		for ns, ids := range m.inNamespace {
+			if !m.inNamespaces(*s.namespaces, ns) {
+				continue
+			}
 			for id := range ids {
-				m.relate(s, id)
+				if !yield(id) {
+					return
+				}
 			}
 		}
 	}
-	return s
 }
 
 func (m *Model) selects(s *selector, id *identity) bool {
@@ -184,6 +239,7 @@ func (m *Model) dropSelector(s *selector) {
 		}
 	}
 	m.labels.dropSelector(s)
+	m.asked.ask(s.pods.questions(), -1)
 	delete(m.selectors, s.key)
 }
 

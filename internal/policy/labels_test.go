@@ -70,9 +70,12 @@ func TestSelectorsAndIdentitiesFindEachOther(t *testing.T) {
 			m.Plan()
 			for _, s := range m.selectors {
 				want := map[*identity]bool{}
-				for _, id := range m.identities {
-					if m.selects(s, id) {
-						want[id] = true
+				for _, p := range m.pods {
+					if (s.namespaces != nil || s.namespace == p.Namespace) && s.pods.Matches(p.Labels) &&
+						(s.namespaces == nil || m.inNamespaces(*s.namespaces, p.Namespace)) {
+						want[p.identity] = true
+					} else if s.matches[p.identity] {
+						t.Fatalf("world %d, step %d: %q of namespaces %v selects pod %s with labels %v", world, step, s.pods, s.namespaces, p.Key, p.Labels)
 					}
 				}
 				if !maps.Equal(s.matches, want) {
@@ -89,6 +92,9 @@ func TestSelectorsAndIdentitiesFindEachOther(t *testing.T) {
 		}
 		if m.Plan(); len(m.labels.keys)+len(m.labels.other) > 0 {
 			t.Fatalf("world %d: nobody selects anything, and the index has %v, %v", world, m.labels.keys, m.labels.other)
+		}
+		if m.Plan(); len(m.asked.users)+len(m.asked.idle)+len(m.asked.changed) > 0 || !m.asked.seen.empty() || len(m.identities)+len(m.byContent) > 0 {
+			t.Fatalf("world %d: nobody asks anything, and identities are made of %+v", world, m.asked)
 		}
 	}
 	if compared < 1000 {

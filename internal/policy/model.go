@@ -22,14 +22,21 @@ type Model struct {
 	claims     map[netip.Addr][]claim
 	node       map[netip.Addr]bool
 
+	asked       asked
 	identities  map[uint64]*identity
+	byContent   map[string]*identity
 	inNamespace map[string]map[*identity]bool
 	selectors   map[string]*selector
+	unmet       []*selector // new ones
 	labels      labelIndex
 	groups      map[uint64]*group
 	sets        map[uint64]*set
 	lists       map[uint64]*list
 	names       names
+
+	peerNumbers                           numbers  // of pods' identities and of prefixes': they are keys of one table
+	prefixDigests                         []digest // prefix identities of the last walk
+	setNumbers, groupNumbers, listNumbers numbers
 
 	groupsMade   int // so far, for their order
 	anyPodRules  int // of sets in use
@@ -53,7 +60,8 @@ type Model struct {
 
 type pod struct {
 	Pod
-	identity *identity
+	named    []NamedPort // in their order
+	identity *identity   // nil: no rule sees it
 }
 
 type endpoint struct {
@@ -92,11 +100,14 @@ func New(limits Limits) *Model {
 	m := &Model{
 		limits: limits, policies: map[string]map[Key]*Policy{}, namespaces: map[string]map[state.Owner]map[string]string{},
 		pods: map[Key]*pod{}, endpoints: map[uint32]*endpoint{}, interfaces: map[Key]map[uint32]bool{}, claims: map[netip.Addr][]claim{}, node: map[netip.Addr]bool{},
-		identities: map[uint64]*identity{}, inNamespace: map[string]map[*identity]bool{}, selectors: map[string]*selector{}, labels: newLabelIndex(),
+		asked: newAsked(), identities: map[uint64]*identity{}, byContent: map[string]*identity{}, inNamespace: map[string]map[*identity]bool{}, selectors: map[string]*selector{}, labels: newLabelIndex(),
 		groups: map[uint64]*group{}, sets: map[uint64]*set{}, lists: map[uint64]*list{}, names: newNames(),
 		dirtyEndpoints: map[uint32]bool{}, dirtyAddrs: map[netip.Addr]bool{}, strict: map[*set]bool{}, full: true,
 		written: written{map[netip.Addr]Identity{}, map[netip.Addr]uint64{}, map[netip.Prefix]uint64{}, map[uint32]Isolation{}},
 	}
+	m.peerNumbers, m.setNumbers, m.groupNumbers, m.listNumbers = newNumbers(), newNumbers(), newNumbers(), newNumbers()
+	m.peerNumbers.number(noGroup)
+	m.setNumbers.number(unknownSet)
 	m.begin()
 	m.renamed = true // that there are none is news, too
 	return m
@@ -162,15 +173,16 @@ func (m *Model) policyChanged(old, now *Policy) {
 		if p == nil || p.identity == nil {
 			continue
 		}
-		if old.selects(p.identity) || now.selects(p.identity) {
+		if old.selects(p) || now.selects(p) {
 			m.dirtyEndpoints[id] = true
 		}
 	}
 }
 
-// selects says whether p is about pods like id; nil is about none.
-func (p *Policy) selects(id *identity) bool {
-	return p != nil && p.Namespace == id.namespace && p.Pods.Matches(id.labels)
+// selects says whether p is about a pod; nil is about none. Pods of this node alone are
+// asked: what no peer asks of them is nothing to their identities.
+func (p *Policy) selects(who *pod) bool {
+	return p != nil && p.Namespace == who.Namespace && p.Pods.Matches(who.Labels)
 }
 
 // Watched says that Kubernetes tells of namespaces. Of one that it has not told, or
@@ -270,9 +282,9 @@ func (m *Model) SetPod(p Pod) {
 		return
 	}
 	p.Labels, p.Addrs, p.Ports = maps.Clone(p.Labels), slices.Clone(p.Addrs), slices.Clone(p.Ports)
-	fresh := &pod{Pod: p}
+	fresh := &pod{Pod: p, named: sorted(p.Ports)}
 	if !p.HostNetwork {
-		fresh.identity = m.identityOf(p)
+		fresh.identity = m.identityOf(fresh)
 	}
 	var had, has []netip.Addr
 	if old != nil && old.identity != nil {

@@ -140,10 +140,14 @@ func contains(p netip.Prefix, a netip.Addr) bool {
 	return true
 }
 
-func TestTheModelAgreesWithTheOracle(t *testing.T) {
-	worlds := 3000
+func TestTheModelAgreesWithTheOracle(t *testing.T) { playWorlds(t, 3000, func(*policy.Model) {}) }
+
+// TestTheModelAgreesWhereNumbersCollide: the same where each number is searched for.
+func TestTheModelAgreesWhereNumbersCollide(t *testing.T) { playWorlds(t, 600, (*policy.Model).Collide) }
+
+func playWorlds(t *testing.T, worlds int, begin func(*policy.Model)) {
 	if testing.Short() {
-		worlds = 150
+		worlds /= 20
 	}
 	seed := *seedFlag
 	if seed == 0 {
@@ -152,6 +156,7 @@ func TestTheModelAgreesWithTheOracle(t *testing.T) {
 	allowed, denied := 0, 0
 	for n := range worlds {
 		w := policygen.NewWorld(rand.New(rand.NewPCG(seed, uint64(n))), plenty)
+		begin(w.Model)
 		tab := newTables()
 		for range 12 {
 			for range 1 + n%3 {

@@ -4,6 +4,7 @@ package policy
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -11,21 +12,24 @@ import (
 
 // unknownSet is the policy set of endpoints whose pods are not known: it has
 // no rules.
-var unknownSet = hash("set", "unknown")
+var unknownSet = digestOf("set", "unknown")
 
 // Unknown is what an endpoint whose pod is not known gets: it is closed.
-var Unknown = Isolation{unknownSet, unknownSet, setUnknown, setUnknown}
+var Unknown = Isolation{unknownSet.number(), unknownSet.number(), setUnknown, setUnknown}
 
 // goneSets is Gone while a change is made, so that what goes and comes again is
 // in it once.
 type goneSets struct {
 	ports map[PortKey]bool
 	peers map[PeerKey]bool
+
+	identities map[uint64]bool       // that pods had
+	allowed    map[PeerKey]PeerRules // what sets allowed those
 }
 
 func (m *Model) begin() {
 	m.change = Change{Put: newTables(), Late: map[netip.Addr]Identity{}}
-	m.gone = goneSets{map[PortKey]bool{}, map[PeerKey]bool{}}
+	m.gone = goneSets{map[PortKey]bool{}, map[PeerKey]bool{}, map[uint64]bool{}, map[PeerKey]PeerRules{}}
 	clear(m.strict)
 }
 
@@ -67,6 +71,9 @@ func (m *Model) Plan() Change {
 	c := m.finish()
 	m.begin()
 	m.names.forget(m.hasRule)
+	for _, n := range []*numbers{&m.peerNumbers, &m.setNumbers, &m.groupNumbers, &m.listNumbers} {
+		n.forget()
+	}
 	if m.full {
 		m.full = false
 		m.kept = Kept{} // what is in force now is not asked again for its room
@@ -92,7 +99,7 @@ func (m *Model) Again() { m.full = true }
 // stays.
 func (m *Model) planEndpoints() (changed []uint32) {
 	var old []*set
-	selected := map[*identity][2][]*Policy{}
+	selected := map[string][2][]*Policy{}
 	for id := range m.dirtyEndpoints {
 		changed = append(changed, id)
 		ep := m.endpoints[id]
@@ -105,16 +112,17 @@ func (m *Model) planEndpoints() (changed []uint32) {
 		if p == nil || p.identity == nil {
 			continue
 		}
-		policies, known := selected[p.identity]
+		alike := p.alike()
+		policies, known := selected[alike]
 		if !known {
-			policies = [2][]*Policy{m.selecting(p.identity, Ingress), m.selecting(p.identity, Egress)}
-			selected[p.identity] = policies
+			policies = [2][]*Policy{m.selecting(p, Ingress), m.selecting(p, Egress)}
+			selected[alike] = policies
 		}
 		if len(policies[Ingress]) > 0 {
-			ep.ingress = m.setFor(Ingress, policies[Ingress], p.identity)
+			ep.ingress = m.setFor(Ingress, policies[Ingress], p)
 		}
 		if len(policies[Egress]) > 0 {
-			ep.egress = m.setFor(Egress, policies[Egress], p.identity)
+			ep.egress = m.setFor(Egress, policies[Egress], p)
 		}
 	}
 	var fresh []*set
@@ -129,8 +137,19 @@ func (m *Model) planEndpoints() (changed []uint32) {
 	for _, s := range old {
 		m.release(s)
 	}
+	m.lookAgain()
+	m.meet()
 	clear(m.dirtyEndpoints)
 	return changed
+}
+
+// alike is one string for pods that policies select alike.
+func (p *pod) alike() string {
+	parts := []string{p.Namespace}
+	for _, k := range slices.Sorted(maps.Keys(p.Labels)) {
+		parts = append(parts, k, p.Labels[k])
+	}
+	return join(parts...)
 }
 
 // inOrder sorts sets: that is the order in which they are given room.
@@ -257,6 +276,9 @@ func (m *Model) whoHas(a netip.Addr) Identity {
 func (m *Model) compareIdentities(old, fresh uint64) {
 	for _, s := range m.sets {
 		before, had := s.content[old]
+		if !had {
+			before, had = m.gone.allowed[PeerKey{s.id, old}]
+		}
 		if had && (fresh < first || before != s.content[fresh]) || s.anyPods > 0 && old >= first && fresh < first {
 			m.strict[s] = true
 		}

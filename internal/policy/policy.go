@@ -7,7 +7,8 @@
 // Numbers are hashes of what they stand for: an identity of a namespace, labels
 // and named ports; a policy set of a direction and the policies in it with their
 // rules. So a number never changes its meaning, two processes agree without asking each
-// other, and what is in the tables after a restart is what is planned again.
+// other, and what is in the tables after a restart is what is planned again. Two contents
+// have two numbers, also where their hashes are one.
 package policy
 
 import (

@@ -31,9 +31,11 @@ func split(protocol uint8, first, last uint16) []portPrefix {
 }
 
 // list is ports with the rule that allows each; sets and peers that allow the
-// same share it. Its id is a hash of its content, so it never changes.
+// same share it. Its id is its content's, which never changes; it has one from when a
+// peer refers to it.
 type list struct {
 	id      uint64
+	digest  digest
 	rules   map[portPrefix]uint32
 	lengths uint32
 	refs    int
@@ -54,7 +56,7 @@ func listOf(rules map[portPrefix]uint32) *list {
 		parts = append(parts, strconv.Itoa(int(p.protocol)), strconv.Itoa(int(p.port)), strconv.Itoa(int(p.length)),
 			strconv.FormatUint(uint64(rules[p]), 10))
 	}
-	l.id = hash(parts...)
+	l.digest = digestOf(parts...)
 	return l
 }
 
@@ -64,11 +66,13 @@ func (l *list) key(p portPrefix) PortKey {
 
 // acquireList makes a peer refer to a list; false: the table does not take it.
 func (m *Model) acquireList(l *list) bool {
+	l.id = m.listNumbers.number(l.digest)
 	if known := m.lists[l.id]; known != nil {
 		known.refs++
 		return true
 	}
 	if m.ports+len(l.rules) > m.limits.Ports {
+		m.listNumbers.release(l.digest)
 		return false
 	}
 	m.ports += len(l.rules)
@@ -90,6 +94,7 @@ func (m *Model) releaseList(id uint64) {
 	}
 	m.ports -= len(l.rules)
 	delete(m.lists, id)
+	m.listNumbers.release(l.digest)
 	for p := range l.rules {
 		m.dropPort(l.key(p))
 	}

@@ -15,6 +15,7 @@ import (
 // hold it.
 type group struct {
 	id         uint64
+	digest     digest
 	order      int
 	blocks     []Block
 	refs       int
@@ -35,11 +36,12 @@ func (m *Model) groupOf(blocks []Block) *group {
 		texts[i] = b.CIDR.String() + "-" + strings.Join(excepts, ",")
 	}
 	slices.Sort(texts)
-	id := hash(append([]string{"group"}, slices.Compact(texts)...)...)
+	d := digestOf(append([]string{"group"}, slices.Compact(texts)...)...)
+	id := m.groupNumbers.number(d)
 	g := m.groups[id]
 	if g == nil {
 		m.groupsMade++
-		g = &group{id: id, order: m.groupsMade, blocks: blocks, identities: map[uint64]bool{}}
+		g = &group{id: id, digest: d, order: m.groupsMade, blocks: blocks, identities: map[uint64]bool{}}
 		m.groups[id] = g
 		m.dirtyPrefixes = true
 	}
@@ -55,6 +57,7 @@ func (m *Model) releaseGroup(g *group) {
 		return
 	}
 	delete(m.groups, g.id)
+	m.groupNumbers.release(g.digest)
 	m.dirtyPrefixes = true
 }
 
@@ -75,7 +78,7 @@ type holding struct {
 func (h *holding) active() bool { return h.inside && h.excepted == 0 }
 
 // noGroup is the identity of an address that a prefix holds and no group does.
-var noGroup = hash("prefix")
+var noGroup = digestOf("prefix")
 
 // v6 prefixes that hold all of IPv4 as the tables map it.
 var mapped = netip.MustParseAddr("::ffff:0:0")
@@ -84,7 +87,10 @@ var mapped = netip.MustParseAddr("::ffff:0:0")
 // holds a prefix holds all of it, since every exception is a prefix of its own.
 func (m *Model) walk() (prefixes map[netip.Prefix]uint64, singles map[netip.Addr]uint64) {
 	prefixes, singles = map[netip.Prefix]uint64{}, map[netip.Addr]uint64{}
-	w := walker{counts: map[*group]int{}, memo: map[string]uint64{}}
+	w := walker{numbers: &m.peerNumbers, counts: map[*group]int{}, memo: map[string]uint64{}}
+	for _, d := range m.prefixDigests {
+		m.peerNumbers.release(d)
+	}
 	for _, g := range m.groups {
 		clear(g.identities)
 	}
@@ -98,13 +104,16 @@ func (m *Model) walk() (prefixes map[netip.Prefix]uint64, singles map[netip.Addr
 			prefixes[at.prefix] = id
 		}
 	}
+	m.prefixDigests = w.digests
 	return prefixes, singles
 }
 
 type walker struct {
-	stack  []*atPrefix
-	counts map[*group]int // of active blocks
-	memo   map[string]uint64
+	numbers *numbers
+	stack   []*atPrefix
+	counts  map[*group]int // of active blocks
+	memo    map[string]uint64
+	digests []digest
 }
 
 func (w *walker) leave(p netip.Prefix) {
@@ -149,7 +158,7 @@ func (w *walker) change(h *holding, do func()) {
 // identity is the one of the groups that are active now.
 func (w *walker) identity() uint64 {
 	if len(w.counts) == 0 {
-		return noGroup
+		return noGroup.number()
 	}
 	ids := make([]uint64, 0, len(w.counts))
 	for g := range w.counts {
@@ -162,7 +171,9 @@ func (w *walker) identity() uint64 {
 	}
 	id, ok := w.memo[string(key)]
 	if !ok {
-		id = hash("prefix", string(key))
+		d := digestOf("prefix", string(key))
+		id = w.numbers.number(d)
+		w.digests = append(w.digests, d)
 		w.memo[string(key)] = id
 		for g := range w.counts {
 			g.identities[id] = true

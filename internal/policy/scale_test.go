@@ -81,7 +81,7 @@ func TestAFullTableIsAskedWhenThereMayBeRoom(t *testing.T) {
 	for i := range 2 {
 		m.SetEndpoint(Endpoint{ID: uint32(i), Pod: member(i)})
 		p := letting(i, i, 2)
-		p.Ingress[0].Peers[0].Pods = &Selector{{Key: "app", Operator: NotIn, Values: []string{"0", "1", "x"}}}
+		p.Ingress[0].Peers[0].Pods = &Selector{{Key: "app", Operator: In, Values: []string{"2", "3", "4", "5"}}}
 		m.SetPolicy(p)
 	}
 	m.Plan()
@@ -141,6 +141,17 @@ func BenchmarkColdPlan(b *testing.B) {
 				m.SetEndpoint(Endpoint{ID: uint32(i), Pod: p.Key, Addrs: p.Addrs})
 			}
 		}
+		m.Plan()
+	}
+}
+
+// A policy asks of 20,000 pods what nobody asked before, and goes again.
+func BenchmarkPolicyThatAsksAnew(b *testing.B) {
+	m := crowd(20000)
+	for i := 0; b.Loop(); i++ {
+		m.SetPolicy(letting(1000, i%250, 300+i%19000))
+		m.Plan()
+		m.DeletePolicy(member(1000))
 		m.Plan()
 	}
 }

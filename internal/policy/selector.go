@@ -2,10 +2,7 @@
 
 package policy
 
-import (
-	"slices"
-	"strings"
-)
+import "slices"
 
 // Operator is a label selector's.
 type Operator string
@@ -62,18 +59,4 @@ func (s Selector) canonical() string {
 	}
 	slices.Sort(parts)
 	return join(parts...)
-}
-
-// join is reversible, so that different lists never make the same string.
-func join(parts ...string) string {
-	var b strings.Builder
-	for _, p := range parts {
-		b.WriteString(quoteLength(len(p)))
-		b.WriteString(p)
-	}
-	return b.String()
-}
-
-func quoteLength(n int) string {
-	return string([]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 }

@@ -13,6 +13,7 @@ import (
 // that nobody who comes to a set meets what it allowed before.
 type set struct {
 	id        uint64
+	digest    digest
 	direction Direction
 	policies  []Key
 	named     []NamedPort // ingress: the names that the rules use, as the endpoints have them
@@ -46,26 +47,27 @@ type refusal struct {
 	table string
 }
 
-// setFor is the set of endpoints with these policies, in their order, and this
-// identity. It is held by its caller.
-func (m *Model) setFor(d Direction, policies []*Policy, id *identity) *set {
+// setFor is the set of endpoints of pods like p with these policies, in their order. It is
+// held by its caller.
+func (m *Model) setFor(d Direction, policies []*Policy, p *pod) *set {
 	parts := []string{"set", d.String()}
 	keys := make([]Key, len(policies))
-	for i, p := range policies {
-		keys[i] = p.Key
-		parts = append(parts, p.Namespace, p.Name, p.Owner.String(), p.content[d])
+	for i, by := range policies {
+		keys[i] = by.Key
+		parts = append(parts, by.Namespace, by.Name, by.Owner.String(), by.content[d])
 	}
 	var named []NamedPort
 	if d == Ingress {
-		named = namesUsed(policies, id)
+		named = namesUsed(policies, p.named)
 	}
 	for _, n := range named {
 		parts = append(parts, "p", n.Name, strconv.Itoa(int(n.Protocol)), strconv.Itoa(int(n.Number)))
 	}
-	number := hash(parts...)
+	content := digestOf(parts...)
+	number := m.setNumbers.number(content)
 	s := m.sets[number]
 	if s == nil {
-		s = &set{id: number, direction: d, policies: keys, named: named, content: map[uint64]PeerRules{},
+		s = &set{id: number, digest: content, direction: d, policies: keys, named: named, content: map[uint64]PeerRules{},
 			dirty: map[uint64]bool{}, fresh: true}
 		m.sets[number] = s
 		m.renamed = true
@@ -74,10 +76,10 @@ func (m *Model) setFor(d Direction, policies []*Policy, id *identity) *set {
 	return s
 }
 
-// namesUsed are the named ports of id that ingress rules of policies name.
-func namesUsed(policies []*Policy, id *identity) []NamedPort {
+// namesUsed are the named ports that ingress rules of policies name.
+func namesUsed(policies []*Policy, named []NamedPort) []NamedPort {
 	var out []NamedPort
-	for _, n := range id.ports {
+	for _, n := range named {
 		used := false
 		for _, p := range policies {
 			for _, r := range p.Ingress {
@@ -106,6 +108,7 @@ func (m *Model) release(s *set) {
 	m.peers -= len(s.content)
 	m.dropRules(s)
 	delete(m.sets, s.id)
+	m.setNumbers.release(s.digest)
 	m.renamed = true
 	delete(m.strict, s)
 }
@@ -115,6 +118,7 @@ func (m *Model) dropRules(s *set) {
 	m.anyPod(-s.anyPods)
 	s.anyPods = 0
 	for _, r := range s.rules {
+		m.asked.ask(portQuestions(r.names), -1)
 		for _, sel := range r.selectors {
 			delete(sel.users, s)
 		}
@@ -151,6 +155,7 @@ func (m *Model) build(s *set) {
 				for _, sel := range made.selectors {
 					sel.users[s] = append(sel.users[s], len(s.rules))
 				}
+				m.asked.ask(portQuestions(made.names), 1)
 				if made.anyPod {
 					s.anyPods++
 				}
@@ -267,11 +272,11 @@ func (s *set) flags() uint16 {
 	return f
 }
 
-// selecting are the policies that isolate pods like id, in order of their names.
-func (m *Model) selecting(id *identity, d Direction) []*Policy {
+// selecting are the policies that isolate who, in order of their names.
+func (m *Model) selecting(who *pod, d Direction) []*Policy {
 	var out []*Policy
-	for _, p := range m.policies[id.namespace] {
-		if p.isolates(d) && p.selects(id) {
+	for _, p := range m.policies[who.Namespace] {
+		if p.isolates(d) && p.selects(who) {
 			out = append(out, p)
 		}
 	}

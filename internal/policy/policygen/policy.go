@@ -54,10 +54,12 @@ func (w *World) selector() metav1.LabelSelector {
 		return s
 	}
 	if rng.IntN(2) == 0 {
-		s.MatchLabels = map[string]string{pick(rng, labelKeys): pick(rng, values)}
+		key, values := w.label()
+		s.MatchLabels = map[string]string{key: pick(rng, values)}
 	}
 	for range rng.IntN(2) {
-		e := metav1.LabelSelectorRequirement{Key: pick(rng, labelKeys)}
+		key, values := w.label()
+		e := metav1.LabelSelectorRequirement{Key: key}
 		switch rng.IntN(4) {
 		case 0:
 			e.Operator, e.Values = metav1.LabelSelectorOpIn, []string{pick(rng, values), pick(rng, values)}
@@ -71,6 +73,18 @@ func (w *World) selector() metav1.LabelSelector {
 		s.MatchExpressions = append(s.MatchExpressions, e)
 	}
 	return s
+}
+
+// label is a key, with the values that pods may have of it.
+func (w *World) label() (string, []string) {
+	if w.rng.IntN(8) > 0 {
+		return pick(w.rng, labelKeys), values
+	}
+	names := make([]string, Slots)
+	for i := range names {
+		names[i] = fmt.Sprintf("p%d", i)
+	}
+	return uniqueKey, names
 }
 
 func (w *World) ports() []networkingv1.NetworkPolicyPort {

@@ -114,6 +114,17 @@ func (w *World) labels() map[string]string {
 	return out
 }
 
+// uniqueKey is of a label that no two pods have alike, for which few selectors ask.
+const uniqueKey = "pod-name"
+
+func (w *World) podLabels(i int) map[string]string {
+	out := w.labels()
+	if w.rng.IntN(4) > 0 {
+		out[uniqueKey] = fmt.Sprintf("p%d", i)
+	}
+	return out
+}
+
 // Step changes one thing.
 func (w *World) Step() {
 	switch roll := w.rng.IntN(100); {
@@ -144,7 +155,7 @@ func (w *World) relabelNamespace(name string) {
 // replacePod makes pod i another one, or the same with other labels or ports.
 func (w *World) replacePod(i int) {
 	old := w.pods[i]
-	p := &oracle.Pod{Namespace: pick(w.rng, namespaces), Name: fmt.Sprintf("p%d", i), Labels: w.labels(),
+	p := &oracle.Pod{Namespace: pick(w.rng, namespaces), Name: fmt.Sprintf("p%d", i), Labels: w.podLabels(i),
 		Addrs: []netip.Addr{Addr(i, false), Addr(i, true)}}
 	if old != nil && w.rng.IntN(2) == 0 { // a pod keeps its namespace and its ports
 		p.Namespace, p.Ports = old.Namespace, old.Ports
