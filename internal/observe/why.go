@@ -98,6 +98,9 @@ func (q *question) answer() (Answer, error) {
 	if err != nil {
 		return a, err
 	}
+	if svc.warning != "" {
+		a.Warnings = append(a.Warnings, svc.warning)
+	}
 	chooses := svc.at == atPacket && len(svc.backends) > 0
 	if q.run, err = q.n.dp.DryRun(chooses); err != nil {
 		return a, err
