@@ -125,7 +125,7 @@ func (q *question) backends(entry datapath.Frontend) (out []backend, err error) 
 
 func (q *question) refusedAtSocket(reason uint32) *Way {
 	r := bpfgen.Reasons[reason]
-	w := &Way{Reason: r.Name}
+	w := &Way{Reason: r.Name, Steps: []Step{}}
 	errno := "ECONNREFUSED"
 	if reason != bpfgen.ReasonNoBackend && reason != bpfgen.ReasonServicePort {
 		errno = "EHOSTUNREACH"

@@ -123,7 +123,7 @@ func (q *question) ask(a *Answer, svc service) error {
 		return nil
 	}
 	if len(svc.backends) == 0 {
-		w := Way{}
+		w := Way{Steps: []Step{}}
 		err := q.walk(&w, q.dst)
 		a.Ways = append(a.Ways, w)
 		return err
@@ -143,7 +143,7 @@ func (q *question) ask(a *Answer, svc service) error {
 }
 
 func (q *question) askBackend(svc service, b backend, i int) (Way, error) {
-	w := Way{}
+	w := Way{Steps: []Step{}}
 	at, err := find(b.at.Addr().String(), q.endpoints)
 	if err != nil {
 		return w, err
