@@ -222,7 +222,7 @@ func (i Info) remove() error {
 func spacesOf(name string) []string {
 	paths, _ := filepath.Glob(filepath.Join(netnsDir, "mst-"+name+"-*")) // only a bad pattern fails
 	slices.Sort(paths)
-	return paths
+	return append([]string{}, paths...) // a list, also of nothing
 }
 
 func removeSpaces(name string) error {

@@ -133,7 +133,7 @@ func (g *globals) delegate(cmd *cobra.Command, args []string) error {
 	for top.HasParent() && top.Parent().HasParent() {
 		top = top.Parent()
 	}
-	if f := cmd.Flags().Lookup("cluster"); g.shared != nil || !agents[top.Name()] || f != nil && f.Changed {
+	if f := cmd.Flags().Lookup("cluster"); g.shared != nil || !agents[top.Name()] || f != nil && f.Value.String() == "true" {
 		return nil
 	}
 	if err := cmd.ValidateArgs(args); err != nil {
@@ -158,7 +158,7 @@ func (g *globals) delegate(cmd *cobra.Command, args []string) error {
 		call.Files = map[string][]byte{f.Value.String(): text}
 		g.files = call.Files
 	}
-	answer, err := askAgent(cmd.Context(), g.scope(), call)
+	answer, err := askAgent(cmd.Context(), g.scope(), call, g.notify)
 	if errors.Is(err, agent.ErrNoAgent) {
 		return nil
 	}
@@ -173,9 +173,9 @@ const starting = 5 * time.Second
 
 // askAgent asks. An agent that holds the scope and does not listen yet is
 // waited for; so is, for as long, another tool, which does not matter.
-func askAgent(ctx context.Context, scope engine.Scope, call agent.Call) (agent.Answer, error) {
+func askAgent(ctx context.Context, scope engine.Scope, call agent.Call, notify func(string)) (agent.Answer, error) {
 	for deadline := time.Now().Add(starting); ; time.Sleep(10 * time.Millisecond) {
-		answer, err := agent.Ask(ctx, scope.StateDir, call)
+		answer, err := agent.Ask(ctx, scope.StateDir, call, notify)
 		if !errors.Is(err, agent.ErrNoAgent) || !scope.Held() || time.Now().After(deadline) || ctx.Err() != nil {
 			return answer, err
 		}

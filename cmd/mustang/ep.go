@@ -116,10 +116,7 @@ func viewEndpoint(e *engine.Engine, ep state.Endpoint) (endpointView, error) {
 	v := endpointView{
 		ID: ep.ID, Namespace: ep.Pod.Namespace, Pod: ep.Pod.Name, Netns: ep.Netns, IfName: ep.IfName, Host: ep.HostIf, IfIndex: ep.IfIndex,
 		LxcMAC: ep.MAC.String(), NodeMAC: ep.NodeMAC.String(), Placement: string(ep.Placement),
-		ServicePath: string(ep.ServicePath), Attach: ep.Attach, MTU: ep.MTU, Owner: ep.Owner,
-	}
-	for _, a := range ep.Addrs() {
-		v.IPs = append(v.IPs, a.String())
+		ServicePath: string(ep.ServicePath), Attach: ep.Attach, MTU: ep.MTU, Owner: ep.Owner, IPs: texts(ep.Addrs()),
 	}
 	var err error
 	v.FromPod, v.ToPod, err = e.Counters(ep.ID)

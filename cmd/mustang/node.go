@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/signal"
 	"slices"
@@ -98,6 +99,7 @@ func newNodeLsCmd(g *globals) *cobra.Command {
 				}
 				views := []nodeView{}
 				for _, n := range list {
+					n.Addrs, n.PodCIDRs = append([]netip.Addr{}, n.Addrs...), append([]netip.Prefix{}, n.PodCIDRs...) // lists, also of nothing
 					views = append(views, nodeView{n, n.Name == self.Name})
 				}
 				return g.print(cmd.OutOrStdout(), views, func(w io.Writer) {

@@ -70,11 +70,10 @@ func newPodAddCmd(g *globals) *cobra.Command {
 		Short: "Make a pod's interface and put the datapath on it",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if f.plain && cmd.Flags().Changed("service-path") {
-				return usagef("--service-path has no meaning with --plain: drop one of them")
-			}
-			if f.plain && f.labels.masquerade {
-				return usagef("--masquerade has no meaning with --plain: drop one of them")
+			for _, name := range []string{"service-path", "namespace", "labels", "ports", "masquerade"} {
+				if given := cmd.Flags().Lookup(name); f.plain && given.Changed && given.Value.String() != "false" {
+					return usagef("--%s has no meaning with --plain: drop one of them", name)
+				}
 			}
 			return podAdd(cmd.Context(), g, args[0], f, cmd.ErrOrStderr())
 		},

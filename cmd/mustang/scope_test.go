@@ -60,12 +60,35 @@ func TestTheEnvironmentNamesTheScope(t *testing.T) {
 // the tool was told by its environment.
 func TestTheScopeGoesWithACall(t *testing.T) {
 	w := newTool(t)
+	asked := w.standIn()
+	cmd := w.command()
+	cmd.Args = append(slices.DeleteFunc(cmd.Args, func(a string) bool {
+		return slices.Contains([]string{"--bpffs", w.bpffs, "--state-dir", w.state}, a)
+	}), "pod", "ls")
+	cmd.Env = append(cmd.Env, "MUSTANG_BPFFS="+w.bpffs, "MUSTANG_STATE_DIR="+w.state)
+	out, err := cmd.CombinedOutput()
+	call := asked()
+	g := &globals{}
+	root := newRoot(g)
+	sub, rest, findErr := root.Find(call.Args)
+	if err != nil || findErr != nil || sub.CommandPath() != "mustang pod ls" {
+		t.Fatalf("%v: %s; call %v: %v", err, out, call.Args, findErr)
+	}
+	if err := sub.ParseFlags(rest); err != nil || g.BPFFS != w.bpffs || g.StateDir != w.state {
+		t.Errorf("call %v is about %+v, %v", call.Args, g.scope(), err)
+	}
+}
+
+// standIn is an agent that is told one call, and does nothing; asked is what it was told, once
+// nobody asks any more.
+func (w *tool) standIn() (asked func() agent.Call) {
+	w.t.Helper()
 	if err := os.Mkdir(w.state, 0o700); err != nil {
-		t.Fatal(err)
+		w.t.Fatal(err)
 	}
 	l, err := net.Listen("unix", filepath.Join(w.state, "tool.sock"))
 	if err != nil {
-		t.Fatal(err)
+		w.t.Fatal(err)
 	}
 	calls := make(chan agent.Call, 1)
 	go func() {
@@ -81,21 +104,20 @@ func TestTheScopeGoesWithACall(t *testing.T) {
 			_ = json.NewEncoder(conn).Encode(agent.Answer{})
 		}
 	}()
-	cmd := w.command()
-	cmd.Args = append(slices.DeleteFunc(cmd.Args, func(a string) bool {
-		return slices.Contains([]string{"--bpffs", w.bpffs, "--state-dir", w.state}, a)
-	}), "pod", "ls")
-	cmd.Env = append(cmd.Env, "MUSTANG_BPFFS="+w.bpffs, "MUSTANG_STATE_DIR="+w.state)
-	out, err := cmd.CombinedOutput()
-	l.Close()
-	call := <-calls
-	g := &globals{}
-	root := newRoot(g)
-	sub, rest, findErr := root.Find(call.Args)
-	if err != nil || findErr != nil || sub.CommandPath() != "mustang pod ls" {
-		t.Fatalf("%v: %s; call %v: %v", err, out, call.Args, findErr)
+	return func() agent.Call {
+		l.Close()
+		return <-calls
 	}
-	if err := sub.ParseFlags(rest); err != nil || g.BPFFS != w.bpffs || g.StateDir != w.state {
-		t.Errorf("call %v is about %+v, %v", call.Args, g.scope(), err)
+}
+
+// What is said of the node's status is the agent's to tell, however it is written.
+func TestStatusOfTheNodeIsTheAgents(t *testing.T) {
+	for flag, asks := range map[string]bool{"--cluster=false": true, "--cluster": false} {
+		w := newTool(t)
+		asked := w.standIn()
+		w.run("", "status", "--kubeconfig", "/none/such", flag)
+		if call := asked(); (len(call.Args) > 0) != asks {
+			t.Errorf("%s: the agent is asked %q", flag, call.Args)
+		}
 	}
 }

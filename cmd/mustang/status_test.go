@@ -40,3 +40,28 @@ func TestProbeFindsWhatOtherTestsUse(t *testing.T) {
 		t.Errorf("sockets ended %v, BIG TCP for IPv6 %v, on a kernel that has both", f.EndSockets, f.BigTCP6)
 	}
 }
+
+// Who reads a list from JSON need not ask whether there is one.
+func TestListsOfNothingAreLists(t *testing.T) {
+	w := newTool(t)
+	look := func(when string, more ...string) {
+		t.Helper()
+		for _, line := range append(more, "svc ls", "ep ls", "pod ls", "policy ls", "node ls", "node set", "edge show", "status", "lab ls") {
+			if out := w.ok(append(strings.Fields(line), "-o", "json")...); strings.Contains(out, "null") {
+				t.Errorf("%s, %s:\n%s", when, line, out)
+			}
+		}
+	}
+	look("nothing")
+	ns := w.netns + "-1"
+	w.sh("ip netns add %s && ip -n %s link add h1 type veth peer name eth0 netns %s && ip -n %s addr add 10.8.0.1/32 dev eth0 && ip -n %s link set eth0 up", ns, w.netns, ns, ns, ns)
+	t.Cleanup(func() { w.sh("ip netns del %s", ns) })
+	w.ok("ep", "add", "--ifname=eth0", "--netns=/var/run/netns/"+ns, "--service-path=tc")
+	w.ok("node", "add", "n2", "--address", "10.3.0.2")
+	w.ok("svc", "add", "--service", "10.96.0.1:80")
+	const allow = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: a}, spec: {podSelector: {matchLabels: {a: b}}, policyTypes: [Egress]}}"
+	if _, errs, code := w.run(allow, "policy", "apply", "-f", "-"); code != 0 {
+		t.Fatal(errs)
+	}
+	look("little", "why 192.0.2.7 192.0.2.1:80", "why 192.0.2.7 192.0.2.1")
+}

@@ -39,13 +39,16 @@ func newSvcAddCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if reset && !replace {
+				return usagef("--reset has no meaning without --replace, for no backend is removed: drop it, or give both")
+			}
 			own(list)
 			return g.with(cmd.Context(), false, func(e *engine.Engine) error {
-				e.ResetRemoved = reset
-				if replace {
-					return e.UpsertServices(list)
+				if !replace {
+					return e.AddServices(list...)
 				}
-				return e.AddServices(list...)
+				e.ResetRemoved = reset
+				return e.UpsertServices(list)
 			})
 		},
 	}

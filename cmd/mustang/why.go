@@ -24,7 +24,7 @@ endpoint ids or addresses; without a port, an echo request is asked about.`,
   mustang why 192.0.2.7 '[fd00:10:1::4]:8080'`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := observe.CheckTarget(args[1]); err != nil {
+			if err := observe.CheckEnds(args[0], args[1]); err != nil {
 				return usageError{err}
 			}
 			n, err := observe.Open(g.BPFFS, g.StateDir)

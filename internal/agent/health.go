@@ -139,8 +139,11 @@ func (a *Agent) serveHealth(ctx context.Context) error {
 	return serveHTTP(ctx, "health-address", a.config.HealthAddress, mux)
 }
 
-// AskHealth asks the agent with this configuration, on this node. One that is
-// not well answers, too.
+// healthPatience is how long an agent may take to say how it is.
+var healthPatience = 10 * time.Second
+
+// AskHealth asks the agent with this configuration, on this node: no proxy has the way there.
+// One that is not well answers, too.
 func AskHealth(ctx context.Context, c Config) (h Health, err error) {
 	if c.HealthAddress == None {
 		return h, errors.New("health-address is none: the agent tells nobody how it is")
@@ -156,7 +159,8 @@ func AskHealth(ctx context.Context, c Config) (h Health, err error) {
 	if err != nil {
 		return h, err
 	}
-	answer, err := http.DefaultClient.Do(r)
+	client := http.Client{Timeout: healthPatience, Transport: &http.Transport{DisableKeepAlives: true}}
+	answer, err := client.Do(r)
 	if err != nil {
 		return h, fmt.Errorf("ask the agent how it is: %w", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -30,5 +31,52 @@ func TestOnlyTheNodeIsToldOfObjects(t *testing.T) {
 		if got := strings.Contains(w.Body.String(), "bank/vault"); got != told || w.Code != http.StatusOK {
 			t.Errorf("%s: %d %s", client, w.Code, w.Body)
 		}
+	}
+}
+
+// Whoever asks an agent that stands still how it is has an end; and the way there is no proxy's.
+func TestAskingForHealth(t *testing.T) {
+	defer func(before time.Duration) { healthPatience = before }(healthPatience)
+	healthPatience = 500 * time.Millisecond
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { t.Errorf("the proxy is asked for %s", r.URL) }))
+	defer proxy.Close()
+	t.Setenv("HTTP_PROXY", proxy.URL)
+	l, err := net.Listen("tcp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	still := make(chan struct{})
+	hangs := false
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if hangs {
+			<-still
+		}
+		w.Write([]byte(`{"nodeMode": "direct"}`))
+	}))
+	s.Listener.Close()
+	s.Listener = l
+	s.Start()
+	defer s.Close()
+	defer close(still)
+	port := uint16(l.Addr().(*net.TCPAddr).Port)
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.MustParseAddr("127.0.0.1") // to which no proxy leads, whatever is said
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is4() && !p.Addr().IsLoopback() {
+			at = p.Addr()
+		}
+	}
+	config := Config{HealthAddress: netip.AddrPortFrom(at, port).String()}
+	if h, err := AskHealth(t.Context(), config); err != nil || h.NodeMode != "direct" {
+		t.Errorf("at %s: %+v, %v", at, h, err)
+	}
+	hangs = true
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := AskHealth(ctx, config); err == nil || ctx.Err() != nil {
+		t.Errorf("one that stands still: %v, %v", err, ctx.Err())
 	}
 }

@@ -57,8 +57,12 @@ func Files(stateDir string) []string {
 	return []string{cni.SocketPath(stateDir), socket.Beside(cni.SocketPath(stateDir)), toolSocket(stateDir), socket.Beside(toolSocket(stateDir))}
 }
 
-// Ask has the agent of a scope run a call. ErrNoAgent: there is none.
-func Ask(ctx context.Context, stateDir string, call Call) (Answer, error) {
+// askNotice is how long an answer may take before whoever waits for it is told that they do, as
+// with the scope's lock where there is no agent.
+var askNotice = 2 * time.Second
+
+// Ask has the agent of a scope run a call, and notifies of a long wait. ErrNoAgent: there is none.
+func Ask(ctx context.Context, stateDir string, call Call, notify func(string)) (Answer, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", toolSocket(stateDir))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
@@ -73,9 +77,22 @@ func Ask(ctx context.Context, stateDir string, call Call) (Answer, error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	var answer Answer
-	err = json.NewEncoder(conn).Encode(call)
-	if err == nil {
-		err = json.NewDecoder(conn).Decode(&answer)
+	done := make(chan error, 1)
+	go func() {
+		err := json.NewEncoder(conn).Encode(call)
+		if err == nil {
+			err = json.NewDecoder(conn).Decode(&answer)
+		}
+		done <- err
+	}()
+	select {
+	case err = <-done:
+	case <-time.After(askNotice):
+		notify("waiting for the agent that works on " + call.BPFFS)
+		err = <-done
+	}
+	if err != nil && ctx.Err() != nil {
+		return answer, fmt.Errorf("interrupted before the agent answered, which may do it or not: %w; look, and give the command again", ctx.Err())
 	}
 	if err != nil {
 		return answer, fmt.Errorf("the agent ended before it answered, and may have done it or not: %w; look, and give the command again", err)

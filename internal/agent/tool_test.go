@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net"
@@ -60,12 +61,12 @@ func answering(t *testing.T) (stateDir string) {
 func TestToolAsksTheAgent(t *testing.T) {
 	dir := answering(t)
 	call := Call{Args: []string{"svc", "ls"}, BPFFS: "/sys/fs/bpf/x", Dir: "/home", Files: map[string][]byte{"-": []byte("input")}}
-	got, err := Ask(t.Context(), dir, call)
+	got, err := Ask(t.Context(), dir, call, nobody)
 	if err != nil || string(got.Out) != "svc ls in /home" || string(got.Err) != "input" || got.Code != 7 {
 		t.Errorf("%q %q %d, %v", got.Out, got.Err, got.Code, err)
 	}
 	call.BPFFS = "/sys/fs/bpf/y"
-	if _, err := Ask(t.Context(), dir, call); !errors.Is(err, ErrNoAgent) {
+	if _, err := Ask(t.Context(), dir, call, nobody); !errors.Is(err, ErrNoAgent) {
 		t.Errorf("about another scope: %v", err)
 	}
 }
@@ -82,7 +83,7 @@ func TestToolSocketIsItsOwnersAlone(t *testing.T) {
 // its socket.
 func TestNoAgent(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := Ask(t.Context(), dir, Call{}); !errors.Is(err, ErrNoAgent) {
+	if _, err := Ask(t.Context(), dir, Call{}, nobody); !errors.Is(err, ErrNoAgent) {
 		t.Errorf("no socket: %v", err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "tool.sock"), Net: "unix"})
@@ -91,8 +92,57 @@ func TestNoAgent(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	l.Close()
-	if _, err := Ask(t.Context(), dir, Call{}); !errors.Is(err, ErrNoAgent) {
+	if _, err := Ask(t.Context(), dir, Call{}, nobody); !errors.Is(err, ErrNoAgent) {
 		t.Errorf("a dead one's socket: %v", err)
+	}
+}
+
+func nobody(string) {}
+
+// Whoever asks an agent that stands still is told for whom they wait, and what an interruption leaves open.
+func TestWaitingForAnAgentIsTold(t *testing.T) {
+	defer func(before time.Duration) { askNotice = before }(askNotice)
+	askNotice = 10 * time.Millisecond
+	for _, interrupted := range []bool{false, true} {
+		dir := t.TempDir()
+		l, err := listenTool(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		noticed := make(chan string, 1)
+		ctx, interrupt := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			select {
+			case sentence := <-noticed:
+				noticed <- sentence
+			case <-time.After(20 * time.Second):
+			}
+			if interrupted {
+				interrupt()
+				<-t.Context().Done()
+				return
+			}
+			json.NewEncoder(c).Encode(Answer{Code: 7})
+		}()
+		a, err := Ask(ctx, dir, Call{BPFFS: "/sys/fs/bpf/x"}, func(sentence string) { noticed <- sentence })
+		interrupt()
+		if len(noticed) != 1 || <-noticed != "waiting for the agent that works on /sys/fs/bpf/x" {
+			t.Error("nobody is told")
+		}
+		if interrupted && (!errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "interrupted before the agent answered")) || !interrupted && (err != nil || a.Code != 7) {
+			t.Errorf("interrupted: %v; %+v, %v", interrupted, a, err)
+		}
+		if !interrupted {
+			<-done
+		}
 	}
 }
 
@@ -110,7 +160,7 @@ func TestAgentDiesInTheMiddle(t *testing.T) {
 			c.Close()
 		}
 	}()
-	if _, err := Ask(t.Context(), dir, Call{}); err == nil || errors.Is(err, ErrNoAgent) {
+	if _, err := Ask(t.Context(), dir, Call{}, nobody); err == nil || errors.Is(err, ErrNoAgent) {
 		t.Errorf("%v", err)
 	}
 }
@@ -130,7 +180,7 @@ func TestACallThatAnEndingAgentDoesNotBegin(t *testing.T) {
 	a.mu.Lock() // something else is being applied
 	asked := make(chan error, 1)
 	go func() {
-		_, err := Ask(context.Background(), dir, Call{Args: []string{"svc", "add"}, BPFFS: "/sys/fs/bpf/x"})
+		_, err := Ask(context.Background(), dir, Call{Args: []string{"svc", "add"}, BPFFS: "/sys/fs/bpf/x"}, nobody)
 		asked <- err
 	}()
 	time.Sleep(200 * time.Millisecond) // it has come
@@ -154,7 +204,7 @@ func TestWhoMayNotAskIsToldToBeRoot(t *testing.T) {
 	go func() {
 		runtime.LockOSThread() // for good: the thread ends with it
 		unix.Setfsuid(65534)
-		_, err := Ask(context.Background(), dir, Call{})
+		_, err := Ask(context.Background(), dir, Call{}, nobody)
 		told <- err
 	}()
 	if err := <-told; err == nil || errors.Is(err, ErrNoAgent) || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "run as root") {

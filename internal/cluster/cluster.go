@@ -6,6 +6,7 @@
 package cluster
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -81,8 +82,8 @@ func (c *Cluster) members(ctx context.Context) ([]member, error) {
 	return out, nil
 }
 
-// patience is how long a command in an agent may take. One that hangs is what
-// somebody may be looking for.
+// patience is how long a command in an agent may take, and its log. One that hangs is
+// what somebody may be looking for.
 var patience = time.Minute
 
 // run runs mustang in a member's agent.
@@ -93,11 +94,28 @@ func (c *Cluster) run(ctx context.Context, m member, args ...string) ([]byte, er
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	text, err := c.api.Exec(within, m.agent.Namespace, m.agent.Name, container, append([]string{"/bin/mustang"}, args...)...)
-	// The connection's clock may strike before the context's.
-	if late := within.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded); late && ctx.Err() == nil {
+	if late(ctx, within, err) {
 		err = fmt.Errorf("no answer within %v; see the agent's log and its node", patience)
 	}
 	return text, err
+}
+
+// log is a member's agent's log, or what has come of it.
+func (c *Cluster) log(ctx context.Context, m member, previous bool) ([]byte, error) {
+	within, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var text bytes.Buffer
+	err := c.api.Log(within, m.agent.Namespace, m.agent.Name, container, previous, &text)
+	if err != nil && late(ctx, within, err) {
+		err = fmt.Errorf("the log did not come whole within %v; see the node", patience)
+	}
+	return text.Bytes(), err
+}
+
+// late says that what was to be done within a part of ctx's time was not. The connection's
+// clock may strike before the context's.
+func late(ctx, within context.Context, err error) bool {
+	return ctx.Err() == nil && (within.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded))
 }
 
 func isReady(p *corev1.Pod) bool {

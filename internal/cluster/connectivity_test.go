@@ -4,12 +4,15 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
@@ -137,6 +140,72 @@ func TestATestBetweenNodesWantsTwo(t *testing.T) {
 		}
 		if said := strings.Join(told, "\n"); got != c.nodes || !strings.Contains(said, c.want) || (said == "") != (c.want == "") {
 			t.Errorf("%s, --nodes %v: tests %q, %q; want %q, %q", c.ready, c.names, got, said, c.nodes, c.want)
+		}
+	}
+}
+
+// Whoever interrupts while the namespace is being made leaves none behind; one that is somebody
+// else's stays.
+func TestAnInterruptedNamespaceIsRemoved(t *testing.T) {
+	nodes, pods := agents(1)
+	pods[0].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	for _, c := range []struct {
+		name    string
+		code    int // that answers its making
+		made    bool
+		deleted int
+	}{
+		{"made", http.StatusCreated, true, 1},
+		{"made, and nobody heard of it", http.StatusGatewayTimeout, true, 1},
+		{"somebody else's", http.StatusConflict, false, 0},
+		{"forbidden", http.StatusForbidden, false, 0},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		var mu sync.Mutex
+		there, deleted := "", 0
+		api := connect(t, func(w http.ResponseWriter, r *http.Request) {
+			if !strings.HasPrefix(r.URL.Path, "/api/v1/namespaces") {
+				lists(nodes, pods)(w, r)
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			mu.Lock()
+			defer mu.Unlock()
+			switch r.Method {
+			case http.MethodPost:
+				var ns corev1.Namespace
+				json.NewDecoder(r.Body).Decode(&ns)
+				if there != "" {
+					break // something in it
+				}
+				cancel()
+				select { // a while later it is there
+				case <-r.Context().Done():
+				case <-time.After(200 * time.Millisecond):
+				}
+				if ns.Name == "" {
+					ns.Name = ns.GenerateName + "x"
+				}
+				if c.made {
+					there = ns.Name
+				}
+				w.WriteHeader(c.code)
+				json.NewEncoder(w).Encode(ns)
+				return
+			case http.MethodDelete:
+				there = ""
+				deleted++
+			case http.MethodGet:
+				if there == "" {
+					w.WriteHeader(http.StatusNotFound)
+				}
+			}
+			w.Write([]byte("{}"))
+		}, new([]string))
+		_, err := api.Test(ctx, Options{}, func(Check) {})
+		cancel()
+		if err == nil || there != "" || deleted != c.deleted {
+			t.Errorf("%s: %v; it is %q, deleted %d times", c.name, err, there, deleted)
 		}
 	}
 }

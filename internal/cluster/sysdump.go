@@ -15,7 +15,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 // dumpCommands are run in each agent.
@@ -47,18 +50,17 @@ func (c *Cluster) Sysdump(ctx context.Context, file string) (err error) {
 	}()
 	now := time.Now()
 	parts, problems := 0, []error(nil)
-	c.parts(ctx, func(name string, text []byte, problem error) {
+	err = c.parts(ctx, func(p part) error {
 		parts++
-		if problem != nil {
-			problems = append(problems, fmt.Errorf("%s: %w", name, problem))
-			text = append(text, []byte("\nERROR: "+problem.Error()+"\n")...)
+		if p.problem != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", p.name, p.problem))
+			p.text = append(p.text, []byte("\nERROR: "+p.problem.Error()+"\n")...)
 		}
+		err := w.WriteHeader(&tar.Header{Name: "mustang-sysdump/" + p.name, Mode: 0o600, Size: int64(len(p.text)), ModTime: now})
 		if err == nil {
-			err = w.WriteHeader(&tar.Header{Name: "mustang-sysdump/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: now})
+			_, err = w.Write(p.text)
 		}
-		if err == nil {
-			_, err = w.Write(text)
-		}
+		return err
 	})
 	switch {
 	case err != nil:
@@ -73,35 +75,69 @@ func (c *Cluster) Sysdump(ctx context.Context, file string) (err error) {
 	return nil
 }
 
-// parts reads all that a sysdump has, and puts each part, or what kept it from being read.
-func (c *Cluster) parts(ctx context.Context, put func(name string, text []byte, problem error)) {
+// part is one file of a sysdump.
+type part struct {
+	name    string
+	text    []byte
+	problem error // what kept it from being read, or from being read whole
+}
+
+// atOnce is how many nodes are asked at the same time: one that hangs takes as long as all its
+// answers may, and what they say is kept until it is written.
+const atOnce = 8
+
+// parts reads all that a sysdump has, and puts each part, nodes in their order. It asks no
+// further when put fails, or ctx ends.
+func (c *Cluster) parts(ctx context.Context, put func(part) error) error {
 	for _, name := range slices.Sorted(maps.Keys(dumpObjects)) {
 		text, problem := c.api.Raw(ctx, dumpObjects[name])
 		if problem == nil {
 			text, problem = withoutValues(text)
 		}
-		put("api/"+name+".json", text, problem)
+		if err := put(part{"api/" + name + ".json", text, problem}); err != nil {
+			return err
+		}
 	}
 	members, problem := c.members(ctx)
 	if problem != nil {
-		put("agents.txt", nil, problem)
+		if err := put(part{"agents.txt", nil, problem}); err != nil {
+			return err
+		}
 	}
-	for _, m := range members {
-		if m.agent == nil {
-			continue
+	members = slices.DeleteFunc(members, func(m member) bool { return m.agent == nil })
+	for some := range slices.Chunk(members, atOnce) {
+		said := make([][]part, len(some))
+		var wg sync.WaitGroup
+		for i, m := range some {
+			wg.Go(func() { said[i] = c.nodeParts(ctx, m) })
 		}
-		dir := "nodes/" + m.node.Name + "/"
-		for _, command := range dumpCommands {
-			text, problem := c.run(ctx, m, strings.Fields(command)...)
-			put(dir+strings.NewReplacer(" ", "-", "/", "-").Replace(command)+".txt", text, problem)
-		}
-		for name, previous := range map[string]bool{"agent.log": false, "agent.previous.log": true} {
-			var log bytes.Buffer
-			if problem := c.api.Log(ctx, m.agent.Namespace, m.agent.Name, container, previous, &log); problem == nil || !previous {
-				put(dir+name, log.Bytes(), problem)
+		wg.Wait()
+		for _, p := range slices.Concat(said...) {
+			if err := put(p); err != nil {
+				return err
 			}
 		}
+		if ctx.Err() != nil {
+			return nil
+		}
 	}
+	return nil
+}
+
+// nodeParts are what a member's agent answers, and its logs.
+func (c *Cluster) nodeParts(ctx context.Context, m member) (out []part) {
+	dir := "nodes/" + m.node.Name + "/"
+	for _, command := range dumpCommands {
+		text, problem := c.run(ctx, m, strings.Fields(command)...)
+		out = append(out, part{dir + strings.NewReplacer(" ", "-", "/", "-").Replace(command) + ".txt", text, problem})
+	}
+	text, problem := c.log(ctx, m, false)
+	out = append(out, part{dir + "agent.log", text, problem})
+	text, problem = c.log(ctx, m, true)
+	if !apierrors.IsBadRequest(problem) { // else there was none before
+		out = append(out, part{dir + "agent.previous.log", text, problem})
+	}
+	return out
 }
 
 // longest is how many bytes of an annotation are shown.

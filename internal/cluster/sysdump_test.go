@@ -4,11 +4,18 @@ package cluster
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Whoever sends a sysdump knows what is not in it.
@@ -47,6 +54,106 @@ func TestASysdumpSaysWhatItLacks(t *testing.T) {
 			t.Errorf("%s: %v, a file: %v, told %q; want %q", c.name, err, gone == nil, said, c.want)
 		}
 	}
+}
+
+// Nodes that hang cost a sysdump no more than its patience, a few of them at a time, and what
+// has come of their logs is in it.
+func TestASysdumpIsNotKeptByNodesThatHang(t *testing.T) {
+	defer func(before time.Duration) { patience = before }(patience)
+	patience = 2 * time.Second
+	nodes, pods := agents(atOnce + 1)
+	var mu sync.Mutex
+	reading, most := 0, 0
+	c := connect(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/exec"):
+			w.WriteHeader(http.StatusForbidden)
+		case !strings.HasSuffix(r.URL.Path, "/log"):
+			lists(nodes, pods)(w, r)
+		case r.URL.Query().Get("previous") == "true":
+			w.WriteHeader(http.StatusBadRequest)
+		default:
+			fmt.Fprintf(w, "of %s\n", r.URL.Path)
+			w.(http.Flusher).Flush()
+			mu.Lock()
+			reading++
+			most = max(most, reading)
+			mu.Unlock()
+			<-r.Context().Done()
+			mu.Lock()
+			reading--
+			mu.Unlock()
+		}
+	}, new([]string))
+	var logs []part
+	done := make(chan error, 1)
+	go func() {
+		done <- c.parts(t.Context(), func(p part) error {
+			if strings.HasSuffix(p.name, ".log") {
+				logs = append(logs, p)
+			}
+			return nil
+		})
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("it waits")
+	}
+	mu.Lock()
+	if most != atOnce {
+		t.Errorf("%d nodes are asked at a time, want %d", most, atOnce)
+	}
+	mu.Unlock()
+	if len(logs) != len(nodes) {
+		t.Fatalf("%d logs of %d nodes", len(logs), len(nodes))
+	}
+	for i, p := range logs {
+		if p.name != "nodes/"+nodes[i].Name+"/agent.log" || !strings.Contains(string(p.text), pods[i].Name) || p.problem == nil || !strings.Contains(p.problem.Error(), "did not come whole within 2s") {
+			t.Errorf("%s: %q, %v", p.name, p.text, p.problem)
+		}
+	}
+}
+
+// A disk that is full is no reason to ask hundreds of nodes.
+func TestASysdumpThatCannotBeWrittenAsksNoFurther(t *testing.T) {
+	nodes, pods := agents(3 * atOnce)
+	var mu sync.Mutex
+	asked := map[string]bool{}
+	c := connect(t, func(w http.ResponseWriter, r *http.Request) {
+		if _, pod, of := strings.Cut(r.URL.Path, "/namespaces/"); of {
+			mu.Lock()
+			asked[strings.Split(pod, "/")[2]] = true
+			mu.Unlock()
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		lists(nodes, pods)(w, r)
+	}, new([]string))
+	full := errors.New("no space left")
+	err := c.parts(t.Context(), func(p part) error {
+		if strings.HasPrefix(p.name, "nodes/") {
+			return full
+		}
+		return nil
+	})
+	if !errors.Is(err, full) || len(asked) != atOnce {
+		t.Errorf("%v; %d nodes were asked", err, len(asked))
+	}
+}
+
+// agents are nodes, each with its agent.
+func agents(n int) (nodes []corev1.Node, pods []corev1.Pod) {
+	for i := range n {
+		name := fmt.Sprintf("n%02d", i)
+		nodes = append(nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		pods = append(pods, corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "mustang-" + name},
+			Spec: corev1.PodSpec{NodeName: name, HostNetwork: true, Containers: []corev1.Container{{Name: container}}}})
+	}
+	return nodes, pods
 }
 
 // A sysdump goes to strangers.

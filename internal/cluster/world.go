@@ -7,8 +7,10 @@ package cluster
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,6 +18,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -54,12 +57,9 @@ func (w *world) path(rest string) string { return "/api/v1/namespaces/" + w.name
 
 // build makes everything and waits until the pods are ready.
 func (w *world) build(ctx context.Context) error {
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "mustang-connectivity-", Labels: map[string]string{
-		"app.kubernetes.io/name": "mustang-connectivity", "pod-security.kubernetes.io/enforce": "privileged"}}}
-	if err := w.c.api.Create(ctx, "/api/v1/namespaces", ns); err != nil {
+	if err := w.makeNamespace(ctx); err != nil {
 		return err
 	}
-	w.namespace = ns.Name
 	for _, s := range w.specs() {
 		pod := w.pod(s)
 		if err := w.makePod(ctx, pod); err != nil {
@@ -75,6 +75,21 @@ func (w *world) build(ctx context.Context) error {
 		w.services[name] = svc
 	}
 	return w.wait(ctx)
+}
+
+// makeNamespace makes the namespace. Its name is known before the answer comes, and whoever
+// interrupts waits for that: what was made is removed, whether or not anybody heard of it.
+func (w *world) makeNamespace(ctx context.Context) error {
+	w.namespace = "mustang-connectivity-" + strings.ToLower(rand.Text()[:8])
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace, Labels: map[string]string{
+		"app.kubernetes.io/name": "mustang-connectivity", "pod-security.kubernetes.io/enforce": "privileged"}}}
+	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), known)
+	defer cancel()
+	err := w.c.api.Create(whole, "/api/v1/namespaces", ns)
+	if refused := apierrors.APIStatus(nil); errors.As(err, &refused) && refused.Status().Code < http.StatusInternalServerError {
+		w.namespace = "" // none was made; one of this name is somebody else's
+	}
+	return err
 }
 
 // makePod waits for the namespace's service account, which comes a moment after

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -84,9 +85,26 @@ func (d *Datapath) allSockPinned() (bool, error) {
 	return d.sockAlive(sockHooks[len(sockHooks)-1])
 }
 
-// sockAlive says whether the hook's link is attached; the pin of one whose
-// cgroup is gone is removed.
-func (d *Datapath) sockAlive(h sockHook) (bool, error) {
+// SockAttached says whether the programs that lead sockets of a family to backends are attached.
+// It changes nothing.
+func (d *Datapath) SockAttached(v4 bool) (bool, error) {
+	leads := []ebpf.AttachType{ebpf.AttachCGroupInet6Connect, ebpf.AttachCGroupUDP6Sendmsg}
+	if v4 {
+		leads = []ebpf.AttachType{ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupUDP4Sendmsg}
+	}
+	for _, h := range sockHooks {
+		if !slices.Contains(leads, h.attach) {
+			continue
+		}
+		if attached, err := d.sockAttached(h); err != nil || !attached {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// sockAttached says whether the hook's link is attached: one stays pinned when its cgroup goes.
+func (d *Datapath) sockAttached(h sockHook) (bool, error) {
 	l, err := link.LoadPinnedLink(d.sockPin(h), nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -96,8 +114,14 @@ func (d *Datapath) sockAlive(h sockHook) (bool, error) {
 	}
 	defer l.Close()
 	info, err := l.Info()
-	if err == nil && info.Cgroup() != nil && info.Cgroup().CgroupId != 0 {
-		return true, nil
+	return err == nil && info.Cgroup() != nil && info.Cgroup().CgroupId != 0, nil
+}
+
+// sockAlive is sockAttached; the pin of a link whose cgroup is gone is removed.
+func (d *Datapath) sockAlive(h sockHook) (bool, error) {
+	attached, err := d.sockAttached(h)
+	if err != nil || attached {
+		return attached, err
 	}
 	return false, removePin(d.sockPin(h))
 }

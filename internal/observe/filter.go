@@ -55,12 +55,15 @@ func (f Filter) Check() error {
 		}
 	}
 	for _, s := range f.Services {
-		_, _, err := serviceFilter(s)
+		_, service, err := serviceFilter(s)
 		if at, wrong := netip.ParseAddrPort(s); wrong == nil && at.Port() == 0 {
 			return fmt.Errorf("--service: %q has the port 0, which no Service has; give its port, or the address alone", s)
 		}
 		if err != nil {
 			return fmt.Errorf("--service: %q is no Service's number, address or address:port; `mustang svc ls` shows them", s)
+		}
+		if err := checkZone("--service", s, service.Addr()); err != nil {
+			return err
 		}
 	}
 	for _, p := range f.Protocols {
@@ -140,12 +143,20 @@ func checkEnds(flag string, list []string) error {
 			}
 			continue
 		}
-		if a.Zone() != "" {
-			return fmt.Errorf("%s: %q has a zone, which packets do not tell; leave %%%s out", flag, s, a.Zone())
+		if err := checkZone(flag, s, a); err != nil {
+			return err
 		}
 		if _, ok := prefix(s); slash && !ok {
 			return fmt.Errorf("%s: %q is no prefix; write it like 192.0.2.0/24 or 2001:db8::/32", flag, s)
 		}
+	}
+	return nil
+}
+
+// checkZone refuses an address with a zone, written as s.
+func checkZone(what, s string, a netip.Addr) error {
+	if a.Zone() != "" {
+		return fmt.Errorf("%s: %q has a zone, which packets do not tell; leave %%%s out", what, s, a.Zone())
 	}
 	return nil
 }

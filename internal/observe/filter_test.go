@@ -77,6 +77,7 @@ func TestCheckRefusesWhatCannotMatch(t *testing.T) {
 		{Reasons: []string{"no_route"}, Verdicts: []string{"forwarded"}},
 		{Pods: []string{"a/b/c"}}, {Pods: []string{"shop/"}}, {From: []string{"a/b/c"}}, {Namespaces: []string{"A_b"}},
 		{Services: []string{"10.96.0.100:0"}}, {Services: []string{"[fd00::1]:0"}},
+		{Services: []string{"fe80::1%eth0"}}, {Services: []string{"[fe80::1%eth0]:80"}}, {To: []string{"fe80::1%eth0"}},
 		{From: []string{"1.2.3.4"}, To: []string{"fd00::1"}}, {From: []string{"fd00::/8"}, To: []string{"10.0.0.0/8", "1.2.3.4"}},
 	} {
 		if err := f.Check(); err == nil {

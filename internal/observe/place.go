@@ -47,10 +47,20 @@ type target struct {
 	proto uint8 // 0: echo requests
 }
 
-// CheckTarget finds what is no DST[:PORT[/PROTO]], whatever pods there are.
-func CheckTarget(text string) error {
-	_, err := parseTarget(text)
-	return err
+// CheckEnds finds what is no SRC, or no DST[:PORT[/PROTO]], whatever pods there are.
+func CheckEnds(src, dst string) error {
+	to, err := parseTarget(dst)
+	if err != nil {
+		return err
+	}
+	for _, end := range []struct{ what, text string }{{"SRC", src}, {"DST", to.where}} {
+		if a, err := netip.ParseAddr(end.text); err == nil {
+			if err := checkZone(end.what, end.text, a); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func parseTarget(text string) (target, error) {

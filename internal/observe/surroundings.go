@@ -40,7 +40,8 @@ type service struct {
 	number   uint32
 	at       string
 	backends []backend
-	stop     *Way // the socket is refused
+	stop     *Way   // the socket is refused
+	warning  string // why it is not done where the endpoint has it; or ""
 }
 
 // service looks the destination up. Socket programs cannot be test-run, so what
@@ -58,6 +59,12 @@ func (q *question) service() (service, error) {
 	found, err := q.n.dp.FindFrontend(state.Frontend{AddrPort: q.dst, Protocol: state.Protocol(q.proto)})
 	if err != nil {
 		return s, err
+	}
+	if s.at == atSocket && (found.Known || found.Refuses) {
+		led, err := q.socketsLed(&s, *ep)
+		if err != nil || !led {
+			return s, err
+		}
 	}
 	if !found.Known {
 		if found.Refuses && s.at == atSocket {
@@ -83,6 +90,22 @@ func (q *question) service() (service, error) {
 	return s, err
 }
 
+// socketsLed is false where no Service leads a packet of ep: the programs that would lead its
+// sockets are not attached, and nothing else would. Where the packet programs would, s is at them.
+func (q *question) socketsLed(s *service, ep state.Endpoint) (bool, error) {
+	attached, err := q.n.dp.SockAttached(q.dst.Addr().Is4())
+	if err != nil || attached {
+		return attached, err
+	}
+	const unattached = "the programs that lead sockets to Services are attached to no cgroup (was the directory of --cgroup-root removed?), so %s; the next pod that is added has them attached anew"
+	if ep.ServicePath == state.PathSocket {
+		s.warning = fmt.Sprintf(unattached, fmt.Sprintf("no Service leads the sockets of %s, whose service path is socket", describe(ep)))
+		return false, nil
+	}
+	s.at, s.warning = atPacket, fmt.Sprintf(unattached, "the Service is chosen by packet")
+	return true, nil
+}
+
 func (q *question) backends(entry datapath.Frontend) (out []backend, err error) {
 	ids, err := q.n.dp.ServiceBackends(entry, q.src.Addr())
 	if err != nil {
@@ -102,7 +125,7 @@ func (q *question) backends(entry datapath.Frontend) (out []backend, err error) 
 
 func (q *question) refusedAtSocket(reason uint32) *Way {
 	r := bpfgen.Reasons[reason]
-	w := &Way{Reason: r.Name}
+	w := &Way{Reason: r.Name, Steps: []Step{}}
 	errno := "ECONNREFUSED"
 	if reason != bpfgen.ReasonNoBackend && reason != bpfgen.ReasonServicePort {
 		errno = "EHOSTUNREACH"

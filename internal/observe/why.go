@@ -98,6 +98,9 @@ func (q *question) answer() (Answer, error) {
 	if err != nil {
 		return a, err
 	}
+	if svc.warning != "" {
+		a.Warnings = append(a.Warnings, svc.warning)
+	}
 	chooses := svc.at == atPacket && len(svc.backends) > 0
 	if q.run, err = q.n.dp.DryRun(chooses); err != nil {
 		return a, err
@@ -120,7 +123,7 @@ func (q *question) ask(a *Answer, svc service) error {
 		return nil
 	}
 	if len(svc.backends) == 0 {
-		w := Way{}
+		w := Way{Steps: []Step{}}
 		err := q.walk(&w, q.dst)
 		a.Ways = append(a.Ways, w)
 		return err
@@ -140,7 +143,7 @@ func (q *question) ask(a *Answer, svc service) error {
 }
 
 func (q *question) askBackend(svc service, b backend, i int) (Way, error) {
-	w := Way{}
+	w := Way{Steps: []Step{}}
 	at, err := find(b.at.Addr().String(), q.endpoints)
 	if err != nil {
 		return w, err

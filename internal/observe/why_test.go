@@ -217,6 +217,59 @@ func TestWhySCTPGoesByPacket(t *testing.T) {
 	}
 }
 
+// Where the cgroup is gone, pins of the socket programs' links stay, and lead nobody.
+func TestWhyKnowsThatNoProgramSeesSockets(t *testing.T) {
+	for _, path := range []state.ServicePath{state.PathBoth, state.PathSocket} {
+		t.Run(string(path), func(t *testing.T) {
+			w := newWorld(t)
+			dir, err := os.MkdirTemp(cgroup, "mustang-observe-")
+			w.check(err)
+			t.Cleanup(func() { os.Remove(dir) })
+			w.scope.CgroupRoot = dir
+			client, server := w.veth(1, path), w.veth(2, path)
+			w.services(server)
+			w.serve(server)
+			w.open()
+			pins := filepath.Join(w.scope.BPFFS, "links", "sock-*")
+			before, err := filepath.Glob(pins)
+			w.check(err)
+			if a := w.why("shop/pod-1", shop4.String()); a.Service == nil || a.Service.At != atSocket || len(a.Warnings) > 0 {
+				t.Errorf("with its cgroup: %+v", a)
+			}
+			w.check(os.Remove(dir))
+			eventually(t, "a warning", func() bool { return len(w.why("shop/pod-1", shop6.String()).Warnings) > 0 })
+			for _, x := range []struct {
+				network string
+				at      netip.AddrPort
+				passes  bool
+			}{
+				{"tcp", shop4, true}, {"tcp", shop6, true}, {"udp", shop4, true}, {"tcp", empty4, false},
+			} {
+				a := w.why("shop/pod-1", fmt.Sprintf("%s/%s", x.at, x.network))
+				if len(a.Warnings) != 1 || !strings.Contains(a.Warnings[0], "attached to no cgroup") {
+					t.Errorf("%s %s: %q", x.network, x.at, a.Warnings)
+				}
+				if path == state.PathSocket {
+					if a.Service != nil || a.Ways[0].Reason != "" || !strings.Contains(a.Warnings[0], "no Service leads the sockets of shop/pod-1") {
+						t.Errorf("%s %s: a Service leads nobody: %+v", x.network, x.at, a)
+					}
+					continue
+				}
+				err := talk(client, x.network, x.at)
+				if a.Service == nil || a.Service.At != atPacket || (a.Verdict == Forwarded) != x.passes || (err == nil) != x.passes {
+					t.Errorf("%s %s: %+v, and then %v", x.network, x.at, a, err)
+				}
+			}
+			if a := w.why("shop/pod-1", netip.AddrPortFrom(server.IP4, serverPort).String()); len(a.Warnings) > 0 || a.Verdict != Forwarded {
+				t.Errorf("no Service: %+v", a)
+			}
+			if after, err := filepath.Glob(pins); len(before) == 0 || !slices.Equal(before, after) {
+				t.Errorf("pins were %q, are %q: %v", before, after, err)
+			}
+		})
+	}
+}
+
 func TestWhyFollowsThePacketOutOfTheNodeAndIn(t *testing.T) {
 	w := newWorld(t)
 	w.veth(1, state.PathBoth)

@@ -231,6 +231,9 @@ func (p *parser) options() state.Service {
 	if len(s.SourceRanges) > 0 && len(p.spec.LoadBalancerIPs) == 0 {
 		p.note(invalid("service %s has source ranges, but no load balancer IP that they could be for", p.spec.Service))
 	}
+	if s.External != state.PolicyCluster && p.spec.NodePort == 0 && len(p.spec.ExternalIPs) == 0 && len(p.spec.LoadBalancerIPs) == 0 {
+		p.note(invalid("externalTrafficPolicy of service %s is of clients outside, and it has no node port, external IP or load balancer IP for them; give one, or leave the policy out", p.spec.Service))
+	}
 	return s
 }
 

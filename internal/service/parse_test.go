@@ -67,16 +67,17 @@ func TestAMistakeIsToldOnce(t *testing.T) {
 		spec Spec
 		want string
 	}{
-		"backend without port":      {spec("10.96.0.1:80", "tcp", []string{"10.0.0.1"}), `backend "10.0.0.1" has no port`},
-		"backend of no family":      {spec("10.96.0.1", "tcp", []string{"[fd00::1]:80"}), `service "10.96.0.1" has no port`},
-		"the same wrong one twice":  {spec("10.96.0.1:80", "tcp", []string{"[fd00::1]:80"}), "is IPv6; give a backend of the Service's family, or add a Service with an IPv6 address"},
-		"IPv4 backend of IPv6":      {spec("[fd96::1]:80", "tcp", []string{"10.0.0.1:80"}), "is IPv4; give a backend of the Service's family, or add a Service with an IPv4 address"},
-		"no address before a colon": {spec(":80", "tcp", nil), `"" is not an IP address`},
-		"external IP with a zone":   {Spec{Service: "[fd96::1]:80", ExternalIPs: []string{"fd97::1%eth0"}}, "external IP fd97::1%eth0 of service [fd96::1]:80: an address with a zone cannot be a Service's; give it without %eth0"},
-		"link-local backend":        {spec("[fd96::1]:80", "tcp", []string{"[fe80::1]:80"}), "backend [fe80::1]:80 is a link-local address"},
-		"unknown algorithm":         {Spec{Service: "10.96.0.1:80", Algorithm: "best"}, "algorithm of service 10.96.0.1:80"},
-		"unknown external policy":   {Spec{Service: "10.96.0.1:80", ExternalPolicy: "Near"}, "externalTrafficPolicy of service 10.96.0.1:80"},
-		"unknown internal policy":   {Spec{Service: "10.96.0.1:80", InternalPolicy: "Near"}, "internalTrafficPolicy of service 10.96.0.1:80"},
+		"backend without port":             {spec("10.96.0.1:80", "tcp", []string{"10.0.0.1"}), `backend "10.0.0.1" has no port`},
+		"backend of no family":             {spec("10.96.0.1", "tcp", []string{"[fd00::1]:80"}), `service "10.96.0.1" has no port`},
+		"the same wrong one twice":         {spec("10.96.0.1:80", "tcp", []string{"[fd00::1]:80"}), "is IPv6; give a backend of the Service's family, or add a Service with an IPv6 address"},
+		"IPv4 backend of IPv6":             {spec("[fd96::1]:80", "tcp", []string{"10.0.0.1:80"}), "is IPv4; give a backend of the Service's family, or add a Service with an IPv4 address"},
+		"no address before a colon":        {spec(":80", "tcp", nil), `"" is not an IP address`},
+		"external IP with a zone":          {Spec{Service: "[fd96::1]:80", ExternalIPs: []string{"fd97::1%eth0"}}, "external IP fd97::1%eth0 of service [fd96::1]:80: an address with a zone cannot be a Service's; give it without %eth0"},
+		"link-local backend":               {spec("[fd96::1]:80", "tcp", []string{"[fe80::1]:80"}), "backend [fe80::1]:80 is a link-local address"},
+		"unknown algorithm":                {Spec{Service: "10.96.0.1:80", Algorithm: "best"}, "algorithm of service 10.96.0.1:80"},
+		"unknown external policy":          {Spec{Service: "10.96.0.1:80", ExternalPolicy: "Near"}, "externalTrafficPolicy of service 10.96.0.1:80"},
+		"external policy, nothing outside": {Spec{Service: "10.96.0.1:80", ExternalPolicy: "Local"}, "externalTrafficPolicy of service 10.96.0.1:80 is of clients outside"},
+		"unknown internal policy":          {Spec{Service: "10.96.0.1:80", InternalPolicy: "Near"}, "internalTrafficPolicy of service 10.96.0.1:80"},
 	} {
 		_, err := Parse(tc.spec)
 		if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "\n") {
