@@ -54,9 +54,6 @@ the last are kept, and --last N shows them.`,
 				return usagef("--last shows what did not pass, and --verdict asks for what is forwarded alone; leave one out")
 			}
 			o.Once = o.Last > 0 && !follow
-			if follow && o.Last == 0 {
-				return usagef("--follow has no meaning without --last, which shows what was before: drop it, or give both")
-			}
 			if o.Sample > 1 && (o.Once || len(o.Filter.Verdicts) > 0 && !slices.Contains(o.Filter.Verdicts, "forwarded") || len(o.Filter.Reasons) > 0) {
 				return usagef("--sample is of the flows that pass, and only what does not is asked for; leave it out")
 			}

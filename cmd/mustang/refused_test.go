@@ -77,7 +77,6 @@ func TestWrongUsageHasItsStatus(t *testing.T) {
 		{[]string{"svc", "rm", "3", "--protocol", "udp"}, 2, "--protocol has no meaning with ids"},
 		{[]string{"svc", "add", "--service", "10.96.0.1:80", "--external-policy", "Local"}, 2, "externalTrafficPolicy of service 10.96.0.1:80 is of clients outside"},
 		{[]string{"svc", "add", "--service", "10.96.0.1:80", "--reset"}, 2, "--reset has no meaning without --replace"},
-		{[]string{"observe", "--follow"}, 2, "--follow has no meaning without --last"},
 		{[]string{"observe", "--last", "3", "--sample", "2"}, 2, "--sample is of the flows that pass"},
 		{[]string{"observe", "--verdict", "dropped", "--sample", "2"}, 2, "--sample is of the flows that pass"},
 		{[]string{"observe", "--service", "fe80::1%eth0"}, 2, `--service: "fe80::1%eth0" has a zone, which packets do not tell; leave %eth0 out`},
