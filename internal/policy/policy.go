@@ -4,8 +4,8 @@
 // one node's tables. It is pure: state goes in by Set and Delete, and Plan says
 // what the tables are to hold that they do not hold yet.
 //
-// Numbers are hashes of what they stand for: an identity of a namespace, labels
-// and named ports; a policy set of a direction and the policies in it with their
+// Numbers are hashes of what they stand for: an identity of a namespace and of the labels
+// and named ports that rules in use ask for; a policy set of a direction and the policies in it with their
 // rules. So a number never changes its meaning, two processes agree without asking each
 // other, and what is in the tables after a restart is what is planned again. Two contents
 // have two numbers, also where their hashes are one.
