@@ -34,6 +34,7 @@ func (h *hungry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			"spec": object{"nodeName": name, "hostNetwork": true, "containers": []object{{"name": "agent", "image": "mustang"}}}})
 	}
 	code, answer := http.StatusOK, object{"metadata": object{"name": "made"}}
+	of := strings.HasPrefix(r.URL.Path, "/api/v1/namespaces/") && strings.Count(r.URL.Path, "/") == 4 // a namespace itself
 	switch path := r.URL.Path; {
 	case r.Method == http.MethodGet && path == "/api/v1/nodes":
 		answer = object{"items": nodes}
@@ -45,9 +46,9 @@ func (h *hungry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case h.pods <- struct{}{}:
 		default:
 		}
-	case r.Method == http.MethodDelete && path == "/api/v1/namespaces/made":
+	case r.Method == http.MethodDelete && of:
 		close(h.removed)
-	case r.Method == http.MethodGet && path == "/api/v1/namespaces/made" && !h.stays:
+	case r.Method == http.MethodGet && of && !h.stays:
 		code, answer = http.StatusNotFound, object{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
 	}
 	w.Header().Set("Content-Type", "application/json")
