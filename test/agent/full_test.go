@@ -189,12 +189,28 @@ func (w *policyWorld) testRoomByPolicy() {
 	w.expect(w.db, w.far, true)
 }
 
-// testRoomByPods: the pods that a rule is for go, and others' rule has their room.
+// testRoomByPods: the pods that a rule is for go, and others' rule has their room. What tells pods apart takes room as far
+// as a rule asks for it.
 func (w *policyWorld) testRoomByPods() {
 	crowd := w.crowd(fullPeers-1, true)
-	w.putPolicy("for-a-crowd", "{podSelector: {matchLabels: {app: web}}, ingress: [{from: [{namespaceSelector: {matchLabels: {env: crowd}}}]}]}")
+	const all = "{podSelector: {matchLabels: {app: web}}, ingress: [{from: [{namespaceSelector: {matchLabels: {env: crowd}}%s}]}]}"
+	var numbers []string
+	for i := range crowd {
+		numbers = append(numbers, fmt.Sprintf("'%d'", i))
+	}
+	told := fmt.Sprintf(all, fmt.Sprintf(", podSelector: {matchExpressions: [{key: number, operator: In, values: [%s]}]}", strings.Join(numbers, ", ")))
+	late := policyOf(w.t, "other", "late", fmt.Sprintf("{%s, ingress: [{from: [{%s}]}]}", selectFar, webPeer))
+	// Whom no rule tells apart take one entry.
+	w.putPolicy("for-a-crowd", fmt.Sprintf(all, ""))
+	w.put(late)
+	w.expect(w.db, w.far, false)
+	w.expect(w.web, w.far, true)
+	w.fits("other", "late")
+	w.deletePolicyIn("other", "late")
+	w.expect(w.db, w.far, true)
+	w.putPolicy("for-a-crowd", told)
 	w.expect(w.db, w.web, false)
-	w.put(policyOf(w.t, "other", "late", fmt.Sprintf("{%s, ingress: [{from: [{%s}]}]}", selectFar, webPeer)))
+	w.put(late)
 	w.unfit("other", "late", "the table of peers is full")
 	w.expect(w.web, w.far, false)
 	w.disperse(crowd)
