@@ -11,6 +11,26 @@ import (
 	"github.com/mustang-net/mustang/internal/state"
 )
 
+// selectAsLabelsSay compares what selectors have with the labels of all pods: it answers how much that is, and what is wrong.
+func selectAsLabelsSay(m *Model) (compared int, wrong string) {
+	for _, s := range m.selectors {
+		want := map[*identity]bool{}
+		for _, p := range m.pods {
+			if (s.namespaces != nil || s.namespace == p.Namespace) && s.pods.Matches(p.Labels) &&
+				(s.namespaces == nil || m.inNamespaces(*s.namespaces, p.Namespace)) {
+				want[p.identity] = true
+			} else if s.matches[p.identity] {
+				return compared, fmt.Sprintf("%q of namespaces %v selects pod %s with labels %v", s.pods, s.namespaces, p.Key, p.Labels)
+			}
+		}
+		if !maps.Equal(s.matches, want) {
+			return compared, fmt.Sprintf("%q of namespaces %v selects %d identities, and is to select %d", s.pods, s.namespaces, len(s.matches), len(want))
+		}
+		compared += len(want)
+	}
+	return compared, ""
+}
+
 // TestSelectorsAndIdentitiesFindEachOther: in whatever order pods, policies and
 // namespaces come, change and go, a selector has those that its labels say.
 func TestSelectorsAndIdentitiesFindEachOther(t *testing.T) {
@@ -68,20 +88,9 @@ func TestSelectorsAndIdentitiesFindEachOther(t *testing.T) {
 				m.SetEndpoint(Endpoint{ID: uint32(rng.IntN(4)), Pod: k})
 			}
 			m.Plan()
-			for _, s := range m.selectors {
-				want := map[*identity]bool{}
-				for _, p := range m.pods {
-					if (s.namespaces != nil || s.namespace == p.Namespace) && s.pods.Matches(p.Labels) &&
-						(s.namespaces == nil || m.inNamespaces(*s.namespaces, p.Namespace)) {
-						want[p.identity] = true
-					} else if s.matches[p.identity] {
-						t.Fatalf("world %d, step %d: %q of namespaces %v selects pod %s with labels %v", world, step, s.pods, s.namespaces, p.Key, p.Labels)
-					}
-				}
-				if !maps.Equal(s.matches, want) {
-					t.Fatalf("world %d, step %d: %q of namespaces %v selects %d identities, and is to select %d", world, step, s.pods, s.namespaces, len(s.matches), len(want))
-				}
-				compared += len(want)
+			n, wrong := selectAsLabelsSay(m)
+			if compared += n; wrong != "" {
+				t.Fatalf("world %d, step %d: %s", world, step, wrong)
 			}
 		}
 		for k := range m.pods {

@@ -14,14 +14,15 @@ import (
 
 // joining are the endpoints at which old and new could meet in a verdict that neither state has: an address is to be somebody
 // else, or nobody, and an endpoint is to have another set, or what is allowed to that somebody, or by that set, is to go.
-func (w *writes) joining(now map[uint32]datapath.EndpointPolicy) []uint32 {
+// after is what endpoints have then.
+func (w *writes) joining(after map[uint32]datapath.EndpointPolicy) []uint32 {
 	comes, changes := w.comes(), len(w.policies.keys) > 0
 	if changes && len(comes)+len(w.identitiesGone) > 0 {
 		return slices.Concat(w.stricter, w.policies.keys)
 	}
 	stays := map[uint64]bool{}
 	if changes {
-		for _, e := range w.after(now) {
+		for _, e := range after {
 			stays[e.Ingress], stays[e.Egress] = true, true
 		}
 	}
@@ -58,7 +59,7 @@ func (w *writes) after(now map[uint32]datapath.EndpointPolicy) map[uint32]datapa
 // they are afterwards.
 func (w *writes) closed(now map[uint32]datapath.EndpointPolicy) (closed, opened pairs[uint32, datapath.EndpointPolicy]) {
 	after, shut := w.after(now), map[uint32]bool{}
-	for _, id := range w.joining(now) {
+	for _, id := range w.joining(after) {
 		if e, ok := after[id]; ok && !shut[id] {
 			shut[id] = true
 			closed.add(id, e)
