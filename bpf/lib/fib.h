@@ -124,12 +124,14 @@ inline_fn void fib_flow(struct __sk_buff *skb, struct bpf_fib_lookup *fib, const
 
 /**
  * hop_take - take one from the hop limit, as a router does
- * Return: whether one was left; nothing has changed otherwise.
+ * Return: whether one was left; nothing has changed otherwise. Inside a pod, which routes nothing, never.
  */
 inline_fn bool hop_take(struct __sk_buff *skb, const struct pkt *p)
 {
 	void *header = packet(skb) + ETH_HLEN;
 
+	if (in_pod)
+		return false;
 	if (p->ipv6) {
 		struct ipv6hdr *ip = header;
 

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "df6d4207946706b492aaf3e9e4cf78ce041bf6ec86dc8acb68372428a972b595"
+const ObjectsHash = "03f01aeff5f73d14b37ae293f3d31f9fc5b17b43d975d2ab11ea00a90c5a9646"
