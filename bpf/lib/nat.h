@@ -291,17 +291,87 @@ inline_fn bool nat_usual(struct __sk_buff *skb, const struct pkt *p, int kind, _
 	bool udp = p->proto == IPPROTO_UDP;
 	__u32 l4 = ETH_HLEN + (p->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)), check = l4 + (udp ? 6 : 16);
 	__be32 *ports = packet(skb) + l4;
-	__sum16 *at = packet(skb) + check, sum;
+	__sum16 *at = packet(skb) + check;
 
 	if ((void *)(ports + 1) > packet_end(skb) || (void *)(at + 1) > packet_end(skb))
 		return false;
-	sum = csum_turned(*at, kind, udp, diff, old, new);
-	if (in_pod)
-		return !bpf_skb_store_bytes(skb, l4, &new, sizeof(new), 0) &&
-		       !bpf_skb_store_bytes(skb, check, &sum, sizeof(sum), 0);
+	*at = csum_turned(*at, kind, udp, diff, old, new);
 	*ports = new;
-	*at = sum;
 	return true;
+}
+
+/* What becomes other of IPv4, and what lies between. */
+struct turned {
+	__be16 unused; /* for alignment */
+	__sum16 check; /* of the header, which is followed by: */
+	__be32 addrs[2];
+	__be32 ports;
+	union {
+		struct {
+			__be32 between[3];
+			__sum16 check;
+		} tcp;
+		struct {
+			__be16 length;
+			__sum16 check;
+		} udp;
+	};
+};
+
+#define TURNED_UDP (__builtin_offsetof(struct turned, udp) + 4 - __builtin_offsetof(struct turned, check))
+#define TURNED_TCP (__builtin_offsetof(struct turned, tcp) + 14 - __builtin_offsetof(struct turned, check))
+
+/* @p: its tuple is turned already. @sum: of TCP or UDP, as it will be. Return: whether the packet has all that. */
+inline_fn bool nat_stored_ipv4(struct __sk_buff *skb, const struct pkt *p, __u32 diff, __sum16 sum)
+{
+	struct turned turned = { .addrs = { p->t.src.words[3], p->t.dst.words[3] }, .ports = tuple_ports(&p->t, false) };
+	struct iphdr *ip = packet(skb) + ETH_HLEN;
+	const __be32 *l4 = (void *)(ip + 1);
+
+	if ((void *)(l4 + 2) > packet_end(skb))
+		return false;
+	turned.check = csum_more(ip->check, diff);
+	if (p->proto == IPPROTO_UDP) {
+		turned.udp.length = ((const __be16 *)l4)[2];
+		turned.udp.check = sum;
+		return !bpf_skb_store_bytes(skb, ETH_HLEN + 10, &turned.check, TURNED_UDP, 0);
+	}
+	if ((void *)(l4 + 4) > packet_end(skb))
+		return false;
+	for (int i = 0; i < 3; i++)
+		turned.tcp.between[i] = l4[1 + i];
+	turned.tcp.check = sum;
+	return !bpf_skb_store_bytes(skb, ETH_HLEN + 10, &turned.check, TURNED_TCP, 0);
+}
+
+/* A tuple has addresses and ports in IPv6's order. As nat_stored_ipv4. */
+inline_fn bool nat_stored_ipv6(struct __sk_buff *skb, const struct pkt *p, __u32 check, __sum16 sum)
+{
+	return !bpf_skb_store_bytes(skb, ETH_HLEN + 8, &p->t, __builtin_offsetof(struct tuple, pad), 0) &&
+	       !bpf_skb_store_bytes(skb, check, &sum, sizeof(sum), 0);
+}
+
+#define NAT_BY_PARTS (-1) /* for there is more to write, or it lies elsewhere */
+
+/* As translate(), of a usual packet inside a pod: each call of a helper takes longer than all that it is given.
+ * Return: enum drop_reason, or NAT_BY_PARTS. */
+slow_fn int nat_stored(struct __sk_buff *skb, struct pkt *p, const struct tuple *to, bool back)
+{
+	bool udp = p->proto == IPPROTO_UDP;
+	__u32 l4 = ETH_HLEN + (p->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)), check = l4 + (udp ? 6 : 16), diff;
+	__sum16 *at = packet(skb) + check, sum;
+	int kind = checksum_kind(skb, p);
+
+	if (unlikely(kind == CHECKSUM_COMPLETE))
+		return NAT_BY_PARTS;
+	if ((void *)(at + 1) > packet_end(skb))
+		return REASON_NAT_FAILED;
+	diff = words_diff(p->t.src.words, to->src.words, 8); /* a sum does not ask which way around */
+	sum = csum_turned(*at, kind, udp, diff, tuple_ports(&p->t, false), tuple_ports(to, back));
+	tuple_of(&p->t, to, back);
+	if (p->ipv6)
+		return nat_stored_ipv6(skb, p, check, sum) ? REASON_NONE : REASON_NAT_FAILED;
+	return nat_stored_ipv4(skb, p, diff, sum) ? REASON_NONE : REASON_NAT_FAILED;
 }
 
 /**
@@ -326,12 +396,18 @@ global_fn int translate(struct __sk_buff *skb, struct pkt *p, const struct tuple
 		if (p->proto != IPPROTO_UDP && p->proto != IPPROTO_TCP)
 			return translate_sctp(skb, p, to, back);
 	}
+	if (in_pod && likely(p->shape)) {
+		int reason = nat_stored(skb, p, to, back);
+
+		if (likely(reason != NAT_BY_PARTS))
+			return reason;
+	}
 	if (!nat_addrs(skb, p, to, back, &diff))
 		return REASON_NAT_FAILED;
 	old = tuple_ports(&p->t, false);
 	new = tuple_ports(to, back);
 	tuple_of(&p->t, to, back);
-	kind = likely(p->shape) ? checksum_kind(skb, p) : CHECKSUM_COMPLETE;
+	kind = !in_pod && likely(p->shape) ? checksum_kind(skb, p) : CHECKSUM_COMPLETE;
 	if (likely(kind != CHECKSUM_COMPLETE))
 		return nat_usual(skb, p, kind, diff, old, new) ? REASON_NONE : REASON_NAT_FAILED;
 	if (p->frag == FRAG_LATER)

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "03f01aeff5f73d14b37ae293f3d31f9fc5b17b43d975d2ab11ea00a90c5a9646"
+const ObjectsHash = "6adb34a43c052de2c97f7a23253fbc0633832a8b42d65492856f0d3f9b05237b"
