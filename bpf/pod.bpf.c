@@ -173,7 +173,8 @@ inline_fn int judge_entering(struct __sk_buff *skb)
 	}
 	if (!reason && of_another(skb, &p, self))
 		return TC_ACT_SHOT; /* nothing is lost: it is a copy */
-	if (!reason && !in_pod && !from_wire && !from_edge && beside_tunnel(skb, &p.t.src)) /* before a flow learns of it */
+	if (!reason && !in_pod && !from_wire && !from_edge && skb->ingress_ifindex &&
+	    beside_tunnel(skb, &p.t.src)) /* before a flow learns of it */
 		reason = REASON_TUNNEL_SOURCE;
 	if (!reason && p.frag)
 		reason = frag_follow(&p, f.now, !in_pod);

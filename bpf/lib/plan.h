@@ -175,8 +175,7 @@ slow_fn int fast_forget_plan(struct pkt *p, const struct plan *plan)
 inline_fn void socket_service(struct __sk_buff *skb, const struct pkt *p, struct event *e)
 {
 	struct sock_flow_key key = { .cookie = bpf_get_socket_cookie(skb), .addr = p->t.dst, .port = p->t.dport, .kind = SOCK_FLOW_BACK };
-	bool slots = p->proto == IPPROTO_TCP || p->proto == IPPROTO_UDP;
-	struct sock_peer *peer = slots ? sock_slot_peer(p->proto, key.cookie) : NULL;
+	struct sock_peer *peer = sock_slot_peer(p->proto, key.cookie);
 	struct bpf_sock *sk = peer || !skb->sk ? NULL : bpf_sk_fullsock(skb->sk);
 	struct sock_flow *flow;
 

@@ -72,6 +72,8 @@ inline_fn bool by_tunnel(const struct addr *a)
 /**
  * beside_tunnel - whether a packet at a pod's host end wears the address of a pod behind the tunnel, and came in beside it
  *
+ * @skb: it came in by a device
+ *
  * At the NIC it was left to the host's stack, or none of our programs is where it came in. A node's own address is
  * the wire's, too, and as good there as any.
  */
@@ -80,7 +82,7 @@ slow_fn bool beside_tunnel(const struct __sk_buff *skb, const struct addr *src)
 	struct node_config *n = node_config();
 	__u32 in = skb->ingress_ifindex;
 
-	if (!n || !n->overlay || !src || !in || in == n->overlay || in == n->gather)
+	if (!n || !n->overlay || !src || in == n->overlay || in == n->gather)
 		return false;
 	return by_tunnel(src) && !node_with(src);
 }

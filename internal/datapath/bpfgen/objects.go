@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "6adb34a43c052de2c97f7a23253fbc0633832a8b42d65492856f0d3f9b05237b"
+const ObjectsHash = "2958cb7fddb73ff56380101a5adbc61788b679107e9b7ce3ef9c0d879f1a6703"
