@@ -63,12 +63,10 @@ func build(ctx context.Context, o Options) (w *world, err error) {
 	if err != nil {
 		return nil, err
 	}
-	var made struct{ Metadata struct{ Name string } }
-	if err := a.do(ctx, http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"generateName": "mustang-bench-",
-		"labels": object{"pod-security.kubernetes.io/enforce": "privileged"}}}, &made); err != nil {
-		return nil, fmt.Errorf("make a namespace: %w", err)
+	w = &world{api: a, o: o, secret: rand.Text(), members: map[string]*member{}}
+	if err := w.makeNamespace(ctx); err != nil {
+		return nil, err
 	}
-	w = &world{api: a, o: o, namespace: made.Metadata.Name, secret: rand.Text(), members: map[string]*member{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.close())
@@ -94,6 +92,24 @@ func build(ctx context.Context, o Options) (w *world, err error) {
 		}
 	}
 	return w, nil
+}
+
+// makeNamespace makes the namespace. Its name is known before the answer comes, which an interrupt does
+// not end: what was made is removed, whether or not anybody heard of it.
+func (w *world) makeNamespace(ctx context.Context) error {
+	w.namespace = "mustang-bench-" + strings.ToLower(rand.Text()[:8])
+	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
+	defer cancel()
+	err := w.api.do(whole, http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": w.namespace,
+		"labels": object{"pod-security.kubernetes.io/enforce": "privileged"}}}, nil)
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("make namespace %s: %w", w.namespace, err)
+	if refused := (errStatus{}); errors.As(err, &refused) && refused.code < http.StatusInternalServerError {
+		return err // none was made; one of this name is somebody else's
+	}
+	return errors.Join(err, w.close())
 }
 
 // make makes a pod. The namespace's service account, without which none is let in,
@@ -210,7 +226,11 @@ var closeWithin = 30 * time.Second
 func (w *world) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeWithin)
 	defer cancel()
-	if err := w.api.do(ctx, http.MethodDelete, "/api/v1/namespaces/"+w.namespace, nil, nil); err != nil {
+	err := w.api.do(ctx, http.MethodDelete, "/api/v1/namespaces/"+w.namespace, nil, nil)
+	if gone := (errStatus{}); errors.As(err, &gone) && gone.code == http.StatusNotFound {
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("remove namespace %s: %w; its pods are privileged: kubectl delete ns %[1]s", w.namespace, err)
 	}
 	return nil

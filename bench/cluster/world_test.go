@@ -5,11 +5,13 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"path"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +100,44 @@ func TestAPodWaitsForTheServiceAccount(t *testing.T) {
 	}
 	if err := w.make(t.Context(), member{name: client}); err == nil || !strings.Contains(err.Error(), "PodSecurity") || asked != 3 {
 		t.Errorf("asked %d times: %v", asked, err)
+	}
+}
+
+// Whoever interrupts while the namespace is being made, or whose answer is lost, leaves none; one that
+// was refused is not removed.
+func TestTheNamespaceIsRemovedWhateverWasHeardOfIt(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		answer  int
+		removed bool
+	}{{"made", http.StatusCreated, false}, {"refused", http.StatusConflict, false}, {"lost", http.StatusInternalServerError, true}} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, interrupt := context.WithCancel(t.Context())
+			var made, removed string
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodDelete {
+					removed = path.Base(r.URL.Path)
+					w.WriteHeader(http.StatusNotFound)
+					return
+				}
+				var body struct{ Metadata struct{ Name string } }
+				if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+					t.Error(err)
+				}
+				made = body.Metadata.Name
+				interrupt()
+				w.WriteHeader(c.answer)
+				w.Write([]byte("{}"))
+			}))
+			defer s.Close()
+			w := &world{api: &api{s.URL, s.Client()}}
+			if err := w.makeNamespace(ctx); (err == nil) != (c.answer == http.StatusCreated) {
+				t.Error(err)
+			}
+			if made == "" || made != w.namespace || (removed != "") != c.removed || (c.removed && removed != made) {
+				t.Errorf("made %q, known %q, removed %q", made, w.namespace, removed)
+			}
+		})
 	}
 }
 
