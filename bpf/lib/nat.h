@@ -188,11 +188,17 @@ inline_fn bool csum_is_partial(int before, int after, __u32 diff)
 	return diff && diff != 0xffff && after == (before & 0xffff) + (before >> 16);
 }
 
+/* Bytes from TCP's or UDP's header to its checksum. */
+inline_fn __u32 csum_off(bool udp)
+{
+	return udp ? 6 : 16;
+}
+
 /* The checksum of TCP or UDP follows addresses and ports. Return: whether the packet has one. */
 slow_fn bool nat_csum(struct __sk_buff *skb, const struct pkt *p, __u32 diff, __be32 old, __be32 new)
 {
 	bool udp = p->proto == IPPROTO_UDP;
-	__u32 csum = p->l4_off + (udp ? 6 : 16);
+	__u32 csum = p->l4_off + csum_off(udp);
 	__u64 zero_is_none = udp ? BPF_F_MARK_MANGLED_0 : 0;
 	int before = csum_read(skb, csum);
 
@@ -280,6 +286,12 @@ inline_fn __sum16 csum_turned(__sum16 check, int kind, bool udp, __u32 diff, __b
 	return udp && !check ? 0xffff : check;
 }
 
+/* Where TCP's or UDP's header of a packet as glance() knows it lies. */
+inline_fn __u32 usual_l4(const struct pkt *p)
+{
+	return ETH_HLEN + (p->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
+}
+
 /**
  * nat_usual - ports and checksum of a packet as glance() knows it
  * @diff: what the sum of the addresses became more by
@@ -289,7 +301,7 @@ inline_fn __sum16 csum_turned(__sum16 check, int kind, bool udp, __u32 diff, __b
 inline_fn bool nat_usual(struct __sk_buff *skb, const struct pkt *p, int kind, __u32 diff, __be32 old, __be32 new)
 {
 	bool udp = p->proto == IPPROTO_UDP;
-	__u32 l4 = ETH_HLEN + (p->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)), check = l4 + (udp ? 6 : 16);
+	__u32 l4 = usual_l4(p), check = l4 + csum_off(udp);
 	__be32 *ports = packet(skb) + l4;
 	__sum16 *at = packet(skb) + check;
 
@@ -318,8 +330,8 @@ struct turned {
 	};
 };
 
-#define TURNED_UDP (__builtin_offsetof(struct turned, udp) + 4 - __builtin_offsetof(struct turned, check))
-#define TURNED_TCP (__builtin_offsetof(struct turned, tcp) + 14 - __builtin_offsetof(struct turned, check))
+/* Bytes of a packet, up to that checksum. */
+#define TURNED_TO(last) (__builtin_offsetof(struct turned, last) + sizeof(__sum16) - __builtin_offsetof(struct turned, check))
 
 /* @p: its tuple is turned already. @sum: of TCP or UDP, as it will be. Return: whether the packet has all that. */
 inline_fn bool nat_stored_ipv4(struct __sk_buff *skb, const struct pkt *p, __u32 diff, __sum16 sum)
@@ -334,14 +346,14 @@ inline_fn bool nat_stored_ipv4(struct __sk_buff *skb, const struct pkt *p, __u32
 	if (p->proto == IPPROTO_UDP) {
 		turned.udp.length = ((const __be16 *)l4)[2];
 		turned.udp.check = sum;
-		return !bpf_skb_store_bytes(skb, ETH_HLEN + 10, &turned.check, TURNED_UDP, 0);
+		return !bpf_skb_store_bytes(skb, ETH_HLEN + 10, &turned.check, TURNED_TO(udp.check), 0);
 	}
 	if ((void *)(l4 + 4) > packet_end(skb))
 		return false;
 	for (int i = 0; i < 3; i++)
 		turned.tcp.between[i] = l4[1 + i];
 	turned.tcp.check = sum;
-	return !bpf_skb_store_bytes(skb, ETH_HLEN + 10, &turned.check, TURNED_TCP, 0);
+	return !bpf_skb_store_bytes(skb, ETH_HLEN + 10, &turned.check, TURNED_TO(tcp.check), 0);
 }
 
 /* A tuple has addresses and ports in IPv6's order. As nat_stored_ipv4. */
@@ -351,14 +363,14 @@ inline_fn bool nat_stored_ipv6(struct __sk_buff *skb, const struct pkt *p, __u32
 	       !bpf_skb_store_bytes(skb, check, &sum, sizeof(sum), 0);
 }
 
-#define NAT_BY_PARTS (-1) /* for there is more to write, or it lies elsewhere */
+#define NAT_BY_PARTS (-1) /* by helpers that know of the sum which the kernel keeps beside the packet, or may */
 
 /* As translate(), of a usual packet inside a pod: each call of a helper takes longer than all that it is given.
  * Return: enum drop_reason, or NAT_BY_PARTS. */
 slow_fn int nat_stored(struct __sk_buff *skb, struct pkt *p, const struct tuple *to, bool back)
 {
 	bool udp = p->proto == IPPROTO_UDP;
-	__u32 l4 = ETH_HLEN + (p->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)), check = l4 + (udp ? 6 : 16), diff;
+	__u32 check = usual_l4(p) + csum_off(udp), diff;
 	__sum16 *at = packet(skb) + check, sum;
 	int kind = checksum_kind(skb, p);
 

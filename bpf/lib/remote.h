@@ -71,7 +71,6 @@ inline_fn bool by_tunnel(const struct addr *a)
 
 /**
  * beside_tunnel - whether a packet at a pod's host end wears the address of a pod behind the tunnel, and came in beside it
- *
  * @skb: it came in by a device
  *
  * At the NIC it was left to the host's stack, or none of our programs is where it came in. A node's own address is

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "2958cb7fddb73ff56380101a5adbc61788b679107e9b7ce3ef9c0d879f1a6703"
+const ObjectsHash = "05aa0c785282c829a048f8649fa751f0f1be853c850ee6058331b0564e6f12e3"
