@@ -180,8 +180,7 @@ func enableIPv6() error {
 	return err
 }
 
-// nodeSysctls makes a router of the node. What a new namespace inherits differs
-// between machines, so all that matters is set.
+// nodeSysctls makes a router of the node.
 func (l *Lab) nodeSysctls() error {
 	if err := enableIPv6(); err != nil {
 		return err
@@ -190,8 +189,6 @@ func (l *Lab) nodeSysctls() error {
 		"ipv4/ip_forward":              "1",
 		"ipv6/conf/all/forwarding":     "1",
 		"ipv6/conf/default/forwarding": "1",
-		"ipv4/conf/all/rp_filter":      "0",
-		"ipv4/conf/default/rp_filter":  "0",
 		// Services between pods of one segment come in and leave by one interface.
 		"ipv4/conf/all/send_redirects":     "0",
 		"ipv4/conf/default/send_redirects": "0",
