@@ -23,6 +23,7 @@ const outsideSwitch = "sw0"
 func (l *Lab) makeSwitch() error {
 	if err := setSysctls(map[string]string{
 		"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1",
+		"ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0",
 		"ipv4/conf/all/send_redirects": "0", "ipv4/conf/default/send_redirects": "0",
 	}); err != nil {
 		return err

@@ -135,15 +135,7 @@ func shareNetNSDir() error {
 	return err
 }
 
-// plainHost is what a new namespace is made: nothing forwards that is not told
-// to. What it inherits for IPv4 is the machine's, which may be a router.
-var plainHost = map[string]string{
-	"ipv4/ip_forward":             "0",
-	"ipv4/conf/all/rp_filter":     "0",
-	"ipv4/conf/default/rp_filter": "0",
-}
-
-// createNetNS makes a namespace, a plain host, and names it by a bind mount.
+// createNetNS makes a namespace and names it by a bind mount.
 func createNetNS(name string) (path string, err error) {
 	path = filepath.Join(netnsDir, name)
 	if err := shareNetNSDir(); err != nil {
@@ -157,9 +149,6 @@ func createNetNS(name string) (path string, err error) {
 	err = onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("unshare: %w", err)
-		}
-		if err := setSysctls(plainHost); err != nil {
-			return err
 		}
 		return unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
 	})

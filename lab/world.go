@@ -30,7 +30,7 @@ func (l *Lab) makeWorld() error {
 	}
 	out4, out6 := nth(WireCIDR4, 2), nth(WireCIDR6, 2)
 	l.outside = &Outside{Space{NetNS: outNS, env: l.info.mark()}, out4, out6}
-	if err := l.outside.Do(enableIPv6); err != nil {
+	if err := l.outside.Do(outsideSysctls); err != nil {
 		return fmt.Errorf("outside: %w", err)
 	}
 	for i := range l.cfg.Nodes {
@@ -180,7 +180,23 @@ func enableIPv6() error {
 	return err
 }
 
-// nodeSysctls makes a router of the node.
+// outsideSysctls make a plain host of outside: it joins no nodes, whatever it
+// inherits.
+func outsideSysctls() error {
+	if err := enableIPv6(); err != nil {
+		return err
+	}
+	return setSysctls(map[string]string{
+		"ipv4/ip_forward":             "0",
+		"ipv6/conf/all/forwarding":    "0",
+		"ipv4/conf/all/rp_filter":     "0",
+		"ipv4/conf/default/rp_filter": "0",
+	})
+}
+
+// nodeSysctls makes a router of the node. What a new namespace inherits differs
+// between machines (IPv4's settings are the machine's own), so all that matters
+// is set.
 func (l *Lab) nodeSysctls() error {
 	if err := enableIPv6(); err != nil {
 		return err
@@ -189,6 +205,8 @@ func (l *Lab) nodeSysctls() error {
 		"ipv4/ip_forward":              "1",
 		"ipv6/conf/all/forwarding":     "1",
 		"ipv6/conf/default/forwarding": "1",
+		"ipv4/conf/all/rp_filter":      "0",
+		"ipv4/conf/default/rp_filter":  "0",
 		// Services between pods of one segment come in and leave by one interface.
 		"ipv4/conf/all/send_redirects":     "0",
 		"ipv4/conf/default/send_redirects": "0",
