@@ -23,15 +23,15 @@
  * those are (GSO_BY_FRAGS, 65535): too long for any wire, it is the stack's. */
 inline_fn __u32 wire_length(struct __sk_buff *skb, const struct pkt *p)
 {
+	const struct tcphdr *tcp = packet(skb) + (p->l4_off & L4_OFF_MASK);
 	__u32 header = 8;
-	__u8 doff;
 
 	if (likely(!skb->gso_size))
 		return p->end - ETH_HLEN;
 	if (p->proto == IPPROTO_TCP) {
-		if (bpf_skb_load_bytes(skb, p->l4_off + 12, &doff, sizeof(doff)))
+		if ((void *)(tcp + 1) > packet_end(skb))
 			return 0;
-		header = (doff >> 4) * 4;
+		header = tcp->doff * 4;
 	}
 	return p->l4_off - ETH_HLEN + header + skb->gso_size;
 }

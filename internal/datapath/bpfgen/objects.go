@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "05aa0c785282c829a048f8649fa751f0f1be853c850ee6058331b0564e6f12e3"
+const ObjectsHash = "27e77b458a48d760b044c75fa6c182a3f2deb2ff67b605cf50b03298c10db7ba"
