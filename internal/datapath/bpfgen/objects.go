@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "2235cadace5d160fdbb094d0d962a22bf067d09ebc2fd47203312563a75050f2"
+const ObjectsHash = "27e77b458a48d760b044c75fa6c182a3f2deb2ff67b605cf50b03298c10db7ba"
