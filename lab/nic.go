@@ -18,16 +18,8 @@ import (
 
 const outsideSwitch = "sw0"
 
-// makeSwitch makes the switch and a router of the current namespace, which is
-// outside.
+// makeSwitch makes the switch of the current namespace, which is outside.
 func (l *Lab) makeSwitch() error {
-	if err := setSysctls(map[string]string{
-		"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1",
-		"ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0",
-		"ipv4/conf/all/send_redirects": "0", "ipv4/conf/default/send_redirects": "0",
-	}); err != nil {
-		return err
-	}
 	// Its own address: else it has its lowest port's, and pods' neighbour entries lead nowhere when that comes or goes.
 	if err := l.makeBridge(outsideSwitch, net.HardwareAddr{2, 0, 0, 0, 0, 1}); err != nil {
 		return err

@@ -30,7 +30,8 @@ func (l *Lab) makeWorld() error {
 	}
 	out4, out6 := nth(WireCIDR4, 2), nth(WireCIDR6, 2)
 	l.outside = &Outside{Space{NetNS: outNS, env: l.info.mark()}, out4, out6}
-	if err := l.outside.Do(outsideSysctls); err != nil {
+	// With host devices outside is the pods' gateway; else it joins nobody.
+	if err := l.outside.Do(func() error { return hostSysctls(l.cfg.Mode == HostDevice) }); err != nil {
 		return fmt.Errorf("outside: %w", err)
 	}
 	for i := range l.cfg.Nodes {
@@ -180,38 +181,28 @@ func enableIPv6() error {
 	return err
 }
 
-// outsideSysctls make a plain host of outside: it joins no nodes, whatever it
-// inherits.
-func outsideSysctls() error {
+// hostSysctls make a host of the current namespace, or a router, which joins
+// others. What a new namespace inherits differs between machines (IPv4's settings
+// are the machine's own), so all that matters is set.
+func hostSysctls(router bool) error {
 	if err := enableIPv6(); err != nil {
 		return err
 	}
+	forward := map[bool]string{false: "0", true: "1"}[router]
 	return setSysctls(map[string]string{
-		"ipv4/ip_forward":             "0",
-		"ipv6/conf/all/forwarding":    "0",
-		"ipv4/conf/all/rp_filter":     "0",
-		"ipv4/conf/default/rp_filter": "0",
-	})
-}
-
-// nodeSysctls makes a router of the node. What a new namespace inherits differs
-// between machines (IPv4's settings are the machine's own), so all that matters
-// is set.
-func (l *Lab) nodeSysctls() error {
-	if err := enableIPv6(); err != nil {
-		return err
-	}
-	err := setSysctls(map[string]string{
-		"ipv4/ip_forward":              "1",
-		"ipv6/conf/all/forwarding":     "1",
-		"ipv6/conf/default/forwarding": "1",
+		"ipv4/ip_forward":              forward,
+		"ipv6/conf/all/forwarding":     forward,
+		"ipv6/conf/default/forwarding": forward,
 		"ipv4/conf/all/rp_filter":      "0",
 		"ipv4/conf/default/rp_filter":  "0",
 		// Services between pods of one segment come in and leave by one interface.
 		"ipv4/conf/all/send_redirects":     "0",
 		"ipv4/conf/default/send_redirects": "0",
 	})
-	if err != nil || l.cfg.Mode != Bridge {
+}
+
+func (l *Lab) nodeSysctls() error {
+	if err := hostSysctls(true); err != nil || l.cfg.Mode != Bridge {
 		return err
 	}
 	return setBridgeNF(l.cfg.BridgeNF)

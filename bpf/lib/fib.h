@@ -23,14 +23,15 @@
  * those are (GSO_BY_FRAGS, 65535): too long for any wire, it is the stack's. */
 inline_fn __u32 wire_length(struct __sk_buff *skb, const struct pkt *p)
 {
-	const struct tcphdr *tcp = packet(skb) + (p->l4_off & L4_OFF_MASK);
+	const struct tcphdr *tcp;
 	__u32 header = 8;
 
 	if (likely(!skb->gso_size))
 		return p->end - ETH_HLEN;
 	if (p->proto == IPPROTO_TCP) {
+		tcp = packet(skb) + (p->l4_off & L4_OFF_MASK);
 		if ((void *)(tcp + 1) > packet_end(skb))
-			return 0;
+			return p->end - ETH_HLEN; /* never: who read its ports had it there. The stack's, as the above */
 		header = tcp->doff * 4;
 	}
 	return p->l4_off - ETH_HLEN + header + skb->gso_size;

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "27e77b458a48d760b044c75fa6c182a3f2deb2ff67b605cf50b03298c10db7ba"
+const ObjectsHash = "9362e9442c190e98d442b17bd88cd4c0d4c1ac84560b11e48d75261ebd25819c"
