@@ -173,7 +173,7 @@ inline_fn int tunnel_push6(struct __sk_buff *skb, const struct node_config *n, c
  * Return: 0, or a tc verdict: NEXT leaves the packet as it was, in a tunnel of its sender's own, and the kernel's helper knows
  * only one.
  */
-global_fn int tunnel_push(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, bool ipv6)
+inline_fn int tunnel_push(struct __sk_buff *skb, const struct node_config *n, const struct remote *r, bool ipv6)
 {
 	__u8 ecn = tunnel_ecn(skb, ipv6);
 	__be16 sport = tunnel_port(skb);

@@ -238,12 +238,14 @@ slow_fn int near_close(struct near_flow *n, struct near_flow *half, const struct
 }
 
 /* The flow learns of a packet that answers, proves or closes it, both halves at once. Return: false when one lies
- * elsewhere. */
+ * elsewhere, or the packet is none of its own. */
 global_fn int near_learn(struct near_flow *n, struct pkt *p, bool reply)
 {
 	struct near_flow *half = NULL;
 
 	if (!n || !p)
+		return false;
+	if (p->tcp_flags & TCP_SYN && (!reply || p->shape != SHAPE_OPENS))
 		return false;
 	if (n->e.role != CT_DIRECT) {
 		half = near_half(n, p, reply);
@@ -279,7 +281,5 @@ inline_fn bool near_passes(struct near_flow *n, struct pkt *p, bool reply)
 	if (likely(p->shape == SHAPE_USUAL && (reply ? e->seen_reply : !e->opening) &&
 		   (e->role == CT_DIRECT || !ct_closed(e))))
 		return true;
-	if (p->tcp_flags & TCP_SYN && (!reply || p->shape != SHAPE_OPENS))
-		return false;
 	return near_learn(n, p, reply);
 }

@@ -188,23 +188,30 @@ global_fn int near_open(struct __sk_buff *skb, struct pkt *p, struct endpoint *s
 	return send_out(skb, p, self, pair->responder_generation);
 }
 
+/* The tuple's flow, if it lies near. @code: set to its way's */
+inline_fn struct near_flow *near_with_code(const struct tuple *t, __u32 *code)
+{
+	__u32 number = near_number(&t->src, &t->dst, t->sport, t->dport);
+	struct near_place *place = near_place(number);
+	bool hi;
+	struct near_flow *n = place ? near_find(place, t, &hi) : NULL;
+
+	*code = n ? way_near_code(number, n != &place->flows[0]) : 0;
+	return n;
+}
+
 /* The tuple's flow, which lies near, has just been judged. Return: its way's code. */
 global_fn int near_keep(const struct tuple *t, __u32 tables)
 {
-	struct near_place *place;
 	struct near_flow *n;
-	__u32 number;
-	bool hi;
+	__u32 code;
 
 	if (!t)
 		return 0;
-	number = near_number(&t->src, &t->dst, t->sport, t->dport);
-	place = near_place(number);
-	n = place ? near_find(place, t, &hi) : NULL;
-	if (!n)
-		return 0;
-	near_renew(n, tables);
-	return way_near_code(number, n != &place->flows[0]);
+	n = near_with_code(t, &code);
+	if (n)
+		near_renew(n, tables);
+	return code;
 }
 
 /* A new flow is entered: of one without translation both halves are one. */
@@ -226,12 +233,44 @@ inline_fn int near_known(const struct pkt *p)
 	return p->shape ? near_keep(&p->t, p->tables) : 0;
 }
 
+/* Through the tunnel, the way that packets of its flow have just gone. @r: the node. Return: a tc verdict, or SEND_OUT. */
+inline_fn int near_tunnel(struct __sk_buff *skb, const struct pkt *p, const struct way_kept *way, const struct remote *r)
+{
+	struct node_config *n = node_config();
+	__u32 overhead = tunnel_overhead(r);
+	int pushed;
+
+	if (unlikely(!n || !way_holds(way, wire_length(skb, p) + overhead) || skb->len + overhead > 65535 || !hop_take(skb, p)))
+		return SEND_OUT;
+	pushed = tunnel_push(skb, n, r, p->ipv6);
+	if (unlikely(pushed)) /* NEXT: by the device, a hop less */
+		return pushed == NEXT ? SEND_OUT : pushed;
+	return way_out_again(skb, way, tunnel_ipv6(r));
+}
+
 /**
- * near_out - let a packet of a flow without translation go its way to another node
- * @n: its entry, which holds for this end
- * @code: of its way
+ * near_far - a packet may go its flow's way to another node, which is not plain, or has to be asked for
+ * @n: without translation
+ *
+ * Return: a tc verdict, or SEND_OUT.
  */
-inline_fn int near_out(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply, __u32 code)
+global_fn int near_far(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply)
+{
+	struct remote *r;
+	int verdict;
+
+	if (!p || !n)
+		return FAST_NO;
+	p->remote = reply ? n->e.opener.generation : n->e.responder.generation;
+	r = n->plain ? NULL : remote_of(p->remote);
+	verdict = r && r->flags & REMOTE_TUNNEL ? near_tunnel(skb, p, way_near(n), r) : SEND_OUT;
+	if (unlikely(verdict == SEND_OUT))
+		near_with_code(&p->t, &skb->cb[CB_WAY]);
+	return verdict;
+}
+
+/* Let a packet of a flow without translation go its way to another node. @n: its entry, which holds for this end */
+inline_fn int near_out(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply)
 {
 	struct way_kept *way = way_near(n);
 
@@ -240,9 +279,7 @@ inline_fn int near_out(struct __sk_buff *skb, struct pkt *p, struct near_flow *n
 	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);
 	if (likely(n->plain && way_holds(way, wire_length(skb, p)) && hop_take(skb, p)))
 		return way_out_again(skb, way, p->ipv6);
-	skb->cb[CB_WAY] = code;
-	p->remote = reply ? n->e.opener.generation : n->e.responder.generation;
-	return SEND_OUT;
+	return near_far(skb, p, n, reply);
 }
 
 /* The same to another pod of this node. */
@@ -258,25 +295,39 @@ inline_fn int near_deliver(struct __sk_buff *skb, struct pkt *p, struct near_flo
 }
 
 /* The same to a sibling, from inside a pod. */
-inline_fn int near_send(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply, const struct ct_end *to)
+global_fn int near_send(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply)
 {
-	struct near_siblings *pods = near_siblings(n);
+	__u32 sender = reply; /* as near_siblings has them */
+	struct near_siblings *pods;
+	const struct ct_end *to;
 
-	if (unlikely(!to->endpoint || !from_mac(skb, pods->macs[reply]) || too_long(skb, n->mtu) || !near_passes(n, p, reply)))
+	if (!p || !n)
+		return FAST_NO;
+	opaque(sender); /* else the compiler knows that it is 0 or 1, and the verifier does not */
+	sender &= 1;
+	pods = near_siblings(n);
+	to = reply ? &n->e.opener : &n->e.responder;
+	if (unlikely(!to->endpoint || !from_mac(skb, pods->macs[sender]) || too_long(skb, n->mtu) || !near_passes(n, p, reply)))
 		return FAST_NO;
 	count_from_pod(skb->cb[CB_ENDPOINT], skb->len);
-	if (unlikely(!address_to(skb, pods->macs[!reply])))
+	if (unlikely(!address_to(skb, pods->macs[!sender])))
 		return drop(skb, REASON_DELIVER, DIR_FROM_POD);
-	vouch_again(skb, &pods->vouched[reply], to->endpoint, p->tcp_flags);
+	vouch_again(skb, &pods->vouched[sender], to->endpoint, p->tcp_flags);
 	return NEXT;
 }
 
 /* The same of a Service's flow: what its packets ask of both ends is not kept with it. */
-inline_fn int near_turn(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply, const struct ct_end *other)
+global_fn int near_turn(struct __sk_buff *skb, struct pkt *p, struct near_flow *n, bool reply)
 {
-	struct endpoint *self = endpoint_slot(skb->cb[CB_ENDPOINT]), *to = endpoint_slot(other->endpoint);
+	const struct ct_end *other;
+	struct endpoint *self, *to;
 	int reason;
 
+	if (!p || !n)
+		return FAST_NO;
+	other = reply ? &n->e.opener : &n->e.responder;
+	self = endpoint_slot(skb->cb[CB_ENDPOINT]);
+	to = endpoint_slot(other->endpoint);
 	if (!self || !to || reply != (n->e.role == CT_POST_NAT) || (!other->endpoint && (in_pod || reply)))
 		return FAST_NO;
 	if (!from_mac(skb, self->mac) || (!in_pod && reply && unlikely(too_long(skb, to->mtu))) || !near_passes(n, p, reply))
@@ -297,32 +348,27 @@ inline_fn int near_turn(struct __sk_buff *skb, struct pkt *p, struct near_flow *
  *
  * Return: a tc verdict, SEND_OUT or FAST_NO.
  */
-global_fn int near_path(struct __sk_buff *skb, struct pkt *p)
+inline_fn int near_path(struct __sk_buff *skb, struct pkt *p)
 {
 	const struct ct_end *mine, *other;
-	struct near_place *place;
+	struct near_place *place = near_place_of(&p->t);
 	struct near_flow *n;
-	__u32 number;
 	bool reply;
 
-	if (!p)
-		return FAST_NO;
-	number = near_number(&p->t.src, &p->t.dst, p->t.sport, p->t.dport);
-	place = near_place(number);
 	n = place ? near_find(place, &p->t, &reply) : NULL;
 	if (unlikely(!n))
 		return FAST_NO;
 	reply ^= n->e.flags & CT_ORIGIN_IS_HI;
-	mine = reply ? &n->e.responder : &n->e.opener;
-	other = reply ? &n->e.opener : &n->e.responder;
+	opaque(reply);
+	mine = &n->e.opener + reply;
 	if (unlikely(!near_holds(n, tables_generation()) || mine->endpoint != skb->cb[CB_ENDPOINT]))
 		return FAST_NO;
 	if (unlikely(n->e.role != CT_DIRECT))
-		return near_turn(skb, p, n, reply, other);
+		return near_turn(skb, p, n, reply);
 	if (in_pod)
-		return near_send(skb, p, n, reply, other);
-	return other->endpoint ? near_deliver(skb, p, n, reply, other) :
-				 near_out(skb, p, n, reply, way_near_code(number, n != &place->flows[0]));
+		return near_send(skb, p, n, reply);
+	other = &n->e.opener + !reply;
+	return other->endpoint ? near_deliver(skb, p, n, reply, other) : near_out(skb, p, n, reply);
 }
 
 /* The same of any packet that begins nothing. */

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "9362e9442c190e98d442b17bd88cd4c0d4c1ac84560b11e48d75261ebd25819c"
+const ObjectsHash = "0d9481747f1fb54266d4050066c03faec9261d6db8b38709b4b68b716469e2b1"
