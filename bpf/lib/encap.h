@@ -168,7 +168,7 @@ inline_fn int tunnel_push6(struct __sk_buff *skb, const struct node_config *n, c
  * @r: the one it goes to
  * @ipv6: the packet, which will be the inner one, is
  *
- * A function of the verifier's own: it is read once, not for each way that leads to it.
+ * Without a call of its own: that is most of what it would cost.
  *
  * Return: 0, or a tc verdict: NEXT leaves the packet as it was, in a tunnel of its sender's own, and the kernel's helper knows
  * only one.
@@ -178,7 +178,5 @@ inline_fn int tunnel_push(struct __sk_buff *skb, const struct node_config *n, co
 	__u8 ecn = tunnel_ecn(skb, ipv6);
 	__be16 sport = tunnel_port(skb);
 
-	if (!n || !r)
-		return NEXT;
 	return tunnel_ipv6(r) ? tunnel_push6(skb, n, r, sport, ipv6, ecn) : tunnel_push4(skb, n, r, sport, ipv6, ecn);
 }

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "0d9481747f1fb54266d4050066c03faec9261d6db8b38709b4b68b716469e2b1"
+const ObjectsHash = "94973fa5d062455f594a02261e7b88f738ebbff77604576c62bb91aa8190add2"
