@@ -310,51 +310,63 @@ func TestAFlowOfARemovedNodeIsJudgedAgain(t *testing.T) {
 }
 
 // The way of a flow's packets is asked for once in a moment: a change of a route
-// reaches the flow when it is over, and a longer packet at once.
+// reaches the flow when it is over, and a longer packet at once. Then it holds for another one.
 func TestAWayHoldsForAMoment(t *testing.T) {
 	wire := onWire(t)
 	link, err := netlink.LinkByIndex(int(wire))
 	check(t, err)
 	neighbour := net.HardwareAddr{2, 0xab, 0, 0, 0, 1}
-	for _, c := range []struct{ tunnel, v6, over6 bool }{
-		{false, false, false}, {false, true, true}, {true, false, false}, {true, true, false}, {true, false, true}, {true, true, true},
-	} {
-		n := newWireNode(t, c.tunnel, c.over6)
-		check(t, netlink.NeighSet(&netlink.Neigh{
-			LinkIndex: int(wire), IP: wireAddr(2, c.over6).AsSlice(), HardwareAddr: neighbour, State: netlink.NUD_PERMANENT}))
-		out := func(payload int) Result {
-			return n.send(t, n.toFar(c.v6).UDP(5000, 80).Payload(payload), Context{})
-		}
-		want := append(append([]byte{}, neighbour...), link.Attrs().HardwareAddr...)
-		want = append(want, map[bool][]byte{false: {0x08, 0x00}, true: {0x86, 0xdd}}[c.over6]...)
-		var third Result
-		for range 20 { // on a machine that has other work, the moment may be over before the third
-			for range 2 { // the first opens a flow, the second asks for the way
-				if r := out(0); r.Verdict != Redirect {
-					t.Fatal(r)
+	for _, proto := range []uint8{oracle.UDP, oracle.TCP} { // TCP's flows lie near
+		for _, c := range []struct{ tunnel, v6, over6 bool }{
+			{false, false, false}, {false, true, true}, {true, false, false}, {true, true, false}, {true, false, true}, {true, true, true},
+		} {
+			n := newWireNode(t, c.tunnel, c.over6)
+			out := func(flags uint8, payload int) Result {
+				return n.send(t, n.toFar(c.v6).L4(proto, 5000, 80, flags).Payload(payload), Context{})
+			}
+			want := append(append([]byte{}, neighbour...), link.Attrs().HardwareAddr...)
+			want = append(want, map[bool][]byte{false: {0x08, 0x00}, true: {0x86, 0xdd}}[c.over6]...)
+			meet := func() {
+				check(t, netlink.NeighSet(&netlink.Neigh{
+					LinkIndex: int(wire), IP: wireAddr(2, c.over6).AsSlice(), HardwareAddr: neighbour, State: netlink.NUD_PERMANENT}))
+			}
+			holds := func() {
+				t.Helper()
+				var third Result
+				for range 20 { // on a machine that has other work, the moment may be over before the third
+					for range 2 { // the first belongs to the flow, the second asks for the way
+						if r := out(ack, 0); r.Verdict != Redirect {
+							t.Fatal(r)
+						}
+					}
+					if third = out(ack, 0); bytes.Equal(third.Packet[:14], want) {
+						break
+					}
+				}
+				if third.RedirectKind != bpfgen.RedirectNeigh || !bytes.Equal(third.Packet[:14], want) {
+					t.Errorf("%d, %+v: the third packet goes %v as %x, want %x", proto, c, third, third.Packet[:14], want)
 				}
 			}
-			if third = out(0); bytes.Equal(third.Packet[:14], want) {
-				break
+			meet()
+			out(syn, 0)
+			holds()
+			if other := n.send(t, n.toFar(c.v6).UDP(5001, 80), Context{}); bytes.Equal(other.Packet[:14], want) {
+				t.Errorf("%d, %+v: another flow goes the way of the first", proto, c)
 			}
-		}
-		if third.RedirectKind != bpfgen.RedirectNeigh || !bytes.Equal(third.Packet[:14], want) {
-			t.Errorf("%+v: the third packet goes %v as %x, want %x", c, third, third.Packet[:14], want)
-		}
-		if other := n.send(t, n.toFar(c.v6).UDP(5001, 80), Context{}); bytes.Equal(other.Packet[:14], want) {
-			t.Errorf("%+v: another flow goes the way of the first", c)
-		}
-		if r := out(wireMTU); r.Verdict != Next {
-			t.Errorf("%+v: a packet over the MTU: %v", c, r)
-		}
-		check(t, netlink.LinkSetDown(link))
-		for end := time.Now().Add(time.Minute); out(0).Verdict != Next; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("%+v: a flow goes by a device that is down", c)
+			if r := out(ack, wireMTU); r.Verdict != Next {
+				t.Errorf("%d, %+v: a packet over the MTU: %v", proto, c, r)
 			}
+			check(t, netlink.LinkSetDown(link))
+			for end := time.Now().Add(time.Minute); out(ack, 0).Verdict != Next; time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("%d, %+v: a flow goes by a device that is down", proto, c)
+				}
+			}
+			check(t, netlink.LinkSetUp(link))
+			giveRoutes(t, link)
+			meet()
+			holds()
 		}
-		check(t, netlink.LinkSetUp(link))
-		giveRoutes(t, link)
 	}
 }
 
