@@ -11,6 +11,7 @@
 #include "lib/common.h"
 #include "lib/conntrack.h"
 #include "lib/drop.h"
+#include "lib/ends.h"
 #include "lib/frag.h"
 #include "lib/icmp_error.h"
 #include "lib/kernel.h"

@@ -18,6 +18,7 @@
 #include "lib/deliver.h"
 #include "lib/drop.h"
 #include "lib/edge.h"
+#include "lib/ends.h"
 #include "lib/fast.h"
 #include "lib/fib.h"
 #include "lib/forward.h"

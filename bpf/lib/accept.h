@@ -8,6 +8,7 @@
 #include "common.h"
 #include "conntrack.h"
 #include "drop.h"
+#include "ends.h"
 #include "frag.h"
 #include "icmp_error.h"
 #include "keep.h"

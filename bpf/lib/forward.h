@@ -10,6 +10,7 @@
 #include "deliver.h"
 #include "drop.h"
 #include "edge.h"
+#include "ends.h"
 #include "fib.h"
 #include "icmp_error.h"
 #include "keep.h"
@@ -20,7 +21,6 @@
 #include "nobody.h"
 #include "parse.h"
 #include "plan.h"
-#include "policy.h"
 #include "refuse.h"
 
 /* The endpoint the packet goes to: NULL when that is not on this node, or the kernel must carry it. */

@@ -4,9 +4,9 @@
 
 #include "common.h"
 #include "conntrack.h"
+#include "ends.h"
 #include "fast.h"
 #include "plan.h"
-#include "policy.h"
 
 /**
  * flow_current - whether what was judged of both ends still holds

@@ -7,6 +7,7 @@
 
 #include "common.h"
 #include "conntrack.h"
+#include "ends.h"
 #include "events.h"
 #include "fast.h"
 #include "lb.h"

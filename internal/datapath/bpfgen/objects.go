@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "94973fa5d062455f594a02261e7b88f738ebbff77604576c62bb91aa8190add2"
+const ObjectsHash = "52a5b99dacba0393e2c7b045352a3bf31a876affc07ecb5db62df6ff2c543531"
