@@ -135,6 +135,9 @@ func (b *builder) holdGateway(l netlink.Link, e end) error {
 		}
 	}
 	hold, err := b.withoutRouters(l, hold)
+	if err != nil {
+		return err
+	}
 	for _, p := range hold {
 		err = errors.Join(err, b.addAddr(b.node, l, p))
 	}

@@ -39,6 +39,7 @@ type builder struct {
 	pending       []pendingAddr
 	defaults      map[int]bool       // families whose default route in the pod is ours
 	lan           map[int]netip.Addr // families whose network the node is on, by its uplink: its address there
+	neighbours    []netip.Addr       // all addresses of the node in those networks
 	met           bool               // what leads the node to the pod's addresses may be this pod's
 }
 

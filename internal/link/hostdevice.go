@@ -85,16 +85,19 @@ func (b *builder) takeDevice() (netlink.Link, error) {
 			return nil, err
 		}
 	}
-	if err := b.node.LinkSetDown(dev); err != nil {
-		return nil, fmt.Errorf("set %s down: %w", b.Uplink, err)
-	}
-	if err := mark(b.node, dev, strings.TrimSpace(deviceMark)+" "+b.Uplink, linkGroup); err != nil {
+	alias := strings.TrimSpace(deviceMark) + " " + b.Uplink
+	if err := mark(b.node, dev, alias, linkGroup); err != nil {
 		return nil, err
 	}
+	// The move sets it down; one that the kernel does not move stays up.
 	if err := b.node.LinkSetNsFd(dev, int(b.podNS.Fd())); err != nil {
 		return nil, fmt.Errorf("move %s into the pod: %w", b.Uplink, err)
 	}
 	if dev, err = must(b.pod, b.Uplink); err != nil {
+		return nil, err
+	}
+	// Who asked for the same device meanwhile has taken its marks off, as of one that was left behind.
+	if err := mark(b.pod, dev, alias, linkGroup); err != nil {
 		return nil, err
 	}
 	if err := b.pod.LinkSetName(dev, b.IfName); err != nil {
@@ -131,9 +134,13 @@ func (b *builder) unused(dev netlink.Link) error {
 }
 
 // buildsOn says whether l, of the same namespace, is a VLAN, a sub-interface or a tunnel
-// upon dev: one that names it, and is not the other end of a pair.
+// upon dev: one that names it, and is not the other end of a pair. Or dev is a bridge or a
+// bond, and l its port.
 func buildsOn(l, dev netlink.Link) bool {
 	a, d := l.Attrs(), dev.Attrs()
+	if a.MasterIndex == d.Index {
+		return true
+	}
 	if vx, ok := l.(*netlink.Vxlan); ok {
 		return vx.VtepDevIndex == d.Index
 	}

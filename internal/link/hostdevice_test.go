@@ -142,3 +142,33 @@ func TestHostDeviceThatNobodyRemembersHasTheAddressItWasBuiltWith(t *testing.T) 
 		}
 	}
 }
+
+// A device that the kernel does not move is as it was: up, and its own.
+func TestADeviceThatIsNotToBeMovedStaysUp(t *testing.T) {
+	for name, c := range map[string]struct{ script, want string }{
+		"with a port":    {"link add br9 type bridge; link add tap9 type veth peer name tap8; link set tap9 master br9; link set br9 up", "uplink br9 carries tap9 (veth)"},
+		"without a port": {"link add br9 type bridge; link set br9 up", "move br9 into the pod"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			for _, line := range strings.Split(c.script, "; ") {
+				if out, err := exec.Command("ip", append([]string{"-n", filepath.Base(w.node)}, strings.Fields(line)...)...).CombinedOutput(); err != nil {
+					t.Fatalf("%s: %v: %s", line, err, out)
+				}
+			}
+			s := w.spec(HostDevice, 0)
+			s.Uplink = "br9"
+			before := w.deviceOf("br9")
+			err := netns.Do(w.node, func() error { _, err := Add(s); return err })
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("Add: %v, want %q", err, c.want)
+			}
+			if attrsOf(t, w.node, "br9").Flags&net.FlagUp == 0 {
+				t.Error("br9 is down")
+			}
+			if d := cmp.Diff(before, w.deviceOf("br9")); d != "" {
+				t.Errorf("it is another now (-was +is):\n%s", d)
+			}
+		})
+	}
+}

@@ -10,10 +10,12 @@ package link
 // the wrong link address.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -28,12 +30,13 @@ func (b *builder) findLAN(parent netlink.Link) error {
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", b.Uplink, err)
 	}
-	b.lan = make(map[int]netip.Addr)
+	b.lan, b.neighbours = make(map[int]netip.Addr), nil
+	// The first that lasts is the one that the node speaks under to its pods.
+	slices.SortStableFunc(addrs, func(x, y netlink.Addr) int { return cmp.Compare(passing(x), passing(y)) })
 	for _, x := range addrs {
 		a, _ := netip.AddrFromSlice(x.IP)
 		a = a.Unmap()
-		_, taken := b.lan[family(a)]
-		if x.Scope != unix.RT_SCOPE_UNIVERSE || taken || !b.network(a).Contains(a) {
+		if x.Scope != unix.RT_SCOPE_UNIVERSE || x.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 || !b.network(a).Contains(a) {
 			continue
 		}
 		if b.Mode == IPVlanL3 {
@@ -42,9 +45,21 @@ func (b *builder) findLAN(parent netlink.Link) error {
 		if b.network(a).Addr() == a {
 			return fmt.Errorf("IP %s is the node's own, on %s: give the pod another", a, b.Uplink)
 		}
-		b.lan[family(a)] = a
+		b.neighbours = append(b.neighbours, a)
+		if _, has := b.lan[family(a)]; !has {
+			b.lan[family(a)] = a
+		}
 	}
 	return nil
+}
+
+// passing is 1 for an address that the node soon speaks under no more: a temporary or a
+// deprecated one of IPv6. (Of IPv4 the same bit says that another was there before.)
+func passing(x netlink.Addr) int {
+	if x.IP.To4() == nil && x.Flags&(unix.IFA_F_TEMPORARY|unix.IFA_F_DEPRECATED) != 0 {
+		return 1
+	}
+	return 0
 }
 
 // network is the pod's address and network of a's family.
@@ -59,11 +74,13 @@ func (b *builder) network(a netip.Addr) netip.Prefix {
 // by the shim. Until then another pod may have the addresses.
 func (b *builder) meetNode(eth, shim netlink.Link) error {
 	b.met = true
-	for _, node := range b.lan {
-		pod := b.network(node).Addr()
+	for _, node := range b.neighbours {
 		if err := addNeigh(b.pod, eth, node, shim.Attrs().HardwareAddr); err != nil {
 			return err
 		}
+	}
+	for _, node := range b.lan {
+		pod := b.network(node).Addr()
 		if err := addNeigh(b.node, shim, pod, eth.Attrs().HardwareAddr); err != nil {
 			return err
 		}

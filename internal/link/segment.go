@@ -53,8 +53,11 @@ func (b *builder) withoutRouters(l netlink.Link, gateways []netip.Prefix) ([]net
 		}
 	}
 	on, err := b.asksBy(l)
-	if err != nil || on == nil || len(ask) == 0 {
-		return gateways, err
+	if err != nil {
+		return nil, err
+	}
+	if on == nil || len(ask) == 0 {
+		return gateways, nil
 	}
 	theirs, err := whoHas(on, ask)
 	if err != nil {
@@ -70,10 +73,10 @@ func (b *builder) asksBy(l netlink.Link) (netlink.Link, error) {
 		return must(b.node, b.Uplink)
 	}
 	all, err := list(b.node)
-	if !slices.ContainsFunc(all, func(x netlink.Link) bool { return x.Attrs().MasterIndex == l.Attrs().Index }) {
+	if err != nil || !slices.ContainsFunc(all, func(x netlink.Link) bool { return x.Attrs().MasterIndex == l.Attrs().Index }) {
 		return nil, err
 	}
-	return l, err
+	return l, nil
 }
 
 // question asks for one address, by a packet socket.

@@ -5,12 +5,9 @@ package masquerade
 import (
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
+	"strings"
 	"testing"
-
-	"github.com/google/nftables"
-	"golang.org/x/sys/unix"
 )
 
 func prefixes(list ...string) (out []netip.Prefix) {
@@ -43,45 +40,67 @@ func TestInsideStaysWithoutPods(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("nftables needs root")
 	}
-	runtime.LockOSThread() // never unlocked: the namespace ends with the thread
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
+	alone(t)
 	table, pod := Table{"mst-inside-test"}, []netip.Addr{netip.MustParseAddr("10.0.0.5")}
 	group := Group("net", nil)
-	rules := func() int {
-		c, err := nftables.New()
-		if err != nil {
-			t.Fatal(err)
-		}
-		list, err := c.GetRules(table.nft(), &nftables.Chain{Name: insideChain, Table: table.nft()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(list)
+	tell := func(list ...string) func() error {
+		return func() error { return table.SetInside(prefixes(list...)) }
 	}
-	for _, step := range []func() error{
-		func() error { return table.SetInside(prefixes("10.0.0.0/24", "10.0.2.0/24", "fd00::/64")) },
-		func() error { return table.Add(group, nil, pod) },
-		func() error { return table.Remove(group, pod) },
-		func() error { return table.Keep(nil) },
+	three := map[string]bool{"10.0.0.0/24": true, "10.0.2.0/23": true, "fd00::/64": true, "ip daddr @inside4 accept": true, "ip6 daddr @inside6 accept": true}
+	for i, step := range []struct {
+		do   func() error
+		want map[string]bool
+	}{
+		{tell("10.0.0.0/24", "10.0.2.0/24", "10.0.3.0/24", "fd00::/64"), three},
+		{func() error { return table.Add(group, nil, pod) }, three},
+		{func() error { return table.Remove(group, pod) }, three},
+		{func() error { return table.Keep(nil) }, three},
+		{tell("10.0.0.0/24"), map[string]bool{"10.0.0.0/24": true, "10.0.2.0": false, "fd00": false, "ip daddr @inside4 accept": true, "@inside6": false}},
+		{tell("255.255.255.0/24", "ffff::/16"), map[string]bool{"255.255.255.0": true, "ffff::": true, "10.0.0.0": false}},
+		{tell("0.0.0.0/0"), map[string]bool{"0.0.0.0": true, "ffff::": false}},
+		{tell(), map[string]bool{"accept": false, "0.0.0.0": false}},
 	} {
-		if err := step(); err != nil {
+		if err := step.do(); err != nil {
 			t.Fatal(err)
 		}
-		if n := rules(); n != 3 {
-			t.Fatalf("%d rules say what is inside, want 3", n)
+		rules := nftRun(t, "")
+		for part, want := range step.want {
+			if strings.Contains(rules, part) != want {
+				t.Errorf("step %d: %q is there: %t, want %t, in\n%s", i, part, !want, want, rules)
+			}
 		}
-	}
-	if err := table.SetInside(prefixes("10.0.0.0/24")); err != nil {
-		t.Fatal(err)
-	}
-	if n := rules(); n != 1 {
-		t.Errorf("%d rules after another answer, want 1", n)
+		if knows, err := table.KnowsInside(); err != nil || knows != (i < 7) {
+			t.Errorf("step %d: somebody has said what is inside: %t (%v)", i, knows, err)
+		}
 	}
 	for range 2 { // what is gone is success
 		if err := table.Delete(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// A large cluster's networks, none beside another: the kernel's answers to as many rules found no room in a socket.
+func TestManyNetworksAreInside(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("nftables needs root")
+	}
+	alone(t)
+	table := Table{"mst-inside-test"}
+	var list []netip.Prefix
+	for i := range 10_000 {
+		list = append(list, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 7), byte(i << 1)}), 24),
+			netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 4: byte(i >> 7), 5: byte(i << 1)}), 48))
+	}
+	for range 2 {
+		if err := table.SetInside(list); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rules := nftRun(t, "")
+	for _, p := range []netip.Prefix{list[0], list[1], list[len(list)-2], list[len(list)-1]} {
+		if !strings.Contains(rules, p.String()) {
+			t.Errorf("%v is not inside", p)
 		}
 	}
 }

@@ -21,6 +21,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/nft"
 )
 
 // DefaultTable is the table of the default scope.
@@ -116,9 +118,28 @@ func (t Table) set(group string, v4 bool) *nftables.Set {
 	return &nftables.Set{Table: t.nft(), Name: setName(group, v4), KeyType: kind}
 }
 
+// insideSet has the destinations of a family that are inside for every group.
+func (t Table) insideSet(v4 bool) *nftables.Set {
+	set := t.set("", v4)
+	set.Name, set.Interval = map[bool]string{true: "inside4", false: "inside6"}[v4], true
+	return set
+}
+
+// unlessNone is nil for nft.ErrNone.
+func unlessNone(err error) error {
+	if errors.Is(err, nft.ErrNone) {
+		return nil
+	}
+	return err
+}
+
 // Add puts pods into the group, and makes table and group when they are not
-// there, all in one transaction. Doing it again is harmless.
+// there, all in one transaction. Doing it again is harmless. A kernel without
+// nftables has no groups; who needs them is told so by Hook.
 func (t Table) Add(group string, exclude []netip.Prefix, pods []netip.Addr) error {
+	if err := nft.Check(); err != nil {
+		return unlessNone(err)
+	}
 	if err := t.add(group, exclude, pods, false); err == nil || !absent(err) {
 		return err // the usual case: the group is there
 	}
@@ -129,7 +150,7 @@ func (t Table) Add(group string, exclude []netip.Prefix, pods []netip.Addr) erro
 }
 
 func (t Table) add(group string, exclude []netip.Prefix, pods []netip.Addr, create bool) error {
-	c, err := nftables.New()
+	c, err := nft.Connect()
 	if err != nil {
 		return err
 	}
@@ -176,7 +197,10 @@ func (t Table) Hook() error {
 	if hooked, err := t.Hooked(); err != nil || hooked {
 		return err
 	}
-	c, err := nftables.New()
+	if err := nft.Check(); err != nil {
+		return fmt.Errorf("hook nftables table %s: %w", t.Name, err)
+	}
+	c, err := nft.Connect()
 	if err != nil {
 		return err
 	}
@@ -199,12 +223,12 @@ func (t Table) Hook() error {
 
 // Hooked says whether packets pass the table.
 func (t Table) Hooked() (bool, error) {
-	c, err := nftables.New()
+	c, err := nft.Connect()
 	if err != nil {
 		return false, err
 	}
 	_, err = c.ListChain(t.nft(), HookChain)
-	if err == nil || absent(err) || unsupported(err) {
+	if err == nil || absent(err) || nft.Unsupported(err) {
 		return err == nil, nil
 	}
 	return false, fmt.Errorf("look at nftables table %s: %w", t.Name, err)
@@ -213,7 +237,7 @@ func (t Table) Hooked() (bool, error) {
 // Unhook is the reverse of Hook: groups stay as they are. Connections that are
 // translated break, see InUse.
 func (t Table) Unhook() error {
-	c, err := nftables.New()
+	c, err := nft.Connect()
 	if err != nil {
 		return err
 	}
@@ -246,14 +270,6 @@ func InUse(isPod func(netip.Addr) bool) (bool, error) {
 		}
 	}
 	return false, nil
-}
-
-// unsupported says that the kernel has no nftables, as who only looks is told it.
-func unsupported(err error) bool { return missing(err) || errors.Is(err, unix.EINVAL) }
-
-// missing is the same of a change, of which EINVAL may say something else.
-func missing(err error) bool {
-	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
 // family matches packets of one family: an inet chain sees both.
@@ -306,14 +322,14 @@ func absent(err error) bool {
 
 // Members are the pods in the group.
 func (t Table) Members(group string) ([]netip.Addr, error) {
-	c, err := nftables.New()
+	c, err := nft.Connect()
 	if err != nil {
 		return nil, err
 	}
 	var out []netip.Addr
 	for _, v4 := range []bool{true, false} {
 		have, err := c.GetSetElements(t.set(group, v4))
-		if err != nil && !absent(err) {
+		if err != nil && !absent(err) && !nft.Unsupported(err) {
 			return nil, fmt.Errorf("read set %s of nftables table %s: %w", setName(group, v4), t.Name, err)
 		}
 		for _, e := range have {
@@ -325,8 +341,11 @@ func (t Table) Members(group string) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// Missing are those of pods that the group does not have.
+// Missing are those of pods that the group does not have; none where there is no nftables.
 func (t Table) Missing(group string, pods []netip.Addr) ([]netip.Addr, error) {
+	if err := nft.Check(); err != nil {
+		return nil, unlessNone(err)
+	}
 	have, err := t.Members(group)
 	if err != nil {
 		return nil, err
@@ -336,9 +355,12 @@ func (t Table) Missing(group string, pods []netip.Addr) ([]netip.Addr, error) {
 
 // Remove takes pods out of the group; absent ones are success.
 func (t Table) Remove(group string, pods []netip.Addr) error {
+	if err := nft.Check(); err != nil {
+		return unlessNone(err)
+	}
 	var errs []error
 	for _, a := range pods { // one transaction each: an absent one fails its own only
-		c, err := nftables.New()
+		c, err := nft.Connect()
 		if err != nil {
 			return err
 		}
@@ -354,28 +376,63 @@ func (t Table) Remove(group string, pods []netip.Addr) error {
 }
 
 // SetInside makes destinations inside for every group, those that are still to
-// come included: other nodes' pods, which come and go with their nodes.
+// come included: other nodes' pods, which come and go with their nodes. They are
+// sets, whatever their number: the kernel tells of each rule that it has taken, and
+// what it tells of some hundreds finds no room in a socket.
 func (t Table) SetInside(list []netip.Prefix) error {
-	list = Join(list)
-	c, err := nftables.New()
+	if err := nft.Check(); err != nil {
+		return unlessNone(err) // without nftables there is no table that need know
+	}
+	c, err := nft.Connect()
 	if err != nil {
 		return err
 	}
 	table := c.AddTable(t.nft())
 	chain := c.AddChain(&nftables.Chain{Name: insideChain, Table: table})
 	c.FlushChain(chain)
-	for _, p := range list {
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(destinationIn(p), &expr.Verdict{Kind: expr.VerdictAccept})})
+	byFamily := map[bool][]netip.Prefix{}
+	for _, p := range Join(list) {
+		byFamily[p.Addr().Is4()] = append(byFamily[p.Addr().Is4()], p)
 	}
-	if err := c.Flush(); err != nil && !missing(err) { // without nftables there is no table that need know
+	for _, v4 := range []bool{true, false} {
+		set := t.insideSet(v4)
+		if err := c.AddSet(set, nil); err != nil {
+			return err
+		}
+		c.FlushSet(set)
+		for part := range slices.Chunk(byFamily[v4], elementsAtOnce) {
+			if err := c.SetAddElements(set, intervals(part)); err != nil {
+				return err
+			}
+		}
+		if len(byFamily[v4]) > 0 {
+			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(family(v4), address(v4, false),
+				&expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID}, &expr.Verdict{Kind: expr.VerdictAccept})})
+		}
+	}
+	if err := c.Flush(); err != nil {
 		return fmt.Errorf("tell nftables table %s what is inside: %w", t.Name, err)
 	}
 	return nil
 }
 
+// elementsAtOnce is how many prefixes a message to the kernel has: 16 bits say how long its list is.
+const elementsAtOnce = 400
+
+// intervals are prefixes as elements of a set, of which none lies in another.
+func intervals(list []netip.Prefix) (out []nftables.SetElement) {
+	for _, p := range list {
+		out = append(out, nftables.SetElement{Key: p.Masked().Addr().AsSlice()})
+		if end := last(p).Next(); end.IsValid() { // else it goes on to the end of all addresses
+			out = append(out, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+		}
+	}
+	return out
+}
+
 // KnowsInside says whether somebody has said what is inside for every group.
 func (t Table) KnowsInside() (bool, error) {
-	c, err := nftables.New()
+	c, err := nft.Connect()
 	if err != nil {
 		return false, err
 	}
@@ -409,8 +466,9 @@ func Join(list []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for p := range have {
 		covered := false
-		for wide := range have {
-			covered = covered || wide.Bits() < p.Bits() && wide.Contains(p.Addr())
+		for bits := range p.Bits() {
+			wide, err := p.Addr().Prefix(bits)
+			covered = covered || err == nil && have[wide]
 		}
 		if !covered {
 			out = append(out, p)
@@ -432,13 +490,13 @@ func last(p netip.Prefix) netip.Addr {
 
 // Delete removes the table, whoever is in it. One that is not there is success.
 func (t Table) Delete() error {
-	c, err := nftables.New()
+	c, err := nft.Connect()
 	if err != nil {
 		return err
 	}
 	c.DelTable(t.nft())
 	err = c.Flush()
-	if err == nil || absent(err) || unsupported(err) {
+	if err == nil || absent(err) || nft.Unsupported(err) {
 		return nil
 	}
 	return fmt.Errorf("delete nftables table %s: %w", t.Name, err)

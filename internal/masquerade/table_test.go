@@ -22,7 +22,7 @@ func alone(t *testing.T) {
 	}
 }
 
-func nft(t *testing.T, script string) string {
+func nftRun(t *testing.T, script string) string {
 	t.Helper()
 	cmd := exec.Command("nft", "-f", "-")
 	if script == "" {
@@ -38,7 +38,7 @@ func nft(t *testing.T, script string) string {
 
 func has(t *testing.T, parts map[string]bool) {
 	t.Helper()
-	rules := nft(t, "")
+	rules := nftRun(t, "")
 	for part, want := range parts {
 		if strings.Contains(rules, part) != want {
 			t.Errorf("%q: %v, want %v, in\n%s", part, !want, want, rules)
@@ -146,7 +146,7 @@ func TestATableWithoutItsRulesIsHollow(t *testing.T) {
 		is("a group", false)
 		ok(t, table.Hook())
 		is("and the hook", false)
-		nft(t, "flush "+flush+"\n")
+		nftRun(t, "flush "+flush+"\n")
 		is("after flush "+flush, true)
 		ok(t, table.Delete())
 	}
@@ -159,7 +159,7 @@ func TestATableWithoutItsRulesIsHollow(t *testing.T) {
 // What an earlier version made stays for as long as a pod of it does.
 func TestGroupsOfEarlierVersions(t *testing.T) {
 	alone(t)
-	nft(t, `table inet mustang {
+	nftRun(t, `table inet mustang {
 		set pods4-old { type ipv4_addr; elements = { 10.9.0.7 }; }
 		set pods6-old { type ipv6_addr; }
 		chain inside { }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
+
+	"github.com/mustang-net/mustang/internal/nft"
 )
 
 // Locked runs fn while no other process of the scope is in Locked: what one finds
@@ -65,7 +67,7 @@ type content struct {
 // wanted, packets pass the table no more, and it goes unless it knows what is inside.
 // A kernel without nftables has none.
 func (t Table) tidy(wanted bool, stays func(group string) bool) error {
-	c, err := nftables.New()
+	c, err := nft.Connect()
 	if err != nil {
 		return err
 	}
@@ -93,7 +95,7 @@ func (t Table) tidy(wanted bool, stays func(group string) bool) error {
 func (t Table) look(c *nftables.Conn, stays func(group string) bool) (has content, found bool, err error) {
 	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {
-		if unsupported(err) {
+		if nft.Unsupported(err) {
 			return has, false, nil
 		}
 		return has, false, fmt.Errorf("list nftables chains: %w", err)
@@ -129,7 +131,7 @@ func (t Table) look(c *nftables.Conn, stays func(group string) bool) (has conten
 // Hollow says that somebody has taken the rules out of the table, as `nft flush table` does,
 // which leaves chains and sets.
 func (t Table) Hollow() (bool, error) {
-	c, err := nftables.New()
+	c, err := nft.Connect()
 	if err != nil {
 		return false, err
 	}

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/netns"
+	"github.com/mustang-net/mustang/internal/nft"
 )
 
 const (
@@ -175,7 +176,10 @@ func haveIPv6() bool {
 // routes them, which it does for as long as a rule wants whole packets (tproxy's is
 // the cheapest: it needs no connection tracking). Nothing ever meets the rule.
 func gatherHere() error {
-	c, err := nftables.New()
+	if err := nft.Check(); err != nil {
+		return err
+	}
+	c, err := nft.Connect()
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
@@ -193,7 +197,7 @@ func gatherHere() error {
 
 // removeOldTables removes those that mustang made in the node's own namespace once.
 func removeOldTables() error {
-	c, err := nftables.New()
+	c, err := nft.Connect()
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
