@@ -29,6 +29,8 @@
 /**
  * ct_repair - give the other half the same life, or bring it back if it was evicted
  * @at: where @e lies
+ *
+ * Return: 0; 1 when another flow has its place by now, whose packets this one's would be taken for.
  */
 global_fn int ct_repair(const struct ct_key *at, struct ct_entry *e, __u32 now)
 {
@@ -47,10 +49,12 @@ global_fn int ct_repair(const struct ct_key *at, struct ct_entry *e, __u32 now)
 		return 0;
 	}
 	if (ct_alive(ct_lookup(&key, now), now))
-		return 0;
+		return 1;
 	ct_other_half(&half, e, &mine, ct_key_of(&key, &e->other, key.proto, key.scope));
-	if (half.opening)
-		return ct_enter(&key, &half, now);
+	if (half.opening) {
+		ct_enter(&key, &half, now);
+		return 0;
+	}
 	half.near = 0;
 	near_elsewhere(&key, &half, half.expires);
 	if (!bpf_map_update_elem(&mst_ct_v1, &key, &half, BPF_ANY))
@@ -194,61 +198,6 @@ inline_fn bool ct_lasts(const struct ct_entry *e, __u8 proto)
 	return proto == IPPROTO_TCP && e->opening == CT_OPENING_IN_PLACE && e->role == CT_DIRECT && e->seen_reply;
 }
 
-/**
- * ct_touch - what a packet of a known flow does to its entry
- */
-inline_fn void ct_touch(struct flow *f, struct pkt *p)
-{
-	struct ct_entry *e = f->e;
-	__u32 expires, slack;
-
-	if (p->tcp_flags & (TCP_FIN | TCP_RST)) {
-		__u8 how = p->tcp_flags & TCP_RST ? CT_RST : CT_FIN;
-		bool closed = ct_closed(e);
-
-		if (f->reply)
-			e->closing_reply |= how;
-		else
-			e->closing_orig |= how;
-		if (e->role != CT_DIRECT)
-			ct_close(&f->key, e, f->now);
-		if (!closed && ct_closed(e))
-			event_closed(&f->key, e, p->proto, p->tcp_flags, f->now);
-	}
-	if (f->reply && !e->seen_reply) {
-		e->seen_reply = 1;
-		if (e->opening && p->proto == IPPROTO_UDP)
-			fast_forget_flow(&f->key, e);
-	}
-	expires = f->now + ct_lifetime(e, p->proto, !e->opening || ct_lasts(e, p->proto));
-	slack = e->closing_orig | e->closing_reply ? 0 : CT_REFRESH - 1;
-	/* Of one that closes, or goes on after a RST that was not its own, it says to the second when: by that its room is
-	 * left to others (near_leaves). */
-	if (e->opener.endpoint != CT_END_CUT && /* which lives as long as policy said (judge_again) */
-	    expires - e->expires + slack >= 2 * slack + 1) {
-		near_elsewhere(&f->key, e, expires);
-		e->expires = expires;
-		if (e->role != CT_DIRECT)
-			ct_repair(&f->key, e, f->now);
-	}
-	if (e->opening && !f->reply && !(p->tcp_flags & TCP_SYN))
-		if (ct_promote(&f->key, e, f->now))
-			ct_find_by_key(f);
-}
-
-global_fn int flow_seen(struct pkt *p)
-{
-	struct flow f = { .now = now_seconds() };
-
-	if (!p)
-		return FLOW_NONE;
-	ct_find(&f, p, CT_SCOPE_FLOW);
-	if (!f.e)
-		return FLOW_NONE;
-	ct_touch(&f, p);
-	return f.e && f.e->opening ? FLOW_OPENING : FLOW_KNOWN;
-}
-
 /* @n: the entry's room, when it lies near, or NULL. Tuple or key, in either direction: the rest says whose it is. */
 inline_fn void ct_end(struct ct_entry *e, struct near_flow *n, __be32 a, __be32 b, __be16 port_a, __be16 port_b, __u32 now)
 {
@@ -289,6 +238,74 @@ inline_fn void ct_forget(struct flow *f)
 	if (f->e)
 		ct_end_both(&f->key, f->e, f->now);
 	f->e = NULL;
+}
+
+/* Whether a packet proves that its flow's opener has heard an answer. Of TCP an acknowledgement alone: what has none is
+ * dropped by the other end without a word, so that anybody might send it under addresses that are not his. */
+inline_fn bool ct_proves(const struct pkt *p)
+{
+	return p->proto == IPPROTO_TCP ? (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_ACK : !(p->tcp_flags & TCP_SYN);
+}
+
+/**
+ * ct_touch - what a packet of a known flow does to its entry
+ *
+ * There is none any more behind it when another flow had taken its other half's place.
+ */
+inline_fn void ct_touch(struct flow *f, struct pkt *p)
+{
+	struct ct_entry *e = f->e;
+	__u32 expires, slack;
+
+	if (p->tcp_flags & (TCP_FIN | TCP_RST)) {
+		__u8 how = p->tcp_flags & TCP_RST ? CT_RST : CT_FIN;
+		bool closed = ct_closed(e);
+
+		if (f->reply)
+			e->closing_reply |= how;
+		else
+			e->closing_orig |= how;
+		if (e->role != CT_DIRECT)
+			ct_close(&f->key, e, f->now);
+		if (!closed && ct_closed(e))
+			event_closed(&f->key, e, p->proto, p->tcp_flags, f->now);
+	}
+	if (f->reply && !e->seen_reply) {
+		e->seen_reply = 1;
+		if (e->opening && p->proto == IPPROTO_UDP)
+			fast_forget_flow(&f->key, e);
+	}
+	expires = f->now + ct_lifetime(e, p->proto, !e->opening || ct_lasts(e, p->proto));
+	slack = e->closing_orig | e->closing_reply ? 0 : CT_REFRESH - 1;
+	/* Of one that closes, or goes on after a RST that was not its own, it says to the second when: by that its room is
+	 * left to others (near_leaves). */
+	if (e->opener.endpoint != CT_END_CUT && /* which lives as long as policy said (judge_again) */
+	    expires - e->expires + slack >= 2 * slack + 1) {
+		near_elsewhere(&f->key, e, expires);
+		e->expires = expires;
+		if (e->role != CT_DIRECT && ct_repair(&f->key, e, f->now)) {
+			ct_forget(f);
+			return;
+		}
+	}
+	if (e->opening && !f->reply && ct_proves(p))
+		if (ct_promote(&f->key, e, f->now))
+			ct_find_by_key(f);
+}
+
+global_fn int flow_seen(struct pkt *p)
+{
+	struct flow f = { .now = now_seconds() };
+
+	if (!p)
+		return FLOW_NONE;
+	ct_find(&f, p, CT_SCOPE_FLOW);
+	if (!f.e)
+		return FLOW_NONE;
+	ct_touch(&f, p);
+	if (!f.e)
+		return FLOW_NONE;
+	return f.e->opening ? FLOW_OPENING : FLOW_KNOWN;
 }
 
 /**
@@ -411,11 +428,15 @@ inline_fn bool half_open_yields(int try)
 }
 
 /* Whether the other end may still hold a closed flow's tuple (TIME-WAIT), and take no SYN there from somebody else, who has
- * other sequence numbers. */
-inline_fn bool ct_lingers(const struct ct_entry *e, const struct addr *opener)
+ * other sequence numbers. One that was reset does for a moment of silence: anybody may send a RST, and the ends go on. */
+slow_fn bool ct_lingers(const struct flow *f, const struct addr *opener)
 {
-	return opener && e->role == CT_POST_NAT && !((e->closing_orig | e->closing_reply) & CT_RST) &&
-	       !addr_equal(&e->other.src, opener);
+	const struct ct_entry *e = f->e;
+
+	if (!opener || e->role != CT_POST_NAT || addr_equal(&e->other.src, opener))
+		return false;
+	return !((e->closing_orig | e->closing_reply) & CT_RST) ||
+	       (__s32)(e->expires - f->now) > (__s32)(ct_lifetime(e, f->key.proto, true) - CT_NEAR_CLOSED);
 }
 
 /**
@@ -433,7 +454,7 @@ global_fn int tuple_taken(const struct tuple *t, __u8 proto, __u32 now, const st
 		return true;
 	f.src_is_hi = ct_key_of(&f.key, t, proto, CT_SCOPE_FLOW);
 	ct_find_by_key(&f);
-	if (f.e && (ct_closed(f.e) ? ct_lingers(f.e, opener) : !ct_orphaned(f.e) && !(yields && f.e->opening)))
+	if (f.e && (ct_closed(f.e) ? ct_lingers(&f, opener) : !ct_orphaned(f.e) && !(yields && f.e->opening)))
 		return true;
 	ct_forget(&f);
 	return false;

@@ -19,19 +19,20 @@
 #define AF_INET 2
 #define AF_INET6 10
 
-/* Bytes of the longest IP packet that goes out: of a bundle, one segment. SCTP's does not say how long
- * those are (GSO_BY_FRAGS, 65535): too long for any wire, it is the stack's. */
+/* Bytes of the longest IP packet that goes out: of a bundle, one segment. Not what the header says, which a pod may have
+ * made shorter than the packet. SCTP's bundle does not say how long its segments are (GSO_BY_FRAGS, 65535): too long for
+ * any wire, it is the stack's. */
 inline_fn __u32 wire_length(struct __sk_buff *skb, const struct pkt *p)
 {
 	const struct tcphdr *tcp;
 	__u32 header = 8;
 
 	if (likely(!skb->gso_size))
-		return p->end - ETH_HLEN;
+		return skb->len - ETH_HLEN;
 	if (p->proto == IPPROTO_TCP) {
 		tcp = packet(skb) + (p->l4_off & L4_OFF_MASK);
 		if ((void *)(tcp + 1) > packet_end(skb))
-			return p->end - ETH_HLEN; /* never: who read its ports had it there. The stack's, as the above */
+			return skb->len - ETH_HLEN; /* never: who read its ports had it there. The stack's, as the above */
 		header = tcp->doff * 4;
 	}
 	return p->l4_off - ETH_HLEN + header + skb->gso_size;

@@ -196,6 +196,8 @@ global_fn int translate_error(struct __sk_buff *skb, struct pkt *p, struct quote
 
 	if (!p || !q || !to)
 		return REASON_ICMP_ERROR_NAT;
+	if (!p->ipv6 && p->icmp_type == ICMP_REDIRECT) /* it speaks of another link's way to another address */
+		return REASON_ICMP_ERROR_NAT;
 	csum = p->l4_off + 2;
 	if (q->proto != IPPROTO_TCP && q->proto != IPPROTO_UDP && q->proto != IPPROTO_SCTP && !quotes_icmp(q))
 		return REASON_ICMP_ERROR_NAT;

@@ -70,11 +70,14 @@ inline_fn struct near_flow *near_room_again(struct near_place *place, const stru
 {
 	bool hi;
 	struct near_flow *n = near_find(place, t, &hi);
+	__u32 expires = n ? n->e.expires : 0;
 
 	if (n && ct_alive(&n->e, now)) {
 		if (n->e.role != CT_DIRECT || !(n->e.closing_orig | n->e.closing_reply))
 			return NULL;
-		n->e.expires = now - 1;
+		/* Else another flow has just taken the room, on another CPU. */
+		if (__sync_val_compare_and_swap(&n->e.expires, expires, now - 1) != expires)
+			return NULL;
 	}
 	if (!n)
 		n = near_room(place, now);
@@ -258,7 +261,7 @@ global_fn int near_learn(struct near_flow *n, struct pkt *p, bool reply)
 			half->e.seen_reply = 1;
 		else /* lives by its answer, as any without translation that lies where it will stay (ct_lasts) */
 			n->e.expires = now_seconds() + ct_lifetime(&n->e, IPPROTO_TCP, true);
-	} else if (!reply && n->e.opening && (n->e.seen_reply || (half && half->e.seen_reply))) {
+	} else if (!reply && n->e.opening && ct_proves(p) && (n->e.seen_reply || (half && half->e.seen_reply))) {
 		__u32 now = now_seconds();
 
 		near_proved(&n->e, now);

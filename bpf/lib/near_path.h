@@ -79,12 +79,16 @@ inline_fn struct fast_flow *near_way_claim(struct __sk_buff *skb, const struct p
 {
 	__u32 hook = fast_hook(skb->cb[CB_ENDPOINT], DIR_FROM_POD), slot = tuple_hash(&p->t);
 	struct fast_flow *fast = fast_at(p, hook, &slot);
+	/* Else it has begun anew, with another backend. */
+	bool same = fast && fast->to.dport == to->dport && addr_equal(&fast->to.dst, &to->dst);
 
 	if (!fast) {
 		slot = fast_choose(p, hook);
 		fast = fast_slot(slot);
 		if (!fast)
 			return NULL;
+	}
+	if (unlikely(!same)) {
 		fast_claim_way(fast, &p->t, hook, p->proto);
 		fast->flags = FAST_TRANSLATE;
 		fast->to = *to;
@@ -200,7 +204,8 @@ inline_fn struct near_flow *near_with_code(const struct tuple *t, __u32 *code)
 	return n;
 }
 
-/* The tuple's flow, which lies near, has just been judged. Return: its way's code. */
+/* The tuple's flow, which lies near, has just been judged. One that counts as closed lives by each packet that is seen.
+ * Return: its way's code. */
 global_fn int near_keep(const struct tuple *t, __u32 tables)
 {
 	struct near_flow *n;
@@ -209,7 +214,7 @@ global_fn int near_keep(const struct tuple *t, __u32 tables)
 	if (!t)
 		return 0;
 	n = near_with_code(t, &code);
-	if (n)
+	if (n && !ct_closed(&n->e))
 		near_renew(n, tables);
 	return code;
 }

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "52a5b99dacba0393e2c7b045352a3bf31a876affc07ecb5db62df6ff2c543531"
+const ObjectsHash = "f84bf27d6e9ffe1b8e1714c94b0e3ba357096e5574889da7e9be180ce4118af5"

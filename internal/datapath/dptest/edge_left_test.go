@@ -203,6 +203,28 @@ func TestTwoFlowsAreGivenOneTuple(t *testing.T) {
 	})
 }
 
+// The half of an established flow that the other end sees was forgotten, as when its table is full, and another flow has its
+// tuple by now: neither hears the other's.
+func TestAnEstablishedFlowsTupleIsAnothersByNow(t *testing.T) {
+	eitherEdge(t, func(o outside) {
+		b := end(External(2, o.v6), 8080)
+		o.nodePort(0, b)
+		worn := o.outlive(b)
+		winner := end(External(9, o.v6), o.c.Port())
+		half := o.edge.Flow(o.t, Tuple{o.proto, worn, b}, bpfgen.CTScopeFlow)
+		half.Entry.Other.Src = toAddr(winner.Addr())
+		o.edge.rewrite(o.t, *half)
+		o.edge.VoidFlows(o.t)
+		o.edge.Age(o.t, bpfgen.CTRefresh)
+		for range 3 {
+			if r := o.arrive(o.c, o.f, ack); r.Dropped == "" && r.Tuple().Src == worn && r.Tuple().Dst == b {
+				o.t.Errorf("into another's: %v", r)
+			}
+			o.want("the other one's answer", o.arrive(b, worn, syn|ack), 0, o.f, winner)
+		}
+	})
+}
+
 // A bridge sends to all its ports what is for a pod of which it does not know yet where that is: it
 // becomes no flow of the others'.
 func TestWhatABridgeFloodsIsNoFlowOfOthers(t *testing.T) {

@@ -438,6 +438,12 @@ func TestEdgeErrorsSpeakOfWhatTheirReceiverKnows(t *testing.T) {
 		e = Eth(Router, o.edge.MAC).IP(o.c.Addr(), o.f.Addr()).ICMP(kind, code, 0).Data(quote(back, quoted))
 		a, err = o.edge.Arrive(e.Frame())
 		s.quotes(o.checked(a, err), pod, Tuple{o.proto, b, worn}, worn.Addr().String())
+		if !o.v6 { // by which the pod would send all its answers elsewhere
+			e = Eth(Router, o.edge.MAC).IP(External(9, false), o.f.Addr()).ICMP(5, 1, 0).Data(quote(back, quoted))
+			if a, err = o.edge.Arrive(e.Frame()); err != nil || a.Dropped == "" {
+				o.t.Errorf("a redirect: %v, %v, want it dropped", a, err)
+			}
+		}
 		// From a router on the way to a backend on another node.
 		far := end(External(2, o.v6), 8080)
 		o.nodePort(0, far)

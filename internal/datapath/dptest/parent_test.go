@@ -143,17 +143,20 @@ func TestTheParentFollowsFragments(t *testing.T) {
 func TestTheParentFollowsErrors(t *testing.T) {
 	eachParent(t, func(t *testing.T, w *wire) {
 		p := w.Pods[1]
-		about := func(sport uint16) []byte {
-			quoted := Eth(toWire, p.MAC).IP(External(1, w.v6), p.IP(w.v6)).UDP(sport, 1000).Payload(8).Frame()[14:]
+		about := func(whose Pod) []byte {
+			quoted := Eth(toWire, p.MAC).IP(External(1, w.v6), whose.IP(w.v6)).UDP(53, 1000).Payload(8).Frame()[14:]
 			kind := uint8(3)
 			if w.v6 {
 				kind = 1
 			}
 			return Eth(p.MAC, toWire).IP(p.IP(w.v6), External(1, w.v6)).ICMP(kind, 3, 0).Data(quoted).Frame()
 		}
-		w.leaves(t, "about no flow", about(53), bpfgen.ReasonICMPErrorFlow)
+		w.leaves(t, "about no flow", about(p), bpfgen.ReasonICMPErrorFlow)
 		w.seen(t, p, w.datagram(p.MAC, p.IP(w.v6)).Frame())
-		w.leaves(t, "about a flow", about(53), bpfgen.ReasonNone)
+		w.leaves(t, "about a flow", about(p), bpfgen.ReasonNone)
+		other := w.Pods[2]
+		w.seen(t, other, w.datagram(other.MAC, other.IP(w.v6)).Frame())
+		w.leaves(t, "about another pod's flow", about(other), bpfgen.ReasonHookBypassed)
 	})
 }
 

@@ -230,3 +230,40 @@ func TestAConnectionGoesTheWayOfItsSyn(t *testing.T) {
 		}
 	})
 }
+
+// A Service's connection that begins anew with a backend on another node does not go to the node that the last one was on.
+func TestAServicesConnectionToAnotherBackendGoesItsOwnWay(t *testing.T) {
+	eachConnectsBy(t, []bool{true}, func(c connects) {
+		if c.tunnel == nil {
+			return // the route to the other node's pods is another there, and its packets the same
+		}
+		wire := int(onWire(c.t))
+		neighbours := []net.HardwareAddr{{2, 0xab, 0, 0, 0, 1}, {2, 0xab, 0, 0, 0, 2}}
+		for i, mac := range neighbours {
+			check(c.t, netlink.NeighSet(&netlink.Neigh{LinkIndex: wire, IP: wireAddr(byte(2+i), false).AsSlice(), HardwareAddr: mac, State: netlink.NUD_PERMANENT}))
+		}
+		backends := []netip.AddrPort{c.far, netip.AddrPortFrom(farPod(8, c.far.Addr().Is6()), c.far.Port())}
+		to := func(backend int) {
+			c.far = backends[backend]
+			c.SetService(c.t, oracle.TCP, c.to, c.far)
+		}
+		for port := range uint16(20) { // on a machine that has other work, the moment may be over before
+			to(0)
+			c.out(port, syn)
+			c.out(port, ack)
+			if r := c.out(port, ack); !bytes.Equal(r.Packet[:6], neighbours[0]) {
+				continue
+			}
+			c.out(port, rst|ack)
+			to(1)
+			c.out(port, syn)
+			for range 2 {
+				if r := c.out(port, ack); bytes.Equal(r.Packet[:6], neighbours[0]) {
+					c.t.Errorf("%v: sent to the last backend's node", r)
+				}
+			}
+			return
+		}
+		c.t.Error("no way was kept")
+	})
+}

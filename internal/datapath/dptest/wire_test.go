@@ -261,6 +261,16 @@ func TestWhatIsNotPlainGoesByTheStackUnchanged(t *testing.T) {
 			if r := n.send(t, n.toFar(v6).TCP(5004, 80, syn).Payload(most), Context{}); r.Verdict != Redirect {
 				t.Errorf("tunnel %t, IPv6 %t: %v of a packet that just fits", tunnel, v6, r)
 			}
+			// The header may say less than a pod sends.
+			for i, flags := range []uint8{syn, ack, ack, ack} {
+				if r := n.send(t, n.toFar(v6).TCP(5008, 80, flags), Context{}); r.Verdict != Redirect {
+					t.Fatalf("tunnel %t, IPv6 %t: packet %d: %v", tunnel, v6, i, r)
+				}
+				long := append(n.toFar(v6).TCP(5008, 80, flags).Frame(), make([]byte, wireMTU)...)
+				if r, err := n.Run(n.PodPrograms.FromPod, long, Context{Endpoint: n.Pods[1].ID}); err != nil || r.Verdict != Next {
+					t.Errorf("tunnel %t, IPv6 %t: %v of a packet that is longer than its header says, behind packet %d (%v)", tunnel, v6, r, i, err)
+				}
+			}
 			// A bundle is held by its segments. (A test run's has no kind, and a header is
 			// pushed before bundles of TCP only: there, test/nodes has real ones.)
 			if tunnel {
