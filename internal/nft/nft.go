@@ -7,6 +7,7 @@ package nft
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/nftables"
@@ -50,10 +51,11 @@ func Check() error {
 }
 
 // Unsupported says whether the answer to a question, not to a change, is that of a
-// kernel that has no nftables.
+// kernel that has no nftables. Some of the library's errors keep only the text of the
+// kernel's.
 func Unsupported(err error) bool {
 	for _, no := range []error{ErrNone, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EINVAL} {
-		if errors.Is(err, no) {
+		if errors.Is(err, no) || strings.Contains(err.Error(), no.Error()) {
 			return true
 		}
 	}
