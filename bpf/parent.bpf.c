@@ -233,8 +233,8 @@ inline_fn int seen_by_hook(struct __sk_buff *skb, struct pkt *p, __u32 id, __u32
 		reason = error_flow(skb, p, &f, &q);
 		if (reason)
 			return reason;
-		if (f.e && (f.reply ? f.e->responder.endpoint : f.e->opener.endpoint) != id)
-			return REASON_HOOK_BYPASSED; /* about a flow of others */
+		if (f.e && error_of_others(&f, id))
+			return REASON_HOOK_BYPASSED;
 	} else {
 		ct_find(&f, p, CT_SCOPE_FLOW);
 	}

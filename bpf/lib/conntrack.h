@@ -436,7 +436,7 @@ slow_fn bool ct_lingers(const struct flow *f, const struct addr *opener)
 	if (!opener || e->role != CT_POST_NAT || addr_equal(&e->other.src, opener))
 		return false;
 	return !((e->closing_orig | e->closing_reply) & CT_RST) ||
-	       (__s32)(e->expires - f->now) > (__s32)(ct_lifetime(e, f->key.proto, true) - CT_NEAR_CLOSED);
+	       ct_just_closed(e, e->expires, f->key.proto, f->now);
 }
 
 /**

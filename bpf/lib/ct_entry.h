@@ -264,13 +264,18 @@ inline_fn bool ct_closed(const struct ct_entry *e)
 	return (e->closing_orig | e->closing_reply) & CT_RST || (e->closing_orig && e->closing_reply);
 }
 
+/* Whether a closed flow has been silent for less than CT_NEAR_CLOSED. @expires: of its entry */
+inline_fn bool ct_just_closed(const struct ct_entry *e, __u32 expires, __u8 proto, __u32 now)
+{
+	return (__s32)(expires - now) > (__s32)(ct_lifetime(e, proto, true) - CT_NEAR_CLOSED);
+}
+
 /* Whether a flow that lies there leaves its room to another. @expires: of its entry */
 inline_fn bool near_leaves(const struct near_flow *n, __u32 expires, __u32 now)
 {
 	if ((__s32)(expires - now) < 0)
 		return !ct_taken(expires, now);
-	return ct_closed(&n->e) &&
-	       (__s32)(expires - now) <= (__s32)(ct_lifetime(&n->e, IPPROTO_TCP, true) - CT_NEAR_CLOSED);
+	return ct_closed(&n->e) && !ct_just_closed(&n->e, expires, IPPROTO_TCP, now);
 }
 
 /* The room for a new flow at a place; NULL: none. */

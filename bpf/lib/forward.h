@@ -268,8 +268,8 @@ slow_fn int forward_error(struct __sk_buff *skb, struct pkt *p, struct endpoint 
 
 	if (!reason && f.e && !error_current(&f.key, f.e))
 		reason = REASON_ICMP_ERROR_FLOW; /* what it is about was judged on its way, but not as things are now */
-	if (!reason && f.e && (f.reply ? f.e->responder.endpoint : f.e->opener.endpoint) != skb->cb[CB_ENDPOINT])
-		reason = REASON_ICMP_ERROR_FLOW; /* of others */
+	if (!reason && f.e && error_of_others(&f, skb->cb[CB_ENDPOINT]))
+		reason = REASON_ICMP_ERROR_FLOW;
 	if (reason || !f.e)
 		return drop(skb, reason, DIR_FROM_POD);
 	to = next_endpoint(f.e, f.reply, &id);

@@ -182,6 +182,12 @@ inline_fn bool error_addrs(struct __sk_buff *skb, struct pkt *p, const struct qu
 	return true;
 }
 
+/* Whether a pod's ICMP error is about a flow of others. @f: as error_flow found it; @id: of the endpoint that sends it */
+inline_fn bool error_of_others(const struct flow *f, __u32 id)
+{
+	return (f->reply ? f->e->responder.endpoint : f->e->opener.endpoint) != id;
+}
+
 /**
  * translate_error - make an ICMP error speak of the tuple that its receiver knows
  * @to: what the quoted tuple becomes

@@ -130,7 +130,7 @@ func (b *builder) holdGateway(l netlink.Link, e end) error {
 	}
 	var hold []netip.Prefix
 	for _, x := range b.gateways() {
-		if _, lan := b.lan[family(x.gw)]; !lan { // else a router out there has it
+		if !b.onLAN(family(x.gw)).IsValid() { // else a router out there has it
 			hold = append(hold, netip.PrefixFrom(x.gw, b.network(x.gw).Bits()))
 		}
 	}

@@ -37,10 +37,9 @@ type builder struct {
 	nodeNS, podNS *os.File // podNS is nil when the pod's namespace is gone
 	node, pod     *netlink.Handle
 	pending       []pendingAddr
-	defaults      map[int]bool       // families whose default route in the pod is ours
-	lan           map[int]netip.Addr // families whose network the node is on, by its uplink: its address there
-	neighbours    []netip.Addr       // all addresses of the node in those networks
-	met           bool               // what leads the node to the pod's addresses may be this pod's
+	defaults      map[int]bool // families whose default route in the pod is ours
+	lan           []netip.Addr // the node's addresses in the pod's networks, by its uplink; of each family the one that it speaks under first
+	met           bool         // what leads the node to the pod's addresses may be this pod's
 }
 
 // pendingAddr is an IPv6 address that was added, and does not receive yet.

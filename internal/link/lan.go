@@ -30,8 +30,7 @@ func (b *builder) findLAN(parent netlink.Link) error {
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", b.Uplink, err)
 	}
-	b.lan, b.neighbours = make(map[int]netip.Addr), nil
-	// The first that lasts is the one that the node speaks under to its pods.
+	b.lan = nil
 	slices.SortStableFunc(addrs, func(x, y netlink.Addr) int { return cmp.Compare(passing(x), passing(y)) })
 	for _, x := range addrs {
 		a, _ := netip.AddrFromSlice(x.IP)
@@ -45,12 +44,18 @@ func (b *builder) findLAN(parent netlink.Link) error {
 		if b.network(a).Addr() == a {
 			return fmt.Errorf("IP %s is the node's own, on %s: give the pod another", a, b.Uplink)
 		}
-		b.neighbours = append(b.neighbours, a)
-		if _, has := b.lan[family(a)]; !has {
-			b.lan[family(a)] = a
-		}
+		b.lan = append(b.lan, a)
 	}
 	return nil
+}
+
+// onLAN is the address under which the node speaks to the pod on its own network; zero: it is
+// on none of that family.
+func (b *builder) onLAN(f int) netip.Addr {
+	if i := slices.IndexFunc(b.lan, func(a netip.Addr) bool { return family(a) == f }); i >= 0 {
+		return b.lan[i]
+	}
+	return netip.Addr{}
 }
 
 // passing is 1 for an address that the node soon speaks under no more: a temporary or a
@@ -74,12 +79,16 @@ func (b *builder) network(a netip.Addr) netip.Prefix {
 // by the shim. Until then another pod may have the addresses.
 func (b *builder) meetNode(eth, shim netlink.Link) error {
 	b.met = true
-	for _, node := range b.neighbours {
+	for _, node := range b.lan {
 		if err := addNeigh(b.pod, eth, node, shim.Attrs().HardwareAddr); err != nil {
 			return err
 		}
 	}
-	for _, node := range b.lan {
+	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
+		node := b.onLAN(f)
+		if !node.IsValid() {
+			continue
+		}
 		pod := b.network(node).Addr()
 		if err := addNeigh(b.node, shim, pod, eth.Attrs().HardwareAddr); err != nil {
 			return err

@@ -85,7 +85,7 @@ func (t Table) tidy(wanted bool, stays func(group string) bool) error {
 	default:
 		t.removeGroups(c, has)
 	}
-	if err := c.Flush(); err != nil && !absent(err) {
+	if err := c.Flush(); err != nil && !nft.Absent(err) {
 		return fmt.Errorf("tidy nftables table %s: %w", t.Name, err)
 	}
 	return nil
@@ -149,7 +149,7 @@ func (t Table) Hollow() (bool, error) {
 	for _, name := range chains {
 		rules, err := c.GetRules(t.nft(), &nftables.Chain{Name: name, Table: t.nft()})
 		if err != nil {
-			if absent(err) {
+			if nft.Absent(err) {
 				continue // it goes at this moment
 			}
 			return false, fmt.Errorf("list the rules of chain %s of nftables table %s: %w", name, t.Name, err)

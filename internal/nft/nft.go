@@ -7,6 +7,7 @@ package nft
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,7 +43,7 @@ func Check() error {
 	}
 	_, err = c.ListTableOfFamily("mustang", nftables.TableFamilyINet)
 	switch {
-	case err == nil || errors.Is(err, unix.ENOENT):
+	case err == nil || Absent(err):
 		return nil
 	case Unsupported(err):
 		return ErrNone
@@ -51,13 +52,15 @@ func Check() error {
 }
 
 // Unsupported says whether the answer to a question, not to a change, is that of a
-// kernel that has no nftables. Some of the library's errors keep only the text of the
-// kernel's.
+// kernel that has no nftables.
 func Unsupported(err error) bool {
-	for _, no := range []error{ErrNone, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EINVAL} {
-		if errors.Is(err, no) || strings.Contains(err.Error(), no.Error()) {
-			return true
-		}
-	}
-	return false
+	return is(err, ErrNone, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EINVAL)
+}
+
+// Absent says that an object is not there.
+func Absent(err error) bool { return is(err, unix.ENOENT) }
+
+// is asks the text, too: some of the library's errors keep only that of the kernel's.
+func is(err error, any ...error) bool {
+	return slices.ContainsFunc(any, func(e error) bool { return errors.Is(err, e) || strings.Contains(err.Error(), e.Error()) })
 }

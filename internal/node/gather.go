@@ -15,7 +15,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -203,10 +202,7 @@ func removeOldTables() error {
 	}
 	for _, family := range []nftables.TableFamily{nftables.TableFamilyINet, nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
 		c.DelTable(&nftables.Table{Name: gatherTable, Family: family})
-		err := c.Flush()
-		absent := slices.ContainsFunc([]error{unix.ENOENT, unix.EINVAL, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT}, // a kernel without nftables, or without it for a family
-			func(a error) bool { return errors.Is(err, a) })
-		if err != nil && !absent {
+		if err := c.Flush(); err != nil && !nft.Absent(err) && !nft.Unsupported(err) { // as a kernel without nftables, or without it for a family
 			return fmt.Errorf("remove the nftables table %s: %w", gatherTable, err)
 		}
 	}

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "f84bf27d6e9ffe1b8e1714c94b0e3ba357096e5574889da7e9be180ce4118af5"
+const ObjectsHash = "51d9c5072da88ed6c4799fea8d05c338c70e21578e2b5bfd1f3e081aba5737fb"
