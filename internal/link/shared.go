@@ -12,8 +12,8 @@ import (
 )
 
 // Shared are the links that were made for pods to share: bridges by their mark, since one of
-// any name may have been there before; and shims, whose names are nobody else's, by name and
-// kind. Records of pods tell of neither once the node is drained.
+// any name may have been there before; and shims, by their mark too, or, where an earlier version
+// made them without, by name and kind. Records of pods tell of neither once the node is drained.
 func Shared() (out []netlink.Link, err error) {
 	all, err := netns.Links()
 	if err != nil {
@@ -26,7 +26,8 @@ func Shared() (out []netlink.Link, err error) {
 	for _, l := range all {
 		a, mode := l.Attrs(), subMode(l)
 		bridge := l.Type() == "bridge" && (a.Group == linkGroup || unmarked(l))
-		shim := HasShim(mode) && a.NetNsID < 0 && a.Name == ShimName(mode, names[a.ParentIndex])
+		ours := a.Group == linkGroup && a.Alias == "" // a user's that is lent to a pod has an alias
+		shim := HasShim(mode) && a.NetNsID < 0 && (ours || a.Name == ShimName(mode, names[a.ParentIndex]))
 		if bridge || shim {
 			out = append(out, l)
 		}

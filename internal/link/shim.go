@@ -191,6 +191,7 @@ func (b *builder) ensureShim(parent netlink.Link) (netlink.Link, error) {
 		}
 		attrs.MTU = parent.Attrs().MTU
 		attrs.ParentIndex = parent.Attrs().Index
+		attrs.Group = linkGroup // an uninstall finds it when the uplink has another name by then
 		err := b.node.LinkAdd(b.subInterface(attrs))
 		if err != nil && !errors.Is(err, unix.EEXIST) { // another Add may be as fast
 			return nil, b.createError(name, err)

@@ -77,15 +77,23 @@ func TestUninstall_LeavesABridgeOfTheDefaultNameThatWasThereBefore(t *testing.T)
 }
 
 func TestUninstall_DeletesTheShimOfADrainedNode(t *testing.T) {
-	n := newNode(t)
-	c := n.container()
-	c.add(n.config("macvlan"))
-	c.del(n.config("macvlan"))
-	run(t, "ip", "-n", n.name, "link", "add", "mv-mine", "link", uplink, "type", "macvlan", "mode", "bridge")
-	run(t, "ip", "-n", n.name, "link", "set", "mv-mine", "up")
-	n.uninstall(t.TempDir())
-	if left := run(t, "ip", "-n", n.name, "-o", "link"); strings.Contains(left, "mv-up0") || !strings.Contains(left, "mv-mine") {
-		t.Errorf("left: %s", left)
+	for name, renamed := range map[string]bool{"": false, "whose uplink was renamed": true} {
+		t.Run(name, func(t *testing.T) {
+			n, on := newNode(t), uplink
+			c := n.container()
+			c.add(n.config("macvlan"))
+			c.del(n.config("macvlan"))
+			if renamed {
+				on = "other0"
+				run(t, "ip", "-n", n.name, "link", "set", uplink, "name", on)
+			}
+			run(t, "ip", "-n", n.name, "link", "add", "mv-mine", "link", on, "type", "macvlan", "mode", "bridge")
+			run(t, "ip", "-n", n.name, "link", "set", "mv-mine", "up")
+			n.uninstall(t.TempDir())
+			if left := run(t, "ip", "-n", n.name, "-o", "link"); strings.Contains(left, "mv-up0") || !strings.Contains(left, "mv-mine") {
+				t.Errorf("left: %s", left)
+			}
+		})
 	}
 }
 
