@@ -209,7 +209,7 @@ func checkAddress(name, value string) error {
 	if value == None {
 		return nil
 	}
-	if _, err := netip.ParseAddrPort(value); err != nil {
+	if a, err := netip.ParseAddrPort(value); err != nil || a.Port() == 0 || a.Addr().Zone() != "" {
 		return fmt.Errorf("%s %q is neither ADDRESS:PORT nor none; write it like 127.0.0.1:10249 or [::]:10256", name, value)
 	}
 	return nil

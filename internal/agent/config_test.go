@@ -28,6 +28,8 @@ func TestConfigFile(t *testing.T) {
 		{"a file that is not there", "kubeconfig: /nowhere/at-all", "/nowhere/at-all"},
 		{"a relative directory", "state-dir: run", `state-dir "run" is not an absolute path`},
 		{"an address without a port", "health-address: 127.0.0.1", `health-address "127.0.0.1"`},
+		{"a port that is any", "health-address: 127.0.0.1:0", `health-address "127.0.0.1:0"`},
+		{"a zone", "metrics-address: '[fe80::1%eth0]:1'", `metrics-address "[fe80::1%eth0]:1"`},
 		{"a name for an address", "metrics-address: localhost:1", `metrics-address "localhost:1"`},
 		{"a mode that there is not", "node-mode: bgp", `node-mode "bgp" is none of`},
 		{"a way of forwarding that there is not", "host-routing: xdp", `host-routing: host routing "xdp"`},
