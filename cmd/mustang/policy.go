@@ -179,7 +179,7 @@ func policyViews(e *engine.Engine) ([]policyView, error) {
 		}
 		for _, c := range conditions {
 			if c.Rule.Policy == p.Key {
-				v.Missing = append(v.Missing, fmt.Sprintf("%s[%d] does not fit into table mst_%s_v1", c.Rule.Direction, c.Rule.Index, c.Table))
+				v.Missing = append(v.Missing, fmt.Sprintf("%s[%d] does not fit: %s", c.Rule.Direction, c.Rule.Index, c.Why()))
 			}
 		}
 		views = append(views, v)

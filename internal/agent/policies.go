@@ -141,7 +141,7 @@ func (p *policies) conditions(e *engine.Engine) error {
 			continue
 		}
 		o := policyAt(k8s.Key{Namespace: c.Rule.Policy.Namespace, Name: c.Rule.Policy.Name})
-		now[o] = append(now[o], fmt.Sprintf("spec.%s[%d] is not in force in whole: the table of %s is full; what it would allow is dropped", c.Rule.Direction, c.Rule.Index, c.Table))
+		now[o] = append(now[o], fmt.Sprintf("spec.%s[%d] is not in force in whole: %s; what it would allow is dropped", c.Rule.Direction, c.Rule.Index, c.Why()))
 	}
 	p.a.problems.replace(k8s.Policies, fromEngine, now)
 	p.leftOut.Store(int64(m.LeftOut()))

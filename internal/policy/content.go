@@ -107,10 +107,10 @@ func (r *rule) reaches(id *identity) bool {
 }
 
 func (s *set) refuse(rule uint32, table string) {
-	r := refusal{rule, table}
-	if !slices.Contains(s.refused, r) {
-		s.refused = append(s.refused, r)
+	if s.refused == nil {
+		s.refused = map[refusal]bool{}
 	}
+	s.refused[refusal{rule, table}] = true
 }
 
 func rulesKey(rules []int) string {

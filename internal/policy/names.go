@@ -164,7 +164,15 @@ func (m *Model) Selecting(id uint32, d Direction) (policies []Key, known bool) {
 // Condition is a rule that is not wholly in force, and so allows less than it says.
 type Condition struct {
 	Rule  RuleName
-	Table string // that was full
+	Table string // that was full, or overlaps
+}
+
+// Why says what keeps the rule out of force.
+func (c Condition) Why() string {
+	if c.Table == overlaps {
+		return "its blocks, and those of other rules, overlap in too many ways"
+	}
+	return "the table of " + c.Table + " is full"
 }
 
 // Conditions are all rules that are not wholly in force, each once.
@@ -172,7 +180,7 @@ func (m *Model) Conditions() []Condition {
 	var out []Condition
 	add := func(rule uint32, table string) { out = append(out, Condition{m.names.rules[rule], table}) }
 	for _, s := range m.sets {
-		for _, r := range s.refused {
+		for r := range s.refused {
 			add(r.rule, r.table)
 		}
 	}

@@ -83,20 +83,49 @@ var noGroup = digestOf("prefix")
 // v6 prefixes that hold all of IPv4 as the tables map it.
 var mapped = netip.MustParseAddr("::ffff:0:0")
 
+// maxOverlaps bounds, over all prefixes, how many groups hold each: time and memory go by that. A thousand groups
+// that hold all but two networks of their own have two million.
+const maxOverlaps = 1 << 21
+
+// overlaps is no table: what a group is refused for when it, and others, hold too much that others hold as well.
+const overlaps = "overlaps"
+
 // walk finds the prefix identity of every prefix that the groups mention: what
 // holds a prefix holds all of it, since every exception is a prefix of its own.
 func (m *Model) walk() (prefixes map[netip.Prefix]uint64, singles map[netip.Addr]uint64) {
+	m.admitGroups()
+	for {
+		prefixes, singles, all := m.walkAdmitted()
+		if len(all) == 0 {
+			return prefixes, singles
+		}
+		// Half of those that overlap where there were too many, the youngest: as when a table is full.
+		slices.SortFunc(all, func(a, b *group) int { return cmp.Compare(a.order, b.order) })
+		for _, g := range all[len(all)/2:] {
+			g.refused, g.admitted = overlaps, false
+		}
+	}
+}
+
+// walkAdmitted walks the groups that are not refused, as far as maxOverlaps; where that
+// is not all, it returns the groups that hold the prefix where it stopped.
+func (m *Model) walkAdmitted() (prefixes map[netip.Prefix]uint64, singles map[netip.Addr]uint64, tooMany []*group) {
 	prefixes, singles = map[netip.Prefix]uint64{}, map[netip.Addr]uint64{}
 	w := walker{numbers: &m.peerNumbers, counts: map[*group]int{}, memo: map[string]uint64{}}
 	for _, d := range m.prefixDigests {
 		m.peerNumbers.release(d)
 	}
 	for _, g := range m.groups {
-		clear(g.identities)
+		g.identities = map[uint64]bool{}
 	}
+	room := maxOverlaps
 	for _, at := range m.mentioned() {
 		w.leave(at.prefix)
 		w.enter(at)
+		if room -= len(w.counts); room < 0 {
+			tooMany = slices.Collect(maps.Keys(w.counts))
+			break
+		}
 		id := w.identity()
 		if at.prefix.IsSingleIP() {
 			singles[at.prefix.Addr()] = id
@@ -105,7 +134,7 @@ func (m *Model) walk() (prefixes map[netip.Prefix]uint64, singles map[netip.Addr
 		}
 	}
 	m.prefixDigests = w.digests
-	return prefixes, singles
+	return prefixes, singles, tooMany
 }
 
 type walker struct {
@@ -192,7 +221,6 @@ func (m *Model) mentioned() []*atPrefix {
 		}
 		return at[p]
 	}
-	m.admitGroups()
 	maps6 := false
 	for _, g := range m.groups {
 		if g.refused != "" {
@@ -276,9 +304,9 @@ func (g *group) each(fn func(netip.Prefix)) {
 // replacePrefixes brings prefix identities up to date, and notes what differs.
 func (m *Model) replacePrefixes() {
 	m.dirtyPrefixes = false
-	before := map[*group]map[uint64]bool{}
+	before := make(map[*group]map[uint64]bool, len(m.groups))
 	for _, g := range m.groups {
-		before[g] = cloneSet(g.identities)
+		before[g] = g.identities
 	}
 	prefixes, singles := m.walk()
 	for p, id := range prefixes {
@@ -309,29 +337,9 @@ func (m *Model) replacePrefixes() {
 			}
 			// An address may have changed its prefix identity, whatever the set has of both.
 			m.strict[s] = true
-			if r.group.refused != "" || !sameSet(before[r.group], r.group.identities) {
+			if r.group.refused != "" || !maps.Equal(before[r.group], r.group.identities) {
 				s.whole = true
 			}
 		}
 	}
-}
-
-func cloneSet(s map[uint64]bool) map[uint64]bool {
-	out := make(map[uint64]bool, len(s))
-	for k := range s {
-		out[k] = true
-	}
-	return out
-}
-
-func sameSet(a, b map[uint64]bool) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for k := range a {
-		if !b[k] {
-			return false
-		}
-	}
-	return true
 }

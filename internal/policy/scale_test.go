@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/mustang-net/mustang/internal/state"
@@ -63,6 +64,45 @@ func TestPolicyConcernsItsPods(t *testing.T) {
 }
 
 // A namespace's labels change, and no policy asks for any.
+// TestBlocksThatOverlapInTooManyWays: one policy of 20,000 rules, each of which allows all but an address of its own,
+// is an object that an API server takes. Who was there before it keeps its rules.
+func TestBlocksThatOverlapInTooManyWays(t *testing.T) {
+	m := crowd(2)
+	allBut := func(i, rules int) Policy {
+		p := Policy{Key: member(i), Pods: labelled(i), IsolatesEgress: true}
+		for r := range rules {
+			but := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(r >> 8), byte(r)}), 32)
+			p.Egress = append(p.Egress, Rule{Peers: []Peer{{Block: &Block{netip.MustParsePrefix("0.0.0.0/0"), []netip.Prefix{but}}}}})
+		}
+		return p
+	}
+	overlap := func() (n int) {
+		for _, g := range m.groups {
+			n += len(g.identities)
+		}
+		return n
+	}
+	m.SetPolicy(allBut(0, 1000))
+	if m.Plan(); len(m.Conditions()) != 0 || overlap() < 1000*1000 {
+		t.Fatalf("of 1,000 rules %d are not in force, %d overlaps", len(m.Conditions()), overlap())
+	}
+	m.SetPolicy(allBut(1, 20000))
+	m.Plan()
+	refused := m.Conditions()
+	for _, c := range refused {
+		if c.Rule.Policy != member(1) || !strings.Contains(c.Why(), "overlap") {
+			t.Fatalf("%+v is not in force: %s", c.Rule, c.Why())
+		}
+	}
+	if n := overlap(); n > maxOverlaps || len(refused) < 10000 || len(refused) == 20000 {
+		t.Errorf("%d overlaps, at most %d; %d of 20,000 rules are not in force", n, maxOverlaps, len(refused))
+	}
+	m.DeletePolicy(member(1))
+	if m.Plan(); len(m.Conditions()) != 0 {
+		t.Errorf("%d rules are not in force, though none overlap too much", len(m.Conditions()))
+	}
+}
+
 func BenchmarkNamespaceThatNobodySelects(b *testing.B) {
 	m := crowd(10000)
 	for i := 0; b.Loop(); i++ {

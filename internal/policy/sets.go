@@ -21,7 +21,7 @@ type set struct {
 
 	rules   []rule
 	content map[uint64]PeerRules // by identity
-	refused []refusal
+	refused map[refusal]bool
 	fresh   bool            // its rules are not built yet
 	whole   bool            // find its whole content again
 	dirty   map[uint64]bool // find what it allows these again

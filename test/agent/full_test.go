@@ -153,7 +153,7 @@ func (w *policyWorld) testFull(spec, table string) {
 	}
 	w.holds(w.web, w.db, true)
 	out, errs, code := w.mustang("", "policy", "ls")
-	if code != 0 || !strings.Contains(out, "does not fit into table mst_"+table+"_v1") {
+	if code != 0 || !strings.Contains(out, "does not fit: the table of "+table+" is full") {
 		w.t.Errorf("policy ls: %s\n%s", errs, out)
 	}
 	w.killAgent()
