@@ -46,7 +46,7 @@ func (s *syncer) place(ctx context.Context, changes []k8s.Change) {
 		return nil
 	})
 	if err == nil {
-		s.zone, s.whole = zone, true
+		s.zone, s.whole, s.due = zone, true, time.Time{}
 	}
 }
 

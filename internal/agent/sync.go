@@ -132,10 +132,8 @@ func (s *syncer) step(ctx context.Context) {
 	s.members(ctx, changes)
 	s.edge(ctx, changes)
 	switch {
-	case s.whole:
-		if s.isDue() {
-			s.replace(ctx, affected)
-		}
+	case s.whole && s.isDue():
+		s.replace(ctx, affected)
 	case len(affected) > 0 || (len(s.retry) > 0 || s.unpruned) && s.isDue():
 		s.change(ctx, affected)
 	}
@@ -187,7 +185,6 @@ func (s *syncer) replace(ctx context.Context, affected []k8s.Affected) {
 		s.a.log.Error("Services that are gone could not be removed; what is at work stays, and everything is tried again", "error", err)
 		return
 	}
-	s.whole = false
 	s.ended(start, slices.DeleteFunc(affected, func(a k8s.Affected) bool { _, failed := s.retry[a.Key]; return failed }), len(s.retry) > 0, false)
 	s.a.log.Info("Services are in force", "services", len(keys)-len(s.retry), "took", time.Since(start).Round(time.Millisecond))
 }
@@ -213,6 +210,7 @@ func (s *syncer) prune(ctx context.Context) error {
 		return err
 	})
 	if s.unpruned = err != nil || len(s.retry) > 0; err == nil {
+		s.whole = false // each was brought into force, or waits
 		s.a.problems.faults(faults)
 	}
 	return err
@@ -240,7 +238,7 @@ func (s *syncer) translate(k k8s.Key) (state.Service, bool) {
 
 // change applies what affected and the failures of before come to.
 func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
-	start := time.Now()
+	start, failing := time.Now(), len(s.retry)
 	for _, a := range affected {
 		delete(s.retry, a.Key)
 	}
@@ -256,7 +254,7 @@ func (s *syncer) change(ctx context.Context, affected []k8s.Affected) {
 		return
 	}
 	unpruned := false
-	if s.unpruned {
+	if s.unpruned && (tried || len(s.retry) < max(failing, 1)) { // else what waits keeps as much as before
 		if err := s.prune(ctx); err != nil && ctx.Err() == nil {
 			unpruned = true
 			s.a.metrics.failures.Inc()

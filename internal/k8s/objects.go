@@ -152,13 +152,15 @@ func (p *problems) add(format string, args ...any) { *p = append(*p, fmt.Sprintf
 
 func (p *problems) addrs(field string, list []string) []netip.Addr {
 	var out []netip.Addr
+	seen := make(map[netip.Addr]bool, len(list))
 	for _, s := range list {
 		a, err := netip.ParseAddr(s)
 		if err != nil || a.Zone() != "" {
 			p.add("%s %q is not an IP address; it is left out", field, s)
 			continue
 		}
-		if a = a.Unmap(); !slices.Contains(out, a) {
+		if a = a.Unmap(); !seen[a] {
+			seen[a] = true
 			out = append(out, a)
 		}
 	}
@@ -234,6 +236,8 @@ func readService(o *corev1.Service) *Service {
 		s.loadBalancer(o, &p)
 	}
 	s.ExternalIPs, s.LoadBalancers = s.ofItsFamilies(s.ExternalIPs), s.ofItsFamilies(s.LoadBalancers)
+	s.LoadBalancers = s.external(&p, "status.loadBalancer.ingress", s.LoadBalancers, 0)
+	s.ExternalIPs = s.external(&p, "spec.externalIPs", s.ExternalIPs, len(s.LoadBalancers))
 	s.Problems = p
 	return s
 }
@@ -244,6 +248,21 @@ func (s *Service) ofItsFamilies(list []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(list, func(a netip.Addr) bool {
 		return !slices.ContainsFunc(s.ClusterIPs, func(own netip.Addr) bool { return own.Is4() == a.Is4() })
 	})
+}
+
+// maxExternal is how many ways to reach its ports a Service may have by external and load balancers' addresses: the
+// product of two lists, neither of which the API bounds.
+const maxExternal = 16384
+
+// external is as many addresses of a list as there is room for, beside the number that others have taken.
+func (s *Service) external(p *problems, field string, list []netip.Addr, taken int) []netip.Addr {
+	room := maxExternal/max(len(s.Ports), 1) - taken
+	if len(list) <= room {
+		return list
+	}
+	p.add("%s has %d addresses, for %d ports: more than %d ways to reach a Service are not served; the first %d addresses are",
+		field, len(list), len(s.Ports), maxExternal, room)
+	return list[:room]
 }
 
 // skipped says why a Service is not ours to serve.

@@ -64,7 +64,11 @@ func (s *Service) frontends(p Port) []state.ServiceFrontend {
 func backends(p Port, slices []*Slice, node string) []state.ServiceBackend {
 	n := 0
 	for _, slice := range slices {
-		n += len(slice.Endpoints)
+		for _, port := range slice.Ports {
+			if port.Name == p.Name && port.Protocol == p.Protocol {
+				n += len(slice.Endpoints)
+			}
+		}
 	}
 	out := make([]state.ServiceBackend, 0, n)
 	at := make(map[netip.AddrPort]int, n)

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/mustang-net/mustang/internal/state"
@@ -28,7 +29,7 @@ func Bind(s state.Service, node Node) (list []state.Binding, errs []error) {
 			errs = append(errs, invalid("port %s has %v, which is not supported; use tcp, udp or sctp", portName(port, i), port.Protocol))
 			continue
 		}
-		bad := bindPort(s, port, node, &list)
+		bad := bindPort(s, i, node, &list)
 		errs = append(errs, bad...)
 	}
 	return list, errs
@@ -41,7 +42,8 @@ func portName(p state.ServicePort, i int) string {
 	return fmt.Sprintf("%q", p.Name)
 }
 
-func bindPort(s state.Service, port state.ServicePort, node Node, list *[]state.Binding) (errs []error) {
+func bindPort(s state.Service, number int, node Node, list *[]state.Binding) (errs []error) {
+	port := s.Ports[number]
 	backends := make([]state.ServiceBackend, 0, len(port.Backends))
 	for _, b := range port.Backends {
 		if err := checkEndpoint(b.AddrPort); err != nil {
@@ -49,9 +51,6 @@ func bindPort(s state.Service, port state.ServicePort, node Node, list *[]state.
 			continue
 		}
 		backends = append(backends, b)
-	}
-	if len(backends) > MaxBackends {
-		return append(errs, invalid("it has %d backends; at most %d are possible", len(backends), MaxBackends))
 	}
 	var chosen [2]*Selection // by family
 	group := groupOf(s.ServiceID, port)
@@ -66,6 +65,12 @@ func bindPort(s state.Service, port state.ServicePort, node Node, list *[]state.
 		}
 		if chosen[v6] == nil {
 			sel := Select(backends, v6 == 1, node)
+			for _, list := range []*[]netip.AddrPort{&sel.Cluster, &sel.Local} {
+				if n := len(*list); n > MaxBackends {
+					errs = append(errs, invalid("port %s has %d backends of one family that serve; only %d can, and the others are left out", portName(port, number), n, MaxBackends))
+					*list = (*list)[:MaxBackends]
+				}
+			}
 			chosen[v6] = &sel
 		}
 		*list = append(*list, bindFrontend(s, port, f, group, *chosen[v6])...)

@@ -225,8 +225,16 @@ func TestBindAtItsLimits(t *testing.T) {
 		t.Fatalf("%d bindings, %v", len(list), errs)
 	}
 	s.Ports[0].Backends = append(s.Ports[0].Backends, be("1 ready"))
-	if list, errs := Bind(s, Node{}); len(list) != 0 || len(errs) != 1 {
+	if list, errs := Bind(s, Node{}); len(list) != 5 || len(list[0].Backends) != MaxBackends || len(errs) != 1 {
 		t.Errorf("one backend more: %d bindings, %v", len(list), errs)
+	}
+	for i := range s.Ports[0].Backends { // half of them of the other family: no frontend has too many
+		if i%2 == 0 {
+			s.Ports[0].Backends[i].AddrPort = netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}), 80)
+		}
+	}
+	if list, errs := Bind(s, Node{}); len(list) != 5 || len(list[0].Backends) != MaxBackends/2+1 || len(errs) != 0 {
+		t.Errorf("of both families: %d bindings, %v", len(list), errs)
 	}
 }
 
