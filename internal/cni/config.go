@@ -60,6 +60,7 @@ type Config struct {
 	// Valid is nil when the key is absent: then nothing may be collected.
 	Valid *[]Attachment `json:"cni.dev/valid-attachments"`
 
+	unread  error // of args or runtimeConfig, which nobody needs who takes a pod away
 	exclude []netip.Prefix
 	local   []netip.Prefix // LocalCIDRs, defaults filled in
 	raw     []byte
@@ -200,9 +201,15 @@ func Parse(text []byte, unknown func(field string)) (*Config, error) {
 		if place == nil {
 			continue
 		}
-		if err := json.Unmarshal(given[name], place); err != nil {
-			return nil, codedf(types.ErrDecodingFailure, "read the network configuration: %s: %v", name, err)
+		err := json.Unmarshal(given[name], place)
+		if err == nil {
+			continue
 		}
+		err = codedf(types.ErrDecodingFailure, "read the network configuration: %s: %v", name, err)
+		if name != "args" && name != "runtimeConfig" {
+			return nil, err
+		}
+		c.unread = err
 	}
 	for _, name := range c.IPAM.unknown(given["ipam"]) {
 		unknown("ipam." + name)
@@ -242,6 +249,9 @@ func (c *Config) hasPrevResult() bool {
 // Validate refuses fields that contradict each other, each by its name. It
 // looks at nothing but the configuration.
 func (c *Config) Validate() error {
+	if c.unread != nil {
+		return c.unread
+	}
 	if !slices.Contains([]string{"both", "socket", "tc", "none"}, c.ServicePath) {
 		return invalid("servicePath", "%q is unknown: use both, socket, tc or none", c.ServicePath)
 	}

@@ -8,10 +8,12 @@ package cni
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/mustang-net/mustang/internal/engine"
 	"github.com/mustang-net/mustang/internal/link"
@@ -25,6 +27,19 @@ type PortMapping struct {
 	ContainerPort uint16         `json:"containerPort"`
 	Protocol      state.Protocol `json:"protocol"`
 	HostIP        string         `json:"hostIP,omitempty"` // "": each of the node's addresses
+}
+
+// UnmarshalJSON takes a protocol's name as Kubernetes writes it too, in capitals, and none.
+func (m *PortMapping) UnmarshalJSON(text []byte) error {
+	type plain PortMapping
+	given := struct {
+		*plain
+		Protocol string `json:"protocol"`
+	}{plain: (*plain)(m)}
+	if err := json.Unmarshal(text, &given); err != nil || given.Protocol == "" {
+		return err
+	}
+	return m.Protocol.UnmarshalText([]byte(strings.ToLower(given.Protocol)))
 }
 
 // validatePorts refuses what is no mapping, and two of one port.

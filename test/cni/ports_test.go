@@ -219,6 +219,24 @@ func TestPorts_WhatCannotBeFailsByName(t *testing.T) {
 	}
 }
 
+// The name as Kubernetes writes it, and none. Who takes a pod away needs no ports: a runtime gives the same configuration
+// again, and must get rid of what it was.
+func TestPorts_WordsThatAreNotOurs(t *testing.T) {
+	n := newNode(t)
+	c := n.container()
+	conf := n.config("veth").ports(mapping(8081, "TCP", ""), mapping(8082, "", ""))
+	c.add(conf)
+	c.server(":80")
+	for _, to := range []string{"192.168.7.1:8081", "192.168.7.1:8082"} {
+		if got := n.reaches(n.outside(), to); !strings.HasPrefix(got, "hello ") {
+			t.Errorf("%s: %q", to, got)
+		}
+	}
+	c.del(conf.ports(mapping(8081, "pigeon", ""))) // of which there is a record
+	n.container().del(conf.ports(mapping(8081, "pigeon", "")))
+	n.ok(n.exec(n.command(binary, "GC", conf.ports(mapping(8081, "pigeon", "")).with("cni.dev/valid-attachments", []any{}))))
+}
+
 // A node that cannot give its own sockets host ports says so each time.
 func TestPorts_AreServedToAllOrADDFails(t *testing.T) {
 	n := newNode(t)
