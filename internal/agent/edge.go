@@ -25,30 +25,41 @@ func (s *syncer) edge(ctx context.Context, changes []k8s.Change) {
 	if aboutNodes(changes) || s.edgeRetry.again() {
 		s.placeEdge(ctx)
 	}
+	if s.followRetry.again() {
+		s.followEdge(ctx)
+	}
 }
 
 // followEdge brings the edge to the devices that are there now.
 func (s *syncer) followEdge(ctx context.Context) {
+	start := time.Now()
+	err := s.bringEdge(ctx)
+	switch {
+	case err == nil:
+		s.followRetry.succeeded()
+	case ctx.Err() == nil:
+		// It may be a NIC on its way, or a passing want of memory, of which no further change of devices tells.
+		s.followRetry.wait(start)
+		s.a.log.Warn("clients outside are not served as they should be; it is tried again", "devices", s.edgeDevices, "error", err)
+	}
+}
+
+func (s *syncer) bringEdge(ctx context.Context) error {
 	if !s.edgeKnown && !s.edgeAway || s.edgeRetry.fails() {
-		return // it is tried again as it is
+		return nil // it is tried again as it is
 	}
 	s.placeEdge(ctx) // the Node's addresses may have come to others, or a named one is back
 	if s.edgeRetry.fails() || len(s.edgeDevices) == 0 {
-		return
+		return nil
 	}
 	want := s.edgeAt(s.edgeDevices)
-	changed := false
-	err := s.a.with(ctx, func(e *engine.Engine) (err error) {
-		changed, err = e.FollowEdge(want)
+	return s.a.with(ctx, func(e *engine.Engine) error {
+		changed, err := e.FollowEdge(want)
+		if changed && err == nil {
+			s.a.log.Info("the edge follows this node's devices", "devices", want.Devices)
+		}
 		return err
 	})
-	switch {
-	case err != nil && ctx.Err() == nil:
-		// A NIC on its way: whoever brings it back changes it once more.
-		s.a.log.Warn("clients outside are not served as they should be; the next change of the devices is another try", "devices", want.Devices, "error", err)
-	case changed:
-		s.a.log.Info("the edge follows this node's devices", "devices", want.Devices)
-	}
 }
 
 // edgeAt is the edge as it is configured, at these devices.

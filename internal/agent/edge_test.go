@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
@@ -75,6 +76,18 @@ func TestTheEdgeFollowsTheNodesAddress(t *testing.T) {
 		must(t, netlink.AddrDel(first, address))
 		devicesChanged()
 		w.edges("on its way", "nic0")
+		again := &w.agent.sync.followRetry
+		if !again.fails() {
+			t.Error("an edge without an address is not tried again")
+		}
+		must(t, netlink.AddrAdd(first, address)) // of which nobody tells
+		again.due = time.Now()
+		if w.turn(); again.fails() {
+			t.Error("the address is back, and the edge still fails")
+		}
+		must(t, netlink.AddrDel(first, address))
+		devicesChanged()
+		w.edges("on its way once more", "nic0")
 		must(t, netlink.AddrAdd(second, address))
 		devicesChanged()
 		w.edges("it has moved", "nic1")

@@ -50,6 +50,7 @@ type syncer struct {
 	edgeDefaults []string // that default routes led by
 	edgeKnown    bool
 	edgeRetry    retrying
+	followRetry  retrying
 	edgeAway     bool          // no device has this Node's addresses
 	devices      chan struct{} // this node's devices may have changed
 
@@ -101,7 +102,7 @@ func (s *syncer) run(ctx context.Context) error {
 		if len(s.retry) > 0 || s.unpruned || s.whole {
 			due = s.due
 		}
-		for _, r := range []*retrying{&s.a.policies.retrying, &s.membersRetry, &s.edgeRetry, &s.readyRetry} {
+		for _, r := range []*retrying{&s.a.policies.retrying, &s.membersRetry, &s.edgeRetry, &s.followRetry, &s.readyRetry} {
 			due = earliest(due, r.due)
 		}
 		if !due.IsZero() {

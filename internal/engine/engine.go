@@ -71,6 +71,7 @@ type Engine struct {
 	lingered    time.Time     // when that was looked for last
 	gatherTried bool          // to make what puts datagrams together
 	moved       time.Time     // when an endpoint last came or went, as far as this engine has seen
+	settled     bool          // what another process began has been ended (endSettling)
 	made        bool          // the scope was made by this opening
 
 	// ResetRemoved says that what the next changes remove from Services is

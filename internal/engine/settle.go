@@ -36,6 +36,9 @@ func (e *Engine) Settle(quiet time.Duration) (*Settling, error) {
 			return nil, err
 		}
 	}
+	if err := e.endSettling(); err != nil {
+		return nil, err
+	}
 	for _, ep := range e.known {
 		if ep.Attach != datapath.AttachClsact || ep.Placement != state.HostEnd || !e.alive(ep) {
 			continue
@@ -49,6 +52,21 @@ func (e *Engine) Settle(quiet time.Duration) (*Settling, error) {
 	return nil, nil
 }
 
+// endSettling ends, once, what a process began that was killed when it had kept an endpoint's links: of others,
+// whoever settles them does.
+func (e *Engine) endSettling() error {
+	for _, ep := range e.known {
+		if ep.Attach != datapath.AttachTCX || e.settled {
+			continue
+		}
+		if err := e.dp.Settled(ep.ID); err != nil {
+			return err
+		}
+	}
+	e.settled = true
+	return nil
+}
+
 // Attach waits for two grace periods of the kernel, beside whatever the engine does.
 // Settled says what came of it.
 func (s *Settling) Attach() { s.err = s.links.Attach() }
@@ -60,17 +78,17 @@ func (e *Engine) Settled(s *Settling) error {
 	if e.dp == nil {
 		return s.links.Close()
 	}
-	err := e.settled(s)
+	err := e.keep(s)
 	return errors.Join(err, s.links.Close(), e.dp.Settled(s.ep.ID))
 }
 
-func (e *Engine) settled(s *Settling) error {
+func (e *Engine) keep(s *Settling) error {
 	ep, ok := e.known[s.ep.ID]
+	if !ok || ep.NetnsCookie != s.ep.NetnsCookie || ep.IfIndex != s.ep.IfIndex || ep.Attach != datapath.AttachClsact {
+		return nil // and nothing has failed whose interface went meanwhile
+	}
 	if s.err != nil {
 		return s.err
-	}
-	if !ok || ep.NetnsCookie != s.ep.NetnsCookie || ep.IfIndex != s.ep.IfIndex || ep.Attach != datapath.AttachClsact {
-		return nil
 	}
 	if err := e.dp.KeepLinks(s.links); err != nil {
 		return err

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -48,6 +49,7 @@ func TestFiltersBecomeLinks(t *testing.T) {
 		"before links were kept":   func(t *testing.T, e *Engine) error { return abandoned(attached(t, e)) },
 		"before filters went":      func(t *testing.T, e *Engine) error { return keptOnly(e, attached(t, e)) },
 		"before it was written":    func(t *testing.T, e *Engine) error { return unwritten(e, attached(t, e)) },
+		"before that was said":     func(t *testing.T, e *Engine) error { return unsaid(e, attached(t, e)) },
 		"after the other had gone": func(t *testing.T, e *Engine) error { return e.Settled(attached(t, e)) },
 	} {
 		t.Log("killed", name) // of what is said next
@@ -109,23 +111,31 @@ func TestSettlingAnEndpointThatGoes(t *testing.T) {
 		t.Skip("this kernel has no tcx")
 	}
 	n := newNode(t)
-	n.opts.NoTCX = true
-	ep, err := n.add(n.pod(1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.opts.NoTCX = false
-	n.must(func(e *Engine) error {
-		s, err := e.Settle(0)
-		if err != nil || s == nil {
-			t.Fatal(s, err)
-		}
-		s.Attach()
-		if err := e.RemoveEndpoint(ep.ID); err != nil {
+	for pod, goes := range map[string]func(*Settling) error{
+		n.pod(1): func(s *Settling) error { s.Attach(); return nil },
+		n.pod(2): func(s *Settling) error { // with its interface, so that Attach fails
+			err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: s.ep.IfIndex}})
+			s.Attach()
 			return err
+		},
+	} {
+		n.opts.NoTCX = true
+		ep, err := n.add(pod)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return e.Settled(s)
-	})
+		n.opts.NoTCX = false
+		n.must(func(e *Engine) error {
+			s, err := e.Settle(0)
+			if err != nil || s == nil {
+				return errors.Join(err, errors.New("nothing is to settle"))
+			}
+			if err := errors.Join(goes(s), e.RemoveEndpoint(ep.ID)); err != nil {
+				return err
+			}
+			return e.Settled(s)
+		})
+	}
 	if left := linksAt(t, "h1", ebpf.AttachTCXIngress); left != 0 {
 		t.Errorf("%d programs are left", left)
 	}
@@ -142,6 +152,13 @@ func (n *node) settling(id uint32) (is bool) {
 
 func keptOnly(e *Engine, s *Settling) error {
 	if err := e.dp.KeepLinks(s.links); err != nil {
+		return err
+	}
+	return abandoned(s)
+}
+
+func unsaid(e *Engine, s *Settling) error {
+	if err := e.keep(s); err != nil {
 		return err
 	}
 	return abandoned(s)
