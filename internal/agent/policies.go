@@ -156,22 +156,24 @@ func kubernetes(k k8s.Key) policy.Key {
 }
 
 // tell tells of what changed. Of pods that are said to have one address, the last that
-// is told of has it: that is the youngest, also after a start, when all are told.
+// is told of has it: that is the youngest of those that stay, also after a start, when all are told.
 func (p *policies) tell(m *policy.Model, changes []k8s.Change) {
-	born := make(map[k8s.Key]int64, len(changes))
+	place := make(map[k8s.Key]int64, len(changes)) // among pods, from 1 on
 	for _, c := range changes {
 		if c.Kind != k8s.Pods {
 			continue
 		}
-		if pod := p.a.watch.Pods.Get(c.Key); pod != nil {
-			born[c.Key] = pod.Created
+		if pod := p.a.watch.Pods.Get(c.Key); pod != nil && pod.Terminating {
+			place[c.Key] = 1
+		} else if pod != nil {
+			place[c.Key] = 1 + pod.Created
 		}
 	}
 	age := func(c k8s.Change) int64 {
 		if c.Kind != k8s.Pods {
 			return 0
 		}
-		return born[c.Key]
+		return place[c.Key]
 	}
 	slices.SortStableFunc(changes, func(a, b k8s.Change) int { return cmp.Compare(age(a), age(b)) })
 	for _, c := range changes {

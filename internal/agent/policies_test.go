@@ -212,8 +212,10 @@ func TestOfTwoPodsTheYoungerHasTheAddress(t *testing.T) {
 			pods = append(pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("p", i), CreationTimestamp: metav1.Unix(int64(1000+i), 0)},
 				Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.1.0.1"}}}})
 		}
+		leaves := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "leaves", CreationTimestamp: metav1.Unix(2000, 0), DeletionTimestamp: &metav1.Time{Time: time.Unix(3000, 0)}},
+			Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.1.0.1"}}}} // and has let go of it
 		w.tellObjects(nil, nil)
-		check(t, w.agent.watch.Pods.Replace(pods, ""))
+		check(t, w.agent.watch.Pods.Replace(append(pods, leaves), ""))
 		w.turn()
 		check(t, w.agent.with(t.Context(), func(e *engine.Engine) error {
 			m, err := e.Policies()

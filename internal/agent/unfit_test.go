@@ -7,11 +7,15 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mustang-net/mustang/internal/engine"
+	"github.com/mustang-net/mustang/internal/state"
 )
 
 // A Service for which the tables have no room is named and tried again, and the agent is
@@ -75,6 +79,34 @@ func TestAServiceThatDoesNotFitMakesNoAgentIll(t *testing.T) {
 		check(t, os.RemoveAll(journal))
 		w.turn()
 		is("changes can be written down", 1, false)
+		zone := func(name string) {
+			t.Helper()
+			check(t, w.agent.watch.Nodes.Replace([]any{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.config.Node, Labels: map[string]string{corev1.LabelTopologyZone: name}}}}, ""))
+			s.step(t.Context()) // it is not the time of what does not fit
+		}
+		if zone("a"); s.whole {
+			t.Error("another zone is not followed at once")
+		}
+		check(t, os.MkdirAll(filepath.Join(journal, "x"), 0o700))
+		check(t, w.agent.watch.Services.Delete(plain("works", "10.96.0.1")))
+		if zone("b"); !s.whole {
+			t.Error("what is gone cannot be removed, and everything is replaced")
+		}
+		check(t, os.RemoveAll(journal))
+		check(t, w.agent.watch.Services.Add(plain("meanwhile", "10.96.0.3")))
+		s.step(t.Context())
+		check(t, w.agent.with(t.Context(), func(e *engine.Engine) error {
+			list, err := e.Services()
+			if err == nil && !slices.ContainsFunc(list, func(b state.Binding) bool { return b.Service.Name == "meanwhile" }) {
+				t.Errorf("a change waits for what failed; in force are %v", list)
+			}
+			return err
+		}))
+		w.turn()
+		is("changes can be written down again", 1, false)
+		if s.whole {
+			t.Error("not everything is replaced")
+		}
 		w.faults.unfit = netip.Prefix{}
 		w.turn()
 		is("there is room", 0, false)
