@@ -337,6 +337,33 @@ func TestServiceAPI(t *testing.T) {
 	}
 }
 
+// The API bounds neither the external addresses of a Service nor its ports, and each pair of them is a frontend.
+func TestMoreExternalAddressesThanThereMayBe(t *testing.T) {
+	o := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"}}}
+	for i := range 1000 {
+		o.Spec.Ports = append(o.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(1 + i)})
+	}
+	for i := range 30000 {
+		o.Spec.ExternalIPs = append(o.Spec.ExternalIPs, netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}).String())
+	}
+	o.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+	s := readService(o)
+	got, ok := Translate(Key{"shop", "web"}, s, nil, node)
+	kinds := map[state.FrontendKind]int{}
+	for _, p := range got.Ports {
+		for _, f := range p.Frontends {
+			kinds[f.Kind]++
+		}
+	}
+	want := map[state.FrontendKind]int{state.ClusterIP: 1000, state.LoadBalancer: 1000, state.ExternalIP: 15000}
+	if diff := cmp.Diff(want, kinds); !ok || diff != "" {
+		t.Errorf("frontends, - want, + got:\n%s", diff)
+	}
+	if len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "spec.externalIPs has 30000 addresses") {
+		t.Errorf("problems: %.300q", s.Problems)
+	}
+}
+
 // A node's addresses are those that Kubernetes takes for its host-network pods.
 func TestAddressesOfNodes(t *testing.T) {
 	for status, want := range map[string]string{
