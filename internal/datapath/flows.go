@@ -267,11 +267,15 @@ func forget(t *Table[ctKey, ctEntry], dep *Departures, late bool) (forgotten int
 					forgotten++
 				}
 			case leaves:
-				if e.Opening != bpfgen.CTAnswered && client && e.Backend != bpfgen.BackendLeft {
-					e.Backend = bpfgen.BackendLeft
-					if err := t.replace(*k, e); err != nil {
-						return err
-					}
+				if !client || !led(&e) {
+					continue
+				}
+				if err := t.change(*k, func(now *ctEntry) bool {
+					other := now.Role != e.Role || now.Other != e.Other || !led(now)
+					now.Backend = bpfgen.BackendLeft
+					return !other
+				}); err != nil {
+					return err
 				}
 			}
 		}
@@ -280,13 +284,22 @@ func forget(t *Table[ctKey, ctEntry], dep *Departures, late bool) (forgotten int
 	return forgotten, err
 }
 
-// replace writes an entry that is still there.
-func (t Table[K, V]) replace(k K, v V) error {
+// led says of a client's half that another SYN of its flow goes where the first did.
+func led(e *ctEntry) bool {
+	return e.Opening != bpfgen.CTAnswered && e.Backend != bpfgen.BackendLeft
+}
+
+// change changes an entry as it is now, if it is still there and fn says so: what was read with many others is old by
+// then, and packets write to it.
+func (t Table[K, V]) change(k K, fn func(*V) bool) error {
 	m, err := t.open()
 	if err != nil {
 		return err
 	}
-	err = m.Update(k, v, ebpf.UpdateExist)
+	var v V
+	if err = m.Lookup(k, &v); err == nil && fn(&v) {
+		err = m.Update(k, v, ebpf.UpdateExist)
+	}
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("write table %s: %w", t.name, err)
 	}
