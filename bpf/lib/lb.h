@@ -144,6 +144,23 @@ slow_fn struct backend *affinity_find(const struct service *s, const struct affi
 	return b;
 }
 
+/* An affinity begins. @id: of the backend that was picked. Return: the backend that another CPU has led the client to
+ * meanwhile; NULL: none. */
+slow_fn struct backend *affinity_begin(const struct service *s, const struct affinity_key *key, __u32 *id)
+{
+	struct affinity mine = { .backend = *id, .expires = affinity_end(s, now_seconds()) };
+	struct backend *other;
+
+	if (!bpf_map_update_elem(&mst_affinity_v1, key, &mine, BPF_NOEXIST))
+		return NULL;
+	other = affinity_find(s, key, id);
+	if (other)
+		return other;
+	*id = mine.backend;
+	bpf_map_update_elem(&mst_affinity_v1, key, &mine, BPF_ANY); /* in place of one that holds no more */
+	return NULL;
+}
+
 slow_fn struct backend *slot_backend(const struct service *s, __u32 slot, __u32 *id)
 {
 	struct slot_key key = { .service = s->id, .slot = slot };
@@ -172,9 +189,8 @@ inline_fn struct backend *backend_pick(const struct service *s, const struct add
 				       __u32 *id)
 {
 	struct affinity_key key = { .client = *client, .group = s->group };
-	struct affinity mine = {};
 	__u32 n = s->backends, slot = 0;
-	struct backend *b;
+	struct backend *b, *other;
 
 	if (!n)
 		return NULL;
@@ -187,9 +203,9 @@ inline_fn struct backend *backend_pick(const struct service *s, const struct add
 		slot = (s->flags & SVC_MAGLEV ? hash : bpf_get_prandom_u32()) % n;
 	b = slot_backend(s, slot, id);
 	if (b && s->affinity) {
-		mine.backend = *id;
-		mine.expires = affinity_end(s, now_seconds());
-		bpf_map_update_elem(&mst_affinity_v1, &key, &mine, BPF_ANY);
+		other = affinity_begin(s, &key, id);
+		if (other)
+			return other;
 	}
 	return b;
 }

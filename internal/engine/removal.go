@@ -138,6 +138,10 @@ func (e *Engine) prepare(d departures) {
 // lateness bounds the wait where the kernel cannot say that a grace period is over.
 const lateness = 50 * time.Millisecond
 
+// settleRounds bounds how often is looked for what departed, late: a datagram that comes between the ends of the two
+// halves of its flow brings the first of them back.
+const settleRounds = 3
+
 // settle moves or ends the flows of what left, at once, and again after every
 // program that may have seen the old state has ended. The change it belongs to
 // is in force already: whatever fails here is a notice.
@@ -151,10 +155,14 @@ func (e *Engine) settle(d departures) {
 	// from now on is too late for this.
 	again := found || err != nil || len(d.Left) > 0
 	if again && (set.Has(state.UDP) || set.Has(state.TCP) || set.Has(state.SCTP)) {
-		if datapath.Grace() != nil {
-			time.Sleep(lateness)
+		for range settleRounds { // finds again what failed before
+			if datapath.Grace() != nil {
+				time.Sleep(lateness)
+			}
+			if found, err = e.settleOnce(set, true); !found && err == nil {
+				break
+			}
 		}
-		_, err = e.settleOnce(set, true) // finds again what failed before
 	}
 	if err != nil {
 		e.opts.Notify("the change is in force, but some connections to what it removed may go on: " + err.Error())

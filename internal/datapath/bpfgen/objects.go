@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "51d9c5072da88ed6c4799fea8d05c338c70e21578e2b5bfd1f3e081aba5737fb"
+const ObjectsHash = "73e7665e4e069f7e7108effbbe3734f87e5f74e6d2d4fe17fd9e085e36ad682c"
