@@ -278,12 +278,27 @@ inline_fn bool near_leaves(const struct near_flow *n, __u32 expires, __u32 now)
 	return ct_closed(&n->e) && !ct_just_closed(&n->e, expires, IPPROTO_TCP, now);
 }
 
-/* The room for a new flow at a place; NULL: none. */
-inline_fn struct near_flow *near_room(struct near_place *place, __u32 now)
+/* Where a new flow may lie. */
+struct near_room {
+	struct near_flow *flow; /* that leaves it; NULL: no room */
+	__u32 expires;		/* of that one, when it was looked at */
+};
+
+inline_fn struct near_room near_room_of(struct near_flow *n, __u32 now)
 {
-	if (near_leaves(&place->flows[0], place->flows[0].e.expires, now))
-		return &place->flows[0];
-	return near_leaves(&place->flows[1], place->flows[1].e.expires, now) ? &place->flows[1] : NULL;
+	struct near_room room = { .expires = n->e.expires };
+
+	if (near_leaves(n, room.expires, now))
+		room.flow = n;
+	return room;
+}
+
+/* The room for a new flow at a place. */
+inline_fn struct near_room near_room(struct near_place *place, __u32 now)
+{
+	struct near_room room = near_room_of(&place->flows[0], now);
+
+	return room.flow ? room : near_room_of(&place->flows[1], now);
 }
 
 /* The last flow's other half may outlive it, but what the edge keeps of that must not. */
@@ -297,14 +312,13 @@ slow_fn int near_forget_half(const struct near_flow *n)
 
 /**
  * near_take - take a room, so that nobody else does, and nobody reads it until it lives
- * Return: whether it was still free.
+ * Return: whether there was one, and nothing has happened to it since it was looked at.
  */
-inline_fn bool near_take(struct near_flow *n, __u32 now)
+inline_fn bool near_take(const struct near_room *room, __u32 now)
 {
-	__u32 expires = n->e.expires;
+	struct near_flow *n = room->flow;
 
-	if (!near_leaves(n, expires, now) ||
-	    __sync_val_compare_and_swap(&n->e.expires, expires, CT_TAKEN(now)) != expires)
+	if (!n || __sync_val_compare_and_swap(&n->e.expires, room->expires, CT_TAKEN(now)) != room->expires)
 		return false;
 	near_void(n);
 	if (n->e.flags & CT_EDGE)
@@ -324,13 +338,17 @@ inline_fn bool near_enter(const struct ct_key *key, struct ct_entry *e, __u32 no
 {
 	struct near_place *place = near_place_for(key);
 	struct near_flow *n = place ? near_of(key) : NULL;
+	struct near_room room;
 
 	if (place && !n) {
-		n = near_room(place, now);
+		n = near_room(place, now).flow;
 		if (n && e->flags & CT_EDGE && !credit_take())
 			return false;
 	}
-	if (!n || !near_take(n, now))
+	if (!n)
+		return false;
+	room = near_room_of(n, now); /* once more: what is kept of the first look costs stack */
+	if (!near_take(&room, now))
 		return false;
 	n->key = *key;
 	e->opening = CT_OPENING_IN_PLACE;

@@ -54,15 +54,13 @@ inline_fn struct near_flow *near_find(struct near_place *place, const struct tup
 	return near_is(&place->flows[1], t, src_is_hi) ? &place->flows[1] : NULL;
 }
 
-/* The room for a new flow of a tuple at its place; NULL: none, or its last flow does not leave it yet. */
-inline_fn struct near_flow *near_room_for(struct near_place *place, const struct tuple *t, __u32 now)
+/* The room for a new flow of a tuple at its place, where its last flow leaves that if it has it still. */
+inline_fn struct near_room near_room_for(struct near_place *place, const struct tuple *t, __u32 now)
 {
 	bool hi;
 	struct near_flow *own = near_find(place, t, &hi);
 
-	if (!own)
-		return near_room(place, now);
-	return near_leaves(own, own->e.expires, now) ? own : NULL;
+	return own ? near_room_of(own, now) : near_room(place, now);
 }
 
 /* The same of a flow without translation, whose last one may be closing still: then it ends. The room is taken. */
@@ -70,18 +68,12 @@ inline_fn struct near_flow *near_room_again(struct near_place *place, const stru
 {
 	bool hi;
 	struct near_flow *n = near_find(place, t, &hi);
-	__u32 expires = n ? n->e.expires : 0;
+	struct near_room room = n ? near_room_of(n, now) : near_room(place, now);
 
-	if (n && ct_alive(&n->e, now)) {
-		if (n->e.role != CT_DIRECT || !(n->e.closing_orig | n->e.closing_reply))
-			return NULL;
-		/* Else another flow has just taken the room, on another CPU. */
-		if (__sync_val_compare_and_swap(&n->e.expires, expires, now - 1) != expires)
-			return NULL;
-	}
-	if (!n)
-		n = near_room(place, now);
-	return n && near_take(n, now) ? n : NULL;
+	if (n && !room.flow && n->e.role == CT_DIRECT && n->e.closing_orig | n->e.closing_reply &&
+	    (__s32)(room.expires - now) >= 0)
+		room.flow = n;
+	return near_take(&room, now) ? room.flow : NULL;
 }
 
 /* Whether a living flow lies under the tuple in a table for all flows. */

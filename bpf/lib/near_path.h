@@ -110,6 +110,7 @@ global_fn int near_serve(struct __sk_buff *skb, struct pkt *p, struct endpoint *
 	struct service_key key;
 	__u32 id = skb->cb[CB_ENDPOINT], backend, ref;
 	struct near_place *here, *there;
+	struct near_room before, after;
 	struct near_flow *pre, *post;
 	struct fast_flow *fast;
 	struct endpoint *to = NULL;
@@ -137,11 +138,13 @@ global_fn int near_serve(struct __sk_buff *skb, struct pkt *p, struct endpoint *
 	if (!pair || !pair_holds(pair, self, &to) || !here || !there || here == there ||
 	    near_known_elsewhere(here, &p->t, now) || (near_others(there, now) && near_lives_elsewhere(&t, now)))
 		return FAST_NO;
-	pre = near_room_for(here, &p->t, now);
-	post = near_room_for(there, &t, now);
-	if (!pre || !post || !near_take(post, now))
+	before = near_room_for(here, &p->t, now);
+	after = near_room_for(there, &t, now);
+	pre = before.flow;
+	post = after.flow;
+	if (!pre || !near_take(&after, now) || !post)
 		return FAST_NO;
-	if (!near_take(pre, now)) {
+	if (!near_take(&before, now)) {
 		post->e.expires = now - 1;
 		return FAST_NO;
 	}

@@ -3,4 +3,4 @@
 package bpfgen
 
 // ObjectsHash tells the compiled programs of one build from another's.
-const ObjectsHash = "73e7665e4e069f7e7108effbbe3734f87e5f74e6d2d4fe17fd9e085e36ad682c"
+const ObjectsHash = "eac9cb4b2a2a106eb373a60f6037e509d8c57e07c7f6a6eeccc17147bb7bca5e"
