@@ -14,6 +14,7 @@ import (
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/service"
 	"github.com/mustang-net/mustang/internal/state"
+	"github.com/mustang-net/mustang/internal/store"
 )
 
 // Lend makes e somebody else's until the next Close, which gives it back:
@@ -88,12 +89,19 @@ func (e *Engine) Drops() ([]Drop, error) {
 	return e.drops()
 }
 
-// Held says whether another process works on the scope.
+// Held says whether another process works on the scope, or on another with its state directory.
 func (s Scope) Held() bool {
-	f, err := os.Open(s.withDefaults().BPFFS)
-	if err != nil {
-		return false // it does not exist, or opening it will tell
+	s = s.withDefaults()
+	for _, path := range []string{store.At(s.StateDir).ScopeFile(), s.BPFFS} {
+		f, err := os.Open(path)
+		if err != nil {
+			continue // it does not exist, or opening it will tell
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return true
+		}
 	}
-	defer f.Close()
-	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+	return false
 }

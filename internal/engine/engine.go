@@ -57,7 +57,7 @@ type Engine struct {
 	scope       Scope
 	opts        Options
 	store       store.Store
-	lock        *os.File
+	lock        *hold
 	dp          *datapath.Datapath // nil: read-only, and there is nothing
 	services    *reconcile.Services
 	catalog     *service.Catalog
@@ -89,7 +89,7 @@ func Open(ctx context.Context, scope Scope, opts Options) (*Engine, error) {
 	scope = scope.withDefaults()
 	empty := &Engine{scope: scope, opts: opts, store: store.At(scope.StateDir)}
 	if opts.ReadOnly && !datapath.Exists(scope.BPFFS) {
-		if err := unreadable(scope.BPFFS); err != nil {
+		if err := errors.Join(unreadable(scope.BPFFS), scope.Check()); err != nil {
 			return nil, privilege(err)
 		}
 		return empty, nil
@@ -125,18 +125,16 @@ func unreadable(dir string) error {
 // open is one attempt; again: a half-done reset was finished, and there is
 // nothing left to have opened.
 func open(ctx context.Context, scope Scope, opts Options) (e *Engine, again bool, err error) {
-	f, err := scope.acquire(ctx, opts)
+	h, err := scope.acquire(ctx, opts)
 	if err != nil {
 		return nil, false, err
 	}
-	e = &Engine{scope: scope, opts: opts, store: store.At(scope.StateDir), lock: f}
+	e = &Engine{scope: scope, opts: opts, store: store.At(scope.StateDir), lock: h}
 	op, pending, err := e.pending()
 	if err == nil && pending && op.Kind == opReset {
 		return nil, true, errors.Join(e.reset(), e.Close())
 	}
-	if err == nil && !opts.ReadOnly {
-		e.made, err = !datapath.Exists(scope.BPFFS), e.store.Make() // where nothing can be kept, nothing is pinned
-	}
+	e.made = err == nil && !opts.ReadOnly && !datapath.Exists(scope.BPFFS)
 	if err == nil && e.made {
 		err = e.lostServices()
 		if err == nil && !pending {
@@ -201,7 +199,7 @@ func (e *Engine) Close() error {
 // directories. The engine is closed by it.
 func (e *Engine) Reset() error {
 	if e.lock == nil {
-		return e.store.Remove() // there was nothing else to open
+		return Reset(context.Background(), e.scope, e.opts.Notify) // there was nothing to open
 	}
 	if err := e.store.WriteJournal(operation{Kind: opReset}); err != nil {
 		return err
@@ -238,21 +236,28 @@ func detachNodeFilters() error {
 // Reset opens and resets a scope, even one whose tables this mustang cannot
 // read, or whose pins are gone. A scope that does not exist is success.
 func Reset(ctx context.Context, scope Scope, notify func(string)) error {
-	scope = scope.withDefaults()
-	st := store.At(scope.StateDir)
-	if _, err := os.Stat(scope.BPFFS); errors.Is(err, os.ErrNotExist) {
-		if st.Empty() {
-			return privilege(st.Remove()) // what there may be on the node is another scope's
+	return privilege(scope.withDefaults().reset(ctx, notify))
+}
+
+func (s Scope) reset(ctx context.Context, notify func(string)) error {
+	c := claim{Scope: s}
+	_, noPins := os.Stat(s.BPFFS)
+	c.bare = errors.Is(noPins, os.ErrNotExist)
+	if _, err := os.Stat(s.StateDir); c.bare && errors.Is(err, os.ErrNotExist) {
+		return nil // what there may be on the node is another scope's
+	}
+	if !c.bare {
+		if err := s.checkBPFFS(); err != nil {
+			return err
 		}
-		return privilege((&Engine{scope: scope, opts: Options{Notify: notify}, store: st}).reset())
 	}
-	if err := scope.checkBPFFS(); err != nil {
-		return privilege(err)
-	}
-	f, err := scope.lock(ctx, notify)
+	h, err := c.lock(ctx, notify)
 	if err != nil {
-		return privilege(err)
+		return err
 	}
-	e := &Engine{scope: scope, opts: Options{Notify: notify}, store: st, lock: f}
-	return privilege(e.Reset())
+	e := &Engine{scope: s, opts: Options{Notify: notify}, store: store.At(s.StateDir), lock: h}
+	if c.bare && e.store.Empty() {
+		return errors.Join(e.store.Remove(), e.Close())
+	}
+	return e.Reset()
 }

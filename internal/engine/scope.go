@@ -4,14 +4,12 @@ package engine
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -84,105 +82,6 @@ func (s Scope) checkBPFFS() error {
 	return fmt.Errorf("%s is not on a bpffs, so nothing can be pinned there; run `mount -t bpf bpf %s`, or name another directory by --bpffs", s.BPFFS, mount)
 }
 
-const (
-	lockDeadline = 60 * time.Second
-	lockNotice   = 2 * time.Second
-)
-
-// acquire is lock, or one attempt where that is asked for.
-func (s Scope) acquire(ctx context.Context, opts Options) (*os.File, error) {
-	if !opts.NoWait {
-		return s.lock(ctx, opts.Notify)
-	}
-	f, err := s.tryLock(unix.LOCK_NB)
-	if f == nil && err == nil {
-		err = fmt.Errorf("%s: %w", s.BPFFS, ErrBusy)
-	}
-	return f, err
-}
-
-// lock takes the scope for this process: two tools that write at once would
-// undo each other. The kernel drops the lock when the process ends, however.
-// Waiting tools stand in line in the kernel, so that none starves, and none
-// sleeps past its turn.
-func (s Scope) lock(ctx context.Context, notify func(string)) (*os.File, error) {
-	ctx, cancel := context.WithTimeout(ctx, lockDeadline)
-	defer cancel()
-	for {
-		if f, err := s.tryLock(unix.LOCK_NB); f != nil || err != nil {
-			return f, err
-		}
-		f, err := s.waitLock(ctx, notify)
-		if f != nil || err != nil {
-			return f, err
-		}
-	}
-}
-
-// waitLock blocks in the kernel, on a thread of its own. When ctx ends first,
-// that thread lets go of the lock as soon as it gets it.
-func (s Scope) waitLock(ctx context.Context, notify func(string)) (*os.File, error) {
-	type answer struct {
-		f   *os.File
-		err error
-	}
-	got := make(chan answer)
-	go func() {
-		f, err := s.tryLock(0)
-		select {
-		case got <- answer{f, err}:
-		case <-ctx.Done():
-			if f != nil {
-				f.Close()
-			}
-		}
-	}()
-	notice := time.NewTimer(lockNotice)
-	defer notice.Stop()
-	for {
-		select {
-		case a := <-got:
-			return a.f, a.err
-		case <-ctx.Done():
-			return nil, fmt.Errorf("another mustang works on %s and does not finish: %w; wait for it, or stop it", s.BPFFS, ctx.Err())
-		case <-notice.C:
-			notify(fmt.Sprintf("waiting for another mustang that works on %s", s.BPFFS))
-		}
-	}
-}
-
-// tryLock is one attempt, which waits unless how is LOCK_NB; nil without an
-// error: it has to be done again.
-func (s Scope) tryLock(how int) (*os.File, error) {
-	f, err := os.Open(s.BPFFS)
-	if errors.Is(err, os.ErrNotExist) {
-		// A reset by another tool may have removed it a moment ago.
-		if err := os.MkdirAll(s.BPFFS, 0o700); err != nil {
-			return nil, fmt.Errorf("make the directory for pins: %w", err)
-		}
-		f, err = os.Open(s.BPFFS)
-		if errors.Is(err, os.ErrNotExist) {
-			return nil, nil
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open the directory for pins: %w", err)
-	}
-	if err := checkOwner(f); err != nil {
-		f.Close()
-		return nil, err
-	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|how)
-	if err == nil && sameFile(f, s.BPFFS) {
-		return f, nil
-	}
-	f.Close()
-	if err == nil || errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
-		return nil, nil
-	}
-	return nil, fmt.Errorf("lock %s: %w", s.BPFFS, err)
-}
-
 // checkOwner refuses a directory that another user has made where all may, as in a
 // bpffs that is mounted without a mode: he could take programs away from pods.
 func checkOwner(dir *os.File) error {
@@ -210,7 +109,7 @@ func sameFile(f *os.File, path string) bool {
 // opened: its bpffs was unmounted, or has another mounted over it. Unlike the rest of an
 // Engine, it may be called while another goroutine uses it.
 func (e *Engine) Displaced() error {
-	if e.lock == nil || sameFile(e.lock, e.scope.BPFFS) {
+	if e.lock == nil || sameFile(e.lock.pins, e.scope.BPFFS) {
 		return nil
 	}
 	return fmt.Errorf("%s is not the directory any more that this mustang has opened: its bpffs was unmounted, or another is mounted over it; programs and tables work for as long as this process runs, no pod can start, and the next one makes all anew", e.scope.BPFFS)

@@ -32,6 +32,7 @@ const (
 	nodesFile    = "nodes.json"
 	namesFile    = "policy-names.json"
 	servicesDir  = "services"
+	scopeFile    = "scope.lock"
 	tempPrefix   = ".new-"
 )
 
@@ -244,7 +245,7 @@ var others = []string{"cni", "pods", "agent.sock", "agent.sock.new", "tool.sock"
 
 // isOurs says that a name in the directory is mustang's.
 func isOurs(name string) bool {
-	return slices.Contains([]string{journalFile, policiesFile, endpointsDir, nodesFile, namesFile, servicesDir}, name) ||
+	return slices.Contains([]string{journalFile, policiesFile, endpointsDir, nodesFile, namesFile, servicesDir, scopeFile}, name) ||
 		strings.HasPrefix(name, tempPrefix) || slices.Contains(others, name)
 }
 
@@ -255,11 +256,11 @@ func mkdir(dir string) error {
 	return nil
 }
 
-// Empty says that the store has nothing.
+// Empty says that the store has nothing but its ScopeFile.
 func (s Store) Empty() bool {
 	for _, dir := range []string{s.dir, filepath.Join(s.dir, endpointsDir), filepath.Join(s.dir, servicesDir)} {
 		entries, err := os.ReadDir(dir)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) || slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !e.IsDir() }) {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) || slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !e.IsDir() && e.Name() != scopeFile }) {
 			return false
 		}
 	}
@@ -267,7 +268,7 @@ func (s Store) Empty() bool {
 }
 
 // Remove deletes the store: its own files, and its directory when nothing else
-// is in it.
+// is in it. The ScopeFile goes last: from then on another tool may begin.
 func (s Store) Remove() error {
 	err := errors.Join(os.RemoveAll(filepath.Join(s.dir, endpointsDir)), os.RemoveAll(filepath.Join(s.dir, servicesDir)))
 	entries, _ := os.ReadDir(s.dir)
@@ -276,6 +277,7 @@ func (s Store) Remove() error {
 			err = errors.Join(err, remove(filepath.Join(s.dir, e.Name())))
 		}
 	}
+	err = errors.Join(err, remove(s.ScopeFile()))
 	// Fails when a user keeps files of his own there, which is his business.
 	os.Remove(s.dir)
 	return err
