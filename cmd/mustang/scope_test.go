@@ -4,10 +4,12 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/mustang-net/mustang/internal/agent"
@@ -120,4 +122,45 @@ func TestStatusOfTheNodeIsTheAgents(t *testing.T) {
 			t.Errorf("%s: the agent is asked %q", flag, call.Args)
 		}
 	}
+}
+
+// A command with the wrong bpffs is refused by a sentence that names the right one, beside an agent and without, and
+// changes nothing.
+func TestTheWrongBPFFSIsRefused(t *testing.T) {
+	w := newTool(t)
+	w.ok("svc", "add", "--service=10.96.0.100:5201", "--backend=192.168.10.10:5201", "--affinity=1m")
+	pod := fmt.Sprintf("wrong%d", os.Getpid())
+	w.ok("pod", "add", pod, "--ip=10.1.0.2/32")
+	before, wrong, place := w.services(), w.bpffs+"-wrong", t.TempDir()
+	refused := func(when string) {
+		t.Helper()
+		for _, args := range [][]string{
+			{"svc", "add", "--service=10.96.0.101:5201"}, {"svc", "ls"}, {"pod", "rm", pod}, {"node", "sync"}, {"reset"},
+			{"uninstall", "--pods", "--bin-dir", place, "--conf-dir", place},
+		} {
+			out, errs, code := w.run("", append(args, "--bpffs", wrong)...)
+			if code != 1 || !strings.Contains(errs, "give --bpffs "+w.bpffs) || out != "" {
+				t.Errorf("%s: %v: status %d, %q, %q", when, args, code, out, errs)
+			}
+		}
+		if _, err := os.Stat(wrong); err == nil {
+			t.Errorf("%s: %s was made", when, wrong)
+		}
+	}
+	refused("at rest")
+	e, err := engine.Open(t.Context(), engine.Scope{BPFFS: w.bpffs, StateDir: w.state}, engine.Options{Notify: func(string) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused("held")
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if after := w.services(); !slices.Equal(after, before) {
+		t.Errorf("%v, want %v", after, before)
+	}
+	if out := w.ok("pod", "ls"); !strings.Contains(out, pod) {
+		t.Errorf("pods: %s", out)
+	}
+	w.ok("pod", "rm", pod)
 }

@@ -222,7 +222,7 @@ func TestBadInputIsASentenceAndChangesNothing(t *testing.T) {
 		{"", []string{"install-cni", "--conf-dir", w.state + "x"}, 2, []string{"--pool"}},
 		{"", []string{"bench", "advise", "--need", "glory"}, 2, []string{"latency"}},
 		{"", []string{"bench", "advise", "--need", "throughput", "--from", latency}, 2, []string{"throughput", "same need"}},
-		{"", []string{"svc", "ls", "--bpffs", w.state + "x/y"}, 0, nil},
+		{"", []string{"svc", "ls", "--bpffs", w.state + "x/y"}, 1, []string{"give --bpffs " + w.bpffs}},
 		{"", []string{"svc", "add", "--service=10.96.0.7:80", "--bpffs", w.state + "x/y"}, 1, []string{"mount -t bpf bpf"}},
 	} {
 		_, errs, code := w.run(tc.stdin, tc.args...)

@@ -48,6 +48,9 @@ connected, unless --pods says that those are to lose their interfaces.`,
 
 func (f *uninstallFlags) run(cmd *cobra.Command, g *globals) error {
 	scope, out := g.scope(), cmd.OutOrStdout()
+	if err := scope.Check(); err != nil {
+		return err
+	}
 	if scope.Held() {
 		return fmt.Errorf("an agent, or another mustang, works on %s: stop it first (`kubectl delete -f deploy/mustang.yaml`)", scope.BPFFS)
 	}

@@ -28,8 +28,7 @@ import (
 // Call is one call of the command line.
 type Call struct {
 	Args []string `json:"args"`
-	// BPFFS is the scope that the call is about: one with another is no business
-	// of this agent's.
+	// BPFFS is the scope that the call is about: one about another is refused.
 	BPFFS string `json:"bpffs"`
 	Dir   string `json:"dir"` // where relative paths begin
 	// Files are those that the command has read, by the name that it was given;
@@ -42,7 +41,7 @@ type Answer struct {
 	Out  []byte `json:"out,omitempty"`
 	Err  []byte `json:"err,omitempty"`
 	Code int    `json:"code"`
-	// Elsewhere: nothing was done, for the agent holds another scope, or ends.
+	// Elsewhere: nothing was done, for the agent ends.
 	Elsewhere bool `json:"elsewhere,omitempty"`
 }
 
@@ -142,8 +141,9 @@ func (a *Agent) answer(ctx context.Context, conn *net.UnixConn) error {
 	}
 	// Who asks may have been stopped, and reads no answer: the agent ends all the same.
 	defer context.AfterFunc(ctx, func() { conn.SetWriteDeadline(time.Now().Add(lastWords)) })()
-	if filepath.Clean(call.BPFFS) != filepath.Clean(a.config.BPFFS) {
-		return json.NewEncoder(conn).Encode(Answer{Elsewhere: true})
+	if own := filepath.Clean(a.config.BPFFS); filepath.Clean(call.BPFFS) != own {
+		refused := fmt.Sprintf("mustang: the agent that uses %s works on %s; give --bpffs %s\n", a.config.StateDir, own, own)
+		return json.NewEncoder(conn).Encode(Answer{Err: []byte(refused), Code: 1})
 	}
 	var rest func() Answer
 	err := a.with(ctx, func(e *engine.Engine) error {

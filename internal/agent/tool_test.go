@@ -66,8 +66,9 @@ func TestToolAsksTheAgent(t *testing.T) {
 		t.Errorf("%q %q %d, %v", got.Out, got.Err, got.Code, err)
 	}
 	call.BPFFS = "/sys/fs/bpf/y"
-	if _, err := Ask(t.Context(), dir, call, nobody); !errors.Is(err, ErrNoAgent) {
-		t.Errorf("about another scope: %v", err)
+	got, err = Ask(t.Context(), dir, call, nobody)
+	if want := "mustang: the agent that uses " + dir + " works on /sys/fs/bpf/x; give --bpffs /sys/fs/bpf/x\n"; err != nil || got.Code != 1 || string(got.Err) != want || len(got.Out) > 0 {
+		t.Errorf("about another scope: %q %q %d, %v", got.Out, got.Err, got.Code, err)
 	}
 }
 
