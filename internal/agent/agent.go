@@ -144,7 +144,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	start("serve the CNI plugin", func(ctx context.Context) error {
 		defer os.Remove(cni.SocketPath(a.config.StateDir))
-		s := cni.Server{Engine: a.with, Labels: a.policies.labels, Added: a.policies.added, Log: a.log}
+		s := cni.Server{Engine: a.with, Labels: a.policies.labels, Added: a.policies.added, Log: a.log, BPFFS: a.config.BPFFS}
 		return s.Serve(ctx, plugin)
 	})
 	start("settle pods", a.settle)

@@ -64,6 +64,7 @@ func beAgent(conduct string) error {
 	defer e.Close()
 	var one sync.Mutex
 	s := Server{
+		BPFFS: scope.BPFFS,
 		Engine: func(_ context.Context, fn func(*engine.Engine) error) error {
 			one.Lock()
 			defer one.Unlock()
@@ -298,6 +299,33 @@ func TestWithoutAnAgentThePodIsRecordedAllTheSame(t *testing.T) {
 	eps := w.endpoints()
 	if len(eps) != 1 || eps[0].Pod != (state.PodRef{Namespace: "prod", Name: "web", UID: "1234"}) || len(eps[0].Labels) > 0 {
 		t.Errorf("endpoints: %+v", eps)
+	}
+	w.ok(w.call("DEL", nil))
+	w.nothingLeft()
+}
+
+// A network with another bpffs than the agent's would not work without the agent, and is refused by it. What was added
+// before is removed all the same, as by a runtime that keeps the network's list of then.
+func TestANetworkWithAnotherBPFFSIsRefused(t *testing.T) {
+	w := newWorld(t)
+	stop := w.agent("serves")
+	other := map[string]any{"bpffs": filepath.Join(w.bpffs(), "other")}
+	e := w.call("ADD", other, podArgs...)
+	if e == nil || e.Code != types.ErrInvalidNetworkConfig || !strings.Contains(e.Msg, "works on "+filepath.Join(w.bpffs(), "scope")) {
+		t.Fatalf("ADD beside an agent: %v", e)
+	}
+	w.nothingLeft()
+	w.ok(w.call("ADD", nil, podArgs...))
+	w.ok(w.call("DEL", other))
+	w.ok(w.call("ADD", nil, podArgs...))
+	stop()
+	for _, command := range []string{"STATUS", "DEL"} {
+		if e := w.call(command, other); e == nil || !strings.Contains(e.Msg+e.Details, "is the state directory of "+filepath.Join(w.bpffs(), "scope")) {
+			t.Errorf("%s without one: %v", command, e)
+		}
+	}
+	if eps := w.endpoints(); len(eps) != 1 {
+		t.Errorf("%+v", eps)
 	}
 	w.ok(w.call("DEL", nil))
 	w.nothingLeft()

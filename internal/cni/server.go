@@ -40,6 +40,8 @@ type Server struct {
 	// its labels were known.
 	Added func(time.Duration)
 	Log   *slog.Logger // nil: silent
+	// BPFFS is the engine's. An ADD that is configured for another is refused: without an agent it would not work.
+	BPFFS string
 
 	stateDir string // of Serve's socket
 	calls    keys   // attachments under way

@@ -76,6 +76,9 @@ func (s *Server) take(ctx context.Context, c *net.UnixConn, h handed, files []*o
 	if !fits(p.Mode, p.IPAM.Type) || filepath.Clean(p.StateDir) != filepath.Clean(s.stateDir) {
 		return handedBack{Yours: true}
 	}
+	if own := filepath.Clean(s.BPFFS); env.command == "ADD" && filepath.Clean(p.BPFFS) != own {
+		return failed(back, codedf(types.ErrInvalidNetworkConfig, "bpffs %s: the agent that uses %s works on %s; give that one", p.BPFFS, p.StateDir, own))
+	}
 	var out bytes.Buffer
 	p.ctx, p.out, p.by = ctx, &out, worker{record.Maker{PID: h.PID, Start: h.Start}, taken{s, c}}
 	p.here = link.Here{NetNS: procFile(files[0]), Sysctls: procFile(files[1])}
