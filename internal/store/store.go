@@ -3,7 +3,7 @@
 // Package store keeps what the maps cannot: where an endpoint's namespace is
 // and what its interface is called, Services that are more than their
 // frontends, and the journal of the operation under way.
-// Each file is replaced atomically, so that a tool killed at any instant leaves
+// Each file, but the ScopeFile, is replaced atomically, so that a tool killed at any instant leaves
 // the old content or the new. Nothing is forced to a disk: tables, programs and
 // namespaces, which the files are about, end with the machine's run. What a
 // crash of the machine leaves of a file is taken for absent.

@@ -100,7 +100,7 @@ func TestWhatACrashOfTheMachineLeavesIsAbsent(t *testing.T) {
 // stays as it is.
 func TestMakeTakesADirectoryThatWasMadeForIt(t *testing.T) {
 	for what, want := range map[string]os.FileMode{"": 0o700, "a user's file": 0o755,
-		"cni": 0o700, "pods": 0o700, "agent.sock": 0o700, "tool.sock.new": 0o700, "gather": 0o700, journalFile: 0o700, tempPrefix + nodesFile: 0o700} {
+		"cni": 0o700, "pods": 0o700, "agent.sock": 0o700, "tool.sock.new": 0o700, "gather": 0o700, journalFile: 0o700, scopeFile: 0o700, tempPrefix + nodesFile: 0o700} {
 		s := At(filepath.Join(t.TempDir(), "state"))
 		if err := os.Mkdir(s.dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -143,5 +143,37 @@ func TestAnotherUsersDirectoryIsRefused(t *testing.T) {
 	}
 	if text, err := os.ReadFile(victim); string(text) != "whole" {
 		t.Errorf("%q, %v", text, err)
+	}
+}
+
+// Whose the store is, is nothing in it, goes with it, and is written without another file in its place.
+func TestAStoreSaysWhoseItIs(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "state"))
+	if f, err := s.OpenScope(true); f != nil || err != nil {
+		t.Errorf("%v, %v", f, err)
+	}
+	f, err := s.OpenScope(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, dir := range []string{"", "/sys/fs/bpf/mustang", "/b"} {
+		if err := SetBPFFS(f, dir); err != nil {
+			t.Error(err)
+		}
+		if got, err := s.BPFFS(); got != dir || err != nil {
+			t.Errorf("%q, %v; want %q", got, err, dir)
+		}
+	}
+	if there, err := s.OpenScope(true); there == nil || err != nil {
+		t.Error(err)
+	} else {
+		there.Close()
+	}
+	if err := s.Remove(); !s.Empty() || err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(s.dir); !os.IsNotExist(err) {
+		t.Errorf("%s is still there", s.dir)
 	}
 }
