@@ -237,7 +237,7 @@ func (e *Engine) isStranger(ep state.Endpoint) (bool, error) {
 var ErrExists = errors.New("is an endpoint already")
 
 // makeRoom refuses what is there already, and removes remains of pods that
-// are gone.
+// are gone, with their host ports.
 func (e *Engine) makeRoom(ep state.Endpoint) error {
 	for id, other := range e.known {
 		same := other.Netns == ep.Netns && other.IfName == ep.IfName
@@ -246,7 +246,7 @@ func (e *Engine) makeRoom(ep state.Endpoint) error {
 			continue
 		}
 		if !e.alive(other) {
-			if err := e.remove(other, true); err != nil {
+			if err := e.bury(other); err != nil {
 				return fmt.Errorf("remove endpoint %d, whose pod is gone: %w", id, err)
 			}
 			continue

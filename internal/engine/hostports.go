@@ -86,6 +86,9 @@ func (e *Engine) AddHostPorts(list ...HostPort) error {
 			e.opts.Notify(fmt.Sprintf("host port %s of %s stays closed: %s is no address of this node", h.frontend().Frontend, h.Pod, h.HostIP))
 			continue
 		}
+		if err := e.takeFromDead(h); err != nil {
+			return err
+		}
 		key := h.frontend()
 		if b, found := e.services.Get(key); found && !h.isOpen(b) {
 			holder, _ := e.catalog.Holder(key.Frontend)
@@ -115,8 +118,48 @@ func (e *Engine) RemoveHostPorts(list ...HostPort) error {
 	return e.change(e.catalog.Plan(nil, ids), operation{})
 }
 
+// takeFromDead removes the pod that has h's port, if it is gone: a dead pod, whose DEL never
+// came, holds none.
+func (e *Engine) takeFromDead(h HostPort) error {
+	b, found := e.services.Get(h.frontend())
+	if !found || h.isOpen(b) || b.Owner != state.OwnerCNI || len(b.Backends) != 1 {
+		return nil
+	}
+	dead, err := e.Dead(state.OwnerCNI)
+	if err != nil {
+		return err
+	}
+	for _, ep := range dead {
+		if !slices.Contains(ep.Addrs(), b.Backends[0].Addr()) {
+			continue
+		}
+		if err := e.bury(ep); err != nil {
+			return fmt.Errorf("host port %s %w by endpoint %d (%s), whose pod is gone: remove it by `mustang ep rm %[3]d`, for here that failed: %[5]w", h.frontend().Frontend, ErrPortTaken, ep.ID, ep.Netns, err)
+		}
+	}
+	return nil
+}
+
+// bury removes an endpoint whose pod is gone, and before it the host ports that lead there:
+// who gets its address does not get what comes by them, even if this is killed in between.
+func (e *Engine) bury(ep state.Endpoint) error {
+	err := e.closeHostPorts(func(pod netip.Addr) (bool, error) { return slices.Contains(ep.Addrs(), pod), nil })
+	if err != nil {
+		return err
+	}
+	return e.remove(ep, true)
+}
+
 // SweepHostPorts closes the host ports that lead to no endpoint.
 func (e *Engine) SweepHostPorts() error {
+	return e.closeHostPorts(func(pod netip.Addr) (bool, error) {
+		_, lives, err := e.dp.Addrs.Get(datapath.FromAddr(pod))
+		return !lives, err
+	})
+}
+
+// closeHostPorts closes the host ports that lead to a pod's address that gone chooses.
+func (e *Engine) closeHostPorts(gone func(pod netip.Addr) (bool, error)) error {
 	if err := e.loadCatalog(); err != nil || e.services == nil {
 		return err
 	}
@@ -125,11 +168,11 @@ func (e *Engine) SweepHostPorts() error {
 		if b.Owner != state.OwnerCNI || len(b.Backends) != 1 {
 			continue
 		}
-		_, lives, err := e.dp.Addrs.Get(datapath.FromAddr(b.Backends[0].Addr()))
+		closes, err := gone(b.Backends[0].Addr())
 		if err != nil {
 			return err
 		}
-		if id, held := e.catalog.Holder(b.Frontend); !lives && held {
+		if id, held := e.catalog.Holder(b.Frontend); closes && held {
 			ids = append(ids, id)
 		}
 	}

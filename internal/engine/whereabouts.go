@@ -9,7 +9,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
+	"os"
+	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 
@@ -100,8 +103,9 @@ func (e *Engine) Dead(owner state.Owner) ([]state.Endpoint, error) {
 			continue
 		}
 		dead := !e.alive(ep) && unseen(ep) == ""
-		// What is attached still knows, where the record is lost, or a pod that is there has renamed its interface.
-		if ep.Netns == "" && ep.Attach != datapath.AttachClsact || dead && netns.Is(ep.Netns) {
+		// What is attached still knows, where the record is lost, or the path does not tell: a pod that is there may have
+		// renamed its interface, and be another process's, of which this one has no /proc, or a mount that it has not.
+		if ep.Netns == "" && ep.Attach != datapath.AttachClsact || dead && !isAbsent(ep.Netns) {
 			attached, err := e.holds(ep)
 			dead = err == nil && !attached
 		}
@@ -110,6 +114,13 @@ func (e *Engine) Dead(owner state.Owner) ([]state.Endpoint, error) {
 		}
 	}
 	return out, nil
+}
+
+// isAbsent says that a namespace's path is not in its directory, which is there.
+func isAbsent(path string) bool {
+	_, noDir := os.Stat(filepath.Dir(path))
+	_, err := os.Lstat(path)
+	return noDir == nil && errors.Is(err, fs.ErrNotExist)
 }
 
 // holds says whether the programs of ep are attached. A link says it anywhere; a filter,
