@@ -133,12 +133,20 @@ func (s store) claim(a *attachment, by worker) (left *attachment, err error) {
 // condemn takes an attachment for removal: whoever dies from here on leaves
 // half an attachment, which the next DEL or GC goes on with.
 func (s store) condemn(a attachment, by worker) (r attachment, found bool, err error) {
+	return s.condemnIf(a, by, func(attachment) bool { return true })
+}
+
+// condemnIf is condemn for one that chosen, with the records locked, wants; another is not found.
+func (s store) condemnIf(a attachment, by worker, chosen func(attachment) bool) (r attachment, found bool, err error) {
 	err = s.Locked(func() error {
 		if err := by.wanted(); err != nil {
 			return err
 		}
 		if r, found, err = s.find(a); err != nil || !found {
 			return err
+		}
+		if found = chosen(r); !found {
+			return nil
 		}
 		if r.State != stateReady {
 			if err := by.free(r); err != nil {

@@ -33,30 +33,21 @@ func LookAgain(scope engine.Scope) error {
 }
 
 // take reserves what strangers have, and gives owner addresses.
-func (p *plugin) take(owner string, want []netip.Addr) ([]ipam.Allocation, error) {
+func (p *plugin) take(owner string, want []netip.Addr) (list []ipam.Allocation, err error) {
 	s := p.store.ipam()
-	if err := s.Admit(p.IPAM.Pools, p.strangers); err != nil {
+	if err = s.Admit(p.IPAM.Pools, p.strangers); err != nil {
 		return nil, err
 	}
-	list, err := s.Allocate(owner, p.IPAM.Pools, want)
-	if errors.Is(err, ipam.ErrExhausted) || errors.Is(err, ipam.ErrTaken) {
-		if freed, _ := s.ReleaseWhere(p.isGone); len(freed) > 0 {
-			return s.Allocate(owner, p.IPAM.Pools, want)
-		}
-	}
+	err = p.withoutDead(func() error {
+		list, err = s.Allocate(owner, p.IPAM.Pools, want)
+		return err
+	})
 	return list, err
 }
 
 // room says whether take could serve one more pod.
 func (p *plugin) room() error {
-	s := p.store.ipam()
-	err := s.Room(p.IPAM.Pools)
-	if err != nil {
-		if freed, _ := s.ReleaseWhere(p.isGone); len(freed) > 0 {
-			return s.Room(p.IPAM.Pools)
-		}
-	}
-	return err
+	return p.withoutDead(func() error { return p.store.ipam().Room(p.IPAM.Pools) })
 }
 
 // strangers are the addresses of endpoints, and of the interfaces that connect pods to this
@@ -90,8 +81,12 @@ func (p *plugin) strangers() (map[netip.Addr]string, error) {
 	return out, err
 }
 
-// sees says whether the directory of a namespace's path is there for this process.
+// sees says whether the directory of a namespace's path is there for this process. An
+// agent, in its container, has a /proc of its own.
 func (p *plugin) sees(path string) bool {
+	if strings.HasPrefix(path, "/proc/") {
+		return p.by.agent == nil
+	}
 	_, err := os.Stat(filepath.Dir(path))
 	return err == nil
 }

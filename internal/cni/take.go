@@ -33,6 +33,9 @@ type agentCall interface {
 	do(context.Context, request) (state.Endpoint, error)
 	// wanted is an error when the plugin that handed the call over is gone.
 	wanted() error
+	// alone is of another attachment: free says that no call of it is under way, nor begins
+	// before unlock.
+	alone(key string) (unlock func(), free bool)
 }
 
 type taken struct {

@@ -32,7 +32,8 @@ type noEngine struct{ err error }
 func (n *noEngine) do(context.Context, request) (state.Endpoint, error) {
 	return state.Endpoint{}, n.err
 }
-func (n *noEngine) wanted() error { return nil }
+func (n *noEngine) wanted() error               { return nil }
+func (n *noEngine) alone(string) (func(), bool) { return func() {}, true }
 
 // ownNode is a plugin in an empty network namespace, which ends with the test.
 func ownNode(t *testing.T) (*plugin, *noEngine) {

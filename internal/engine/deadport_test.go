@@ -82,3 +82,23 @@ func TestADeadPodHoldsNoHostPort(t *testing.T) {
 		t.Errorf("the endpoints are %+v", list)
 	}
 }
+
+// A filter inside a pod is seen by nobody who does not see the pod.
+func TestAPodThatIsNotSeenIsNotGone(t *testing.T) {
+	n := newNode(t)
+	n.opts.NoTCX = true
+	n.run("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up")
+	path := n.child(1)
+	n.must(func(e *Engine) error {
+		ep, err := e.AddEndpoint(context.Background(), EndpointSpec{Netns: path, IfName: "eth0", Owner: state.OwnerCNI})
+		ep.Netns = "/proc/4194999/ns/net"
+		return errors.Join(err, e.store.PutEndpoint(ep))
+	})
+	n.must(func(e *Engine) error {
+		dead, err := e.Dead(state.OwnerCNI)
+		if len(dead) > 0 {
+			t.Errorf("%+v are gone", dead)
+		}
+		return err
+	})
+}

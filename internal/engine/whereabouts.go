@@ -124,10 +124,13 @@ func isAbsent(path string) bool {
 }
 
 // holds says whether the programs of ep are attached. A link says it anywhere; a filter,
-// where its interface is.
+// where its interface is, and nobody who cannot look there.
 func (e *Engine) holds(ep state.Endpoint) (attached bool, err error) {
 	if ep.Attach != datapath.AttachClsact {
 		return e.dp.Attached(ep)
+	}
+	if ep.Placement == state.InPod && !netns.Is(ep.Netns) {
+		return false, fmt.Errorf("endpoint %d: its network namespace %s cannot be opened from here", ep.ID, ep.Netns)
 	}
 	err = e.atHook(ep, func() (err error) {
 		attached, err = e.dp.Attached(ep)
