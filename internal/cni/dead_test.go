@@ -22,6 +22,11 @@ func (w *world) another(id string) {
 	w.t.Cleanup(func() { exec.Command("ip", "netns", "del", space).Run() })
 }
 
+// tiny is a pool of five addresses, which no other test's pods have, that run meanwhile.
+func tiny() map[string]any {
+	return map[string]any{"ipam": map[string]any{"type": "mustang", "pools": []string{"10.61.7.0/29"}}}
+}
+
 // A runtime that lost its state calls no DEL, and no GC: dead containers hold neither address nor host port, with an agent
 // and without.
 func TestDeadContainersHoldNothing(t *testing.T) {
@@ -31,7 +36,7 @@ func TestDeadContainersHoldNothing(t *testing.T) {
 			if agent {
 				w.agent("serves")
 			}
-			ported := small()
+			ported := tiny()
 			ported["runtimeConfig"] = map[string]any{"portMappings": []any{map[string]any{"hostPort": 8081, "containerPort": 80, "protocol": "tcp", "hostIP": "127.0.0.1"}}}
 			w.ip("-n", w.node, "link", "add", "up0", "type", "veth", "peer", "name", "up1")
 			w.ip("-n", w.node, "addr", "add", "192.168.7.1/24", "dev", "up0")
@@ -42,14 +47,14 @@ func TestDeadContainersHoldNothing(t *testing.T) {
 			for i := range 5 {
 				w.another(fmt.Sprintf("d%d", i))
 				dead = append(dead, w.id)
-				conf := small()
+				conf := tiny()
 				if i == 0 {
 					conf = ported
 				}
 				w.ok(w.call("ADD", conf, podArgs...))
 			}
 			w.another("n0")
-			if e := w.call("ADD", small(), podArgs...); e == nil || e.Code != errExhausted {
+			if e := w.call("ADD", tiny(), podArgs...); e == nil || e.Code != errExhausted {
 				t.Errorf("all five are there: %v", e)
 			}
 			half := storeAt(w.state())
@@ -64,19 +69,19 @@ func TestDeadContainersHoldNothing(t *testing.T) {
 			for _, id := range dead {
 				w.ip("netns", "del", w.node+"-"+id)
 			}
-			w.ok(w.call("STATUS", small()))
+			w.ok(w.call("STATUS", tiny()))
 			w.ok(w.call("ADD", ported, podArgs...))
 			for i := range 3 {
 				w.another(fmt.Sprintf("n%d", i+1))
-				w.ok(w.call("ADD", small(), podArgs...))
+				w.ok(w.call("ADD", tiny(), podArgs...))
 			}
 			w.another("n4")
-			if e := w.call("ADD", small(), podArgs...); e == nil || e.Code != errExhausted {
+			if e := w.call("ADD", tiny(), podArgs...); e == nil || e.Code != errExhausted {
 				t.Errorf("one is being made, and four are there: %v", e)
 			}
 			for _, id := range dead { // late
 				w.id, w.container = id, w.node+"-"+id
-				w.ok(w.call("DEL", small()))
+				w.ok(w.call("DEL", tiny()))
 			}
 			if eps := w.endpoints(); len(eps) != 4 {
 				t.Errorf("the endpoints are %+v", eps)

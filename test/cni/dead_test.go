@@ -18,7 +18,7 @@ func TestADD_GetsWhatDeadContainersHad(t *testing.T) {
 			}
 			n := newNode(t)
 			conf := n.config(mode).with("cniVersion", "1.0.0").with("masquerade", true).with("ipam", map[string]any{"type": "mustang",
-				"pools": []any{map[string]any{"subnet": "10.9.0.0/24", "start": "10.9.0.2", "end": "10.9.0.4"}}})
+				"pools": []any{map[string]any{"subnet": "10.62.7.0/24", "start": "10.62.7.2", "end": "10.62.7.4"}}})
 			warm := n.container()
 			warm.add(conf.ports(mapping(8081, "tcp", "")))
 			warm.del(conf)
