@@ -29,17 +29,13 @@ const strangerPrefix = "netns:"
 // LookAgain has the next ADD look anew for pods that have addresses of its pools: some may
 // have come that got them elsewhere, or gone.
 func LookAgain(scope engine.Scope) error {
-	return storeAt(scope.StateDir).ipam().LookAgain(func(owner string) bool { return strings.HasPrefix(owner, strangerPrefix) })
+	return storeAt(scope.StateDir).ipam().LookAgain()
 }
 
 // take reserves what strangers have, and gives owner addresses.
 func (p *plugin) take(owner string, want []netip.Addr) (list []ipam.Allocation, err error) {
-	s := p.store.ipam()
-	if err = s.Admit(p.IPAM.Pools, p.strangers); err != nil {
-		return nil, err
-	}
 	err = p.withoutDead(func() error {
-		list, err = s.Allocate(owner, p.IPAM.Pools, want)
+		list, err = p.store.ipam().Allocate(owner, p.IPAM.Pools, want, p.others())
 		return err
 	})
 	return list, err
@@ -47,7 +43,11 @@ func (p *plugin) take(owner string, want []netip.Addr) (list []ipam.Allocation, 
 
 // room says whether take could serve one more pod.
 func (p *plugin) room() error {
-	return p.withoutDead(func() error { return p.store.ipam().Room(p.IPAM.Pools) })
+	return p.withoutDead(func() error { return p.store.ipam().Room(p.IPAM.Pools, p.others()) })
+}
+
+func (p *plugin) others() ipam.Others {
+	return ipam.Others{Ask: p.strangers, Are: func(owner string) bool { return strings.HasPrefix(owner, strangerPrefix) }}
 }
 
 // strangers are the addresses of endpoints, and of the interfaces that connect pods to this

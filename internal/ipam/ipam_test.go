@@ -33,7 +33,7 @@ func allocate(t *testing.T, s Store, owner string, p []Pool, want ...string) str
 	for _, w := range want {
 		addrs = append(addrs, netip.MustParseAddr(w))
 	}
-	list, err := s.Allocate(owner, p, addrs)
+	list, err := s.Allocate(owner, p, addrs, Others{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,10 +73,10 @@ func TestExhaustionNamesThePoolAndTakesNothing(t *testing.T) {
 	s := At(t.TempDir())
 	p := pools(t, subnet("10.1.0.0/24"), subnet("fd00::/127"))
 	allocate(t, s, "a", p)
-	if err := s.Room(p); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "fd00::/127") {
+	if err := s.Room(p, Others{}); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "fd00::/127") {
 		t.Errorf("Room: %v", err)
 	}
-	if _, err := s.Allocate("b", p, nil); !errors.Is(err, ErrExhausted) {
+	if _, err := s.Allocate("b", p, nil, Others{}); !errors.Is(err, ErrExhausted) {
 		t.Errorf("got %v", err)
 	}
 	if owners, _ := s.Owners(); len(owners) != 2 {
@@ -92,10 +92,10 @@ func TestALargeExclusionIsPassedAtOnce(t *testing.T) {
 		{"10.0.0.0/8", "10.16.0.0/12 10.0.0.0/11", "10.32.0.0"},
 	} {
 		s, p := At(t.TempDir()), pools(t, Pool{Subnet: netip.MustParsePrefix(c.subnet), Exclude: strings.Fields(c.except)})
-		if err := s.Room(p); err != nil {
+		if err := s.Room(p, Others{}); err != nil {
 			t.Errorf("%s without %s: Room: %v", c.subnet, c.except, err)
 		}
-		list, err := s.Allocate("a", p, nil)
+		list, err := s.Allocate("a", p, nil, Others{})
 		if err != nil || list[0].Prefix.Addr().String() != c.want {
 			t.Errorf("%s without %s: got %v, %v, want %s", c.subnet, c.except, list, err, c.want)
 		}
@@ -110,13 +110,13 @@ func TestAPoolWithExclusionsIsGivenToItsLastAddress(t *testing.T) {
 		{"10.1.0.0/24", "10.1.0.0/25 10.1.0.128/25", ""},
 	} {
 		s, p := At(t.TempDir()), pools(t, Pool{Subnet: netip.MustParsePrefix(c.subnet), Exclude: strings.Fields(c.except)})
-		if err := s.Room(p); (err == nil) != (c.want != "") {
+		if err := s.Room(p, Others{}); (err == nil) != (c.want != "") {
 			t.Errorf("%s without %s: Room: %v", c.subnet, c.except, err)
 		}
 		for range 2 { // what is freed is given again, from the start
 			var got []string
-			list, err := s.Allocate("a", p, nil)
-			for ; err == nil; list, err = s.Allocate("a", p, nil) {
+			list, err := s.Allocate("a", p, nil, Others{})
+			for ; err == nil; list, err = s.Allocate("a", p, nil, Others{}) {
 				got = append(got, list[0].Prefix.Addr().String())
 			}
 			if !errors.Is(err, ErrExhausted) || strings.Join(got, " ") != c.want {
@@ -136,7 +136,7 @@ func TestNamedAddresses(t *testing.T) {
 		t.Error(got)
 	}
 	for addr, part := range map[string]string{"10.1.0.9": "taken by a", "10.1.0.1": "gateway", "10.1.0.70": "excluded", "10.1.0.0": "outside", "10.1.0.255": "outside", "10.2.0.1": "none of the pools"} {
-		_, err := s.Allocate("b", p, []netip.Addr{netip.MustParseAddr(addr)})
+		_, err := s.Allocate("b", p, []netip.Addr{netip.MustParseAddr(addr)}, Others{})
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s: got %v, want something with %q", addr, err, part)
 		}
@@ -173,7 +173,7 @@ func TestManyAtOnceGetDifferentAddresses(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 100 {
 		wg.Go(func() {
-			if _, err := s.Allocate(fmt.Sprint(i), p, nil); err != nil {
+			if _, err := s.Allocate(fmt.Sprint(i), p, nil, Others{}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -244,7 +244,7 @@ func TestAFailedAllocationLeavesNothing(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(s.dir, cursorPrefix+"fd00::_64-new", "in the way"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if list, err := s.Allocate("a", p, nil); err == nil {
+	if list, err := s.Allocate("a", p, nil, Others{}); err == nil {
 		t.Fatalf("allocated %v", list)
 	}
 	if all, err := s.Owners(); err != nil || len(all) > 0 {
@@ -289,7 +289,7 @@ func TestAnAddressThatAnotherHasByNowIsNotReleased(t *testing.T) {
 	_, err := s.ReleaseWhere(func(owner string) bool {
 		go func() {
 			err := s.Release("a")
-			_, taken := s.Allocate("b", p, []netip.Addr{netip.MustParseAddr("10.1.0.9")})
+			_, taken := s.Allocate("b", p, []netip.Addr{netip.MustParseAddr("10.1.0.9")}, Others{})
 			done <- errors.Join(err, taken)
 		}()
 		select {
@@ -318,44 +318,112 @@ func TestReleaseMakesNothing(t *testing.T) {
 	}
 }
 
+// they has addresses that nobody got here.
+func they(ask func() (map[netip.Addr]string, error)) Others {
+	return Others{ask, func(owner string) bool { return owner == "them" || owner == "elsewhere" }}
+}
+
 // A pool that has given nothing yet looks at who has addresses of it; once, until it is told to look again.
 func TestWhatOthersHaveIsReserved(t *testing.T) {
 	s := At(filepath.Join(t.TempDir(), "ipam"))
 	p := pools(t, subnet("10.1.0.0/29"), subnet("fd00::/64"))
 	asked := 0
-	others := map[netip.Addr]string{netip.MustParseAddr("10.1.0.2"): "them", netip.MustParseAddr("fd00::2"): "them", netip.MustParseAddr("10.2.0.2"): "elsewhere"}
-	admit := func(p []Pool) {
+	addr := netip.MustParseAddr
+	have := map[netip.Addr]string{addr("10.1.0.2"): "them", addr("fd00::2"): "them", addr("10.2.0.2"): "elsewhere"}
+	others := they(func() (map[netip.Addr]string, error) { asked++; return have, nil })
+	given := func(owner string, p []Pool, times int, want ...string) {
 		t.Helper()
-		if err := s.Admit(p, func() (map[netip.Addr]string, error) { asked++; return others, nil }); err != nil {
-			t.Fatal(err)
+		list, err := s.Allocate(owner, p, nil, others)
+		var got []string
+		for _, a := range list {
+			got = append(got, a.Prefix.Addr().String())
+		}
+		if err != nil || !slices.Equal(got, want) || asked != times {
+			t.Errorf("given %q, %v, and others were asked %d times; want %q, %d", got, err, asked, want, times)
 		}
 	}
-	admit(p)
-	admit(p)
-	if got := allocate(t, s, "a", p); !strings.HasPrefix(got, "10.1.0.3/") || !strings.Contains(got, "fd00::3/") || asked != 1 {
-		t.Errorf("given %s, others were asked %d times", got, asked)
-	}
-	others[netip.MustParseAddr("10.1.0.3")], others[netip.MustParseAddr("10.1.0.4")] = "them", "them"
-	delete(others, netip.MustParseAddr("10.1.0.2"))
-	if err := s.LookAgain(func(owner string) bool { return owner == "them" }); err != nil {
+	given("a", p, 1, "10.1.0.3", "fd00::3")
+	given("b", p, 1, "10.1.0.4", "fd00::4")
+	have[addr("10.1.0.3")], have[addr("10.1.0.5")] = "them", "them"
+	delete(have, addr("10.1.0.2"))
+	if err := s.LookAgain(); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := s.Owners(); err != nil || len(got) != 2 {
-		t.Errorf("until it is asked again, reserved are %v, %v", got, err)
+	if got, err := s.Owners(); err != nil || len(got) != 6 {
+		t.Errorf("until others are asked again, taken are %v, %v", got, err)
 	}
-	admit(p)
-	if owner := s.Owner(netip.MustParseAddr("10.1.0.2")); owner != "" {
-		t.Errorf("10.1.0.2, which is nobody's any more, is of %s", owner)
+	given("c", p, 2, "10.1.0.6", "fd00::5")
+	if was, has := s.Owner(addr("10.1.0.2")), s.Owner(addr("10.1.0.3")); was != "" || has != "a" {
+		t.Errorf("10.1.0.2, which is nobody's any more, is of %q; 10.1.0.3, which a has got, of %q", was, has)
 	}
-	if got := allocate(t, s, "b", p); !strings.HasPrefix(got, "10.1.0.5/") || s.Owner(netip.MustParseAddr("10.1.0.3")) != "a" || asked != 2 {
-		t.Errorf("then given %s, others were asked %d times", got, asked)
+	if s.Owner(addr("fd00::2")) != "them" {
+		t.Error("fd00::2 is theirs no more")
 	}
-	admit(append(p, pools(t, subnet("10.2.0.0/29"))...)) // a new pool beside them
-	if owner := s.Owner(netip.MustParseAddr("10.2.0.2")); owner != "elsewhere" || asked != 3 {
-		t.Errorf("10.2.0.2 is of %q, others were asked %d times", owner, asked)
+	given("d", append(p, pools(t, subnet("10.2.0.0/29"))...), 3, "10.1.0.2", "fd00::6") // a new pool beside them
+	if owner := s.Owner(addr("10.2.0.2")); owner != "elsewhere" {
+		t.Errorf("10.2.0.2 is of %q", owner)
 	}
 	failed := errors.New("nobody can tell")
-	if err := s.Admit(pools(t, subnet("10.3.0.0/29")), func() (map[netip.Addr]string, error) { return nil, failed }); !errors.Is(err, failed) {
+	if _, err := s.Allocate("e", pools(t, subnet("10.3.0.0/29")), nil, they(func() (map[netip.Addr]string, error) { return nil, failed })); !errors.Is(err, failed) {
 		t.Errorf("nobody could tell: %v", err)
+	}
+}
+
+// What was reserved is room when it is to be looked again, for who has it may be gone.
+func TestThereMayBeRoomUntilOthersAreAsked(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "ipam"))
+	p := pools(t, subnet("10.1.0.0/30")) // .2 alone
+	have := map[netip.Addr]string{netip.MustParseAddr("10.1.0.2"): "them"}
+	others := they(func() (map[netip.Addr]string, error) { return have, nil })
+	for _, gone := range []bool{false, true} {
+		if gone {
+			clear(have)
+		}
+		if err := errors.Join(s.LookAgain(), s.Room(p, others)); err != nil {
+			t.Error(err)
+		}
+		if _, err := s.Allocate("a", p, nil, others); (err == nil) != gone {
+			t.Errorf("they are gone: %v; and the address: %v", gone, err)
+		}
+		if err := s.Room(p, others); !errors.Is(err, ErrExhausted) {
+			t.Errorf("now that others were asked: %v", err)
+		}
+	}
+}
+
+// Whenever somebody has it looked again, nobody gets what others have.
+func TestNobodyGetsWhatOthersHaveWhileItIsLookedAgain(t *testing.T) {
+	s := At(filepath.Join(t.TempDir(), "ipam"))
+	p := pools(t, subnet("10.1.0.0/29"))
+	theirs := netip.MustParseAddr("10.1.0.4")
+	others := they(func() (map[netip.Addr]string, error) { return map[netip.Addr]string{theirs: "them"}, nil })
+	stop, done := make(chan struct{}), make(chan error)
+	go func() {
+		var err error
+		for err == nil {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+				err = s.LookAgain()
+			}
+		}
+		done <- err
+	}()
+	for range 500 {
+		list, err := s.Allocate("a", p, nil, others)
+		if err == nil && list[0].Prefix.Addr() == theirs {
+			t.Error("it was given")
+			break
+		}
+		if err = errors.Join(err, s.Release("a")); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	close(stop)
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -45,9 +46,13 @@ type Allocation struct {
 
 // Allocate gives owner one address of each family that pools have: those in
 // want, or else the next free ones. Freed addresses rest until their pool has
-// come around. When it fails, owner has got nothing.
-func (s Store) Allocate(owner string, pools []Pool, want []netip.Addr) (out []Allocation, err error) {
+// come around. When it fails, owner has got nothing. What others have is reserved before, in
+// one with it: who says meanwhile that it is to be looked again is heard before or after.
+func (s Store) Allocate(owner string, pools []Pool, want []netip.Addr, others Others) (out []Allocation, err error) {
 	err = s.locked(func() (err error) {
+		if err := s.admit(pools, others); err != nil {
+			return err
+		}
 		defer func() {
 			if err != nil {
 				err = errors.Join(err, s.drop(owner, out))
@@ -74,44 +79,59 @@ func (s Store) Allocate(owner string, pools []Pool, want []netip.Addr) (out []Al
 	return out, err
 }
 
-// Admit reserves addresses of pools that others have, who did not get them here: others
-// are asked, for who has which address, before a pool gives its first, and after LookAgain.
-func (s Store) Admit(pools []Pool, others func() (map[netip.Addr]string, error)) error {
-	unknown := func(p Pool) bool {
+// Others have addresses of pools who did not get them here.
+type Others struct {
+	Ask func() (map[netip.Addr]string, error) // who has which; nil: there are none
+	Are func(owner string) bool               // of an allocation: it is a reservation for them
+}
+
+// unlooked are the pools of which nobody knows what others have: those that have given
+// nothing yet, and all after LookAgain.
+func (s Store) unlooked(pools []Pool) []Pool {
+	return slices.DeleteFunc(slices.Clone(pools), func(p Pool) bool {
 		_, err := os.Lstat(s.fileOf(lookedPrefix, p))
-		return err != nil
-	}
-	if !slices.ContainsFunc(pools, unknown) {
-		return nil
-	}
-	return s.locked(func() error {
-		fresh := slices.DeleteFunc(slices.Clone(pools), func(p Pool) bool { return !unknown(p) })
-		if len(fresh) == 0 {
-			return nil // another call has, meanwhile
-		}
-		all, err := others()
-		if err != nil {
-			return err
-		}
-		for a, owner := range all {
-			if slices.ContainsFunc(fresh, func(p Pool) bool { return p.Subnet.Contains(a) }) {
-				if _, err := s.take(owner, a); err != nil {
-					return err
-				}
-			}
-		}
-		for _, p := range fresh {
-			if err := replaceLink("others", s.fileOf(lookedPrefix, p)); err != nil {
-				return err
-			}
-		}
-		return nil
+		return err == nil
 	})
 }
 
-// LookAgain has Admit ask again, and what it has reserved, which is by owners that reserved
-// chooses, is free until then: others may have come and gone since.
-func (s Store) LookAgain(reserved func(owner string) bool) error {
+// inOne says that an address is one of pools'.
+func inOne(pools []Pool, a netip.Addr) bool {
+	return slices.ContainsFunc(pools, func(p Pool) bool { return p.Subnet.Contains(a) })
+}
+
+// admit asks others, with the lock held, who has which addresses of pools that nobody knows
+// it of, and reserves these instead of what was reserved of them before.
+func (s Store) admit(pools []Pool, others Others) error {
+	fresh := s.unlooked(pools)
+	if len(fresh) == 0 || others.Ask == nil {
+		return nil
+	}
+	all, err := others.Ask()
+	if err != nil {
+		return err
+	}
+	_, err = s.release(func(a netip.Addr, owner string) bool { return others.Are(owner) && inOne(fresh, a) && all[a] != owner })
+	if err != nil {
+		return err
+	}
+	for a, owner := range all {
+		if inOne(fresh, a) {
+			if _, err := s.take(owner, a); err != nil {
+				return err
+			}
+		}
+	}
+	for _, p := range fresh {
+		if err := replaceLink("others", s.fileOf(lookedPrefix, p)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// LookAgain has the next Allocate ask others again: some may have come and gone since. What
+// is reserved stays so until then.
+func (s Store) LookAgain() error {
 	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil // nobody has looked
 	}
@@ -123,8 +143,7 @@ func (s Store) LookAgain(reserved func(owner string) bool) error {
 		if err != nil {
 			return fmt.Errorf("look again who has addresses: %w", err)
 		}
-		_, err = s.release(reserved)
-		return err
+		return nil
 	})
 }
 
@@ -241,17 +260,17 @@ func (s Store) ReleaseWhere(gone func(owner string) bool) (freed []netip.Addr, e
 		return nil, nil // nobody has anything, and none is made for that
 	}
 	err = s.locked(func() error {
-		freed, err = s.release(gone)
+		freed, err = s.release(func(_ netip.Addr, owner string) bool { return gone(owner) })
 		return err
 	})
 	return freed, err
 }
 
 // release is ReleaseWhere with the lock held.
-func (s Store) release(gone func(owner string) bool) (freed []netip.Addr, err error) {
+func (s Store) release(gone func(a netip.Addr, owner string) bool) (freed []netip.Addr, err error) {
 	all, err := s.Owners()
 	for a, owner := range all {
-		if !gone(owner) {
+		if !gone(a, owner) {
 			continue
 		}
 		if failed := os.Remove(s.file(a)); failed != nil && !errors.Is(failed, fs.ErrNotExist) {
@@ -289,11 +308,14 @@ func (s Store) Owners() (map[netip.Addr]string, error) {
 }
 
 // Room says whether pools could serve one more pod; the error names the family
-// that could not.
-func (s Store) Room(pools []Pool) error {
+// that could not. What Allocate would ask others for is theirs no more.
+func (s Store) Room(pools []Pool, others Others) error {
 	taken, err := s.Owners()
 	if err != nil {
 		return err
+	}
+	if fresh := s.unlooked(pools); len(fresh) > 0 && others.Ask != nil {
+		maps.DeleteFunc(taken, func(a netip.Addr, owner string) bool { return others.Are(owner) && inOne(fresh, a) })
 	}
 	for _, v4 := range []bool{true, false} {
 		var full []string
