@@ -54,8 +54,7 @@ func (p *plugin) dead() (list []attachment, yours bool, err error) {
 		if a.State != stateReady || a.IPAM != OwnIPAM {
 			continue
 		}
-		_, look := os.Lstat(a.NetNS) // a link that leads nowhere here may lead somewhere there
-		gone := errors.Is(look, fs.ErrNotExist)
+		gone := isAbsent(a.NetNS)
 		switch {
 		case p.by.agent != nil && (!p.sees(a.NetNS) || gone && !fits(a.Mode, a.IPAM)):
 			yours = true
@@ -64,6 +63,13 @@ func (p *plugin) dead() (list []attachment, yours bool, err error) {
 		}
 	}
 	return list, yours, err
+}
+
+// isAbsent says that there is nothing at path. A link that leads nowhere here may lead
+// somewhere in the runtime's files.
+func isAbsent(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // reap removes an attachment whose network namespace is gone, unless another call is about
@@ -76,7 +82,9 @@ func (p *plugin) reap(a attachment) error {
 		}
 		defer unlock()
 	}
-	r, found, err := p.store.condemnIf(a, p.by, func(r attachment) bool { return r.State == stateReady && r.NetNS == a.NetNS })
+	r, found, err := p.store.condemnIf(a, p.by, func(r attachment) bool {
+		return r.State == stateReady && r.NetNS == a.NetNS && isAbsent(r.NetNS)
+	})
 	if err != nil || !found {
 		return err
 	}
