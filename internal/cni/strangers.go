@@ -29,13 +29,13 @@ const strangerPrefix = "netns:"
 // LookAgain has the next ADD look anew for pods that have addresses of its pools: some may
 // have come that got them elsewhere, or gone.
 func LookAgain(scope engine.Scope) error {
-	return storeAt(scope.StateDir).ipam().LookAgain()
+	return storeAt(scope.StateDir).ipam().LookAgain(func(owner string) bool { return strings.HasPrefix(owner, strangerPrefix) })
 }
 
 // take reserves what strangers have, and gives owner addresses.
 func (p *plugin) take(owner string, want []netip.Addr) (list []ipam.Allocation, err error) {
 	err = p.withoutDead(func() error {
-		list, err = p.store.ipam().Allocate(owner, p.IPAM.Pools, want, p.others())
+		list, err = p.store.ipam().Allocate(owner, p.IPAM.Pools, want, p.strangers)
 		return err
 	})
 	return list, err
@@ -43,11 +43,7 @@ func (p *plugin) take(owner string, want []netip.Addr) (list []ipam.Allocation, 
 
 // room says whether take could serve one more pod.
 func (p *plugin) room() error {
-	return p.withoutDead(func() error { return p.store.ipam().Room(p.IPAM.Pools, p.others()) })
-}
-
-func (p *plugin) others() ipam.Others {
-	return ipam.Others{Ask: p.strangers, Are: func(owner string) bool { return strings.HasPrefix(owner, strangerPrefix) }}
+	return p.withoutDead(func() error { return p.store.ipam().Room(p.IPAM.Pools) })
 }
 
 // strangers are the addresses of endpoints, and of the interfaces that connect pods to this

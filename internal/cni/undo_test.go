@@ -21,7 +21,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/engine"
-	"github.com/mustang-net/mustang/internal/ipam"
 	"github.com/mustang-net/mustang/internal/link"
 	"github.com/mustang-net/mustang/internal/netns"
 	"github.com/mustang-net/mustang/internal/state"
@@ -65,7 +64,7 @@ func (p *plugin) attached(t *testing.T, id, netns string, addrs ...netip.Addr) a
 	a := attachment{ContainerID: id, IfName: "eth0", Network: "net", State: stateReady, Mode: link.Macvlan, Uplink: "up0",
 		NetNS: netns, IPAM: OwnIPAM, Addrs: addrs, Masquerade: p.masqueradeGroup()}
 	if len(addrs) == 0 {
-		list, err := p.store.ipam().Allocate(a.owner(), p.IPAM.Pools, nil, ipam.Others{})
+		list, err := p.store.ipam().Allocate(a.owner(), p.IPAM.Pools, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -116,11 +116,20 @@ func (e *Engine) Dead(owner state.Owner) ([]state.Endpoint, error) {
 	return out, nil
 }
 
-// isAbsent says that a namespace's path is not in its directory, which is there.
+// isAbsent says that a namespace's path, or what it is a link to, is not in its directory,
+// which is there.
 func isAbsent(path string) bool {
-	_, noDir := os.Stat(filepath.Dir(path))
-	_, err := os.Lstat(path)
-	return noDir == nil && errors.Is(err, fs.ErrNotExist)
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	if to, err := os.Readlink(path); err == nil {
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(path), to)
+		}
+		path = to
+	}
+	_, err := os.Stat(filepath.Dir(path))
+	return err == nil
 }
 
 // holds says whether the programs of ep are attached. A link says it anywhere; a filter,

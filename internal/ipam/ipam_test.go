@@ -33,7 +33,7 @@ func allocate(t *testing.T, s Store, owner string, p []Pool, want ...string) str
 	for _, w := range want {
 		addrs = append(addrs, netip.MustParseAddr(w))
 	}
-	list, err := s.Allocate(owner, p, addrs, Others{})
+	list, err := s.Allocate(owner, p, addrs, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,10 +73,10 @@ func TestExhaustionNamesThePoolAndTakesNothing(t *testing.T) {
 	s := At(t.TempDir())
 	p := pools(t, subnet("10.1.0.0/24"), subnet("fd00::/127"))
 	allocate(t, s, "a", p)
-	if err := s.Room(p, Others{}); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "fd00::/127") {
+	if err := s.Room(p); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "fd00::/127") {
 		t.Errorf("Room: %v", err)
 	}
-	if _, err := s.Allocate("b", p, nil, Others{}); !errors.Is(err, ErrExhausted) {
+	if _, err := s.Allocate("b", p, nil, nil); !errors.Is(err, ErrExhausted) {
 		t.Errorf("got %v", err)
 	}
 	if owners, _ := s.Owners(); len(owners) != 2 {
@@ -92,10 +92,10 @@ func TestALargeExclusionIsPassedAtOnce(t *testing.T) {
 		{"10.0.0.0/8", "10.16.0.0/12 10.0.0.0/11", "10.32.0.0"},
 	} {
 		s, p := At(t.TempDir()), pools(t, Pool{Subnet: netip.MustParsePrefix(c.subnet), Exclude: strings.Fields(c.except)})
-		if err := s.Room(p, Others{}); err != nil {
+		if err := s.Room(p); err != nil {
 			t.Errorf("%s without %s: Room: %v", c.subnet, c.except, err)
 		}
-		list, err := s.Allocate("a", p, nil, Others{})
+		list, err := s.Allocate("a", p, nil, nil)
 		if err != nil || list[0].Prefix.Addr().String() != c.want {
 			t.Errorf("%s without %s: got %v, %v, want %s", c.subnet, c.except, list, err, c.want)
 		}
@@ -110,13 +110,13 @@ func TestAPoolWithExclusionsIsGivenToItsLastAddress(t *testing.T) {
 		{"10.1.0.0/24", "10.1.0.0/25 10.1.0.128/25", ""},
 	} {
 		s, p := At(t.TempDir()), pools(t, Pool{Subnet: netip.MustParsePrefix(c.subnet), Exclude: strings.Fields(c.except)})
-		if err := s.Room(p, Others{}); (err == nil) != (c.want != "") {
+		if err := s.Room(p); (err == nil) != (c.want != "") {
 			t.Errorf("%s without %s: Room: %v", c.subnet, c.except, err)
 		}
 		for range 2 { // what is freed is given again, from the start
 			var got []string
-			list, err := s.Allocate("a", p, nil, Others{})
-			for ; err == nil; list, err = s.Allocate("a", p, nil, Others{}) {
+			list, err := s.Allocate("a", p, nil, nil)
+			for ; err == nil; list, err = s.Allocate("a", p, nil, nil) {
 				got = append(got, list[0].Prefix.Addr().String())
 			}
 			if !errors.Is(err, ErrExhausted) || strings.Join(got, " ") != c.want {
@@ -136,7 +136,7 @@ func TestNamedAddresses(t *testing.T) {
 		t.Error(got)
 	}
 	for addr, part := range map[string]string{"10.1.0.9": "taken by a", "10.1.0.1": "gateway", "10.1.0.70": "excluded", "10.1.0.0": "outside", "10.1.0.255": "outside", "10.2.0.1": "none of the pools"} {
-		_, err := s.Allocate("b", p, []netip.Addr{netip.MustParseAddr(addr)}, Others{})
+		_, err := s.Allocate("b", p, []netip.Addr{netip.MustParseAddr(addr)}, nil)
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s: got %v, want something with %q", addr, err, part)
 		}
@@ -173,7 +173,7 @@ func TestManyAtOnceGetDifferentAddresses(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 100 {
 		wg.Go(func() {
-			if _, err := s.Allocate(fmt.Sprint(i), p, nil, Others{}); err != nil {
+			if _, err := s.Allocate(fmt.Sprint(i), p, nil, nil); err != nil {
 				t.Error(err)
 			}
 		})
@@ -244,7 +244,7 @@ func TestAFailedAllocationLeavesNothing(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(s.dir, cursorPrefix+"fd00::_64-new", "in the way"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if list, err := s.Allocate("a", p, nil, Others{}); err == nil {
+	if list, err := s.Allocate("a", p, nil, nil); err == nil {
 		t.Fatalf("allocated %v", list)
 	}
 	if all, err := s.Owners(); err != nil || len(all) > 0 {
@@ -289,7 +289,7 @@ func TestAnAddressThatAnotherHasByNowIsNotReleased(t *testing.T) {
 	_, err := s.ReleaseWhere(func(owner string) bool {
 		go func() {
 			err := s.Release("a")
-			_, taken := s.Allocate("b", p, []netip.Addr{netip.MustParseAddr("10.1.0.9")}, Others{})
+			_, taken := s.Allocate("b", p, []netip.Addr{netip.MustParseAddr("10.1.0.9")}, nil)
 			done <- errors.Join(err, taken)
 		}()
 		select {
@@ -318,10 +318,7 @@ func TestReleaseMakesNothing(t *testing.T) {
 	}
 }
 
-// they has addresses that nobody got here.
-func they(ask func() (map[netip.Addr]string, error)) Others {
-	return Others{ask, func(owner string) bool { return owner == "them" || owner == "elsewhere" }}
-}
+func areThey(owner string) bool { return owner == "them" || owner == "elsewhere" }
 
 // A pool that has given nothing yet looks at who has addresses of it; once, until it is told to look again.
 func TestWhatOthersHaveIsReserved(t *testing.T) {
@@ -330,7 +327,7 @@ func TestWhatOthersHaveIsReserved(t *testing.T) {
 	asked := 0
 	addr := netip.MustParseAddr
 	have := map[netip.Addr]string{addr("10.1.0.2"): "them", addr("fd00::2"): "them", addr("10.2.0.2"): "elsewhere"}
-	others := they(func() (map[netip.Addr]string, error) { asked++; return have, nil })
+	others := func() (map[netip.Addr]string, error) { asked++; return have, nil }
 	given := func(owner string, p []Pool, times int, want ...string) {
 		t.Helper()
 		list, err := s.Allocate(owner, p, nil, others)
@@ -346,11 +343,11 @@ func TestWhatOthersHaveIsReserved(t *testing.T) {
 	given("b", p, 1, "10.1.0.4", "fd00::4")
 	have[addr("10.1.0.3")], have[addr("10.1.0.5")] = "them", "them"
 	delete(have, addr("10.1.0.2"))
-	if err := s.LookAgain(); err != nil {
+	if err := s.LookAgain(areThey); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := s.Owners(); err != nil || len(got) != 6 {
-		t.Errorf("until others are asked again, taken are %v, %v", got, err)
+	if got, err := s.Owners(); err != nil || len(got) != 4 {
+		t.Errorf("until others are asked again, given are %v, %v", got, err)
 	}
 	given("c", p, 2, "10.1.0.6", "fd00::5")
 	if was, has := s.Owner(addr("10.1.0.2")), s.Owner(addr("10.1.0.3")); was != "" || has != "a" {
@@ -364,30 +361,8 @@ func TestWhatOthersHaveIsReserved(t *testing.T) {
 		t.Errorf("10.2.0.2 is of %q", owner)
 	}
 	failed := errors.New("nobody can tell")
-	if _, err := s.Allocate("e", pools(t, subnet("10.3.0.0/29")), nil, they(func() (map[netip.Addr]string, error) { return nil, failed })); !errors.Is(err, failed) {
+	if _, err := s.Allocate("e", pools(t, subnet("10.3.0.0/29")), nil, func() (map[netip.Addr]string, error) { return nil, failed }); !errors.Is(err, failed) {
 		t.Errorf("nobody could tell: %v", err)
-	}
-}
-
-// What was reserved is room when it is to be looked again, for who has it may be gone.
-func TestThereMayBeRoomUntilOthersAreAsked(t *testing.T) {
-	s := At(filepath.Join(t.TempDir(), "ipam"))
-	p := pools(t, subnet("10.1.0.0/30")) // .2 alone
-	have := map[netip.Addr]string{netip.MustParseAddr("10.1.0.2"): "them"}
-	others := they(func() (map[netip.Addr]string, error) { return have, nil })
-	for _, gone := range []bool{false, true} {
-		if gone {
-			clear(have)
-		}
-		if err := errors.Join(s.LookAgain(), s.Room(p, others)); err != nil {
-			t.Error(err)
-		}
-		if _, err := s.Allocate("a", p, nil, others); (err == nil) != gone {
-			t.Errorf("they are gone: %v; and the address: %v", gone, err)
-		}
-		if err := s.Room(p, others); !errors.Is(err, ErrExhausted) {
-			t.Errorf("now that others were asked: %v", err)
-		}
 	}
 }
 
@@ -396,7 +371,7 @@ func TestNobodyGetsWhatOthersHaveWhileItIsLookedAgain(t *testing.T) {
 	s := At(filepath.Join(t.TempDir(), "ipam"))
 	p := pools(t, subnet("10.1.0.0/29"))
 	theirs := netip.MustParseAddr("10.1.0.4")
-	others := they(func() (map[netip.Addr]string, error) { return map[netip.Addr]string{theirs: "them"}, nil })
+	others := func() (map[netip.Addr]string, error) { return map[netip.Addr]string{theirs: "them"}, nil }
 	stop, done := make(chan struct{}), make(chan error)
 	go func() {
 		var err error
@@ -406,7 +381,7 @@ func TestNobodyGetsWhatOthersHaveWhileItIsLookedAgain(t *testing.T) {
 				done <- nil
 				return
 			default:
-				err = s.LookAgain()
+				err = s.LookAgain(areThey)
 			}
 		}
 		done <- err

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -46,9 +45,11 @@ type Allocation struct {
 
 // Allocate gives owner one address of each family that pools have: those in
 // want, or else the next free ones. Freed addresses rest until their pool has
-// come around. When it fails, owner has got nothing. What others have is reserved before, in
-// one with it: who says meanwhile that it is to be looked again is heard before or after.
-func (s Store) Allocate(owner string, pools []Pool, want []netip.Addr, others Others) (out []Allocation, err error) {
+// come around. When it fails, owner has got nothing.
+//
+// others says who has addresses that he did not get here; nil: nobody. It is asked before a
+// pool gives its first, and after LookAgain, and these are reserved in one with what is given.
+func (s Store) Allocate(owner string, pools []Pool, want []netip.Addr, others func() (map[netip.Addr]string, error)) (out []Allocation, err error) {
 	err = s.locked(func() (err error) {
 		if err := s.admit(pools, others); err != nil {
 			return err
@@ -79,43 +80,21 @@ func (s Store) Allocate(owner string, pools []Pool, want []netip.Addr, others Ot
 	return out, err
 }
 
-// Others have addresses of pools who did not get them here.
-type Others struct {
-	Ask func() (map[netip.Addr]string, error) // who has which; nil: there are none
-	Are func(owner string) bool               // of an allocation: it is a reservation for them
-}
-
-// unlooked are the pools of which nobody knows what others have: those that have given
-// nothing yet, and all after LookAgain.
-func (s Store) unlooked(pools []Pool) []Pool {
-	return slices.DeleteFunc(slices.Clone(pools), func(p Pool) bool {
+// admit reserves, with the lock held, what others have of pools that they were not asked for.
+func (s Store) admit(pools []Pool, others func() (map[netip.Addr]string, error)) error {
+	fresh := slices.DeleteFunc(slices.Clone(pools), func(p Pool) bool {
 		_, err := os.Lstat(s.fileOf(lookedPrefix, p))
 		return err == nil
 	})
-}
-
-// inOne says that an address is one of pools'.
-func inOne(pools []Pool, a netip.Addr) bool {
-	return slices.ContainsFunc(pools, func(p Pool) bool { return p.Subnet.Contains(a) })
-}
-
-// admit asks others, with the lock held, who has which addresses of pools that nobody knows
-// it of, and reserves these instead of what was reserved of them before.
-func (s Store) admit(pools []Pool, others Others) error {
-	fresh := s.unlooked(pools)
-	if len(fresh) == 0 || others.Ask == nil {
+	if len(fresh) == 0 || others == nil {
 		return nil
 	}
-	all, err := others.Ask()
-	if err != nil {
-		return err
-	}
-	_, err = s.release(func(a netip.Addr, owner string) bool { return others.Are(owner) && inOne(fresh, a) && all[a] != owner })
+	all, err := others()
 	if err != nil {
 		return err
 	}
 	for a, owner := range all {
-		if inOne(fresh, a) {
+		if slices.ContainsFunc(fresh, func(p Pool) bool { return p.Subnet.Contains(a) }) {
 			if _, err := s.take(owner, a); err != nil {
 				return err
 			}
@@ -129,9 +108,9 @@ func (s Store) admit(pools []Pool, others Others) error {
 	return nil
 }
 
-// LookAgain has the next Allocate ask others again: some may have come and gone since. What
-// is reserved stays so until then.
-func (s Store) LookAgain() error {
+// LookAgain has the next Allocate ask others again, and what is reserved for them, which is by
+// owners that reserved chooses, is free until then: others may have come and gone since.
+func (s Store) LookAgain(reserved func(owner string) bool) error {
 	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil // nobody has looked
 	}
@@ -143,7 +122,8 @@ func (s Store) LookAgain() error {
 		if err != nil {
 			return fmt.Errorf("look again who has addresses: %w", err)
 		}
-		return nil
+		_, err = s.release(reserved)
+		return err
 	})
 }
 
@@ -260,17 +240,17 @@ func (s Store) ReleaseWhere(gone func(owner string) bool) (freed []netip.Addr, e
 		return nil, nil // nobody has anything, and none is made for that
 	}
 	err = s.locked(func() error {
-		freed, err = s.release(func(_ netip.Addr, owner string) bool { return gone(owner) })
+		freed, err = s.release(gone)
 		return err
 	})
 	return freed, err
 }
 
 // release is ReleaseWhere with the lock held.
-func (s Store) release(gone func(a netip.Addr, owner string) bool) (freed []netip.Addr, err error) {
+func (s Store) release(gone func(owner string) bool) (freed []netip.Addr, err error) {
 	all, err := s.Owners()
 	for a, owner := range all {
-		if !gone(a, owner) {
+		if !gone(owner) {
 			continue
 		}
 		if failed := os.Remove(s.file(a)); failed != nil && !errors.Is(failed, fs.ErrNotExist) {
@@ -308,14 +288,11 @@ func (s Store) Owners() (map[netip.Addr]string, error) {
 }
 
 // Room says whether pools could serve one more pod; the error names the family
-// that could not. What Allocate would ask others for is theirs no more.
-func (s Store) Room(pools []Pool, others Others) error {
+// that could not.
+func (s Store) Room(pools []Pool) error {
 	taken, err := s.Owners()
 	if err != nil {
 		return err
-	}
-	if fresh := s.unlooked(pools); len(fresh) > 0 && others.Ask != nil {
-		maps.DeleteFunc(taken, func(a netip.Addr, owner string) bool { return others.Are(owner) && inOne(fresh, a) })
 	}
 	for _, v4 := range []bool{true, false} {
 		var full []string
