@@ -35,6 +35,7 @@ type Agent struct {
 	policies *policies
 	sync     *syncer
 	command  Command
+	kept     upkeep
 
 	configChanged atomic.Bool // on disk, since the agent's start
 }

@@ -40,6 +40,7 @@ func (s *syncer) followEdge(ctx context.Context) {
 	case ctx.Err() == nil:
 		// It may be a NIC on its way, or a passing want of memory, of which no further change of devices tells.
 		s.followRetry.wait(start)
+		s.a.metrics.failures.Inc()
 		s.a.log.Warn("clients outside are not served as they should be; it is tried again", "devices", s.edgeDevices, "error", err)
 	}
 }

@@ -66,9 +66,11 @@ func (a *Agent) works() Health {
 	for _, r := range []struct {
 		what string
 		*retrying
-	}{{"a Service", &a.sync.retrying}, {"policy", &a.policies.retrying}, {"the list of nodes", &a.sync.membersRetry}, {"the edge", &a.sync.edgeRetry}} {
+	}{{"a Service", &a.sync.retrying}, {"policy", &a.policies.retrying}, {"the list of nodes", &a.sync.membersRetry}, {"the edge", &a.sync.edgeRetry},
+		{"the edge, where the devices are now,", &a.sync.followRetry}, {"this build's programs", &a.kept.upgrade}, {"programs that somebody has taken off pods", &a.kept.reattach},
+		{"the rules for masqueraded pods", &a.kept.masquerade}, {"the ways to other nodes, as the devices are now,", &a.kept.devices}} {
 		if since := r.failed.Load(); since != nil && time.Since(*since) > stuck {
-			h.Because = append(h.Because, r.what+" has not been possible to apply since "+since.Format(time.RFC3339))
+			h.Because = append(h.Because, r.what+" could not be applied since "+since.Format(time.RFC3339))
 		}
 	}
 	if a.engine != nil {

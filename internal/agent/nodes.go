@@ -154,12 +154,12 @@ func (a *Agent) followDevices(ctx context.Context) error {
 			return err
 		})
 		switch {
-		case err == nil || ctx.Err() != nil:
+		case ctx.Err() != nil:
 		case errors.Is(err, engine.ErrUntold):
 			a.log.Warn("a pod keeps an MTU of before; it is told again", "error", err)
+			a.kept.devices.succeeded()
 		default:
-			a.metrics.failures.Inc()
-			a.log.Error("the ways to other nodes do not follow this node's devices; it is tried again", "error", err)
+			a.keeps(&a.kept.devices, err, "the ways to other nodes do not follow this node's devices; it is tried again")
 		}
 		select {
 		case a.sync.devices <- struct{}{}:

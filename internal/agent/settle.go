@@ -20,6 +20,20 @@ const (
 	reattachPause = 30 * time.Second
 )
 
+// upkeep is what the agent looks at again and again: what is wrong there is tried again with that.
+type upkeep struct{ upgrade, reattach, masquerade, devices retrying }
+
+// keeps notes how that went. sentence: what has not been possible, and what becomes of that.
+func (a *Agent) keeps(r *retrying, err error, sentence string) {
+	if err == nil {
+		r.succeeded()
+		return
+	}
+	r.note(time.Now())
+	a.metrics.failures.Inc()
+	a.log.Error(sentence, "error", err)
+}
+
 // settle gives pods, once they have started, the attachment that costs packets
 // least. The engine is lent only before and after the wait for the kernel.
 func (a *Agent) settle(ctx context.Context) error {
@@ -64,11 +78,11 @@ func (a *Agent) upgrade(ctx context.Context) {
 		upgraded, err = e.Upgrade()
 		return err
 	})
-	switch {
-	case err != nil && ctx.Err() == nil:
-		a.metrics.failures.Inc()
-		a.log.Error("another build's programs could not be replaced; it is tried again", "error", err)
-	case upgraded:
+	if ctx.Err() != nil {
+		return
+	}
+	a.keeps(&a.kept.upgrade, err, "another build's programs could not be replaced; it is tried again")
+	if upgraded && err == nil {
 		a.log.Info("another build's programs have been replaced")
 	}
 }
@@ -82,9 +96,8 @@ func (a *Agent) reattach(ctx context.Context) {
 		}
 		return err
 	})
-	if err != nil && ctx.Err() == nil {
-		a.metrics.failures.Inc()
-		a.log.Error("pods may be without their programs, which somebody has taken off; it is tried again", "error", err)
+	if ctx.Err() == nil {
+		a.keeps(&a.kept.reattach, err, "pods may be without their programs, which somebody has taken off; it is tried again")
 	}
 }
 
@@ -95,11 +108,11 @@ func (a *Agent) restoreMasquerade(ctx context.Context) {
 		restored, err = e.RestoreMasquerade(func() (bool, error) { return cni.RestoreMasquerade(a.config.scope()) })
 		return err
 	})
-	switch {
-	case err != nil && ctx.Err() == nil:
-		a.metrics.failures.Inc()
-		a.log.Error("masqueraded pods may be without the rules for it; it is tried again", "error", err)
-	case restored:
+	if ctx.Err() != nil {
+		return
+	}
+	a.keeps(&a.kept.masquerade, err, "masqueraded pods may be without the rules for it; it is tried again")
+	if restored && err == nil {
 		a.log.Warn("the nftables rules for masquerade had been removed, and are back")
 	}
 }

@@ -61,6 +61,9 @@ func (d *Datapath) roomForReasons(spec *ebpf.MapSpec) error {
 		}
 	}
 	pin := filepath.Join(d.dir, mapsDir, spec.Name)
+	if err := d.beginUpgrade(); err != nil {
+		return err
+	}
 	if err := os.Remove(pin); err != nil {
 		return fmt.Errorf("make room for more reasons: %w", err)
 	}

@@ -94,6 +94,20 @@ func isBuild(build [32]byte) bool {
 // ofAnother says whether a node has programs, and they are not this binary's.
 func ofAnother(build [32]byte) bool { return build != [32]byte{} && !isBuild(build) }
 
+// begun is in the place of a build while programs are replaced. Whoever finds it there, be it the build of before, replaces
+// all of them: some may be another's.
+var begun = sha256.Sum256([]byte("an upgrade has begun"))
+
+// beginUpgrade says so, before anything that another build's programs go by changes.
+func (d *Datapath) beginUpgrade() error {
+	meta, err := d.GetMeta()
+	if err != nil || meta.Build == [32]byte{} {
+		return err
+	}
+	meta.Build = begun
+	return d.PutMeta(meta)
+}
+
 // EnsurePrograms loads the shared programs that are missing, and replaces all
 // of them in place when another build left its own: entry programs call by
 // slot, so no packet meets a gap.
@@ -111,7 +125,7 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 		}
 	}
 	if ofAnother(meta.Build) {
-		if err := errors.Join(d.lookElsewhere(), d.rememberShadows()); err != nil {
+		if err := errors.Join(d.beginUpgrade(), d.lookElsewhere(), d.rememberShadows()); err != nil {
 			return err
 		}
 	}
@@ -135,7 +149,7 @@ func (d *Datapath) EnsurePrograms(ep state.Endpoint) error {
 	if err := errors.Join(d.fillNear(), d.rememberShadows()); err != nil {
 		return err
 	}
-	// Last, so that a killed upgrade is done again. The engine owns the other
+	// Last, so that an upgrade that fails or is killed is done again. The engine owns the other
 	// fields; nothing changed them since.
 	meta.Build = Build()
 	return d.PutMeta(meta)

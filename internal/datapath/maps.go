@@ -161,8 +161,11 @@ func (d *Datapath) openTables(specs map[string]*ebpf.MapSpec) (err error) {
 		}
 	}
 	for _, name := range retired {
-		if err == nil {
-			err = removePin(filepath.Join(d.dir, mapsDir, name))
+		pin := filepath.Join(d.dir, mapsDir, name)
+		if _, gone := os.Lstat(pin); err == nil && gone == nil {
+			if err = d.beginUpgrade(); err == nil {
+				err = removePin(pin)
+			}
 		}
 	}
 	return err

@@ -115,7 +115,9 @@ func TestDropsHaveRoomForReasonsOfALaterBuild(t *testing.T) {
 	}
 	defer older.Close()
 	last := older.MaxEntries() - 1
-	if err := errors.Join(os.Remove(pin), older.Put(last, cpus), older.Pin(pin)); err != nil {
+	meta, err := d.GetMeta()
+	meta.Build = [32]byte{1} // the programs that count there are its own
+	if err := errors.Join(err, d.PutMeta(meta), os.Remove(pin), older.Put(last, cpus), older.Pin(pin)); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -130,6 +132,10 @@ func TestDropsHaveRoomForReasonsOfALaterBuild(t *testing.T) {
 		}
 		if err := again.maps[bpfgen.PodMapMstDropsV1].Put(size-1, cpus); err != nil {
 			t.Errorf("the last reason: %v", err)
+		}
+		// Back at that build before ours has replaced its programs, they must be loaded anew.
+		if now, err := again.GetMeta(); err != nil || now.Build == meta.Build {
+			t.Errorf("programs that count elsewhere are still said to be the other build's: %v", err)
 		}
 	}
 }

@@ -3,12 +3,16 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath"
@@ -103,5 +107,50 @@ func TestUpgradeReplacesTheFiltersOfTheNodesDevices(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Who comes after an upgrade that has failed, or was killed, in the middle replaces all programs, be it the build of
+// before: some are not its own.
+func TestAfterAnUpgradeThatFailedProgramsAreNobodys(t *testing.T) {
+	n := newNode(t)
+	if _, err := n.add(n.pod(1)); err != nil {
+		t.Fatal(err)
+	}
+	build := func() (b [32]byte) {
+		n.must(func(e *Engine) error {
+			meta, err := e.dp.GetMeta()
+			b = meta.Build
+			return err
+		})
+		return b
+	}
+	own := build()
+	n.becomesAnotherBuilds()
+	other := build()
+	pin, aside := filepath.Join(n.scope.BPFFS, "links", "sock-connect4"), filepath.Join(n.scope.BPFFS, "aside")
+	in, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	if err := errors.Join(os.Rename(pin, aside), in.Pin(pin)); err != nil { // no link: the upgrade ends there
+		t.Fatal(err)
+	}
+	upgrade := func() (upgraded bool, err error) {
+		n.must(func(e *Engine) error { upgraded, err = e.Upgrade(); return nil })
+		return upgraded, err
+	}
+	if _, err := upgrade(); err == nil {
+		t.Error("an upgrade goes on where no link is")
+	}
+	if b := build(); b == own || b == other {
+		t.Errorf("programs of two builds are said to be of one: ours %v, the other's %v", b == own, b == other)
+	}
+	if err := errors.Join(os.Remove(pin), os.Rename(aside, pin)); err != nil {
+		t.Fatal(err)
+	}
+	if upgraded, err := upgrade(); !upgraded || err != nil || build() != own {
+		t.Errorf("the next upgrade: %v, %v", upgraded, err)
 	}
 }
