@@ -93,7 +93,7 @@ func newNodeLsCmd(g *globals) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				self, err := node.Self(list)
+				self, err := e.Self()
 				if err != nil {
 					return err
 				}

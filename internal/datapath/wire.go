@@ -216,7 +216,7 @@ func (d *Datapath) attachWire(h wireHook, ifindex int) error {
 		return err
 	}
 	if alive && !filter {
-		return nil
+		return removeWireFilter(l, h) // a call that made the link may have been killed before it took that away
 	}
 	p, err := d.loadWire(h)
 	if err != nil {
@@ -243,7 +243,7 @@ func (d *Datapath) attachWire(h wireHook, ifindex int) error {
 	if err := held.Pin(d.wirePin(h, ifindex)); err != nil {
 		return fmt.Errorf("pin link of %s: %w", l.Attrs().Name, err)
 	}
-	return nil
+	return removeWireFilter(l, h) // of the time when somebody else's was there
 }
 
 // wireAlive says whether the pinned link holds its device; one that does not is

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/mustang-net/mustang/internal/datapath"
+	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
 	peers "github.com/mustang-net/mustang/internal/node"
 	"github.com/mustang-net/mustang/internal/state"
 	"github.com/mustang-net/mustang/internal/store"
@@ -36,7 +37,7 @@ func (e *Engine) FollowDevices() (changed bool, err error) {
 		return false, err
 	}
 	if current {
-		if err := e.followOutside(); err != nil {
+		if err := e.syncMasquerade(); err != nil { // how pods get outside is decided anew
 			return false, err
 		}
 		return len(n.Telling) > 0, e.tellAgain(n)
@@ -44,18 +45,9 @@ func (e *Engine) FollowDevices() (changed bool, err error) {
 	return true, e.changeNodes(func(all store.Nodes) (store.Nodes, error) { return all, nil })
 }
 
-// followOutside decides anew how pods get outside, where FollowEdge does not.
-func (e *Engine) followOutside() error {
-	edge, err := e.hasEdge()
-	if err != nil || edge {
-		return err
-	}
-	return e.syncMasquerade()
-}
-
 // devicesCurrent says whether everything is as the devices that are there ask.
 func (e *Engine) devicesCurrent(n store.Nodes) (bool, error) {
-	self, remotes, err := remotesOf(n.Nodes)
+	self, remotes, err := remotesOf(n)
 	if err != nil {
 		return false, err
 	}
@@ -70,7 +62,13 @@ func (e *Engine) devicesCurrent(n store.Nodes) (bool, error) {
 	if err != nil || mtu != n.ToldMTU() || tunnel != n.Tunnel {
 		return false, err
 	}
-	set := settingsOf(n)
+	set, _, err := routingOf(n, remotes)
+	if err != nil {
+		return false, err
+	}
+	if config, _, err := e.dp.Node.Get(0); err != nil || (config.Flags&bpfgen.NodeEbpf != 0) != (set.HostRouting == state.RoutingEBPF) {
+		return false, err
+	}
 	devices, err := peers.Devices(set.Devices, self, remotes)
 	if err != nil {
 		return false, err

@@ -64,7 +64,7 @@ func (e *Engine) wantsGather() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if _, remotes, err := remotesOf(n.Nodes); err != nil || len(remotes) > 0 {
+	if _, remotes, err := remotesOf(n); err != nil || len(remotes) > 0 {
 		return true, err
 	}
 	edge, err := e.hasEdge()

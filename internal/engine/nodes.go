@@ -39,6 +39,19 @@ func settingsOf(n store.Nodes) state.NodeSettings {
 	return *n.Settings
 }
 
+// routingOf is settingsOf with the host routing that there can be. By a device without a link header (bare) programs see
+// nothing of what comes: where a node without a tunnel is reached by one, the host's stack forwards.
+func routingOf(n store.Nodes, remotes []state.Node) (set state.NodeSettings, bare string, err error) {
+	set = settingsOf(n)
+	if set.HostRouting != state.RoutingEBPF {
+		return set, "", nil
+	}
+	if bare, err = peers.BareWay(remotes); bare != "" {
+		set.HostRouting = state.RoutingLegacy
+	}
+	return set, bare, err
+}
+
 // AddNode adds a node, or replaces the owner's own of that name.
 func (e *Engine) AddNode(n state.Node) error {
 	return e.changeNodes(func(all store.Nodes) (store.Nodes, error) {
@@ -90,7 +103,9 @@ func (e *Engine) ApplyNodes(owner state.Owner, list []state.Node, change peers.S
 			}
 			out = append(out, n)
 		}
-		all.Nodes = out
+		if all.Nodes = out; e.opts.Node.Name != "" {
+			all.Self = e.opts.Node.Name
+		}
 		return withSettings(owner, all, change)
 	})
 }
@@ -210,12 +225,21 @@ func (e *Engine) applyNodes(op operation) error {
 	return errors.Join(err, undo)
 }
 
+// Self is the node of the list that this machine is; without one, the zero node.
+func (e *Engine) Self() (state.Node, error) {
+	n, err := e.store.Nodes()
+	if err != nil {
+		return state.Node{}, err
+	}
+	return peers.Self(n.Nodes, n.Self)
+}
+
 // remotesOf are the other nodes, and this one.
-func remotesOf(list []state.Node) (self state.Node, remotes []state.Node, err error) {
-	self, err = peers.Self(list)
-	for _, n := range list {
-		if n.Name != self.Name {
-			remotes = append(remotes, n)
+func remotesOf(n store.Nodes) (self state.Node, remotes []state.Node, err error) {
+	self, err = peers.Self(n.Nodes, n.Self)
+	for _, other := range n.Nodes {
+		if other.Name != self.Name {
+			remotes = append(remotes, other)
 		}
 	}
 	return self, remotes, err
@@ -224,8 +248,11 @@ func remotesOf(list []state.Node) (self state.Node, remotes []state.Node, err er
 // syncNodes brings routes, devices, tables and programs to what n says. It can
 // be done again at any point of itself.
 func (e *Engine) syncNodes(n store.Nodes) error {
-	set := settingsOf(n)
-	self, remotes, err := remotesOf(n.Nodes)
+	self, remotes, err := remotesOf(n)
+	if err != nil {
+		return err
+	}
+	set, _, err := routingOf(n, remotes)
 	if err != nil {
 		return err
 	}

@@ -44,8 +44,11 @@ func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 	if err != nil || len(n.Nodes) == 0 {
 		return nil, nil, err
 	}
-	set := settingsOf(n)
-	self, remotes, err := remotesOf(n.Nodes)
+	self, remotes, err := remotesOf(n)
+	if err != nil {
+		return nil, nil, err
+	}
+	set, bare, err := routingOf(n, remotes)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -58,6 +61,9 @@ func (e *Engine) nodesStatus() (*NodesStatus, []string, error) {
 		}
 	}
 	warnings := []string{}
+	if bare != "" {
+		warnings = append(warnings, fmt.Sprintf("nodes are reached by %s, which carries IP without a link header: programs see nothing of what comes there, so host routing is legacy (node mode vxlan has eBPF forward)", bare))
+	}
 	if s.Self == "" {
 		warnings = append(warnings, "no node of the list has an address of this machine: `mustang node add` this node, too")
 	}

@@ -26,7 +26,7 @@ import (
 
 // podMTU is what n's nodes are reached with (0: there are none), and whether that is a tunnel.
 func podMTU(n store.Nodes) (mtu int, tunnel bool, err error) {
-	self, remotes, err := remotesOf(n.Nodes)
+	self, remotes, err := remotesOf(n)
 	if err != nil || len(remotes) == 0 {
 		return 0, false, err
 	}

@@ -57,8 +57,14 @@ func (e *Engine) ways() (w ways, err error) {
 	if err != nil {
 		return w, err
 	}
+	config, _, err := e.dp.Node.Get(0)
+	if err != nil {
+		return w, err
+	}
 	if settingsOf(n).HostRouting != state.RoutingEBPF {
 		chains = append([]string{"host routing is legacy (`mustang node set --host-routing ebpf`)"}, chains...)
+	} else if len(n.Nodes) > 0 && config.Flags&bpfgen.NodeEbpf == 0 { // routingOf
+		chains = append([]string{"host routing is legacy, for nodes are reached by a device without a link header"}, chains...)
 	}
 	w.notMasqueraded, w.notKeeping = chains, slices.Clone(chains)
 	if len(w.devices) == 0 { // then all ways are others

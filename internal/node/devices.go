@@ -70,7 +70,7 @@ func DefaultDevices() ([]Device, error) {
 }
 
 // NamedDevices leaves out those that are away: the others, and the nodes behind
-// them, do not wait for one that comes back.
+// them, do not wait for one that comes back. And those that CheckDevices refuses.
 func NamedDevices(names []string) ([]Device, error) {
 	var out []Device
 	for _, name := range names {
@@ -78,20 +78,22 @@ func NamedDevices(names []string) ([]Device, error) {
 		if err != nil {
 			return nil, err
 		}
-		if l != nil {
+		if l != nil && HasLinkHeader(l.Attrs().HardwareAddr) {
 			out = append(out, deviceOf(l))
 		}
 	}
 	return out, nil
 }
 
-// CheckDevices refuses names that no device has.
+// CheckDevices refuses names that no device has, and devices whose packets programs cannot read.
 func CheckDevices(names []string) error {
 	var errs []error
 	for _, name := range names {
 		l, err := linkNamed(name)
 		if err == nil && l == nil {
 			err = fmt.Errorf("device %s does not exist: name interfaces of this node, or auto", name)
+		} else if err == nil && !HasLinkHeader(l.Attrs().HardwareAddr) {
+			err = fmt.Errorf("device %s carries IP without a link header, as tunnels do: programs find nothing in its packets, and the host's stack forwards there; leave it out", name)
 		}
 		errs = append(errs, err)
 	}
@@ -132,7 +134,38 @@ func defaultLinks() ([]int, error) {
 	return out, nil
 }
 
-// describe names each once, and leaves out what is no way to other machines, and what is gone.
+// BareWay is a device without a link header by which a node is reached that no tunnel of mustang's leads to; "": there is none.
+func BareWay(remotes []state.Node) (string, error) {
+	links, err := netns.Links()
+	if err != nil {
+		return "", fmt.Errorf("list links: %w", err)
+	}
+	bare := map[int]string{}
+	for _, l := range links {
+		if a := l.Attrs(); a.Flags&net.FlagLoopback == 0 && !HasLinkHeader(a.HardwareAddr) {
+			bare[a.Index] = a.Name
+		}
+	}
+	if len(bare) == 0 {
+		return "", nil
+	}
+	for _, n := range remotes {
+		if n.Mode == state.NodeVXLAN {
+			continue
+		}
+		for _, a := range n.Addrs {
+			_, links := way(a)
+			for _, i := range links {
+				if bare[i] != "" {
+					return bare[i], nil
+				}
+			}
+		}
+	}
+	return "", nil
+}
+
+// describe names each once, and leaves out what is no way to other machines, what has no link header, and what is gone.
 func describe(indexes []int) ([]Device, error) {
 	slices.Sort(indexes)
 	var out []Device
@@ -144,7 +177,7 @@ func describe(indexes []int) ([]Device, error) {
 		if err != nil {
 			return nil, fmt.Errorf("look up link %d: %w", i, err)
 		}
-		if l.Attrs().Name != OverlayName && l.Attrs().Name != "lo" {
+		if l.Attrs().Name != OverlayName && l.Attrs().Name != "lo" && HasLinkHeader(l.Attrs().HardwareAddr) {
 			out = append(out, deviceOf(l))
 		}
 	}

@@ -4,6 +4,7 @@ package node
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,6 +30,31 @@ func TestDevicesOfSeveralNextHops(t *testing.T) {
 		}
 		if err != nil || !names["nic"] || !names["second"] {
 			t.Errorf("%s: %v, %v; want nic and second among them", family, devices, err)
+		}
+	}
+}
+
+// What a tunnel for IP alone carries has no link header, which programs read.
+func TestDevicesWithoutALinkHeaderAreLeftOut(t *testing.T) {
+	n := newDoorNode(t)
+	n.run("ip tuntap add dev bare mode tun && ip addr add 10.77.0.1/24 dev bare && ip link set bare up")
+	n.run("ip route add 192.0.2.1 dev bare && ip route add 192.0.2.2 dev nic")
+	by := func(a string, mode state.NodeMode) []state.Node {
+		return []state.Node{{Name: "far", Addrs: []netip.Addr{netip.MustParseAddr(a)}, Mode: mode}}
+	}
+	self := state.Node{Addrs: []netip.Addr{netip.MustParseAddr("10.77.0.1")}}
+	for _, named := range [][]string{nil, {"bare", "nic"}} {
+		devices, err := Devices(named, self, slices.Concat(by("192.0.2.1", state.NodeDirect), by("192.0.2.2", state.NodeDirect)))
+		if err != nil || len(devices) != 1 || devices[0].Name != "nic" {
+			t.Errorf("of %q: %v, %v; want nic alone", named, devices, err)
+		}
+	}
+	if err := CheckDevices([]string{"nic", "bare"}); err == nil || !strings.Contains(err.Error(), "device bare carries IP without a link header") {
+		t.Errorf("%v", err)
+	}
+	for want, remotes := range map[string][]state.Node{"bare": by("192.0.2.1", state.NodeDirect), "": slices.Concat(by("192.0.2.1", state.NodeVXLAN), by("192.0.2.2", state.NodeDirect))} {
+		if got, err := BareWay(remotes); got != want || err != nil {
+			t.Errorf("%v: %q, %v, want %q", remotes, got, err, want)
 		}
 	}
 }

@@ -20,21 +20,18 @@ import (
 // the kernel and the usual daemons have other numbers, see rtnetlink(7)).
 const routeProtocol = 'm'
 
-// Self is the node of the list that this machine is: it has one of its
-// addresses. Without one, the zero node.
-func Self(nodes []state.Node) (state.Node, error) {
+// Self is the node of the list that this machine is: it has one of its addresses. Of several,
+// as where an address has moved here that another was known by, it is the one called name, if
+// that is known. Without one, the zero node.
+func Self(nodes []state.Node, name string) (self state.Node, err error) {
 	local, err := localAddrs()
-	if err != nil {
-		return state.Node{}, err
-	}
 	for _, n := range nodes {
-		for _, a := range n.Addrs {
-			if _, ok := local[a]; ok {
-				return n, nil
-			}
+		here := slices.ContainsFunc(n.Addrs, func(a netip.Addr) bool { _, ok := local[a]; return ok })
+		if here && (self.Name == "" || n.Name == name) {
+			self = n
 		}
 	}
-	return state.Node{}, nil
+	return self, err
 }
 
 // localAddrs are this namespace's addresses, and the links that have them.
@@ -106,6 +103,7 @@ func compareRoutes(remotes []state.Node, overlay *Overlay, have map[netip.Prefix
 	var errs []error
 	wanted := map[netip.Prefix]bool{}
 	ipv6 := overlay.hasIPv6()
+	addrs := addressesOf(remotes)
 	for _, n := range remotes {
 		beside := ""
 		if n.Mode == state.NodeVXLAN {
@@ -128,6 +126,10 @@ func compareRoutes(remotes []state.Node, overlay *Overlay, have map[netip.Prefix
 				notes = append(notes, fmt.Sprintf("the route to %s, of node %s, is another's (protocol %s) and stays%s", dst, n.Name, other.Protocol, beside))
 				continue
 			}
+			if a, has := firstIn(addrs, dst); has && n.Mode != state.NodeVXLAN {
+				notes = append(notes, fmt.Sprintf("pod CIDR %s of node %s has a node's address, %s: by a route to those pods that node would not be found, so none is made; give pods another", dst, n.Name, a))
+				continue
+			}
 			wanted[dst] = true
 			if !slices.ContainsFunc(have[dst], w.isThere) {
 				missing = append(missing, w)
@@ -142,6 +144,24 @@ func compareRoutes(remotes []state.Node, overlay *Overlay, have map[netip.Prefix
 		}
 	}
 	return missing, obsolete, notes, errors.Join(errs...)
+}
+
+// addressesOf are all addresses of nodes, in order.
+func addressesOf(nodes []state.Node) (out []netip.Addr) {
+	for _, n := range nodes {
+		out = append(out, n.Addrs...)
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out
+}
+
+// firstIn is the first of addresses in order that is in p.
+func firstIn(addrs []netip.Addr, p netip.Prefix) (netip.Addr, bool) {
+	i, _ := slices.BinarySearchFunc(addrs, p.Addr(), netip.Addr.Compare)
+	if i == len(addrs) || !p.Contains(addrs[i]) {
+		return netip.Addr{}, false
+	}
+	return addrs[i], true
 }
 
 // isThere says whether r is the route wished for.

@@ -75,3 +75,39 @@ func TestRoutesWhoseMTUProgramsDoNotSee(t *testing.T) {
 		t.Errorf("%q, %v, want %q", got, err, want)
 	}
 }
+
+// A route to pods by which a node itself would not be found would come and go for ever, or lead that node's packets astray.
+func TestNoRouteToPodsTakesANodesAddress(t *testing.T) {
+	n := newDoorNode(t)
+	n.run("ip addr add 192.0.2.1/24 dev nic")
+	remote := func(name, address, pods string) state.Node {
+		return state.Node{Name: name, Mode: state.NodeDirect, Addrs: []netip.Addr{netip.MustParseAddr(address)}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix(pods)}}
+	}
+	remotes := []state.Node{remote("own", "192.0.2.2", "192.0.2.0/27"), remote("another's", "192.0.2.3", "192.0.2.64/27"), remote("it", "192.0.2.70", "10.1.0.0/24")}
+	for range 2 {
+		notes, err := SyncRoutes(remotes, nil)
+		said := strings.Join(notes, "\n")
+		if err != nil || len(notes) != 2 || !strings.Contains(said, "192.0.2.0/27 of node own has a node's address, 192.0.2.2") || !strings.Contains(said, "192.0.2.64/27 of node another's has a node's address, 192.0.2.70") {
+			t.Errorf("%q, %v", notes, err)
+		}
+		if got := strings.Fields(n.run("ip route show proto 109 | cut -d' ' -f1")); !slices.Equal(got, []string{"10.1.0.0/24"}) {
+			t.Errorf("routes to %q", got)
+		}
+		if current, err := RoutesCurrent(remotes, nil); !current || err != nil {
+			t.Errorf("they are current: %v, %v", current, err)
+		}
+	}
+}
+
+// An address that was another machine's, by which that one is known, has moved here.
+func TestOfTwoNodesThisIsTheOneOfItsName(t *testing.T) {
+	n := newDoorNode(t)
+	n.run("ip addr add 192.0.2.1/24 dev nic && ip addr add 192.0.2.100/24 dev nic")
+	list := []state.Node{{Name: "a", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.100")}}, {Name: "b", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
+		{Name: "c", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.3")}}}
+	for name, want := range map[string]string{"b": "b", "a": "a", "": "a", "c": "a", "d": "a"} { // c has no address here
+		if self, err := Self(list, name); self.Name != want || err != nil {
+			t.Errorf("called %q, it is %q, %v; want %q", name, self.Name, err, want)
+		}
+	}
+}

@@ -15,6 +15,7 @@ import (
 type Nodes struct {
 	Settings *state.NodeSettings `json:"settings,omitempty"` // nil: it was told nothing
 	Nodes    []state.Node        `json:"nodes"`
+	Self     string              `json:"self,omitempty"`    // the name of the one that this node is, as an agent knows it
 	PodMTU   int                 `json:"pod_mtu,omitempty"` // of pods' routes, where it is less than their interfaces'
 	Tunnel   bool                `json:"tunnel,omitempty"`  // pods of another node are reached by one
 	LastRef  uint32              `json:"last_ref"`          // the number that the last reference was told apart by
