@@ -63,7 +63,9 @@ func clusterTable(w io.Writer, list []cluster.NodeStatus) {
 		cells := []any{n.Node, agent, n.Restarts, "-", "-", "-", "-", "-", "-", "-", "-", "-"}
 		if h := n.Health; h != nil {
 			cells[3], cells[10] = h.NodeMode, "followed"
-			if h.SyncAge > 0 {
+			if h.Unserved {
+				cells[10] = "untold"
+			} else if h.SyncAge > 0 {
 				cells[10] = fmt.Sprintf("away for %.0f s", h.SyncAge)
 			}
 		}

@@ -49,7 +49,20 @@ func newInstallCNICmd(g *globals) *cobra.Command {
 them, each in one step. Another network's list is not displaced unless you say
 so. Pods that exist already are listed as not mustang's, or adopted.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return f.install(cmd, g) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.pluginOnly {
+				if err := meaningless(cmd, "plugin-only", append([]string{"config", "displace", "netns-dir", "adopt", "conf-name"}, listFlags...)); err != nil {
+					return err
+				}
+				return f.putPlugin(cmd.OutOrStdout())
+			}
+			if f.config != "" {
+				if err := meaningless(cmd, "config", listFlags); err != nil {
+					return err
+				}
+			}
+			return f.install(cmd, g)
+		},
 	}
 	f.dirs(cmd)
 	fl := cmd.Flags()
@@ -67,6 +80,9 @@ so. Pods that exist already are listed as not mustang's, or adopted.`,
 	fl.StringSliceVar(&f.exclude, "masquerade-exclude", nil, "destinations that are not masqueraded: the cluster's networks")
 	return cmd
 }
+
+// listFlags are those of which a network list is made.
+var listFlags = []string{"mode", "uplink", "mtu", "pool", "masquerade", "masquerade-exclude"}
 
 func newUninstallCNICmd(g *globals) *cobra.Command {
 	var f installFlags
@@ -87,9 +103,6 @@ func newUninstallCNICmd(g *globals) *cobra.Command {
 }
 
 func (f *installFlags) install(cmd *cobra.Command, g *globals) error {
-	if f.pluginOnly {
-		return f.putPlugin(cmd.OutOrStdout())
-	}
 	list, err := f.list(g)
 	if err != nil {
 		return err

@@ -44,7 +44,7 @@ the last are kept, and --last N shows them.`,
 			if err := o.Filter.Check(); err != nil {
 				return usageError{err}
 			}
-			if o.Last < 0 {
+			if o.Last < 0 || o.Last == 0 && cmd.Flags().Changed("last") {
 				return usagef("--last: %d is not a number of packets", o.Last)
 			}
 			if o.Sample == 0 {

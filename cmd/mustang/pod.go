@@ -63,6 +63,17 @@ type podFlags struct {
 	size                                          podSizeFlags
 }
 
+// meaningless refuses flags that mean nothing beside another.
+func meaningless(cmd *cobra.Command, beside string, names []string) error {
+	for _, name := range names {
+		given := cmd.Flags().Lookup(name)
+		if given.Changed && (given.Value.Type() != "bool" || given.Value.String() != given.DefValue) {
+			return usagef("--%s has no meaning with --%s: drop one of them", name, beside)
+		}
+	}
+	return nil
+}
+
 func newPodAddCmd(g *globals) *cobra.Command {
 	var f podFlags
 	cmd := &cobra.Command{
@@ -70,9 +81,9 @@ func newPodAddCmd(g *globals) *cobra.Command {
 		Short: "Make a pod's interface and put the datapath on it",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			for _, name := range []string{"service-path", "namespace", "labels", "ports", "masquerade"} {
-				if given := cmd.Flags().Lookup(name); f.plain && given.Changed && given.Value.String() != "false" {
-					return usagef("--%s has no meaning with --plain: drop one of them", name)
+			if f.plain {
+				if err := meaningless(cmd, "plain", []string{"service-path", "namespace", "labels", "ports", "masquerade"}); err != nil {
+					return err
 				}
 			}
 			return podAdd(cmd.Context(), g, args[0], f, cmd.ErrOrStderr())

@@ -37,6 +37,8 @@ type Health struct {
 	// SyncAge is for how many seconds the API server has not been followed.
 	SyncAge  float64 `json:"syncAge"`
 	NodeMode string  `json:"nodeMode"`
+	// Unserved: with health-address none the agent tells nobody, and nothing else of this is known.
+	Unserved bool `json:"unserved,omitempty"`
 }
 
 // live says whether the agent does its work. An API server that is away is no
@@ -148,7 +150,7 @@ var healthPatience = 10 * time.Second
 // One that is not well answers, too.
 func AskHealth(ctx context.Context, c Config) (h Health, err error) {
 	if c.HealthAddress == None {
-		return h, errors.New("health-address is none: the agent tells nobody how it is")
+		return Health{NodeMode: c.NodeMode, Unserved: true}, nil
 	}
 	at, err := netip.ParseAddrPort(c.HealthAddress)
 	if err != nil {
@@ -180,6 +182,9 @@ func (a *Agent) serveMetrics(ctx context.Context) error {
 func serveHTTP(ctx context.Context, what, address string, handler http.Handler) error {
 	if address == None {
 		return nil
+	}
+	if a, err := netip.ParseAddrPort(address); err == nil && a.Addr() == netip.IPv6Unspecified() {
+		address = fmt.Sprintf(":%d", a.Port()) // the same, but where the kernel has no IPv6
 	}
 	l, err := net.Listen("tcp", address)
 	if err != nil {

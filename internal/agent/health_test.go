@@ -73,6 +73,9 @@ func TestAskingForHealth(t *testing.T) {
 	if h, err := AskHealth(t.Context(), config); err != nil || h.NodeMode != "direct" {
 		t.Errorf("at %s: %+v, %v", at, h, err)
 	}
+	if h, err := AskHealth(t.Context(), Config{HealthAddress: None, NodeMode: "vxlan"}); err != nil || !h.Unserved || h.NodeMode != "vxlan" {
+		t.Errorf("one that tells nobody: %+v, %v", h, err)
+	}
 	hangs = true
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()

@@ -30,7 +30,12 @@ var dumpCommands = []string{
 var dumpObjects = map[string]string{
 	"nodes": "/api/v1/nodes", "pods": "/api/v1/pods", "services": "/api/v1/services", "namespaces": "/api/v1/namespaces", "events": "/api/v1/events",
 	"endpointslices": "/apis/discovery.k8s.io/v1/endpointslices", "networkpolicies": "/apis/networking.k8s.io/v1/networkpolicies",
-	"daemonsets": "/apis/apps/v1/daemonsets", "configuration": "/api/v1/configmaps?fieldSelector=metadata.name%3Dmustang",
+	"daemonsets": "/apis/apps/v1/daemonsets",
+}
+
+// configuration is the agents' in a namespace that has some: others' may be called so, too.
+func configuration(namespace string) string {
+	return "/api/v1/namespaces/" + namespace + "/configmaps/mustang"
 }
 
 // Sysdump writes what a report of a fault needs into a .tar.gz. What cannot be
@@ -89,12 +94,15 @@ const atOnce = 8
 // parts reads all that a sysdump has, and puts each part, nodes in their order. It asks no
 // further when put fails, or ctx ends.
 func (c *Cluster) parts(ctx context.Context, put func(part) error) error {
-	for _, name := range slices.Sorted(maps.Keys(dumpObjects)) {
-		text, problem := c.api.Raw(ctx, dumpObjects[name])
+	read := func(name, path string) error {
+		text, problem := c.api.Raw(ctx, path)
 		if problem == nil {
 			text, problem = withoutValues(text)
 		}
-		if err := put(part{"api/" + name + ".json", text, problem}); err != nil {
+		return put(part{"api/" + name + ".json", text, problem})
+	}
+	for _, name := range slices.Sorted(maps.Keys(dumpObjects)) {
+		if err := read(name, dumpObjects[name]); err != nil {
 			return err
 		}
 	}
@@ -105,6 +113,15 @@ func (c *Cluster) parts(ctx context.Context, put func(part) error) error {
 		}
 	}
 	members = slices.DeleteFunc(members, func(m member) bool { return m.agent == nil })
+	namespaces := map[string]bool{}
+	for _, m := range members {
+		namespaces[m.agent.Namespace] = true
+	}
+	for _, namespace := range slices.Sorted(maps.Keys(namespaces)) {
+		if err := read("configuration/"+namespace, configuration(namespace)); err != nil {
+			return err
+		}
+	}
 	for some := range slices.Chunk(members, atOnce) {
 		said := make([][]part, len(some))
 		var wg sync.WaitGroup

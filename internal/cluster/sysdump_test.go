@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -27,7 +28,7 @@ func TestASysdumpSaysWhatItLacks(t *testing.T) {
 		file   bool
 		want   string // in the error, or else in what is told
 	}{
-		{"no rights", func(w http.ResponseWriter, _ string, _ func()) { w.WriteHeader(http.StatusForbidden) }, false, "nothing could be read: api/configuration.json: "},
+		{"no rights", func(w http.ResponseWriter, _ string, _ func()) { w.WriteHeader(http.StatusForbidden) }, false, "nothing could be read: api/daemonsets.json: "},
 		{"Ctrl-C", func(w http.ResponseWriter, path string, interrupt func()) {
 			w.Write([]byte(noAgent))
 			if path == "/api/v1/nodes" {
@@ -35,7 +36,7 @@ func TestASysdumpSaysWhatItLacks(t *testing.T) {
 			}
 		}, false, "context canceled"},
 		{"no agent", func(w http.ResponseWriter, _ string, _ func()) { w.Write([]byte(noAgent)) }, true,
-			"1 of 10 parts of the sysdump could not be read, or not whole; the first: agents.txt: no agent of mustang is in this cluster"},
+			"1 of 9 parts of the sysdump could not be read, or not whole; the first: agents.txt: no agent of mustang is in this cluster"},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		var told []string
@@ -122,11 +123,15 @@ func TestASysdumpIsNotKeptByNodesThatHang(t *testing.T) {
 func TestASysdumpThatCannotBeWrittenAsksNoFurther(t *testing.T) {
 	nodes, pods := agents(3 * atOnce)
 	var mu sync.Mutex
-	asked := map[string]bool{}
+	asked, configurations := map[string]bool{}, []string{}
 	c := connect(t, func(w http.ResponseWriter, r *http.Request) {
-		if _, pod, of := strings.Cut(r.URL.Path, "/namespaces/"); of {
+		if _, of, some := strings.Cut(r.URL.Path, "/namespaces/"); some {
 			mu.Lock()
-			asked[strings.Split(pod, "/")[2]] = true
+			if object := strings.Split(of, "/"); object[1] == "configmaps" {
+				configurations = append(configurations, of)
+			} else {
+				asked[object[2]] = true
+			}
 			mu.Unlock()
 			w.WriteHeader(http.StatusForbidden)
 			return
@@ -142,6 +147,9 @@ func TestASysdumpThatCannotBeWrittenAsksNoFurther(t *testing.T) {
 	})
 	if !errors.Is(err, full) || len(asked) != atOnce {
 		t.Errorf("%v; %d nodes were asked", err, len(asked))
+	}
+	if want := []string{"kube-system/configmaps/mustang"}; !slices.Equal(configurations, want) { // a tenant's may have that name
+		t.Errorf("the configuration is read of %q, want %q", configurations, want)
 	}
 }
 

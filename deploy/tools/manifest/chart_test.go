@@ -239,6 +239,16 @@ func wrong(t *testing.T, values map[string]any) string {
 	return ""
 }
 
+// A node's agent holds what the next one waits for: a second beside it is never ready, and the first would never go.
+func TestNoAgentComesBesideAnother(t *testing.T) {
+	for surge, ok := range map[any]bool{0: true, "0%": true, 1: false, "10%": false} {
+		values := map[string]any{"updateStrategy": map[string]any{"type": "RollingUpdate", "rollingUpdate": map[string]any{"maxUnavailable": 2, "maxSurge": surge}}}
+		if got := wrong(t, values); (got == "") != ok || !ok && !strings.Contains(got, "maxSurge") {
+			t.Errorf("maxSurge %v: %q", surge, got)
+		}
+	}
+}
+
 // All nodes have the ConfigMap: one pool would be given out by each.
 func TestAPoolIsNotAllNodes(t *testing.T) {
 	agent := func(cni map[string]any) map[string]any { return map[string]any{"cni": cni} }
