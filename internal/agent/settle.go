@@ -73,17 +73,22 @@ func (a *Agent) settleOne(ctx context.Context) error {
 
 // upgrade replaces the programs of the agent before, if that was another build.
 func (a *Agent) upgrade(ctx context.Context) {
-	upgraded := false
+	upgraded, moved := false, false
 	err := a.with(ctx, func(e *engine.Engine) (err error) {
-		upgraded, err = e.Upgrade()
+		if upgraded, err = e.Upgrade(); err == nil {
+			moved, err = e.MoveSockets()
+		}
 		return err
 	})
 	if ctx.Err() != nil {
 		return
 	}
-	a.keeps(&a.kept.upgrade, err, "another build's programs could not be replaced; it is tried again")
+	a.keeps(&a.kept.upgrade, err, "programs of another build, or at another cgroup-root, could not be replaced; it is tried again")
 	if upgraded && err == nil {
 		a.log.Info("another build's programs have been replaced")
+	}
+	if moved && err == nil {
+		a.log.Info("sockets are led to Services by the cgroup-root of now", "cgroup-root", a.config.CgroupRoot)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // sockHook is one cgroup hook of the socket programs.
@@ -69,11 +70,52 @@ func (d *Datapath) EnsureSock(root func() (string, error)) error {
 	}
 	defer coll.Close()
 	for _, h := range missing {
-		if err := d.attachSock(dir, h, coll); err != nil {
+		if err := d.attachSock(dir, h, coll, d.sockPin(h)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// MoveSock attaches the socket programs anew, if they are attached to another cgroup directory than root names, as before
+// that setting changed. For a moment a socket may meet both: what the first has translated is no Service's to the second.
+func (d *Datapath) MoveSock(root func() (string, error)) (moved bool, err error) {
+	if all, err := d.allSockPinned(); err != nil || !all {
+		return false, err // EnsureSock attaches the others
+	}
+	dir, err := root()
+	if err != nil {
+		return false, err
+	}
+	var stat unix.Stat_t
+	if err := unix.Stat(dir, &stat); err != nil {
+		return false, fmt.Errorf("look at cgroup %s: %w", dir, err)
+	}
+	var coll *ebpf.Collection
+	for _, h := range sockHooks {
+		here, err := d.sockAt(h)
+		if err != nil || here == stat.Ino { // which is a cgroup's number
+			if err != nil {
+				return moved, err
+			}
+			continue
+		}
+		if coll == nil {
+			if coll, err = d.loadSock(); err != nil {
+				return moved, err
+			}
+			defer coll.Close()
+		}
+		next := d.sockPin(h) + "-next"
+		if err := errors.Join(removePin(next), d.attachSock(dir, h, coll, next)); err != nil {
+			return moved, err
+		}
+		if err := os.Rename(next, d.sockPin(h)); err != nil {
+			return moved, fmt.Errorf("move link of %s: %w", h.name, err)
+		}
+		moved = true
+	}
+	return moved, nil
 }
 
 func (d *Datapath) allSockPinned() (bool, error) {
@@ -105,16 +147,25 @@ func (d *Datapath) SockAttached(v4 bool) (bool, error) {
 
 // sockAttached says whether the hook's link is attached: one stays pinned when its cgroup goes.
 func (d *Datapath) sockAttached(h sockHook) (bool, error) {
+	at, err := d.sockAt(h)
+	return at != 0, err
+}
+
+// sockAt is the number of the cgroup that the hook's link is attached to; 0: none.
+func (d *Datapath) sockAt(h sockHook) (uint64, error) {
 	l, err := link.LoadPinnedLink(d.sockPin(h), nil)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return 0, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("open link of %s: %w", h.name, err)
+		return 0, fmt.Errorf("open link of %s: %w", h.name, err)
 	}
 	defer l.Close()
 	info, err := l.Info()
-	return err == nil && info.Cgroup() != nil && info.Cgroup().CgroupId != 0, nil
+	if err != nil || info.Cgroup() == nil {
+		return 0, nil
+	}
+	return info.Cgroup().CgroupId, nil
 }
 
 // sockAlive is sockAttached; the pin of a link whose cgroup is gone is removed.
@@ -149,7 +200,7 @@ func sockProgram(coll *ebpf.Collection, h sockHook) (*ebpf.Program, error) {
 	return nil, fmt.Errorf("the socket object has no program mst_%s", h.name)
 }
 
-func (d *Datapath) attachSock(root string, h sockHook, coll *ebpf.Collection) error {
+func (d *Datapath) attachSock(root string, h sockHook, coll *ebpf.Collection, pin string) error {
 	p, err := sockProgram(coll, h)
 	if err != nil {
 		return err
@@ -159,7 +210,7 @@ func (d *Datapath) attachSock(root string, h sockHook, coll *ebpf.Collection) er
 		return fmt.Errorf("attach %s to %s: %w; --cgroup-root must be a directory of a cgroup2 mount", h.name, root, err)
 	}
 	defer l.Close()
-	if err := l.Pin(d.sockPin(h)); err != nil {
+	if err := l.Pin(pin); err != nil {
 		return fmt.Errorf("pin link of %s: %w", h.name, err)
 	}
 	return nil

@@ -45,6 +45,14 @@ func (e *Engine) SetPlace(node service.Node) {
 	}
 }
 
+// MoveSockets has the sockets under the scope's cgroup root led to Services, where the programs are at another's still.
+func (e *Engine) MoveSockets() (moved bool, err error) {
+	if e.dp == nil {
+		return false, nil
+	}
+	return e.dp.MoveSock(e.scope.cgroupRoot)
+}
+
 // Upgrade puts this build's programs in the place of another's, if there are any, as the
 // next endpoint would: where none comes, an upgrade would not be one.
 func (e *Engine) Upgrade() (upgraded bool, err error) {

@@ -13,7 +13,9 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/mustang-net/mustang/internal/datapath"
 	"github.com/mustang-net/mustang/internal/datapath/bpfgen"
@@ -153,4 +155,58 @@ func TestAfterAnUpgradeThatFailedProgramsAreNobodys(t *testing.T) {
 	if upgraded, err := upgrade(); !upgraded || err != nil || build() != own {
 		t.Errorf("the next upgrade: %v, %v", upgraded, err)
 	}
+}
+
+// A cgroup root that is set anew is in force with the next agent, not with the next reset.
+func TestSocketsFollowTheCgroupRoot(t *testing.T) {
+	n := newNode(t)
+	roots := [2]string{filepath.Join(n.scope.CgroupRoot, "a"), filepath.Join(n.scope.CgroupRoot, "b")}
+	for _, root := range roots {
+		if err := os.Mkdir(root, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		defer os.Remove(root)
+	}
+	n.scope.CgroupRoot = roots[0]
+	if _, err := n.add(n.pod(1)); err != nil {
+		t.Fatal(err)
+	}
+	at := func() map[uint64]int {
+		t.Helper()
+		out := map[uint64]int{}
+		pins, err := filepath.Glob(filepath.Join(n.scope.BPFFS, "links", "sock-*"))
+		for _, pin := range pins {
+			l, unread := link.LoadPinnedLink(pin, nil)
+			if err = errors.Join(err, unread); err != nil {
+				t.Fatal(err)
+			}
+			info, unread := l.Info()
+			if err = errors.Join(unread, l.Close()); err != nil {
+				t.Fatal(err)
+			}
+			out[info.Cgroup().CgroupId]++
+		}
+		return out
+	}
+	for _, root := range []string{roots[0], roots[1], roots[0]} {
+		n.scope.CgroupRoot = root
+		was := at()
+		var stat unix.Stat_t
+		if err := unix.Stat(root, &stat); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			n.must(func(e *Engine) error {
+				moved, err := e.MoveSockets()
+				if wanted := was[stat.Ino] == 0; moved != wanted {
+					t.Errorf("%s: moved %v, want %v", root, moved, wanted)
+				}
+				return err
+			})
+			if was = at(); len(was) != 1 || was[stat.Ino] != 9 {
+				t.Errorf("%s: programs are at cgroups %v, want 9 at %d", root, was, stat.Ino)
+			}
+		}
+	}
+	n.must(func(e *Engine) error { return e.Reset() })
 }
