@@ -146,27 +146,34 @@ func (s *syncer) leaveMembers(ctx context.Context) {
 // followDevices keeps what depends on this node's devices up to date.
 func (a *Agent) followDevices(ctx context.Context) error {
 	return node.Follow(ctx, func() error {
-		err := a.with(ctx, func(e *engine.Engine) error {
-			changed, err := e.FollowDevices()
-			if changed && err == nil {
-				a.log.Info("the ways to other nodes follow this node's devices")
-			}
-			return err
-		})
-		switch {
-		case ctx.Err() != nil:
-		case errors.Is(err, engine.ErrUntold):
-			a.log.Warn("a pod keeps an MTU of before; it is told again", "error", err)
-			a.kept.devices.succeeded()
-		default:
-			a.keeps(&a.kept.devices, err, "the ways to other nodes do not follow this node's devices; it is tried again")
-		}
+		err := a.lookAtDevices(ctx)
 		select {
 		case a.sync.devices <- struct{}{}:
 		default: // it will look anyway
 		}
 		return err
 	})
+}
+
+// lookAtDevices has the ways to other nodes be as this node's devices ask. Nobody tells of programs that somebody
+// has taken off.
+func (a *Agent) lookAtDevices(ctx context.Context) error {
+	err := a.with(ctx, func(e *engine.Engine) error {
+		changed, err := e.FollowDevices()
+		if changed && err == nil {
+			a.log.Info("the ways to other nodes follow this node's devices")
+		}
+		return err
+	})
+	switch {
+	case ctx.Err() != nil:
+	case errors.Is(err, engine.ErrUntold):
+		a.log.Warn("a pod keeps an MTU of before; it is told again", "error", err)
+		a.kept.devices.failed.Store(nil)
+	default:
+		a.keeps(&a.kept.devices, err, "the ways to other nodes do not follow this node's devices; it is tried again")
+	}
+	return err
 }
 
 // oneOfEach is the first address of each family: a node may have more.

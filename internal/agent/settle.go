@@ -21,12 +21,13 @@ const (
 )
 
 // upkeep is what the agent looks at again and again: what is wrong there is tried again with that.
+// Of each only since when it fails is kept.
 type upkeep struct{ upgrade, reattach, masquerade, devices retrying }
 
 // keeps notes how that went. sentence: what has not been possible, and what becomes of that.
 func (a *Agent) keeps(r *retrying, err error, sentence string) {
 	if err == nil {
-		r.succeeded()
+		r.failed.Store(nil)
 		return
 	}
 	r.note(time.Now())
@@ -48,6 +49,7 @@ func (a *Agent) settle(ctx context.Context) error {
 			a.upgrade(ctx)
 			a.reattach(ctx)
 			a.restoreMasquerade(ctx)
+			_ = a.lookAtDevices(ctx) // which has told of it
 			looked = time.Now()
 		}
 		pause = settlePause

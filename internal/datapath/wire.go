@@ -75,13 +75,8 @@ func (d *Datapath) SyncWire(netdevs []int, overlay int, edge, turns bool) error 
 		wanted[wirePlace{netdevIn.pin, i}] = true
 	}
 	if overlay != 0 {
-		wanted[wirePlace{overlayIn.pin, overlay}] = true
-		wanted[wirePlace{overlayOut.pin, overlay}] = true
-		if edge {
-			wanted[wirePlace{overlayEdge.pin, overlay}] = true
-		}
-		if turns {
-			wanted[wirePlace{overlayTurn.pin, overlay}] = true
+		for _, h := range overlayHooks(edge, turns) {
+			wanted[wirePlace{h.pin, overlay}] = true
 		}
 	}
 	var errs []error
@@ -99,6 +94,37 @@ func (d *Datapath) SyncWire(netdevs []int, overlay int, edge, turns bool) error 
 		}
 	}
 	return errors.Join(append(errs, d.syncNICs(netdevs))...)
+}
+
+// overlayHooks are those at the tunnel's device (SyncWire).
+func overlayHooks(edge, turns bool) []wireHook {
+	out := []wireHook{overlayIn, overlayOut}
+	if edge {
+		out = append(out, overlayEdge)
+	}
+	if turns {
+		out = append(out, overlayTurn)
+	}
+	return out
+}
+
+// OverlayCarries says whether the tunnel's device has the programs that SyncWire puts there.
+func (d *Datapath) OverlayCarries(overlay int, edge, turns bool) (bool, error) {
+	l, err := netlink.LinkByIndex(overlay)
+	if err != nil {
+		return false, fmt.Errorf("look up device %d: %w", overlay, err)
+	}
+	for _, h := range overlayHooks(edge, turns) {
+		alive, err := pinHolds(d.wirePin(h, overlay), overlay)
+		if err != nil {
+			return false, err
+		}
+		filters, _ := netns.Filters(l, h.parent()) // without a qdisc there are none
+		if !alive && !slices.ContainsFunc(filters, h.owns) {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // syncNICs puts the NIC's program on exactly these devices. Where the edge is, too,

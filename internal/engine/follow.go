@@ -85,11 +85,29 @@ func (e *Engine) devicesCurrent(n store.Nodes) (bool, error) {
 	if err != nil || !current {
 		return false, err
 	}
+	current, err = e.overlayCarries(overlay)
+	if err != nil || !current {
+		return false, err
+	}
 	current, err = e.gatherCurrent()
 	if err != nil || !current {
 		return false, err
 	}
 	return peers.RoutesCurrent(remotes, overlay)
+}
+
+// overlayCarries says whether the tunnel's device, if there is one, has its programs: without them anybody's
+// packets come out of it.
+func (e *Engine) overlayCarries(overlay *peers.Overlay) (bool, error) {
+	if overlay == nil {
+		return true, nil
+	}
+	edge, err := e.hasEdge()
+	turns, unknown := e.turns()
+	if err = errors.Join(err, unknown); err != nil {
+		return false, err
+	}
+	return e.dp.OverlayCarries(overlay.Ifindex(), edge, turns)
 }
 
 // selfCurrent says whether the tables are of this node, by the name that it has now:

@@ -152,3 +152,30 @@ func TestNoFilterStaysBesideALink(t *testing.T) {
 		t.Errorf("beside links there are %q", left)
 	}
 }
+
+// Who takes all filters off the tunnel's device leaves it open to whoever reaches its port: nobody tells of that, and who
+// looks at the devices sees it.
+func TestProgramsTakenOffTheTunnelComeBack(t *testing.T) {
+	n := newNode(t)
+	n.opts.NoTCX = true
+	w := &edgeWorld{node: n, home: netns.Path(n.name)}
+	w.wire(0, 1)
+	w.tunnelled()
+	before := w.filterPrograms()
+	w.run("tc qdisc del dev %s clsact", peers.OverlayName)
+	for _, want := range []bool{true, false} {
+		w.must(func(e *Engine) error {
+			changed, err := e.FollowDevices()
+			if changed != want {
+				t.Errorf("something was to do: %v, want %v", changed, want)
+			}
+			return err
+		})
+	}
+	after := w.filterPrograms()
+	for what := range before {
+		if _, back := after[what]; !back {
+			t.Errorf("%s is gone", what)
+		}
+	}
+}
