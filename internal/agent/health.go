@@ -183,9 +183,6 @@ func serveHTTP(ctx context.Context, what, address string, handler http.Handler) 
 	if address == None {
 		return nil
 	}
-	if a, err := netip.ParseAddrPort(address); err == nil && a.Addr() == netip.IPv6Unspecified() {
-		address = fmt.Sprintf(":%d", a.Port()) // the same, but where the kernel has no IPv6
-	}
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w; give another, or none", what, address, err)
