@@ -235,6 +235,9 @@ func Parse(text []byte, unknown func(field string)) (*Config, error) {
 	if c.StateDir == "" {
 		c.StateDir = engine.DefaultStateDir
 	}
+	if c.BPFFS == "" {
+		c.BPFFS = engine.DefaultBPFFS
+	}
 	if c.RuntimeConfig.DNS != nil {
 		c.DNS = *c.RuntimeConfig.DNS
 	}

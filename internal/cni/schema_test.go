@@ -104,6 +104,11 @@ func TestSchemaHasTheValuesAndDefaultsOfTheCode(t *testing.T) {
 			t.Errorf("%s: default %v, want %v", field, got, want)
 		}
 	}
+	// Who compares a configuration with the agent's finds the defaults in it.
+	c, err := Parse([]byte("{}"), nil)
+	if err != nil || c.BPFFS != engine.DefaultBPFFS || c.StateDir != engine.DefaultStateDir {
+		t.Errorf("without a word: %q, %q, %v", c.BPFFS, c.StateDir, err)
+	}
 }
 
 func TestExamplesAreValidAndHaveNoUnknownFields(t *testing.T) {
