@@ -94,10 +94,10 @@ func (d *Datapath) MoveSock(root func() (string, error)) (moved bool, err error)
 	var coll *ebpf.Collection
 	for _, h := range sockHooks {
 		here, err := d.sockAt(h)
-		if err != nil || here == stat.Ino { // which is a cgroup's number
-			if err != nil {
-				return moved, err
-			}
+		if err != nil {
+			return moved, err
+		}
+		if here == stat.Ino { // which is a cgroup's number
 			continue
 		}
 		if coll == nil {

@@ -29,7 +29,14 @@ func (e *Engine) FollowDevices() (changed bool, err error) {
 		return false, errReadOnly
 	}
 	n, err := e.store.Nodes()
-	if err != nil || len(n.Nodes) == 0 {
+	if err != nil {
+		return false, err
+	}
+	if len(n.Nodes) == 0 {
+		edge, err := e.hasEdge()
+		if err == nil && edge { // else the rules masquerade, whatever the routes are
+			err = e.syncMasquerade()
+		}
 		return false, err
 	}
 	current, err := e.devicesCurrent(n)

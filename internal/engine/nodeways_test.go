@@ -23,6 +23,11 @@ func far(name, address, pods string, mode state.NodeMode) state.Node {
 	return state.Node{Name: name, Addrs: []netip.Addr{netip.MustParseAddr(address)}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix(pods)}, Mode: mode}
 }
 
+func (w *edgeWorld) apply(owner state.Owner, list []state.Node) {
+	w.t.Helper()
+	w.must(func(e *Engine) error { return e.ApplyNodes(owner, list, peers.SettingsSpec{}) })
+}
+
 // An address that another node is known by has moved here: this is the node that the agent said, also for who is told no name.
 func TestThisNodeIsTheOneThatItsAgentNamed(t *testing.T) {
 	n := newNode(t)
@@ -41,10 +46,10 @@ func TestThisNodeIsTheOneThatItsAgentNamed(t *testing.T) {
 			return errors.Join(err, unread)
 		})
 	}
-	w.must(func(e *Engine) error { return e.ApplyNodes(state.OwnerKubernetes, list, peers.SettingsSpec{}) })
+	w.apply(state.OwnerKubernetes, list)
 	is("nobody says who it is", "a", "198.51.100.100")
 	n.opts.Node.Name = "b"
-	w.must(func(e *Engine) error { return e.ApplyNodes(state.OwnerKubernetes, list, peers.SettingsSpec{}) })
+	w.apply(state.OwnerKubernetes, list)
 	is("its agent does", "b", "198.51.100.1")
 	n.opts.Node.Name = ""
 	w.must(func(e *Engine) error { _, err := e.FollowDevices(); return err })
@@ -59,7 +64,7 @@ func TestNodesBehindADeviceWithoutALinkHeader(t *testing.T) {
 	w.wire(0, 1)
 	w.run("ip tuntap add dev bare mode tun && ip addr add 10.77.0.1/24 dev bare && ip link set bare up && ip route add 192.0.2.1 dev bare")
 	list := []state.Node{far("a", "198.51.100.1", "10.9.0.0/24", state.NodeDirect), far("b", "192.0.2.1", "10.8.0.0/24", state.NodeDirect)}
-	w.must(func(e *Engine) error { return e.ApplyNodes(state.OwnerKubernetes, list, peers.SettingsSpec{}) })
+	w.apply(state.OwnerKubernetes, list)
 	forwards := func(when string, ebpf bool) {
 		t.Helper()
 		w.must(func(e *Engine) error {
@@ -92,9 +97,6 @@ func TestMasqueradeFollowsRoutesBesideAnEdge(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.run("ip link add w2 type veth peer name w2far && ip link set w2far up && ip link set w2 up")
 	w.masqueraded()
-	w.must(func(e *Engine) error {
-		return e.ApplyNodes(state.OwnerCLI, []state.Node{far("a", "198.51.100.1", "10.9.0.0/24", state.NodeDirect), far("b", "198.51.100.77", "10.8.0.0/24", state.NodeDirect)}, peers.SettingsSpec{})
-	})
 	by := func(when, want string) {
 		t.Helper()
 		w.must(func(e *Engine) error {
@@ -106,11 +108,14 @@ func TestMasqueradeFollowsRoutesBesideAnEdge(t *testing.T) {
 			return errors.Join(err, unknown)
 		})
 	}
-	by("all leads by the edge", "ebpf")
-	w.run("ip route add 10.66.0.0/24 dev w2")
-	by("something does not", "nftables")
-	w.run("ip route del 10.66.0.0/24")
-	by("all does again", "ebpf")
+	for _, nodes := range [][]state.Node{nil, {far("a", "198.51.100.1", "10.9.0.0/24", state.NodeDirect), far("b", "198.51.100.77", "10.8.0.0/24", state.NodeDirect)}} {
+		w.apply(state.OwnerCLI, nodes)
+		by("all leads by the edge", "ebpf")
+		w.run("ip route add 10.66.0.0/24 dev w2")
+		by("something does not", "nftables")
+		w.run("ip route del 10.66.0.0/24")
+		by("all does again", "ebpf")
+	}
 }
 
 // A program that was a filter while somebody else's was beside it is no filter any more when it has a link.

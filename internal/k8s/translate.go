@@ -62,30 +62,31 @@ func (s *Service) frontends(p Port) []state.ServiceFrontend {
 // two of them; then the more usable of both is taken, and of equals the one that
 // says that it is here.
 func backends(p Port, slices []*Slice, node string) []state.ServiceBackend {
+	type behind struct {
+		port      uint16
+		endpoints []Endpoint
+	}
+	var all []behind
 	n := 0
 	for _, slice := range slices {
 		for _, port := range slice.Ports {
 			if port.Name == p.Name && port.Protocol == p.Protocol {
+				all = append(all, behind{port.Port, slice.Endpoints})
 				n += len(slice.Endpoints)
 			}
 		}
 	}
 	out := make([]state.ServiceBackend, 0, n)
 	at := make(map[netip.AddrPort]int, n)
-	for _, slice := range slices {
-		for _, port := range slice.Ports {
-			if port.Name != p.Name || port.Protocol != p.Protocol {
-				continue
-			}
-			for _, e := range slice.Endpoints {
-				b := e.backend(port.Port, node)
-				i, twice := at[b.AddrPort]
-				if !twice {
-					at[b.AddrPort] = len(out)
-					out = append(out, b)
-				} else if d := usability(b) - usability(out[i]); d > 0 || d == 0 && b.Local && !out[i].Local {
-					out[i] = b
-				}
+	for _, some := range all {
+		for _, e := range some.endpoints {
+			b := e.backend(some.port, node)
+			i, twice := at[b.AddrPort]
+			if !twice {
+				at[b.AddrPort] = len(out)
+				out = append(out, b)
+			} else if d := usability(b) - usability(out[i]); d > 0 || d == 0 && b.Local && !out[i].Local {
+				out[i] = b
 			}
 		}
 	}
